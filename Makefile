@@ -1,0 +1,45 @@
+# `make help` lists the targets. The first one run creates .venv and installs into it; later ones reuse it.
+PYTHON ?= python3
+WORKERS ?= 2
+
+BIN := .venv/bin
+INSTALL := -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+# One thread a process: the test processes share the cores, and sums run in one order.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help demo test check bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: .venv/installed ## measure a small network on the embedded digits: table, verdict, next step
+	@$(BIN)/hessinit demo
+
+test: check ## check, then every test, doctest and README example
+	@$(ONE_THREAD) $(BIN)/pytest -q -n $(WORKERS)
+
+check: .venv/installed ## lint, format, types and the import contract
+	@$(BIN)/ruff check --quiet --output-format concise . && echo "lint       ok"
+	@$(BIN)/ruff format --quiet --check . && echo "format     ok" || { echo "format: run $(BIN)/ruff format"; exit 1; }
+	@$(BIN)/mypy --no-error-summary && echo "types      ok"
+	@out=$$($(BIN)/lint-imports --no-logo 2>&1) && echo "imports    ok" || { echo "$$out"; exit 1; }
+
+bench: .venv-bench/installed ## race the peers: all layers, in gradients, with the error beside each time
+	@.venv-bench/bin/python benchmarks/curvature_cost.py
+
+clean: ## remove the environments, caches and built files
+	@rm -rf .venv .venv-bench dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/installed: EXTRA := test
+.venv-bench/installed: EXTRA := bench
+.venv/installed .venv-bench/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "$(PYTHON) is missing or older than 3.10; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot create virtual environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "Installing into $(@D) (once; torch is large, this takes some minutes) ..."
+	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(INSTALL) --editable '.[$(EXTRA)]'
+	@touch $@

@@ -1,0 +1,80 @@
+"""Clock and memory of one call, in the process it is called in."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+
+import torch
+from problems import Problem
+
+REPETITIONS = 15  # at most
+PATIENCE_SECONDS = 3.0  # repeat until this is spent, but at least LEAST times where one call is short
+LEAST = 3
+LONG_CALL_SECONDS = 8.0  # a call this long is not repeated
+
+
+def time_gradient(problem: Problem) -> float:
+    """Seconds of one gradient: forward and backward of the batch, to all parameters. The unit of the race."""
+    parameters = list(problem.model.parameters())
+    start = time.perf_counter()
+    value = problem.loss(problem.model(problem.inputs), problem.targets)
+    torch.autograd.grad(value, parameters)
+    return time.perf_counter() - start
+
+
+def time_gradients(problem: Problem, seconds: float = 0.5) -> list[float]:
+    """At least four, and as many as fit in the given seconds, up to twenty."""
+    times: list[float] = []
+    while len(times) < 4 or (sum(times) < seconds and len(times) < 20):
+        times.append(time_gradient(problem))
+    return times
+
+
+def time_call(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def time_interleaved(
+    problem: Problem, call: Callable[[], object], first: float
+) -> tuple[list[float], list[float]]:
+    """More calls after the first, with gradients between them, so that both see the same machine."""
+    times, gradients = [first], time_gradients(problem)
+    while first < LONG_CALL_SECONDS and len(times) < REPETITIONS:
+        if len(times) >= LEAST and sum(times) > PATIENCE_SECONDS:
+            break
+        times.append(time_call(call))
+        gradients += time_gradients(problem, seconds=0.1)
+    return times, gradients
+
+
+class PeakMemory:
+    """How far resident memory rises above where it stood: VmHWM, reset through /proc. Linux only."""
+
+    def __enter__(self) -> PeakMemory:
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # Memory freed earlier must not hide what the call takes.
+        with open("/proc/self/clear_refs", "w") as handle:
+            handle.write("5")
+        self.before = read_status("VmRSS")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.mebibytes = read_status("VmHWM") - self.before
+
+
+def read_status(field: str, process: int | str = "self") -> float:
+    """A field of /proc/PID/status, in MiB.
+
+    >>> read_status("VmRSS") <= read_status("VmHWM")
+    True
+    """
+    with open(f"/proc/{process}/status") as handle:
+        for line in handle:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) / 1024
+    raise KeyError(f"/proc/{process}/status has no field {field!r}; peak memory needs Linux.")

@@ -1,0 +1,114 @@
+"""Which engine measures what, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hessinit.engines.ends import Effort, Engine
+from hessinit.engines.gram import LayerGram, trace_grams
+from hessinit.engines.gram_engine import GramEngine
+from hessinit.engines.lanczos_engine import LanczosEngine
+from hessinit.engines.output_root import OutputRoot, output_root
+from hessinit.errors import ProblemError
+from hessinit.operators.blocks import GaussNewtonOperator, HessianOperator
+from hessinit.operators.evaluation import Evaluation
+from hessinit.problem.graph import find_uses
+
+# A backward pass costs about 0.4 gradients; a block by Lanczos about a dozen products of 1.5 gradients each.
+_GRADIENTS_PER_COLUMN = 0.4
+_GRADIENTS_PER_BLOCK = 18.0
+# Lanczos keeps vectors of this length, and the rows of the inner products are squared: beyond, go matrix-free.
+_MOST_ROWS = 16_384
+
+
+def hessian_engine(evaluations: Sequence[Evaluation], effort: Effort) -> Engine:
+    """The exact Hessian: always Lanczos at both ends, on one retained gradient graph."""
+    return LanczosEngine(
+        lambda names: HessianOperator(evaluations, names), effort, "exact second derivatives, reverse over reverse"
+    )
+
+
+def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estimator: str) -> Engine:
+    """The Gram engine where examples and outputs allow it and it is cheaper, Lanczos otherwise."""
+    for evaluation in evaluations:
+        check_curved(evaluation)
+    rank: int | None = None
+    reason = "estimator='lanczos' was asked for"
+    if estimator != "lanczos":
+        reason = _why_not_gram(evaluations) if estimator == "auto" else _why_impossible(evaluations)
+        roots: list[OutputRoot] = []
+        if not reason:
+            for evaluation in evaluations:
+                root = output_root(evaluation)
+                if isinstance(root, str):
+                    reason = root
+                    break
+                roots.append(root)
+        if not reason:
+            return _gram_engine(evaluations, roots, effort)
+        if estimator == "gram":
+            raise ProblemError(f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'.")
+    return LanczosEngine(lambda names: GaussNewtonOperator(evaluations, names), effort, reason, rank)
+
+
+def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot], effort: Effort) -> Engine:
+    grams: list[dict[str, LayerGram]] = [
+        trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)
+    ]
+    rank = sum(root.columns.shape[0] * root.columns.shape[1] for root in roots)
+    unused = unused_leaves(evaluations)
+    leaves = [name for name in evaluations[0].problem.leaves if name not in unused]
+    others = [name for name in leaves if not all(name in found for found in grams)]
+    general = LanczosEngine(
+        lambda names: GaussNewtonOperator(evaluations, names), effort,
+        "its calls mix the examples, or are none of dense, convolution, embedding", rank,
+    )  # fmt: skip
+    columns = roots[0].columns.shape[0]
+    reason = f"few outputs, {columns} shared backward passes"
+    if others:
+        reason += f"; {len(others)} of {len(leaves)} layers by Lanczos"
+    return GramEngine(grams, unused, general, effort, reason)
+
+
+def unused_leaves(evaluations: Sequence[Evaluation]) -> set[str]:
+    """The weights that no batch's forward touches."""
+    unused = set(evaluations[0].problem.leaves)
+    for evaluation in evaluations:
+        unused -= {name for name, uses in find_uses(evaluation.output, evaluation.problem.leaves).items() if uses}
+    return unused
+
+
+def check_curved(evaluation: Evaluation) -> None:
+    """A loss that is linear in the output has no Gauss-Newton curvature: refuse, never print zeros."""
+    cut, gradient = evaluation.output_gradient
+    if gradient.requires_grad and bool(evaluation.output_hessian(gradient.detach() + cut.detach()).any()):
+        return
+    generator = torch.Generator().manual_seed(evaluation.problem.seed)
+    direction = torch.randn(cut.shape, generator=generator).to(cut)
+    if gradient.requires_grad and bool(evaluation.output_hessian(direction).any()):
+        return
+    raise ProblemError(
+        "the loss is linear in the model's output, so its Gauss-Newton curvature is zero everywhere. If the model ends in "
+        "log_softmax and the loss is NLLLoss, move log_softmax into the loss: return logits and use CrossEntropyLoss. "
+        'Otherwise measure the exact Hessian: curvature="hessian".'
+    )
+
+
+def _why_impossible(evaluations: Sequence[Evaluation]) -> str:
+    if any(evaluation.output.ndim < 1 for evaluation in evaluations):
+        return "the output has no dimension that counts examples"
+    return ""
+
+
+def _why_not_gram(evaluations: Sequence[Evaluation]) -> str:
+    impossible = _why_impossible(evaluations)
+    if impossible:
+        return impossible
+    columns = max(evaluation.output[0].numel() for evaluation in evaluations)
+    rows = sum(evaluation.output.numel() for evaluation in evaluations)
+    blocks = len(evaluations[0].problem.leaves) + 1
+    if rows > _MOST_ROWS or columns * _GRADIENTS_PER_COLUMN > blocks * _GRADIENTS_PER_BLOCK:
+        return f"{columns} outputs per example are too many for one backward pass each"
+    return ""

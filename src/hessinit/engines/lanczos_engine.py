@@ -1,0 +1,53 @@
+"""The general engine: Lanczos on products with the exact Hessian or Gauss-Newton matrix; right for every model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hessinit.engines.ends import Effort, Ends
+from hessinit.estimate import Estimate
+from hessinit.operators.base import LinearOperator
+from hessinit.spectra.lanczos import lanczos
+
+
+class LanczosEngine:
+    """One Lanczos run per block. `semidefinite` blocks that cannot have full rank need only their top."""
+
+    name = "lanczos"
+
+    def __init__(
+        self,
+        build: Callable[[Sequence[str]], LinearOperator],
+        effort: Effort,
+        reason: str,
+        rank: int | None = None,
+    ) -> None:
+        """`rank` bounds the rank of a positive semidefinite curvature; None when it may be indefinite."""
+        self._build = build
+        self._effort = effort
+        self._rank = rank
+        self.reason = reason
+
+    def operator(self, names: Sequence[str]) -> LinearOperator:
+        return self._build(names)
+
+    def ends(self, names: Sequence[str]) -> Ends:
+        return find_ends(self._build(names), self._effort, self._rank, self.name, self.reason)
+
+
+def find_ends(operator: LinearOperator, effort: Effort, rank: int | None, engine: str, reason: str) -> Ends:
+    """Both ends of a block on the weights; the bottom of a rank-deficient semidefinite one is 0 by its form."""
+    options = {"tolerance": effort.tolerance, "max_steps": effort.max_steps, "seed": effort.seed}
+    if rank is not None and rank < operator.shape[0]:
+        found = lanczos(operator, ends="top", **options)  # type: ignore[arg-type]
+        return Ends(found.top, zero_bottom(rank, operator.shape[0]), engine, reason)
+    found = lanczos(operator, ends="both", **options)  # type: ignore[arg-type]
+    assert found.bottom is not None
+    top, bottom = found.top, found.bottom
+    # One run finds both: its products are counted once.
+    return Ends(top, Estimate(bottom.value, bottom.error, bottom.converged, bottom.reason, 0), engine, reason)
+
+
+def zero_bottom(rank: int, size: int) -> Estimate:
+    """The smallest eigenvalue of a positive semidefinite matrix that is larger than its rank."""
+    return Estimate(0.0, 0.0, True, f"positive semidefinite, with rank at most {rank} for {size} weights", 0)

@@ -1,0 +1,36 @@
+"""What can go wrong, by name."""
+
+from __future__ import annotations
+
+
+class ProblemError(ValueError):
+    """The model, the loss or the batch cannot be measured as given; the message says the way out."""
+
+
+class ConvergenceWarning(UserWarning):
+    """A value was returned that did not reach the tolerance; its `error` says how far off it may be."""
+
+
+class ConvergenceError(RuntimeError):
+    """The same as `ConvergenceWarning`, raised because `strict=True` was asked for."""
+
+
+def did_you_mean(value: str, choices: list[str]) -> str:
+    """A sentence that offers the nearest of `choices`, or nothing when none is near.
+
+    >>> did_you_mean("hessain", ["gauss-newton", "hessian"])
+    " Did you mean 'hessian'?"
+    """
+    import difflib
+
+    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def choose(name: str, value: object, choices: list[str]) -> None:
+    """Refuse a `value` of the argument `name` that is not one of `choices`."""
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ProblemError(
+            f"{name}={value!r} is unknown; choose from {listed}.{did_you_mean(str(value), choices)}"
+        )

@@ -1,0 +1,175 @@
+"""The report as a picture: curvature over depth. `python -m hessinit.present.figure [FILE]` draws one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hessinit.present.numbers import format_number, printable
+from hessinit.report.layer import LayerCurvature
+from hessinit.report.report import CurvatureReport
+from hessinit.report.verdict import GENTLE_BELOW, SHARP_ABOVE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe & Ito (2008): told apart by every common kind of colour vision. Markers differ too, for print in grey.
+BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#555555"
+DRAWABLE = (1e-100, 1e100)  # far beyond this the ticks and margins of a logarithmic axis overflow
+LABEL_POINTS = 7
+LONGEST_LABEL = 36
+LETTER = 0.6 * LABEL_POINTS / 72  # inches: how wide a letter is, about
+
+
+def draw_norms(report: CurvatureReport, ax: Axes | None = None) -> Axes:
+    """Draw every layer's norm over depth, the band that counts as ok, and the network's norm as a line.
+
+    Norms that a logarithmic axis cannot hold (0, inf, nan) are drawn at its edge and named.
+    """
+    own_figure = ax is None
+    if ax is None:
+        from matplotlib import pyplot
+
+        # 3.5 inches is a column of a two-column paper, 7 a page. Names on end need their length in height.
+        width = min(max(3.5, 0.175 * len(report)), 7.0)
+        names = _shorten([printable(name) for name in report.names])
+        on_end = 0.0 if _fit_side_by_side(names, width - 0.7) else LETTER * max(map(len, names))
+        _, ax = pyplot.subplots(figsize=(width, 2.9 + on_end), layout="constrained")
+    ax.set_yscale("log")
+    band = f"ok: {format_number(GENTLE_BELOW)} to {format_number(SHARP_ABOVE)}"
+    ax.axhspan(GENTLE_BELOW, SHARP_ABOVE, color=GREEN, alpha=0.13, linewidth=0, label=band)
+    if _is_drawable(report.network.norm):
+        ax.axhline(report.network.norm, color=GREY, linestyle="--", linewidth=1, label="network")
+    _draw_bars(ax, report.layers)
+    main = "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian"
+    _draw_points(ax, [layer.norm for layer in report], main, BLUE, "o")
+    if any(layer.approximation is not None for layer in report):
+        values = [math.nan if row.approximation is None else abs(row.approximation.value) for row in report]
+        _draw_points(ax, values, "Gauss-Newton", VERMILION, "D", hollow=True)
+    _include_band(ax, report)
+    _draw_edges(ax, report.layers)
+    _label(ax, report, own_figure)
+    return ax
+
+
+def _draw_points(
+    ax: Axes, values: Sequence[float], label: str, color: str, marker: str, hollow: bool = False
+) -> None:
+    drawn = [value if _is_drawable(value) else math.nan for value in values]
+    ax.plot(
+        range(len(drawn)),
+        drawn,
+        color=color,
+        marker=marker,
+        markersize=6 if hollow else 4,
+        markerfacecolor="none" if hollow else color,
+        linestyle="none" if hollow else "-",
+        linewidth=0.6,
+        label=label,
+    )
+
+
+def _draw_bars(ax: Axes, layers: Sequence[LayerCurvature]) -> None:
+    """From the smallest to the largest batch where there are several, else as far as the error reaches."""
+    labelled = False
+    for position, layer in enumerate(layers):
+        if layer.spread is not None and len(layer.spread.norms) > 1:
+            low, high, label = layer.spread.smallest, layer.spread.largest, "range over batches"
+        else:
+            low, high, label = layer.norm - layer.error, layer.norm + layer.error, "error"
+        if not _is_drawable(high) or high <= low:
+            continue
+        low = max(low, high * 1e-3, DRAWABLE[0])
+        visible = high / low > 1.05
+        ax.vlines(
+            position,
+            low,
+            high,
+            color=BLUE,
+            alpha=0.45,
+            linewidth=3,
+            label=label if visible and not labelled else "_nolegend_",
+        )
+        labelled = labelled or visible
+
+
+def _draw_edges(ax: Axes, layers: Sequence[LayerCurvature]) -> None:
+    beyond = [(at, layer) for at, layer in enumerate(layers) if not _is_drawable(layer.norm)]
+    for at, layer in beyond:
+        low = layer.norm < DRAWABLE[0]
+        ax.plot(
+            at,
+            0.03 if low else 0.97,
+            transform=ax.get_xaxis_transform(),
+            marker="v" if low else "^",
+            color=VERMILION,
+            linestyle="none",
+            clip_on=False,
+        )
+        ax.annotate(
+            format_number(layer.norm),
+            (at, 0.03 if low else 0.97),
+            xycoords=ax.get_xaxis_transform(),
+            xytext=(0, 6 if low else -6),
+            textcoords="offset points",
+            ha="center",
+            va="bottom" if low else "top",
+            fontsize=LABEL_POINTS,
+            color=VERMILION,
+        )
+
+
+def _include_band(ax: Axes, report: CurvatureReport) -> None:
+    """Keep the whole band in view, and some room around it, whatever the norms are."""
+    low, high = ax.get_ylim()
+    ax.set_ylim(min(low, GENTLE_BELOW / 3), max(high, SHARP_ABOVE * 3))
+    ax.set_xlim(-0.6, max(len(report), 1) - 0.4)
+
+
+def _label(ax: Axes, report: CurvatureReport, own_figure: bool) -> None:
+    ax.set_ylabel("curvature ‖H‖", fontsize=LABEL_POINTS + 1)
+    ax.set_xlabel("layer, in the order they run", fontsize=LABEL_POINTS + 1)
+    inches = ax.get_window_extent().width / ax.figure.dpi
+    room = max(1, int(inches * 72 / (LABEL_POINTS * 1.15)))
+    step = max(1, math.ceil(len(report) / room))
+    names = _shorten([printable(name) for name in report.names])[::step]
+    rotation = 0 if _fit_side_by_side(names, inches) else 90
+    ax.set_xticks(range(0, len(report), step), names, rotation=rotation)
+    ax.tick_params(labelsize=LABEL_POINTS)
+    for tick in ax.get_xticklabels():
+        tick.set_parse_math(False)  # a "$" in a name is a "$"
+    if own_figure:
+        above = {"bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2, "frameon": False}
+        ax.legend(loc="lower left", ncols=max(2, int(inches / 1.2)), fontsize=LABEL_POINTS, **above)
+    else:
+        ax.legend(fontsize=LABEL_POINTS)
+
+
+def _fit_side_by_side(names: Sequence[str], inches: float) -> bool:
+    return not names or (max(map(len, names)) + 1) * LETTER * len(names) <= inches
+
+
+def _shorten(names: Sequence[str]) -> list[str]:
+    """Cut the middle out of long names, unless that makes two of them look the same."""
+    half = LONGEST_LABEL // 2
+    short = [name if len(name) <= LONGEST_LABEL else f"{name[: half - 1]}…{name[-half:]}" for name in names]
+    return short if len(set(short)) == len(set(names)) else list(names)
+
+
+def _is_drawable(norm: float) -> bool:
+    return DRAWABLE[0] <= norm <= DRAWABLE[1]
+
+
+if __name__ == "__main__":
+    import sys
+
+    import matplotlib
+
+    from hessinit.present.example import example_report
+
+    matplotlib.use("Agg")
+    path = sys.argv[1] if len(sys.argv) > 1 else "curvature.png"
+    figure = example_report().plot().figure
+    figure.savefig(path, dpi=200)  # type: ignore[union-attr]
+    sys.stdout.write(f"{path}\n")

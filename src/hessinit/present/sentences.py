@@ -1,0 +1,145 @@
+"""What a report's numbers mean, in sentences."""
+
+from __future__ import annotations
+
+import math
+
+from hessinit.estimate import Estimate
+from hessinit.present.numbers import format_number, format_times, join_names, printable
+from hessinit.report.layer import LayerCurvature
+from hessinit.report.report import CurvatureReport
+from hessinit.report.verdict import EXPLODING_ABOVE, VANISHING_BELOW
+
+MATRIX_NAMES = {
+    "gauss-newton": "Gauss-Newton",
+    "hessian": "Exact Hessian",
+    "both": "Exact Hessian and Gauss-Newton",
+}
+ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
+
+
+def conclude(report: CurvatureReport) -> str:
+    """Say how the layers compare, what learning rate that allows, and what not to trust."""
+    sentences = (
+        *_compare(report.layers),
+        *_extremes(report.layers),
+        _rate(report),
+        *_gap(report.layers),
+        *_doubt(report),
+    )
+    return " ".join(sentences)
+
+
+def describe_cost(report: CurvatureReport) -> str:
+    """Say what was measured, by which engine and why, in what time."""
+    count = f"{len(report)} layer{'' if len(report) == 1 else 's'}"
+    spent = f" in {format_number(report.seconds, 2)} s" if report.seconds is not None else ""
+    if report.gradients is not None:
+        spent += f" ({format_number(report.gradients, 2)} gradients)"
+    engine = ENGINE_NAMES.get(report.engine, printable(report.engine))
+    why = f": {_unstopped(report.engine_reason)}" if report.engine_reason else ""
+    examples = f"{report.examples:,} example{'' if report.examples == 1 else 's'}"
+    batches = f" in {report.batches} batches" if report.batches > 1 else ""
+    matrix = MATRIX_NAMES[report.curvature]
+    return (
+        f"{count}{spent} by the {engine} engine{why}. "
+        f"{matrix} on {examples}{batches}; loss {format_number(report.loss)}."
+    )
+
+
+def _compare(layers: tuple[LayerCurvature, ...]) -> list[str]:
+    if not layers:
+        return ["No layer was measured."]
+    if len(layers) == 1:
+        return [
+            f"{printable(layers[0].name)} has ‖H‖ = {format_number(layers[0].norm)} ({layers[0].verdict})."
+        ]
+    curved = sorted((row for row in layers if 0 < row.norm < math.inf), key=lambda row: row.norm)
+    if len(curved) < 2:
+        return []
+    ratio = curved[-1].norm / curved[0].norm
+    if ratio < 1.5:
+        which = f"All {len(layers)}" if len(curved) == len(layers) else f"{len(curved)} of {len(layers)}"
+        return [f"{which} layers are about equally sharp."]
+    sharpest, gentlest = printable(curved[-1].name), printable(curved[0].name)
+    return [f"{sharpest} is {format_times(ratio)} times sharper than {gentlest}."]
+
+
+def _extremes(layers: tuple[LayerCurvature, ...]) -> list[str]:
+    overflowing = [row.name for row in layers if not math.isfinite(row.norm)]
+    exploding = [row.name for row in layers if EXPLODING_ABOVE < row.norm < math.inf]
+    vanishing = [row.name for row in layers if 0 < row.norm < VANISHING_BELOW]
+    flat = [row.name for row in layers if row.norm == 0]
+    sentences = []
+    if overflowing:
+        verb, where = ("is", "there") if len(overflowing) == 1 else ("are", "in them")
+        sentences.append(
+            f"{join_names(overflowing)} {verb} not finite: the numbers overflow {where}. "
+            "Start from smaller weights, or measure in float64."
+        )
+    if exploding:
+        verb = "explodes" if len(exploding) == 1 else "explode"
+        sentences.append(f"{join_names(exploding)} {verb}: ‖H‖ is above {format_number(EXPLODING_ABOVE)}.")
+    if vanishing:
+        verb, pronoun = (
+            ("vanishes", "it hardly moves") if len(vanishing) == 1 else ("vanish", "they hardly move")
+        )
+        limit = format_number(VANISHING_BELOW)
+        sentences.append(f"{join_names(vanishing)} {verb} (‖H‖ is below {limit}): {pronoun} the loss.")
+    if flat:
+        verb, pronoun = ("has", "it") if len(flat) == 1 else ("have", "them")
+        sentences.append(
+            f"{join_names(flat)} {verb} no curvature (‖H‖ = 0): the loss does not bend with {pronoun} at all."
+        )
+    return sentences
+
+
+def _rate(report: CurvatureReport) -> str:
+    network = report.network
+    if network.norm == 0:
+        return "The network has no curvature, so it sets no limit to the learning rate."
+    if not math.isfinite(network.norm):
+        return (
+            f"The network's ‖H‖ is {format_number(network.norm)}: no learning rate is safe from this start."
+        )
+    limit, best = format_number(report.stable_learning_rate, 2), format_number(report.learning_rate, 2)
+    if -network.bottom_eigenvalue > network.top_eigenvalue:
+        # Along a direction that curves down no step is too long; 2/‖H‖ is then only where the guarantee ends.
+        return (
+            f"The network curves down more than up (λ = {format_number(network.bottom_eigenvalue)}): a step "
+            f"is sure to lower the loss up to lr = 2/‖H‖ = {limit}; {best} is best guaranteed."
+        )
+    return f"Gradient descent is unstable above lr = 2/‖H‖ = {limit}; {best} is best guaranteed."
+
+
+def _gap(layers: tuple[LayerCurvature, ...]) -> list[str]:
+    gaps = [(row.gap, row.name) for row in layers if row.gap is not None and 0 < row.gap < math.inf]
+    if not gaps:
+        return []
+    gap, name = max(gaps, key=lambda pair: abs(math.log(pair[0])))
+    if abs(gap - 1) < 0.01:
+        return ["The exact Hessian and Gauss-Newton agree within 1 % on every layer."]
+    times = format_times(gap) if abs(gap - 1) >= 0.05 else format_number(gap)
+    return [f"{printable(name)}'s exact Hessian is {times} times its Gauss-Newton approximation."]
+
+
+def _doubt(report: CurvatureReport) -> list[str]:
+    ends_are_shown = any(row.indefinite for row in (*report.layers, report.network))
+    doubts: list[tuple[str, Estimate]] = []
+    for row in (*report.layers, report.network):
+        shown = [row.estimate, row.approximation, row.trace, row.frobenius]
+        shown += [row.top, row.bottom] if ends_are_shown else []
+        doubtful = [estimate for estimate in shown if estimate is not None and not estimate.converged]
+        if doubtful:
+            doubts.append(("the network" if row is report.network else row.name, doubtful[0]))
+    if not doubts:
+        return []
+    reason = _unstopped(doubts[0][1].reason)
+    return [
+        f"Not converged (marked ~): {join_names([name for name, _ in doubts])}"
+        + (f"; {reason}." if reason else ".")
+    ]
+
+
+def _unstopped(sentence: str) -> str:
+    return printable(sentence).strip().rstrip(".")

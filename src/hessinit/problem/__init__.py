@@ -1,0 +1,1 @@
+"""Model, loss and batch, checked once and put into functional form."""

@@ -1,0 +1,59 @@
+"""Where the weights are used, read off the autograd graph of one evaluation.
+
+The graph is the one record of what a model did that is the same for modules, functional calls, tied weights and weights used
+several times. Each use of a weight is a node of the graph; the gradient that reaches the node's output is what the
+layer's Jacobian is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Node = Any  # torch.autograd.graph.Node; its saved tensors are not typed
+
+
+@dataclass(frozen=True)
+class Use:
+    """One node that consumes a leaf; `transposed` when it consumes the leaf's transpose, as `F.linear` does."""
+
+    node: Node
+    position: int
+    transposed: bool
+
+    @property
+    def kind(self) -> str:
+        """The node's class, as `AddmmBackward0`."""
+        return type(self.node).__name__
+
+    @property
+    def moment(self) -> int:
+        """Grows in the order in which the forward ran."""
+        return int(self.node._sequence_nr())
+
+
+def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]:
+    """For every leaf, the nodes that consume it, in the order they ran; an unused leaf has none."""
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    uses: dict[str, list[Use]] = {name: [] for name in leaves}
+    seen = {output.grad_fn}
+    waiting: list[Node] = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        for position, (source, _) in enumerate(node.next_functions):
+            if source is None:
+                continue
+            transposed = type(source).__name__ == "TBackward0"
+            origin = source.next_functions[0][0] if transposed else source
+            name = names.get(id(getattr(origin, "variable", None)))
+            # The transpose of a leaf is no use of its own: it is looked through from its consumer.
+            if name is not None and type(node).__name__ != "TBackward0":
+                uses[name].append(Use(node, position, transposed))
+            if source not in seen:
+                seen.add(source)
+                waiting.append(source)
+    for found in uses.values():
+        found.sort(key=lambda use: use.moment)
+    return uses

@@ -1,0 +1,102 @@
+"""Which parameters are measured, and what they are called."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from hessinit.errors import ProblemError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One measured parameter: `fc1`, stored in the model as `fc1.weight`; tied weights have aliases."""
+
+    name: str
+    parameter: str
+    aliases: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+
+def layer_name(parameter: str) -> str:
+    """The parameter's name without a trailing `.weight`.
+
+    >>> layer_name("encoder.0.linear1.weight"), layer_name("lstm.weight_ih_l0"), layer_name("weight")
+    ('encoder.0.linear1', 'lstm.weight_ih_l0', 'weight')
+    """
+    return parameter.removesuffix(".weight")
+
+
+def find_layers(model: nn.Module, wanted: str | Iterable[str] | None = None) -> tuple[Layer, ...]:
+    """The trainable parameters of two or more dimensions, or those that `wanted` names (names or globs).
+
+    A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are measured only
+    when asked for. A frozen weight is measured only when a pattern names it.
+    """
+    patterns = None if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
+    everything = _all_layers(model)
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if patterns is None:
+        chosen = [layer for layer in everything if len(layer.shape) >= 2 and layer.parameter in trainable]
+        if not chosen:
+            raise ProblemError(_nothing_to_measure(everything, trainable))
+        return tuple(chosen)
+    if not patterns:
+        raise ProblemError("layers=[] names no layer; leave it out to measure every weight, or name at least one.")
+    selected: set[str] = set()
+    for pattern in patterns:
+        matches = _match(pattern, everything)
+        if not matches:
+            names = [layer.name for layer in everything if len(layer.shape) >= 2]
+            shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            raise ProblemError(
+                f"layers={pattern!r} fits no parameter of the model; its layers are {shown}.{did_you_mean(pattern, names)}"
+            )
+        selected.update(layer.parameter for layer in matches)
+    return tuple(layer for layer in everything if layer.parameter in selected)
+
+
+def _all_layers(model: nn.Module) -> list[Layer]:
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    layers = []
+    for first, parameter in model.named_parameters():
+        aliases = tuple(layer_name(name) for name in names[id(parameter)] if name != first)
+        layers.append(Layer(layer_name(first), first, aliases, tuple(parameter.shape)))
+    return layers
+
+
+def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
+    def fits(layer: Layer) -> bool:
+        candidates = (layer.name, layer.parameter, *layer.aliases)
+        return pattern in candidates or any(fnmatch.fnmatchcase(name, pattern) for name in candidates)
+
+    matrices = [layer for layer in layers if len(layer.shape) >= 2 and fits(layer)]
+    return matrices or [layer for layer in layers if fits(layer)]
+
+
+def _nothing_to_measure(everything: list[Layer], trainable: set[str]) -> str:
+    frozen = [layer.name for layer in everything if len(layer.shape) >= 2 and layer.parameter not in trainable]
+    if frozen:
+        return (
+            f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False). "
+            f"Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}."
+        )
+    if everything:
+        return (
+            "the model has no parameter of two or more dimensions; its vectors are measured when named: "
+            f"layers={[layer.name for layer in everything[:3]]!r}."
+        )
+    return "the model has no parameters, so there is no curvature to measure."

@@ -1,0 +1,28 @@
+"""Write a file whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Replace `path` by `text` in one step: a reader, or a crash, finds the old file or the new one."""
+    target = Path(os.path.realpath(path))  # a link stays a link, and its target is replaced
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"cannot write {path}: the folder {target.parent} does not exist. Create it first."
+        )
+    if target.exists() and not target.is_file():
+        raise ValueError(f"cannot write {path}: it is there and is not a file. Give the name of a file.")
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
+    try:
+        # "x" and not tempfile: the file gets the usual permissions, not those of a private one.
+        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)

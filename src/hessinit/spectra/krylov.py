@@ -1,0 +1,167 @@
+"""The Lanczos iteration: a symmetric operator becomes a small tridiagonal matrix, one product at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hessinit.spectra.protocol import Operator, operator_size
+from hessinit.spectra.scale import power_of_two_scale
+
+Array = npt.NDArray[np.float64]
+
+# The basis grows by blocks of about this many numbers (16 to 256 rows), without copying: a large model pays
+# only for the steps it takes, a small one gets a single block and so the fewest calls.
+_NUMBERS_PER_BLOCK = 2**20
+_BLOCK_ROWS = (16, 256)
+
+
+class LanczosProcess:
+    """Lanczos with full reorthogonalization for a symmetric operator, optionally orthogonal to `locked`.
+
+    Every `step` costs one product, two passes over the basis and one host synchronisation (two in the first
+    step). All numbers are in units of `scale`, a power of two chosen from the first product, so the iteration
+    is the same for 1e-30·A and 1e30·A. `exhausted` means that the Krylov space is invariant, `finite` turns
+    False when a product is not finite; after either there is nothing left to do.
+
+    >>> process = LanczosProcess(torch.diag(torch.tensor([1.0, 2.0, 5.0])), torch.ones(3))
+    >>> while not process.exhausted:
+    ...     process.step()
+    >>> values, _ = process.ritz()
+    >>> [round(float(value) * process.scale, 5) for value in values]
+    [1.0, 2.0, 5.0]
+    """
+
+    def __init__(self, operator: Operator, start: Tensor, locked: Tensor | None = None) -> None:
+        """`locked` holds orthonormal columns that the iteration stays orthogonal to (deflation)."""
+        self.size = operator_size(operator)
+        self.operator = operator
+        self.alphas: list[float] = []
+        self.betas: list[float] = []
+        self.scale = 0.0
+        self.exhausted = False
+        self.finite = True
+        self._largest = 0.0
+        self._tridiagonal = np.zeros((32, 32))
+        self._roundoff = 10 * torch.finfo(operator.dtype).eps
+        self._room = self.size
+        self._locked: list[Tensor] = []
+        if locked is not None and locked.shape[1]:
+            self._room -= locked.shape[1]
+            self._locked.append(locked.T.contiguous())
+        self._blocks: list[Tensor] = []
+        self._rows_used = 0
+        self._current = self._next_row()
+        self._set_start(start)
+
+    @property
+    def steps(self) -> int:
+        return len(self.alphas)
+
+    def step(self) -> None:
+        """One product: extends the basis by a vector and the tridiagonal matrix by a row."""
+        product = (self.operator @ self._current).detach()
+        if not self.scale:
+            self.scale = power_of_two_scale(product)
+            if self.scale == 0.0:
+                self._record(0.0, 0.0)
+                return
+            if math.isinf(self.scale):
+                self.finite = False
+                return
+        basis = self._basis()
+        following = self._next_row()
+        torch.mul(product, 1 / self.scale, out=following)
+        # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
+        first = self._orthogonalize(following, basis)
+        second = self._orthogonalize(following, basis)
+        norm = torch.linalg.vector_norm(following)
+        along, correction, beta = torch.stack((first[-1], second[-1], norm)).tolist()
+        alpha = along + correction
+        if not (math.isfinite(alpha) and math.isfinite(beta)):
+            self.finite = False
+            return
+        self._record(alpha, beta)
+        if not self.exhausted:
+            following.mul_(1 / beta)
+            self._current = following
+
+    def ritz(self) -> tuple[Array, Array]:
+        """Eigenvalues (ascending, in units of `scale`) and eigenvectors of the tridiagonal matrix."""
+        matrix = self._tridiagonal[: self.steps, : self.steps]  # eigh reads the lower triangle only
+        values, vectors = np.linalg.eigh(matrix)
+        return values, vectors
+
+    def residuals(self, vectors: Array) -> Array:
+        """‖A y − θ y‖ of every Ritz pair, in units of `scale`: β_m times the last entry of its eigenvector."""
+        residuals: Array = self.betas[-1] * np.abs(vectors[-1])
+        return residuals
+
+    def ritz_vectors(self, vectors: Array) -> Tensor:
+        """The Ritz vectors (n, k) of the given eigenvectors (steps, k) of the tridiagonal matrix."""
+        coefficients = torch.from_numpy(np.ascontiguousarray(vectors)).to(self._current)
+        result = self._current.new_zeros((self.size, coefficients.shape[1]))
+        row = 0
+        for block in self._blocks:
+            rows = min(len(block), self.steps - row)
+            if rows > 0:
+                result.addmm_(block[:rows].T, coefficients[row : row + rows])
+            row += rows
+        return result.div_(torch.linalg.vector_norm(result, dim=0))
+
+    def _set_start(self, start: Tensor) -> None:
+        scale = power_of_two_scale(start)
+        if scale == 0.0 or math.isinf(scale):
+            raise ValueError(
+                "start is zero or not finite; pass any other vector, or start=None for a random one."
+            )
+        torch.mul(start, 1 / scale, out=self._current)
+        for _ in range(2):
+            self._orthogonalize(self._current, self._locked)
+        self._current.div_(torch.linalg.vector_norm(self._current))
+
+    def _basis(self) -> list[Tensor]:
+        return [*self._locked, *self._blocks[:-1], self._blocks[-1][: self._rows_used]]
+
+    @staticmethod
+    def _orthogonalize(vector: Tensor, basis: list[Tensor]) -> Tensor:
+        """Subtract the projection on the basis, block by block; returns the coefficients along the last block."""
+        coefficients = vector
+        for block in basis:
+            coefficients = torch.mv(block, vector)
+            vector.addmv_(block.T, coefficients, alpha=-1)
+        return coefficients
+
+    def _record(self, alpha: float, beta: float) -> None:
+        row = self.steps
+        if row == len(self._tridiagonal):
+            self._tridiagonal = np.pad(self._tridiagonal, (0, row))
+        self._tridiagonal[row, row] = alpha
+        if row:
+            self._tridiagonal[row, row - 1] = self.betas[-1]
+        self._largest = max(self._largest, abs(alpha), beta)
+        self.alphas.append(alpha)
+        # A β at the level of roundoff means that the space is invariant. The Ritz values are then
+        # eigenvalues, all those the start vector has a share in; a random start has one in every eigenvalue
+        # with probability 1.
+        self.exhausted = beta <= self._roundoff * self._largest or self.steps == self._room
+        self.betas.append(0.0 if self.exhausted else beta)
+
+    def _next_row(self) -> Tensor:
+        if not self._blocks or self._rows_used == len(self._blocks[-1]):
+            least, most = _BLOCK_ROWS
+            rows = min(self._room + 1, most, max(least, _NUMBERS_PER_BLOCK // self.size))
+            dtype, device = self.operator.dtype, self.operator.device
+            self._blocks.append(torch.empty((rows, self.size), dtype=dtype, device=device))
+            self._rows_used = 0
+        self._rows_used += 1
+        return self._blocks[-1][self._rows_used - 1]
+
+
+def worth_checking(steps: int) -> bool:
+    """The small eigenproblem grows as steps³, so checks thin out: at most a twelfth more steps than needed."""
+    return steps <= 12 or steps % max(2, steps // 12) == 0

@@ -1,0 +1,52 @@
+"""Random probe vectors: the same bits for the same seed, whatever the device."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ProbeKind = Literal["gaussian", "rademacher"]
+
+
+class ProbeStream:
+    """An endless sequence of probes that depends only on seed, size, dtype and kind.
+
+    Probes are drawn on the CPU and moved, so every device sees the same ones. They come one at a time from
+    one generator: the first 8 of 100 probes are the 8 probes. The global random state is neither read nor
+    moved.
+
+    >>> stream = ProbeStream(4, seed=0, kind="rademacher")
+    >>> stream.draw().abs().tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    >>> stream.draw_block(3).shape
+    torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        seed: int,
+        kind: ProbeKind = "gaussian",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if kind not in ("gaussian", "rademacher"):
+            raise ValueError(f"kind={kind!r} is unknown; choose from 'gaussian', 'rademacher'.")
+        self.size, self.kind, self.dtype, self.device = size, kind, dtype, device
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> Tensor:
+        """The next probe, of shape (size,)."""
+        if self.kind == "gaussian":
+            probe = torch.randn(self.size, generator=self._generator, dtype=self.dtype)
+        else:
+            signs = torch.randint(0, 2, (self.size,), generator=self._generator, dtype=torch.int8)
+            probe = signs.to(self.dtype).mul_(2).sub_(1)
+        return probe.to(self.device)
+
+    def draw_block(self, count: int) -> Tensor:
+        """The next `count` probes as the columns of a (size, count) matrix."""
+        return torch.stack([self.draw() for _ in range(count)], dim=1)

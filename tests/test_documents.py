@@ -1,0 +1,165 @@
+"""The documents keep their word: their Python runs without a warning, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+GUIDES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*GUIDES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>[^\n`]*)\n(?P<code>.*?)^ *(?P=ticks) *$", re.M | re.S
+)
+INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.S)
+COMMENT = re.compile(r"<!--.*?-->", re.S)
+INLINE_LINK = re.compile(r"\]\(<?(?P<target>[^)\s>]+)>?(?:\s+[\"'][^)]*)?\)")
+REFERENCE_LINK = re.compile(r"^ {0,3}\[[^\]^]+\]:\s+<?(?P<target>[^\s>]+)", re.M)
+HTML_LINK = re.compile(r"<[^>]*\b(?:href|src)\s*=\s*[\"'](?P<target>[^\"']+)[\"']")
+HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(?P<text>.+?)[ \t#]*$", re.M)
+HTML_ANCHOR = re.compile(r"<[^>]*\b(?:id|name)\s*=\s*[\"']([^\"']+)[\"']")
+
+
+def python_blocks(text: str) -> list[tuple[int, str]]:
+    """Each fenced block marked `python`: the line its code starts on, and the code without its indent."""
+    blocks = []
+    for fence in FENCE.finditer(text):
+        if fence["info"].strip().lower().split(" ")[0] in ("python", "py"):
+            code = re.sub(rf"^{fence['indent']}", "", fence["code"], flags=re.M)
+            blocks.append((text.count("\n", 0, fence.start("code")) + 1, code))
+    return blocks
+
+
+def run_python_blocks(document: Path) -> int:
+    """Run the blocks of `document` in order, in one namespace, and return how many there were."""
+    # Not "__main__": process pools would look for the names of a block in pytest itself.
+    namespace: dict[str, object] = {"__name__": document.stem}
+    blocks = python_blocks(document.read_text(encoding="utf-8"))
+    for line, code in blocks:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            # The blank lines make a traceback point at the line of the document.
+            exec(compile("\n" * (line - 1) + code, str(document), "exec"), namespace)
+    return len(blocks)
+
+
+def prose(text: str) -> str:
+    return INLINE_CODE.sub("", COMMENT.sub("", FENCE.sub("", text)))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that a hosting site gives the headings of `text`, and those set by hand.
+
+    Lower case, punctuation dropped, blanks to hyphens; the second heading of a name gets `-1`.
+    """
+    text = COMMENT.sub("", FENCE.sub("", text))
+    found = set(HTML_ANCHOR.findall(text))
+    for heading in HEADING.finditer(text):
+        shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading["text"])
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        count = 0
+        while (name := f"{slug}-{count}" if count else slug) in found:
+            count += 1
+        found.add(name)
+    return found
+
+
+def broken_links(document: Path) -> list[str]:
+    """The relative links and anchors of `document` that lead nowhere; links to the web are not followed."""
+    text = prose(document.read_text(encoding="utf-8"))
+    broken = []
+    for pattern in (INLINE_LINK, REFERENCE_LINK, HTML_LINK):
+        for link in pattern.finditer(text):
+            target = link["target"]
+            if re.match(r"[a-z][a-z0-9+.-]*:|//", target, re.I):
+                continue
+            path, _, anchor = target.partition("#")
+            file = document.parent / path if path else document
+            if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
+                broken.append(target)
+    return broken
+
+
+def present(document: Path) -> Path:
+    if not document.exists():
+        pytest.skip(f"{document.relative_to(ROOT)} is not written yet")
+    return document
+
+
+def relative_name(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=relative_name)
+def test_the_python_of_a_document_runs_without_a_warning(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present(document)
+    monkeypatch.chdir(tmp_path)  # examples may write files
+    count = run_python_blocks(document)
+    assert count > 0 or document != README, "README.md shows no Python example"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative_name)
+def test_the_relative_links_of_a_document_lead_somewhere(document: Path) -> None:
+    assert broken_links(present(document)) == []
+
+
+# The checks above pass on good documents; these show that they fail on bad ones.
+
+
+def write_document(folder: Path, *lines: str) -> Path:
+    document = folder / "sample.md"
+    document.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return document
+
+
+def test_blocks_share_one_namespace_and_other_languages_are_left_alone(tmp_path: Path) -> None:
+    first = ["```python", "x = 1", "```", "```text", "not python", "```"]
+    second = ["- item", "  ```python", "  assert x == 1", "  ```"]
+    assert run_python_blocks(write_document(tmp_path, *first, *second)) == 2
+
+
+def test_a_failing_block_is_reported_with_its_line_in_the_document(tmp_path: Path) -> None:
+    document = write_document(tmp_path, "# Title", "", "```python", "x = 1", "assert x == 2", "```")
+    with pytest.raises(AssertionError) as failure:
+        run_python_blocks(document)
+    assert failure.traceback[-1].lineno + 1 == 5
+
+
+def test_a_warning_in_a_block_is_an_error(tmp_path: Path) -> None:
+    document = write_document(
+        tmp_path, "```python", "import warnings", "warnings.warn('stale example')", "```"
+    )
+    with pytest.raises(UserWarning, match="stale example"):
+        run_python_blocks(document)
+
+
+def test_links_to_missing_files_and_headings_are_found(tmp_path: Path) -> None:
+    document = write_document(
+        tmp_path,
+        "# What it costs: ‖H‖ & `time`",
+        "[good](#what-it-costs-h--time) [web](https://example.org/x#y) [bad](#what-it-cost)",
+        "[gone](gone.md#top)",
+        "`[code](no.md)`",
+        "```",
+        "[fenced](no.md)",
+        "```",
+        '<img src="no.png"> <a href="sample.md">here</a>',
+        "[ref]: other.md 'title'",
+    )
+    assert sorted(broken_links(document)) == ["#what-it-cost", "gone.md#top", "no.png", "other.md"]
+
+
+def test_the_second_heading_of_a_name_has_a_number_in_its_anchor() -> None:
+    assert anchors("# Cost\n## Cost\n### cost\n<a id='by-hand'></a>") == {
+        "cost",
+        "cost-1",
+        "cost-2",
+        "by-hand",
+    }
