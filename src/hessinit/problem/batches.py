@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
+from hessinit.problem.left_as_found import untouched_random_state
 from hessinit.problem.structures import map_tensors, tensors_in
 
 
@@ -45,7 +46,8 @@ def read_batches(batch: Any) -> tuple[Batch, ...]:
             f"batch is a {type(batch).__name__}; it must be (inputs, targets), or an iterable of such pairs. "
             "For a model that needs no targets, pass (inputs, None) and a loss that ignores its second argument."
         )
-    pairs = list(batch)
+    with untouched_random_state():
+        pairs = list(batch)
     if not pairs:
         raise ProblemError("batch is an empty iterable; it must hold at least one (inputs, targets) pair.")
     for index, pair in enumerate(pairs):

@@ -35,7 +35,11 @@ class Use:
 
 
 def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]:
-    """For every leaf, the nodes that consume it, in the order they ran; an unused leaf has none."""
+    """For every leaf, the nodes that consume it, in the order they ran; an unused leaf has none.
+
+    Transposes are looked through, however many. Every path from the output to a leaf ends in one of the uses: a use that
+    were missed would make a curvature too small, silently.
+    """
     names = {id(leaf): name for name, leaf in leaves.items()}
     uses: dict[str, list[Use]] = {name: [] for name in leaves}
     seen = {output.grad_fn}
@@ -43,15 +47,15 @@ def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]
     while waiting:
         node = waiting.pop()
         for position, (source, _) in enumerate(node.next_functions):
+            transposed = False
+            while type(source).__name__ == "TBackward0":
+                source, transposed = source.next_functions[0][0], not transposed
             if source is None:
                 continue
-            transposed = type(source).__name__ == "TBackward0"
-            origin = source.next_functions[0][0] if transposed else source
-            name = names.get(id(getattr(origin, "variable", None)))
-            # The transpose of a leaf is no use of its own: it is looked through from its consumer.
-            if name is not None and type(node).__name__ != "TBackward0":
+            name = names.get(id(getattr(source, "variable", None)))
+            if name is not None:
                 uses[name].append(Use(node, position, transposed))
-            if source not in seen:
+            elif source not in seen:
                 seen.add(source)
                 waiting.append(source)
     for found in uses.values():

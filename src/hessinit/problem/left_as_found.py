@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hessinit.problem.substitutes import Substitutes
+
 
 @contextlib.contextmanager
 def random_state(seed: int, device: torch.device) -> Iterator[None]:
@@ -17,6 +19,13 @@ def random_state(seed: int, device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def untouched_random_state() -> Iterator[None]:
+    """Let someone draw (a DataLoader does, even without shuffling) and go on as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
         yield
 
 
@@ -32,6 +41,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(Substitutes())
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
         if torch.cuda.is_available():

@@ -46,7 +46,7 @@ def top_eigenpairs(
     max_steps: int = 400,
     seed: int = 0,
 ) -> Eigenpairs:
-    """The `count` largest eigenvalues (in size, at the top, or at the bottom) with residuals below tolerance·norm.
+    """The first `count` eigenvalues by size, from the top or from the bottom, to within tolerance·norm.
 
     One Lanczos iteration sees a single copy of a multiple eigenvalue. So what has converged is locked, and
     further iterations start from new random vectors orthogonal to it, until one finds nothing that belongs

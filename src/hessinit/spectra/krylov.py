@@ -97,7 +97,7 @@ class LanczosProcess:
         return values, vectors
 
     def residuals(self, vectors: Array) -> Array:
-        """‖A y − θ y‖ of every Ritz pair, in units of `scale`: β_m times the last entry of its eigenvector."""
+        """‖A y − θ y‖ of every Ritz pair, in units of `scale`: β times the last entry of its vector."""
         residuals: Array = self.betas[-1] * np.abs(vectors[-1])
         return residuals
 
@@ -119,7 +119,7 @@ class LanczosProcess:
             raise ValueError(
                 "start is zero or not finite; pass any other vector, or start=None for a random one."
             )
-        torch.mul(start, 1 / scale, out=self._current)
+        torch.mul(start.detach(), 1 / scale, out=self._current)
         for _ in range(2):
             self._orthogonalize(self._current, self._locked)
         self._current.div_(torch.linalg.vector_norm(self._current))
@@ -129,7 +129,7 @@ class LanczosProcess:
 
     @staticmethod
     def _orthogonalize(vector: Tensor, basis: list[Tensor]) -> Tensor:
-        """Subtract the projection on the basis, block by block; returns the coefficients along the last block."""
+        """Subtract the projection on the basis; returns the coefficients along its last block."""
         coefficients = vector
         for block in basis:
             coefficients = torch.mv(block, vector)
@@ -163,5 +163,5 @@ class LanczosProcess:
 
 
 def worth_checking(steps: int) -> bool:
-    """The small eigenproblem grows as steps³, so checks thin out: at most a twelfth more steps than needed."""
+    """The small eigenproblem costs steps³, so checks thin out: at most a twelfth more steps than needed."""
     return steps <= 12 or steps % max(2, steps // 12) == 0

@@ -24,7 +24,7 @@ _SETTLING_STEPS = 3
 
 @dataclass(frozen=True)
 class Extremes:
-    """The ends of a spectrum. `norm` is the largest |eigenvalue|; the products are shared, do not add them up.
+    """The ends of a spectrum; `norm` is the largest |eigenvalue|. Products are shared: do not add them up.
 
     `ritz` holds all Ritz values in ascending order: the ends are eigenvalues to within their error, the inner
     ones a rough picture of the spectrum. `bottom` is None when only the top was asked for; vectors are None
@@ -128,8 +128,8 @@ def _estimate(
     if tolerance < rounding:
         converged = False
         reason = (
-            f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} of {process.operator.dtype}; "
-            "use torch.float64 or a larger tolerance"
+            f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} "
+            f"of {process.operator.dtype}; use torch.float64 or a larger tolerance"
         )
     elif process.exhausted:
         reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
@@ -147,7 +147,7 @@ def _estimate(
 
 
 def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
-    """The norm lies between the larger of the lower bounds and the larger of the upper bounds of |top|, |bottom|."""
+    """The norm: the larger of |top| and |bottom|, and no more than the larger of their upper bounds."""
     winner = max(top, bottom, key=lambda end: abs(end.value))
     value = abs(winner.value)
     error = max(abs(end.value) + end.error for end in (top, bottom)) - value

@@ -10,7 +10,7 @@ from hessinit.spectra.krylov import Array
 
 @dataclass(frozen=True)
 class RitzEnd:
-    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound and its growth over recent steps."""
+    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps."""
 
     value: float
     residual: float
@@ -29,11 +29,11 @@ class RitzEnd:
         return (
             self.bound <= tolerance * norm
             and self.change <= tolerance * norm
-            and self.residual <= 0.3 * math.sqrt(tolerance) * norm
+            and self.residual <= 0.03 * math.sqrt(tolerance) * norm
         )
 
     def error(self, tolerance: float, norm: float) -> float:
-        """An honest half-width: the residual as long as it is not converged, at most `tolerance · norm` after."""
+        """An honest half-width: the residual until it has converged, at most `tolerance · norm` after."""
         if not self.is_converged(tolerance, norm):
             return self.residual
         return max(self.bound, self.change, min(self.residual, tolerance * norm))

@@ -16,7 +16,7 @@ from hessinit.spectra.scale import power_of_two_scale
 
 # The spread of fewer probes is too uncertain to stop by; also how often a result is fetched from the device.
 _PROBES_PER_CHECK = 8
-_NOT_FINITE = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs, or use torch.float64"
+_NOT_FINITE = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs"
 
 
 def hutchinson(
