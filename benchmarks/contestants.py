@@ -13,7 +13,7 @@ import torch
 from backpack_peers import backpack_hessianfree, backpack_products, backpack_square_root, vivit
 from peers import curvlinops, eigenthings, pyhessian
 from problems import Problem
-from settings import TOLERANCE, Norms, Run
+from settings import TOLERANCE, Norms, NotOfferedError, Run
 
 Contestant = Callable[[Problem, str], Run]
 
@@ -36,7 +36,7 @@ def hessinit_layers(problem: Problem, curvature: str) -> Run:
     import hessinit
 
     if "network" not in inspect.signature(hessinit.measure).parameters:
-        raise NotImplementedError("hessinit.measure has no network= switch")
+        raise NotOfferedError("hessinit.measure has no network= switch")
     return hessinit_report(problem, curvature, network=False)
 
 

@@ -64,9 +64,10 @@ def plan(quick: bool) -> list[Cell]:
             names = contestants_for(curvature, piecewise_linear=False)
             cells += [Cell("accuracy", problem, curvature, name) for name in names]
     growing = [f"depth-{depth}" for depth in DEPTHS] + [f"batch-{batch}" for batch in BATCHES]
-    for curvature in ["gauss-newton", "hessian"]:
+    for curvature, activation in [("gauss-newton", "relu"), ("hessian", "tanh")]:
         for problem in growing if not quick else []:
-            cells += [Cell("growth", problem, curvature, name) for name in ["hessinit", "PyHessian"]]
+            names = ["hessinit", "PyHessian"]
+            cells += [Cell("growth", f"{problem}-{activation}", curvature, name) for name in names]
     return cells
 
 
@@ -116,8 +117,15 @@ def run_plan(cells: list[Cell], results: dict, path: Path, truths: TruthBook, op
         if errors:
             record["max_error"] = max(errors.values())
         results["cells"][cell.key] = record
-        path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        write_results(results, path)
         print(f"{record['status']}, {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+
+
+def write_results(results: dict, path: Path) -> None:
+    """One line a cell, so that a rerun's difference can be read."""
+    lines = [f"{json.dumps(key)}: {json.dumps(results['cells'][key])}" for key in sorted(results["cells"])]
+    head = json.dumps(results["run"], indent=1)
+    path.write_text('{"run": ' + head + ',\n"cells": {\n' + ",\n".join(lines) + "\n}}\n")
 
 
 def main() -> None:
@@ -126,7 +134,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="forget earlier results (not the truths)")
     parser.add_argument("--only", metavar="TEXT", default="", help="only cells whose key contains TEXT")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default: 2)")
-    parser.add_argument("--cap", type=float, default=60.0, help="seconds allowed a call (default: 60)")
+    parser.add_argument("--cap", type=float, default=40.0, help="seconds allowed a call (default: 40)")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder for JSON and picture")
     arguments = parser.parse_args()
     options = Options(arguments.threads, arguments.cap)

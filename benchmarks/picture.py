@@ -7,7 +7,16 @@ from pathlib import Path
 
 import matplotlib
 from problems import ACCURACY
-from reading import RACES, RIGHT, fitted_exponent, gradient_seconds, growth, race_contestants, race_problems
+from reading import (
+    RACES,
+    RIGHT,
+    count_text,
+    fitted_exponent,
+    gradient_seconds,
+    growth,
+    race_contestants,
+    race_problems,
+)
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -40,7 +49,8 @@ def draw(results: dict, path: Path) -> None:
         f"{run['hardware']['processor']}, {run['threads']} threads, torch {run['versions']['torch']}, "
         f"seed {run['seed']}\n"
         "1 gradient = forward + backward of the batch.   filled circle: right, by fp64 reference; "
-        f"cross: some layer off by more than {RIGHT:g}; triangle: stopped at the time cap, so a lower bound"
+        f"cross: some layer off by more than {RIGHT:g}; triangle: stopped at the time cap, "
+        "so a lower bound; dotted line: 10 gradients"
     )
     mappable = matplotlib.cm.ScalarMappable(_ERRORS, _COLOURS)
     figure.colorbar(mappable, ax=figure.axes, label="largest relative error", pad=0.01, aspect=60)
@@ -49,7 +59,7 @@ def draw(results: dict, path: Path) -> None:
 
 
 def _draw_race(axes: Axes, cells: dict, curvature: str, problem: str, title: str, labelled: bool) -> None:
-    names = race_contestants(curvature)
+    names = race_contestants(cells, curvature)
     for height, name in enumerate(names):
         cell = cells.get(f"{problem}/{curvature}/{name}", {"status": "missing"})
         if cell["status"] in ("missing", "error") or "gradients" not in cell:
@@ -61,7 +71,7 @@ def _draw_race(axes: Axes, cells: dict, curvature: str, problem: str, title: str
         marker = ">" if capped else "X" if wrong else "o"
         colour = "0.6" if error is None else _COLOURS(_ERRORS(max(error, _LEAST_ERROR)))
         axes.plot(cell["gradients"], height, marker, color=colour, markeredgecolor="black", markersize=10)
-        text = f"{'> ' if capped else ''}{cell['gradients']:.3g}"
+        text = f"{'> ' if capped else ''}{count_text(cell['gradients'])}"
         text += "" if error is None else f"  err {error:.0e}"
         left = cell["gradients"] > 200
         axes.annotate(
@@ -84,7 +94,7 @@ def _draw_race(axes: Axes, cells: dict, curvature: str, problem: str, title: str
 
 
 def _draw_accuracy(axes: Axes, cells: dict) -> None:
-    names = race_contestants("gauss-newton")
+    names = race_contestants(cells, "gauss-newton")
     columns = [(problem, curvature) for curvature in ("gauss-newton", "hessian") for problem in ACCURACY]
     for x, (problem, curvature) in enumerate(columns):
         for y, name in enumerate(names):
@@ -119,11 +129,12 @@ def _draw_growth(axes: Axes, cells: dict, kind: str) -> None:
                 continue
             sizes, seconds, _ = zip(*rows, strict=True)
             power = fitted_exponent(sizes, seconds)
+            axes.set_xscale("log")
             label = f"{name}, {curvature}: {kind}^{power:.2f}"
             line = "-" if curvature == "gauss-newton" else "--"
             axes.plot(sizes, seconds, marker=marker, linestyle=line, color=colour, label=label)
             axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set(xscale="log", yscale="log", xlabel=kind, ylabel="seconds")
+    axes.set(yscale="log", xlabel=kind, ylabel="seconds")
     axes.set_title(f"growth with {kind} (MLP, width 128)", fontsize=10)
     axes.minorticks_off()
     axes.grid(color="0.9")

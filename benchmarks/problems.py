@@ -46,6 +46,8 @@ class Problem:
 class ScaledCrossEntropy(nn.Module):
     """Cross-entropy times a constant: every norm must come back times the same constant."""
 
+    reduction = "mean"  # curvlinops asks every loss for it
+
     def __init__(self, factor: float) -> None:
         super().__init__()
         self.factor = factor
@@ -76,12 +78,14 @@ def build_vgg(activation: type[nn.Module]) -> nn.Sequential:
     return nn.Sequential(*modules, nn.Flatten(), *build_mlp([4096, 256, CLASSES], activation))
 
 
-def build_deep_mlp(depth: int) -> nn.Sequential:
-    """Width 128, He's weights: with the default ones 32 layers deep nothing is left of the signal."""
-    model = build_mlp([128] * depth + [CLASSES], nn.ReLU)
+def build_deep_mlp(depth: int, activation: type[nn.Module]) -> nn.Sequential:
+    """Width 128, He's or Glorot's weights: PyTorch's own leave no signal 32 layers deep."""
+    model = build_mlp([128] * depth + [CLASSES], activation)
     for module in model:
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and activation is nn.ReLU:
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
     return model
 
 
@@ -120,7 +124,7 @@ BATCHES = [16, 32, 64, 128, 256]
 
 
 def build_problem(name: str) -> Problem:
-    """The problem of that name: `mlp-n32-relu`, `vgg8-n32-tanh`, `gelu`, `depth-8`, `batch-64`, `tiny-tanh`.
+    """The problem of that name: `mlp-n32-relu`, `gelu`, `depth-8-relu`, `batch-64-tanh`, `tiny-tanh`.
 
     >>> list(build_problem("mlp-n32-relu").weights)
     ['0', '2', '4']
@@ -141,9 +145,9 @@ def build_problem(name: str) -> Problem:
     kind, detail, *activations = name.split("-")
     activation = _ACTIVATIONS[activations[0] if activations else "relu"]
     if kind == "depth":
-        return _make(name, lambda: build_deep_mlp(int(detail)), (64, 128))
+        return _make(name, lambda: build_deep_mlp(int(detail), activation), (64, 128))
     if kind == "batch":
-        return _make(name, lambda: build_deep_mlp(4), (int(detail), 128))
+        return _make(name, lambda: build_deep_mlp(4, activation), (int(detail), 128))
     if kind == "tiny":
         return _make(name, lambda: build_mlp([6, 5, CLASSES], _ACTIVATIONS[detail]), (4, 6))
     batch = int(detail.removeprefix("n"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from contestants import YARDSTICK, contestants_for
 from problems import RACE
@@ -17,8 +18,10 @@ def race_problems(cells: Cells, activation: str) -> list[str]:
     return [f"{name}-{activation}" for name in RACE if f"{name}-{activation}" in present]
 
 
-def race_contestants(curvature: str) -> list[str]:
-    return contestants_for(curvature, piecewise_linear=True)
+def race_contestants(cells: Cells, curvature: str) -> list[str]:
+    """Those that offer the curvature, less those that no installed library has."""
+    ran = {key.split("/")[2] for key, cell in cells.items() if cell["status"] != "missing"}
+    return [name for name in contestants_for(curvature, piecewise_linear=True) if name in ran | {"hessinit"}]
 
 
 def gradient_seconds(cells: Cells, problem: str) -> float:
@@ -42,17 +45,26 @@ def memory_ratio(cells: Cells, problem: str, curvature: str, contestant: str) ->
 
 
 def growth(cells: Cells, kind: str, curvature: str, contestant: str) -> list[tuple[int, float, float]]:
-    """(depth or batch, seconds, gradients), in rising order."""
+    """(depth or batch, seconds, seconds of one gradient), in rising order."""
     rows = []
     for key, cell in cells.items():
         problem, its_curvature, its_contestant = key.split("/")
         wanted = problem.startswith(kind + "-") and (its_curvature, its_contestant) == (curvature, contestant)
         if wanted and cell["status"] == "ok":
-            rows.append((int(problem.split("-")[1]), min(cell["seconds"]), cell["gradients"]))
+            rows.append((int(problem.split("-")[1]), min(cell["seconds"]), min(cell["gradient_seconds"])))
     return sorted(rows)
 
 
-def fitted_exponent(sizes: list[int], seconds: list[float]) -> float:
+def count_text(count: float) -> str:
+    """Three significant figures, never an exponent.
+
+    >>> count_text(5043.2), count_text(21.34)
+    ('5040', '21.3')
+    """
+    return f"{float(f'{count:.3g}'):g}"
+
+
+def fitted_exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     """The slope of log seconds against log size: 1 is linear growth.
 
     >>> round(fitted_exponent([1, 2, 4], [3.0, 6.0, 12.0]), 6)

@@ -10,3 +10,7 @@ LANCZOS_STEPS = 20  # hessian-eigenthings stops after two by default for one eig
 
 Norms = Iterator[tuple[str, float]]
 Run = Callable[[], Norms]
+
+
+class NotOfferedError(Exception):
+    """The installed version lacks what the contestant is named for: not run, rather than failed."""

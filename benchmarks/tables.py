@@ -9,6 +9,7 @@ from problems import ACCURACY
 from reading import (
     RACES,
     RIGHT,
+    count_text,
     fitted_exponent,
     gradient_seconds,
     growth,
@@ -52,7 +53,7 @@ def _race_table(cells: dict, curvature: str, problems: list[str], title: str) ->
     headers = [f"{name.rsplit('-', 1)[0]}\n{gradient_seconds(cells, name) * 1e3:.3g} ms" for name in problems]
     heading = f"\n{title}: all layers, in gradients · largest relative error of a layer (* above {RIGHT})"
     table = _table(heading, "contestant\none gradient", headers)
-    for contestant in race_contestants(curvature):
+    for contestant in race_contestants(cells, curvature):
         found = [cells.get(f"{problem}/{curvature}/{contestant}") for problem in problems]
         table.add_row(contestant, *(_race_text(cell) for cell in found))
     return table
@@ -64,7 +65,11 @@ def _race_text(cell: dict | None) -> str:
     if cell["status"] == "error":
         return "fails"
     bound = "> " if cell["status"] == "capped" else ""
-    return f"{bound}{cell['gradients']:.3g} · {_error_text(cell)}" if "gradients" in cell else "not ready"
+    return (
+        f"{bound}{count_text(cell['gradients'])} · {_error_text(cell)}"
+        if "gradients" in cell
+        else "not ready"
+    )
 
 
 def _error_text(cell: dict) -> str:
@@ -76,13 +81,15 @@ def _error_text(cell: dict) -> str:
 def _memory_table(cells: dict, curvature: str, problems: list[str], title: str) -> Table:
     headers = [name.rsplit("-", 1)[0] for name in problems]
     table = _table(f"\n{title}: peak memory, MiB · in training steps", "contestant", headers)
-    for contestant in [*race_contestants(curvature), "training step"]:
+    for contestant in [*race_contestants(cells, curvature), "training step"]:
         row = []
         for problem in problems:
             cell = cells.get(f"{problem}/{curvature}/{contestant}", {})
             ratio = memory_ratio(cells, problem, curvature, contestant)
             bound = "> " if cell.get("status") == "capped" else ""
-            row.append("–" if ratio is None else f"{bound}{cell['peak_mib']:.3g} · {ratio:.3g}")
+            row.append(
+                "–" if ratio is None else f"{bound}{count_text(cell['peak_mib'])} · {count_text(ratio)}"
+            )
         table.add_row(contestant, *row)
     return table
 
@@ -90,7 +97,7 @@ def _memory_table(cells: dict, curvature: str, problems: list[str], title: str) 
 def _accuracy_table(cells: dict, curvature: str) -> Table:
     heading = f"\n{curvature}, hard cases: largest relative error of a layer (* above {RIGHT})"
     table = _table(heading, "contestant", ACCURACY)
-    for contestant in race_contestants(curvature):
+    for contestant in race_contestants(cells, curvature):
         row = []
         for problem in ACCURACY:
             cell = cells.get(f"{problem}/{curvature}/{contestant}", {"status": "missing"})
@@ -104,10 +111,12 @@ def _show_growth(console: Console, cells: dict, kind: str, curvature: str) -> No
     for contestant in ("hessinit", "PyHessian"):
         rows = growth(cells, kind, curvature, contestant)
         if len(rows) > 1:
-            power = fitted_exponent([row[0] for row in rows], [row[1] for row in rows])
-            texts = [f"{size}: {seconds * 1e3:.3g} ms, {gradients:.3g}" for size, seconds, gradients in rows]
+            sizes, seconds, gradients = zip(*rows, strict=True)
+            powers = [fitted_exponent(sizes, times) for times in (seconds, gradients)]
+            texts = [f"{size}: {time * 1e3:.3g} ms, {time / unit:.3g}" for size, time, unit in rows]
             heading = f"{contestant}, {curvature}, {kind} → time, gradients"
-            console.print(f"\n{heading}; seconds ~ {kind}^{power:.2f}")
+            fits = f"seconds ~ {kind}^{powers[0]:.2f}, one gradient ~ {kind}^{powers[1]:.2f}"
+            console.print(f"\n{heading}; {fits}")
             console.print("  " + "  |  ".join(texts))
 
 

@@ -13,7 +13,7 @@ from problems import Problem
 REPETITIONS = 15  # at most
 PATIENCE_SECONDS = 3.0  # repeat until this is spent, but at least LEAST times where one call is short
 LEAST = 3
-LONG_CALL_SECONDS = 8.0  # a call this long is not repeated
+LONG_CALL_SECONDS = 6.0  # a call this long is not repeated
 
 
 def time_gradient(problem: Problem) -> float:
@@ -25,10 +25,10 @@ def time_gradient(problem: Problem) -> float:
     return time.perf_counter() - start
 
 
-def time_gradients(problem: Problem, seconds: float = 0.5) -> list[float]:
-    """At least four, and as many as fit in the given seconds, up to twenty."""
+def time_gradients(problem: Problem, seconds: float = 0.5, least: int = 3) -> list[float]:
+    """At least so many, and as many as fit in the given seconds, up to ten."""
     times: list[float] = []
-    while len(times) < 4 or (sum(times) < seconds and len(times) < 20):
+    while len(times) < least or (sum(times) < seconds and len(times) < 10):
         times.append(time_gradient(problem))
     return times
 
@@ -45,10 +45,10 @@ def time_interleaved(
     """More calls after the first, with gradients between them, so that both see the same machine."""
     times, gradients = [first], time_gradients(problem)
     while first < LONG_CALL_SECONDS and len(times) < REPETITIONS:
-        if len(times) >= LEAST and sum(times) > PATIENCE_SECONDS:
+        if len(times) >= LEAST and sum(times) + sum(gradients) > PATIENCE_SECONDS:
             break
         times.append(time_call(call))
-        gradients += time_gradients(problem, seconds=0.1)
+        gradients += time_gradients(problem, seconds=0.05, least=1)
     return times, gradients
 
 

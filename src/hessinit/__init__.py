@@ -12,7 +12,7 @@ from hessinit._version import __version__
 if TYPE_CHECKING:
     from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
     from hessinit.estimate import Estimate
-    from hessinit.measure import measure
+    from hessinit.measuring import measure
     from hessinit.operators import gauss_newton, hessian, jacobian
     from hessinit.report import CurvatureReport, LayerCurvature, load
 
@@ -28,7 +28,7 @@ _HOMES = {
     "hessian": "hessinit.operators",
     "jacobian": "hessinit.operators",
     "load": "hessinit.report",
-    "measure": "hessinit.measure",
+    "measure": "hessinit.measuring",
 }
 
 __all__ = [

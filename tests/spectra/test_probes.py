@@ -28,6 +28,13 @@ def test_the_global_random_state_is_neither_read_nor_moved():
     assert torch.equal(ProbeStream(100, seed=5).draw(), first)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 42, -7, 2**63])
+def test_probes_are_not_the_numbers_that_the_user_drew_from_the_same_seed(seed):
+    own = torch.randn(1000, generator=torch.Generator().manual_seed(seed))
+    cosine = torch.nn.functional.cosine_similarity(own, ProbeStream(1000, seed=seed).draw(), dim=0)
+    assert abs(cosine) < 0.15
+
+
 def test_gaussian_probes_have_unit_variance_and_rademacher_ones_are_fair_signs():
     gaussian = ProbeStream(100_000, seed=0, dtype=torch.float64).draw()
     assert abs(gaussian.mean()) < 0.02

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -30,10 +31,6 @@ class Call(Protocol):
         """The gradient of `<cotangent, push(weight)>` by the weight."""
         ...
 
-    def push_cost(self) -> int:
-        """Multiply-adds of one push."""
-        ...
-
 
 @dataclass(frozen=True)
 class DenseCall:
@@ -47,7 +44,7 @@ class DenseCall:
     def rows(self) -> int:
         return int(self.inputs.shape[0])
 
-    @property
+    @cached_property
     def output_shape(self) -> tuple[int, ...]:
         return (self.rows, self.outputs)
 
@@ -57,8 +54,6 @@ class DenseCall:
     def pull(self, cotangent: Tensor) -> Tensor:
         return self.inputs.T @ cotangent if self.stored_transposed else cotangent.T @ self.inputs
 
-    def push_cost(self) -> int:
-        return self.inputs.numel() * self.outputs
 
 
 @dataclass(frozen=True)
@@ -91,11 +86,9 @@ class ConvolutionCall:
             self.output_padding, self.groups, [False, True, False],
         )[1]  # fmt: skip
 
-    def push_cost(self) -> int:
-        positions = 1
-        for length in (self.inputs if self.transposed else torch.empty(self.output_shape, device="meta")).shape[2:]:
-            positions *= int(length)
-        return self.rows * positions * self.weight.numel()
+    def is_plain_image_convolution(self) -> bool:
+        """Over images, one group, not transposed: what `F.unfold` can do."""
+        return self.inputs.ndim == 4 and not self.transposed and self.groups == 1
 
 
 @dataclass(frozen=True)
@@ -126,8 +119,6 @@ class EmbeddingCall:
     def _without_padding(self, rows: Tensor) -> Tensor:
         return rows if self.padding < 0 else rows * (self.indices != self.padding).unsqueeze(-1)
 
-    def push_cost(self) -> int:
-        return self.indices.numel() * self.size
 
 
 def read_call(use: Use, leaf: Tensor) -> Call | None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from hessinit.engines.ends import Effort, Engine
-from hessinit.engines.gram import LayerGram, trace_grams
+from hessinit.engines.gram import LayerGram
 from hessinit.engines.gram_engine import GramEngine
 from hessinit.engines.lanczos_engine import LanczosEngine
-from hessinit.engines.output_root import OutputRoot, output_root
+from hessinit.engines.output_root import OutputRoot, check_curved, output_root
+from hessinit.engines.trace import trace_grams
 from hessinit.errors import ProblemError
 from hessinit.operators.blocks import GaussNewtonOperator, HessianOperator
 from hessinit.operators.evaluation import Evaluation
-from hessinit.problem.graph import find_uses
 
 # A backward pass costs about 0.4 gradients; a block by Lanczos about a dozen products of 1.5 gradients each.
 _GRADIENTS_PER_COLUMN = 0.4
@@ -32,9 +30,6 @@ def hessian_engine(evaluations: Sequence[Evaluation], effort: Effort) -> Engine:
 
 def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estimator: str) -> Engine:
     """The Gram engine where examples and outputs allow it and it is cheaper, Lanczos otherwise."""
-    for evaluation in evaluations:
-        check_curved(evaluation)
-    rank: int | None = None
     reason = "estimator='lanczos' was asked for"
     if estimator != "lanczos":
         reason = _why_not_gram(evaluations) if estimator == "auto" else _why_impossible(evaluations)
@@ -50,7 +45,9 @@ def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estim
             return _gram_engine(evaluations, roots, effort)
         if estimator == "gram":
             raise ProblemError(f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'.")
-    return LanczosEngine(lambda names: GaussNewtonOperator(evaluations, names), effort, reason, rank)
+    for evaluation in evaluations:
+        check_curved(evaluation)
+    return LanczosEngine(lambda names: GaussNewtonOperator(evaluations, names), effort, reason)
 
 
 def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot], effort: Effort) -> Engine:
@@ -76,24 +73,8 @@ def unused_leaves(evaluations: Sequence[Evaluation]) -> set[str]:
     """The weights that no batch's forward touches."""
     unused = set(evaluations[0].problem.leaves)
     for evaluation in evaluations:
-        unused -= {name for name, uses in find_uses(evaluation.output, evaluation.problem.leaves).items() if uses}
+        unused -= {name for name, uses in evaluation.uses.items() if uses}
     return unused
-
-
-def check_curved(evaluation: Evaluation) -> None:
-    """A loss that is linear in the output has no Gauss-Newton curvature: refuse, never print zeros."""
-    cut, gradient = evaluation.output_gradient
-    if gradient.requires_grad and bool(evaluation.output_hessian(gradient.detach() + cut.detach()).any()):
-        return
-    generator = torch.Generator().manual_seed(evaluation.problem.seed)
-    direction = torch.randn(cut.shape, generator=generator).to(cut)
-    if gradient.requires_grad and bool(evaluation.output_hessian(direction).any()):
-        return
-    raise ProblemError(
-        "the loss is linear in the model's output, so its Gauss-Newton curvature is zero everywhere. If the model ends in "
-        "log_softmax and the loss is NLLLoss, move log_softmax into the loss: return logits and use CrossEntropyLoss. "
-        'Otherwise measure the exact Hessian: curvature="hessian".'
-    )
 
 
 def _why_impossible(evaluations: Sequence[Evaluation]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,8 +42,12 @@ class Engine(Protocol):
     name: str
     reason: str
 
+    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
+        """Both ends for every leaf on its own."""
+        ...
+
     def ends(self, names: Sequence[str]) -> Ends:
-        """Both ends for the block of these leaves."""
+        """Both ends for these leaves together."""
         ...
 
     def operator(self, names: Sequence[str]) -> LinearOperator:
@@ -51,3 +56,8 @@ class Engine(Protocol):
 
 
 UNUSED = Estimate(0.0, 0.0, True, "the forward does not use this weight", 0)
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    """The same estimate of `factor` times the operator."""
+    return dataclasses.replace(estimate, value=estimate.value * factor, error=estimate.error * factor)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hessinit.engines.ends import UNUSED, Effort, Ends
-from hessinit.engines.gram import LayerGram, SumOfGrams
+from hessinit.engines.ends import UNUSED, Effort, Ends, scaled
+from hessinit.engines.gram import LayerGram, SumOfGrams, WrittenGram
 from hessinit.engines.lanczos_engine import LanczosEngine, find_ends, zero_bottom
 from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator, join, split
 from hessinit.spectra.lanczos import lanczos
+from hessinit.spectra.smallest import smallest_eigenvalue
+from hessinit.spectra.together import Top, tops_together
 
 
 class GramCurvature(LinearOperator):
@@ -38,6 +42,10 @@ class GramCurvature(LinearOperator):
         return join(total)
 
 
+def _is_singular(grams: Sequence[LayerGram]) -> bool:
+    return grams[0].shape[0] < sum(gram.weights for gram in grams)
+
+
 class GramEngine:
     """`grams` holds, per batch, the layers whose uses are known; `general` takes the others."""
 
@@ -55,6 +63,10 @@ class GramEngine:
         self._unused = unused
         self._general = general
         self._effort = effort
+        self._options: dict[str, Any] = {
+            "tolerance": effort.tolerance, "max_steps": effort.max_steps, "seed": effort.seed,
+        }  # fmt: skip
+        self._leading: dict[str, Top] = {}
         self.reason = reason
 
     def _known(self, names: Sequence[str]) -> list[str] | None:
@@ -67,7 +79,20 @@ class GramEngine:
             return self._general.operator(names)
         return GramCurvature([[grams[name] for name in known] for grams in self._grams])
 
+    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
+        """Every layer on its own; the small Gram problems run in lockstep."""
+        small = [name for name in names if self._is_small([name])]
+        found: dict[str, Ends] = {}
+        if small:
+            grams = [self._grams[0][name] for name in small]
+            tops = tops_together(grams, **self._options)
+            self._leading = dict(zip(small, tops, strict=True))
+            for name, gram in zip(small, grams, strict=True):
+                found[name] = self._from_gram(self._leading[name].estimate, [gram])
+        return {name: found.get(name) or self.ends([name]) for name in names}
+
     def ends(self, names: Sequence[str]) -> Ends:
+        """The block of several leaves together."""
         known = self._known(names)
         if known is None:
             return self._general.ends(names)
@@ -75,15 +100,44 @@ class GramEngine:
             return Ends(UNUSED, UNUSED, self.name, self.reason)
         parts = [[grams[name] for name in known] for grams in self._grams]
         rows = sum(grams[0].shape[0] for grams in parts)
-        size = sum(int(torch.Size(gram.weight_shape).numel()) for gram in parts[0])
-        if len(known) < len(names):
-            size = max(size, rows + 1)  # an unused weight makes the block singular
-        if len(parts) > 1 or rows >= size:
-            return find_ends(GramCurvature(parts), self._effort, rows, self.name, self.reason)
+        if not self._is_small(names):
+            # An unused weight makes the block singular, whatever the size of the rest.
+            rank = rows if len(known) == len(names) else 0
+            return find_ends(GramCurvature(parts), self._effort, rank, self.name, self.reason)
         (single,) = parts
         gram: LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
-        effort = self._effort
-        found = lanczos(gram, ends="top", tolerance=effort.tolerance, max_steps=effort.max_steps, seed=effort.seed)
-        top, scale = found.top, single[0].scale
-        scaled = Estimate(top.value * scale, top.error * scale, top.converged, top.reason, top.products)
-        return Ends(scaled, zero_bottom(rows, size), self.name, self.reason)
+        found = lanczos(gram, ends="top", start=self._guess(known), **self._options)
+        return self._from_gram(found.top, single)
+
+    def _is_small(self, names: Sequence[str]) -> bool:
+        """One batch, with fewer outputs than weights (or all written out): the Gram matrix tells everything."""
+        known = self._known(names)
+        if not known or len(self._grams) > 1:
+            return False
+        grams = [self._grams[0][name] for name in known]
+        return _is_singular(grams) or (len(grams) == 1 and isinstance(grams[0], WrittenGram))
+
+    def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Ends:
+        one = grams[0]
+        if _is_singular(grams):
+            bottom = zero_bottom(one.shape[0], sum(gram.weights for gram in grams))
+        else:
+            assert isinstance(one, WrittenGram)
+            matrix = one.factor.T @ one.factor
+            tolerance, seed = self._effort.tolerance, self._effort.seed
+            bottom = scaled(smallest_eigenvalue(matrix, tolerance=tolerance, seed=seed), one.scale)
+        return Ends(scaled(top, one.scale), bottom, self.name, self.reason)
+
+    def _guess(self, names: Sequence[str]) -> Tensor | None:
+        """The network's leading eigenvector, were every layer no more than its own leading part."""
+        leading = [self._leading[name] for name in names if name in self._leading]
+        largest = max((top.estimate.value for top in leading), default=0.0)
+        if len(names) == 1 or not 0 < largest < math.inf:
+            return None
+        parts = [
+            top.vectors * top.vectors.new_tensor([math.sqrt(max(value, 0.0) / largest) for value in top.values])
+            for top in leading
+        ]
+        vectors = torch.cat(parts, dim=1)
+        _, weights = torch.linalg.eigh((vectors.T @ vectors).double().cpu())
+        return vectors @ weights[:, -1].to(vectors)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hessinit.engines.ends import Effort, Ends
 from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator
 from hessinit.spectra.lanczos import lanczos
+from hessinit.spectra.protocol import Operator
 
 
 class LanczosEngine:
@@ -31,21 +34,26 @@ class LanczosEngine:
     def operator(self, names: Sequence[str]) -> LinearOperator:
         return self._build(names)
 
+    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
+        return {name: self.ends([name]) for name in names}
+
     def ends(self, names: Sequence[str]) -> Ends:
         return find_ends(self._build(names), self._effort, self._rank, self.name, self.reason)
 
 
-def find_ends(operator: LinearOperator, effort: Effort, rank: int | None, engine: str, reason: str) -> Ends:
+def find_ends(operator: Operator, effort: Effort, rank: int | None, engine: str, reason: str) -> Ends:
     """Both ends of a block on the weights; the bottom of a rank-deficient semidefinite one is 0 by its form."""
-    options = {"tolerance": effort.tolerance, "max_steps": effort.max_steps, "seed": effort.seed}
-    if rank is not None and rank < operator.shape[0]:
-        found = lanczos(operator, ends="top", **options)  # type: ignore[arg-type]
-        return Ends(found.top, zero_bottom(rank, operator.shape[0]), engine, reason)
-    found = lanczos(operator, ends="both", **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "tolerance": effort.tolerance, "max_steps": effort.max_steps, "seed": effort.seed,
+    }  # fmt: skip
+    size = int(operator.shape[0])
+    if rank is not None and rank < size:
+        found = lanczos(operator, ends="top", **options)
+        return Ends(found.top, zero_bottom(rank, size), engine, reason)
+    found = lanczos(operator, ends="both", semidefinite=rank is not None, **options)
     assert found.bottom is not None
-    top, bottom = found.top, found.bottom
     # One run finds both: its products are counted once.
-    return Ends(top, Estimate(bottom.value, bottom.error, bottom.converged, bottom.reason, 0), engine, reason)
+    return Ends(found.top, dataclasses.replace(found.bottom, products=0), engine, reason)
 
 
 def zero_bottom(rank: int, size: int) -> Estimate:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from hessinit.errors import ProblemError
 from hessinit.operators.evaluation import Evaluation
+from hessinit.spectra.probes import ProbeStream
+
+
+LINEAR_LOSS = (
+    "the loss is linear in the model's output, so its Gauss-Newton curvature is zero everywhere. If the model ends in "
+    "log_softmax and the loss is NLLLoss, move log_softmax into the loss: return logits and use CrossEntropyLoss. "
+    'Otherwise measure the exact Hessian: curvature="hessian".'
+)
 
 
 @dataclass(frozen=True)
@@ -25,47 +35,74 @@ class OutputRoot:
 
 def output_root(evaluation: Evaluation) -> OutputRoot | str:
     """The root of `H_z`, or one sentence that says why there is none of this form."""
-    size, width = evaluation.output.shape[0], evaluation.output[0].numel()
     blocks = _blocks(evaluation)
     if not _separate(evaluation, blocks):
         return "the loss couples the examples"
-    matrices = blocks.double().cpu().numpy()
-    matrices = (matrices + matrices.transpose(0, 2, 1)) / 2
-    scale = float(np.abs(matrices).max())
-    if not np.isfinite(scale) or scale == 0.0:
-        return "the loss has no curvature at the output"
-    values, vectors = np.linalg.eigh(matrices / scale)
-    rounding = float(torch.finfo(evaluation.output.dtype).eps) * width * 4
-    if values.min() < -rounding:
+    matrices = blocks.double()
+    scale = float(matrices.abs().max())
+    if scale == 0.0:
+        raise ProblemError(LINEAR_LOSS)
+    if not math.isfinite(scale):
+        return "the loss's curvature at the output is not finite"
+    matrices = (matrices + matrices.transpose(1, 2)) / (2 * scale)
+    rounding = torch.finfo(evaluation.output.dtype).eps * matrices.shape[1] * 4
+    # What the mean of semidefinite matrices sends to zero, each of them does.
+    values, vectors = torch.linalg.eigh(matrices.mean(0))
+    kept = vectors[:, values > rounding * values[-1]]
+    roots = _roots(kept.T @ matrices @ kept, rounding)
+    if roots is None or not torch.allclose(kept @ (kept.T @ matrices @ kept) @ kept.T, matrices, atol=rounding * 10):
         return "the loss is not convex in the output"
-    roots = (vectors * np.sqrt(np.clip(values, 0.0, None))[:, None, :]) @ vectors.transpose(0, 2, 1)
-    # The symmetric root has the same null space as H_z: what is null for the mean is null in every example.
-    kept_values, kept = np.linalg.eigh((matrices / scale).mean(0))
-    kept = kept[:, kept_values > rounding * kept_values[-1]]
-    columns = np.ascontiguousarray((roots @ kept).transpose(2, 0, 1)).reshape(-1, *evaluation.output.shape)
-    assert columns.shape[1] == size
-    return OutputRoot(torch.as_tensor(columns).to(evaluation.output), scale)
+    columns = (kept @ roots).permute(2, 0, 1).reshape(-1, *evaluation.output.shape)
+    return OutputRoot(columns.to(evaluation.output).contiguous(), scale)
+
+
+def _roots(matrices: Tensor, rounding: float) -> Tensor | None:
+    """One square root each, or None when one of the matrices is not positive semidefinite."""
+    factors, failures = torch.linalg.cholesky_ex(matrices)
+    if not bool(failures.any()) and bool(torch.isfinite(factors).all()):
+        return factors
+    values, vectors = torch.linalg.eigh(matrices)  # three times slower, but singular matrices are welcome
+    if bool((values < -rounding).any()):
+        return None
+    return vectors * values.clamp(min=0).sqrt().unsqueeze(1)
 
 
 def _blocks(evaluation: Evaluation) -> Tensor:
     """(examples, width, width): the Hessian of the loss by each example's own output."""
     output = evaluation.output
     size, width = output.shape[0], output[0].numel()
-    rows = []
-    for place in range(width):
-        direction = torch.zeros(size, width, dtype=output.dtype, device=output.device)
-        direction[:, place] = 1.0
-        rows.append(evaluation.output_hessian(direction.view_as(output)).reshape(size, width))
-    return torch.stack(rows, dim=1).detach()
+    unit = torch.eye(width, dtype=output.dtype, device=output.device).unsqueeze(1).expand(width, size, width)
+    directions = unit.reshape(width, *output.shape)
+    cut, gradient = evaluation.output_gradient
+    if not gradient.requires_grad:
+        return output.new_zeros(size, width, width)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a missing batching rule is only a warning, and slower than the loop
+            (rows,) = torch.autograd.grad(
+                gradient, cut, directions, is_grads_batched=True, retain_graph=True, materialize_grads=True
+            )
+    except (RuntimeError, UserWarning):
+        rows = torch.stack([evaluation.output_hessian(direction) for direction in directions])
+    return rows.detach().reshape(width, size, width).transpose(0, 1)
 
 
 def _separate(evaluation: Evaluation, blocks: Tensor) -> bool:
     """Whether a change of some examples' outputs leaves the loss gradient of the others alone."""
     output = evaluation.output
     size, width = output.shape[0], output[0].numel()
-    generator = torch.Generator().manual_seed(evaluation.problem.seed)
-    direction = torch.randn(size, width, generator=generator, dtype=torch.float64).to(output)
+    seed = evaluation.problem.seed
+    probe = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device).draw()
+    direction = probe.view(size, width)
     found = evaluation.output_hessian(direction.view_as(output)).reshape(size, width)
     expected = torch.bmm(blocks, direction.unsqueeze(2)).squeeze(2)
     rounding = torch.finfo(output.dtype).eps ** 0.6
     return bool((found - expected).abs().max() <= rounding * blocks.abs().max() * width)
+
+
+def check_curved(evaluation: Evaluation) -> None:
+    """A loss that is linear in the output has no Gauss-Newton curvature: refuse, never print zeros."""
+    output, seed = evaluation.output, evaluation.problem.seed
+    probe = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device).draw()
+    if not bool(evaluation.output_hessian(probe.view_as(output)).any()):
+        raise ProblemError(LINEAR_LOSS)

@@ -1,9 +1,10 @@
-"""What every operator offers: `@`, `to_dense`, `to_scipy`, over flat vectors."""
+"""What every operator offers: `@`, `T`, `to_dense`, `to_scipy`, over flat vectors."""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ class LinearOperator(ABC):
     dtype: torch.dtype
     device: torch.device
     products: int = 0
+    # What the products run in; the caller of many enters it once instead.
+    settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     @abstractmethod
     def _product(self, vector: Tensor) -> Tensor:
@@ -27,17 +30,29 @@ class LinearOperator(ABC):
         return self._product(vector)
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
-        if vectors.shape[0] != self.shape[1] or vectors.ndim not in (1, 2):
+        if not isinstance(vectors, Tensor):
+            raise TypeError(
+                f"cannot multiply an operator with a {type(vectors).__name__}; pass a torch.Tensor."
+            )
+        if vectors.ndim not in (1, 2) or vectors.shape[0] != self.shape[1]:
             raise ValueError(
                 f"cannot multiply an operator of shape {self.shape} with {tuple(vectors.shape)}; "
                 f"pass ({self.shape[1]},) or ({self.shape[1]}, m)."
             )
-        vectors = vectors.to(dtype=self.dtype, device=self.device)
-        if vectors.ndim == 1:
-            self.products += 1
-            return self._product(vectors)
-        self.products += vectors.shape[1]
-        return torch.stack([self._product(column) for column in vectors.unbind(1)], dim=1)
+        if vectors.dtype != self.dtype or vectors.device != self.device:
+            vectors = vectors.to(dtype=self.dtype, device=self.device)
+        self.products += 1 if vectors.ndim == 1 else vectors.shape[1]
+        with self.settings():
+            if vectors.ndim == 1:
+                return self._product(vectors)
+            if vectors.shape[1] == 0:
+                return vectors.new_zeros(self.shape[0], 0)
+            return torch.stack([self._product(column) for column in vectors.unbind(1)], dim=1)
+
+    @property
+    def T(self) -> LinearOperator:  # noqa: N802 (numpy's and torch's name for it)
+        """The transpose; the operator itself where it is symmetric."""
+        return self if type(self)._adjoint_product is LinearOperator._adjoint_product else Transposed(self)
 
     def to_dense(self) -> Tensor:
         """The matrix itself; costs one product a column, so only for small ones."""
@@ -48,17 +63,28 @@ class LinearOperator(ABC):
         import numpy as np
         from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
-        def times(vector: Any) -> Any:
-            return self._product(self._from_numpy(vector)).cpu().numpy()
-
-        def transposed_times(vector: Any) -> Any:
-            return self._adjoint_product(self._from_numpy(vector)).cpu().numpy()
+        def times(operator: LinearOperator) -> Callable[[Any], Any]:
+            return lambda vector: (operator @ torch.as_tensor(vector.reshape(-1).copy())).cpu().numpy()
 
         kind = np.float64 if self.dtype == torch.float64 else np.float32
-        return ScipyOperator(self.shape, matvec=times, rmatvec=transposed_times, dtype=kind)
+        return ScipyOperator(self.shape, matvec=times(self), rmatvec=times(self.T), dtype=kind)
 
-    def _from_numpy(self, vector: Any) -> Tensor:
-        return torch.as_tensor(vector.reshape(-1).copy()).to(dtype=self.dtype, device=self.device)
+
+class Transposed(LinearOperator):
+    """The transpose of an operator; its products count as the operator's."""
+
+    def __init__(self, original: LinearOperator) -> None:
+        self.original = original
+        self.shape = (original.shape[1], original.shape[0])
+        self.dtype, self.device, self.settings = original.dtype, original.device, original.settings
+
+    def _product(self, vector: Tensor) -> Tensor:
+        self.original.products += 1
+        return self.original._adjoint_product(vector)
+
+    def _adjoint_product(self, vector: Tensor) -> Tensor:
+        self.original.products += 1
+        return self.original._product(vector)
 
 
 def split(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

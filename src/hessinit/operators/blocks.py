@@ -43,7 +43,9 @@ class HessianOperator(WeightOperator):
             ]
             if pairs:
                 gradients, directions = zip(*pairs, strict=True)
-                parts = torch.autograd.grad(gradients, leaves, directions, retain_graph=True, materialize_grads=True)
+                parts = torch.autograd.grad(
+                    gradients, leaves, directions, retain_graph=True, materialize_grads=True
+                )
                 product = join(parts)
             else:
                 product = torch.zeros_like(vector)  # a loss that is linear in these weights

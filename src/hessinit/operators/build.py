@@ -10,6 +10,7 @@ from torch import nn
 
 from hessinit.operators.blocks import GaussNewtonOperator, HessianOperator, JacobianOperator, WeightOperator
 from hessinit.operators.evaluation import evaluate
+from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
 
 Kind = TypeVar("Kind", bound=WeightOperator)
@@ -33,7 +34,9 @@ def hessian(
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
-    problem = Problem(model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed)
+    problem = Problem(
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
+    )
     return _build(HessianOperator, problem)
 
 
@@ -49,7 +52,9 @@ def gauss_newton(
     seed: int = 0,
 ) -> GaussNewtonOperator:
     """The Gauss-Newton matrix `Jᵀ H_z J` of the chosen weights; the arguments are those of `hessian`."""
-    problem = Problem(model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed)
+    problem = Problem(
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
+    )
     return _build(GaussNewtonOperator, problem)
 
 
@@ -64,12 +69,19 @@ def jacobian(
     dropout: str = "refuse",
     seed: int = 0,
 ) -> JacobianOperator:
-    """The derivative of the model's outputs by the chosen weights, (outputs, weights); the loss only checks the batch."""
-    problem = Problem(model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed)
+    """The derivative of the model's outputs by the chosen weights, (outputs, weights).
+
+    The loss only serves to check the problem; the outputs of several batches follow one another.
+    """
+    problem = Problem(
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
+    )
     return _build(JacobianOperator, problem)
 
 
 def _build(kind: type[Kind], problem: Problem) -> Kind:
-    with problem.settings():
+    with problem.settings(), explained_memory(problem):
         evaluations = evaluate(problem)
-    return kind(evaluations, list(problem.leaves))
+        operator = kind(evaluations, list(problem.leaves))
+    operator.settings = problem.settings  # a product may come at any time, under any settings of the caller
+    return operator

@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch
 from hessinit.problem.first_look import FirstLook, take_first_look
+from hessinit.problem.graph import Use, find_uses
 from hessinit.problem.problem import Problem
 
 
@@ -26,8 +26,13 @@ class Evaluation:
         self.loss = look.loss
 
     @cached_property
+    def uses(self) -> dict[str, list[Use]]:
+        """Where the forward used each leaf."""
+        return find_uses(self.output, self.problem.leaves)
+
+    @cached_property
     def gradients(self) -> dict[str, Tensor]:
-        """The loss gradient by every leaf, itself differentiable: one forward + backward for all products to come."""
+        """The loss gradient by every leaf, itself differentiable: one backward pass for all products."""
         found = torch.autograd.grad(
             self.loss, list(self.problem.leaves.values()), create_graph=True, materialize_grads=True
         )
@@ -38,7 +43,11 @@ class Evaluation:
         """A placeholder `u` and `Jᵀu`, linear in `u`: differentiating it by `u` gives products with `J`."""
         placeholder = torch.zeros_like(self.output, requires_grad=True)
         found = torch.autograd.grad(
-            self.output, list(self.problem.leaves.values()), placeholder, create_graph=True, materialize_grads=True
+            self.output,
+            list(self.problem.leaves.values()),
+            placeholder,
+            create_graph=True,
+            materialize_grads=True,
         )
         return placeholder, dict(zip(self.problem.leaves, found, strict=True))
 
@@ -61,7 +70,9 @@ class Evaluation:
     def push(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
         """`J` times a change of the named leaves, by differentiating `Jᵀu` by `u` (no forward-mode gaps)."""
         placeholder, adjoint = self.adjoint
-        pairs = [(adjoint[name], t) for name, t in zip(names, tangents, strict=True) if adjoint[name].requires_grad]
+        pairs = [
+            (adjoint[name], t) for name, t in zip(names, tangents, strict=True) if adjoint[name].requires_grad
+        ]
         if not pairs:
             return torch.zeros_like(self.output)
         (tangent,) = torch.autograd.grad(
@@ -77,7 +88,7 @@ class Evaluation:
 
 
 def evaluate(problem: Problem) -> list[Evaluation]:
-    """Every batch once. Means are weighted by examples, so a short last batch counts for what it holds; sums add up."""
+    """Every batch once. Means are weighted by examples, so a short batch counts for less; sums add up."""
     total = problem.examples
     first = Evaluation(problem, problem.batches[0], 1.0)
     if len(problem.batches) == 1:
@@ -94,13 +105,15 @@ def reduces_by_sum(evaluation: Evaluation) -> bool:
     reduction = getattr(evaluation.problem.loss, "reduction", None)
     if isinstance(reduction, str):
         return reduction == "sum"
-    batch, output = evaluation.batch, evaluation.output.detach()
-    if output.shape[0] != batch.size:
+    output = evaluation.output.detach()
+    if output.ndim == 0:
         return False
+    # Not the batch's own size: outputs and targets may be flattened over examples and positions.
+    batch = Batch(evaluation.batch.inputs, evaluation.batch.targets, output.shape[0])
     twice = batch.take(torch.arange(batch.size).repeat(2))
     try:
         doubled = float(evaluation.problem.loss_of(output.repeat(2, *[1] * (output.ndim - 1)), twice))
-    except (RuntimeError, ValueError, IndexError, TypeError, ProblemError):
+    except (RuntimeError, ValueError, IndexError, TypeError):
         return False
     once = float(evaluation.loss.detach())
     return abs(doubled - 2 * once) < abs(doubled - once)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,11 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.problem.left_as_found import untouched_random_state
+from hessinit.problem.randomness import untouched_random_state
 from hessinit.problem.structures import map_tensors, tensors_in
+
+# More than anybody needs, few enough to notice an endless generator.
+MOST_BATCHES = 1000
 
 
 @dataclass(frozen=True)
@@ -32,68 +36,122 @@ class Batch:
         return Batch(map_tensors(pick, self.inputs), map_tensors(pick, self.targets), len(examples))
 
 
-def read_batches(batch: Any) -> tuple[Batch, ...]:
+def read_batches(batch: Any) -> list[tuple[str, Batch]]:
     """`(inputs, targets)`, or any finite iterable of such pairs (a list, a DataLoader), as batches.
 
+    Each comes with the words that name it in an error.
+
     >>> import torch
-    >>> [b.size for b in read_batches([(torch.ones(4, 2), torch.ones(4)), (torch.ones(1, 2), torch.ones(1))])]
+    >>> pairs = [(torch.ones(4, 2), torch.ones(4)), (torch.ones(1, 2), torch.ones(1))]
+    >>> [batch.size for _, batch in read_batches(pairs)]
     [4, 1]
     """
     if _is_pair(batch):
-        return (_count(*batch, place=""),)
-    if isinstance(batch, (Tensor, dict, str)) or not isinstance(batch, Iterable):
+        return [("", _count(batch[0], batch[1], ""))]
+    if isinstance(batch, (Tensor, Mapping, str)) or not isinstance(batch, Iterable):
         raise ProblemError(
-            f"batch is a {type(batch).__name__}; it must be (inputs, targets), or an iterable of such pairs. "
-            "For a model that needs no targets, pass (inputs, None) and a loss that ignores its second argument."
+            f"batch is a {type(batch).__name__}; it must be (inputs, targets), or an iterable of such pairs, "
+            "as a DataLoader is. For a loss that needs no targets, pass (inputs, None)."
         )
     with untouched_random_state():
-        pairs = list(batch)
+        pairs = list(itertools.islice(batch, MOST_BATCHES + 1))
     if not pairs:
         raise ProblemError("batch is an empty iterable; it must hold at least one (inputs, targets) pair.")
+    if len(pairs) > MOST_BATCHES:
+        raise ProblemError(
+            f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once; "
+            "a few tell the curvature: pass itertools.islice(batch, 8)."
+        )
     for index, pair in enumerate(pairs):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            found = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else type(pair).__name__
-            raise ProblemError(f"batch {index} is a {found}; every batch must be a pair (inputs, targets).")
-    return tuple(_count(*pair, place=f"batch {index}: ") for index, pair in enumerate(pairs))
+            raise ProblemError(_not_a_pair(batch, index, pair))
+    return [
+        (f"batch {index}: ", _count(pair[0], pair[1], f"batch {index}: ")) for index, pair in enumerate(pairs)
+    ]
 
 
 def _is_pair(batch: Any) -> bool:
-    """`(inputs, targets)`, not a list of two batches: those are pairs themselves."""
+    """`(inputs, targets)`, not a list of two batches: those are pairs (or dicts) themselves."""
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         return False
-    first, second = batch
-    both_pairs = all(isinstance(item, (tuple, list)) and len(item) == 2 for item in (first, second))
-    if isinstance(batch, list):
-        return not both_pairs and isinstance(first, Tensor) and not isinstance(second, (tuple, list))
     # ((x1, x2), y) is one batch with two inputs; ((x, y), (x, y)) can only be two batches if it is a list.
-    return True
+    return isinstance(batch, tuple) or not all(_may_be_batch(item) for item in batch)
+
+
+def _may_be_batch(item: Any) -> bool:
+    return isinstance(item, Mapping) or (isinstance(item, (tuple, list)) and len(item) == 2)
+
+
+def _not_a_pair(batch: Any, index: int, pair: Any) -> str:
+    if isinstance(batch, (tuple, list)) and all(isinstance(item, Tensor) for item in batch):
+        return (
+            f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets). "
+            "Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)."
+        )
+    if isinstance(pair, Mapping):
+        return (
+            f"batch {index} is a {type(pair).__name__} with keys {list(pair)}; every batch must be a pair "
+            "(inputs, targets). Pick the targets out: ((b, b['labels']) for b in loader), with forward= "
+            "for a model that takes the rest by name."
+        )
+    found = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, (tuple, list)) else "")
+    return f"batch {index} is a {found}; every batch must be a pair (inputs, targets)."
 
 
 def _count(inputs: Any, targets: Any, place: str) -> Batch:
-    sized = [tensor for tensor in (*tensors_in(targets), *tensors_in(inputs)) if tensor.ndim > 0]
-    if not sized:
-        raise ProblemError(f"{place}inputs and targets hold no tensor with a first dimension, so no examples.")
-    size = int(sized[0].shape[0])
-    lengths = [int(tensor.shape[0]) for tensor in tensors_in(inputs) if tensor.ndim > 0]
-    if lengths and lengths[0] and size % lengths[0] == 0:
-        size = lengths[0]  # targets flattened over examples and positions, as language models like them
-    if any(tensor.numel() == 0 for tensor in sized):
-        empty = next(tensor for tensor in sized if tensor.numel() == 0)
-        raise ProblemError(f"{place}the batch is empty (a tensor of shape {tuple(empty.shape)}); pass at least one example.")
-    if isinstance(inputs, Tensor) and isinstance(targets, Tensor) and targets.ndim > 0 and inputs.ndim > 0:
-        # Equal sizes at the front or at the second place (time first) are the two layouts people use.
-        if inputs.shape[0] != size and size not in inputs.shape[:2]:
-            raise ProblemError(
-                f"{place}inputs have {inputs.shape[0]} examples (shape {tuple(inputs.shape)}) and targets {size} "
-                f"(shape {tuple(targets.shape)}); both must count the same examples."
-            )
+    given = [tuple(tensor.shape) for tensor in tensors_in(inputs) if tensor.ndim > 0]
+    wanted = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
+    if not given and not wanted:
+        raise ProblemError(
+            f"{place}inputs and targets hold no tensor that counts examples; convert arrays with "
+            "torch.as_tensor, and give a single example a first dimension of 1."
+        )
+    size = _examples(given, wanted)
+    if size == 0:
+        raise ProblemError(
+            f"{place}the batch is empty (it holds a tensor of shape {(wanted or given)[0]}); "
+            "pass at least one example."
+        )
+    if size is None:
+        raise ProblemError(
+            f"{place}inputs have {given[0][0]} examples (shape {given[0]}) and targets {wanted[0][0]} "
+            f"(shape {wanted[0]}); both must count the same examples."
+        )
     return Batch(inputs, targets, size)
 
 
+def _examples(given: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> int | None:
+    """How many examples tensors of these shapes hold; None when inputs and targets contradict each other.
+
+    >>> _examples([(32, 10)], [(32,)]), _examples([(32, 10)], [(320,)]), _examples([(32, 10)], [(31,)])
+    (32, 32, None)
+    """
+    if not given or not wanted:
+        return (given or wanted)[0][0]
+    size, first = wanted[0][0], given[0][0]
+    counts = [shape[0] for shape in wanted]
+    for shape in given:
+        if shape[0] in counts:
+            return shape[0]
+    if any(size in shape[1:2] and shape[0] > 1 for shape in given):
+        return size  # time first, as recurrent layers like it
+    if first and size % first == 0:
+        return first  # targets flattened over examples and positions, as language models like them
+    if len(given) == len(wanted) == 1:
+        return None
+    # Nested ones may count anything (the nodes of graphs, the words of bags): only the model can tell.
+    return first if len(given) == 1 else size
+
+
 def cast(structure: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Floating tensors in `dtype`, everything on `device`; a tensor that is right already is not copied."""
+    """Floating tensors in `dtype`, everything on `device`; a tensor that is right already is not copied.
+
+    Where some are on `device` already, the others stay: the lengths of packed sequences belong on the CPU.
+    """
+    placed = any(tensor.device == device for tensor in tensors_in(structure))
 
     def convert(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+        kind = dtype if tensor.is_floating_point() else None
+        return tensor.detach().to(device=None if placed else device, dtype=kind)
 
     return map_tensors(convert, structure)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.parameter import is_lazy
 
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.batches import Batch
-from hessinit.problem.layers import Layer
 from hessinit.problem.structures import tensors_in
+from hessinit.problem.weights import all_finite
 
 
 def check_arguments(model: Any, loss: Any, forward: Any, dtype: Any, dropout: str) -> None:
@@ -20,19 +21,60 @@ def check_arguments(model: Any, loss: Any, forward: Any, dtype: Any, dropout: st
     if not isinstance(model, nn.Module):
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
-    if not callable(loss):
-        raise ProblemError(f"loss is a {type(loss).__name__}; it must be callable as loss(output, target).")
+    scripted = [name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    if scripted:
+        raise ProblemError(
+            f"{scripted[0] or 'the model'} is a TorchScript module, whose weights cannot be exchanged; "
+            "measure the module it was made from."
+        )
     if isinstance(loss, type):
         raise ProblemError(f"loss is the class {loss.__name__}; pass an instance: {loss.__name__}().")
+    if not callable(loss):
+        raise ProblemError(f"loss is a {type(loss).__name__}; it must be callable as loss(output, target).")
     if forward is not None and not callable(forward):
-        raise ProblemError(f"forward is a {type(forward).__name__}; it must be callable as forward(model, inputs).")
+        raise ProblemError(
+            f"forward is a {type(forward).__name__}; it must be callable as forward(model, inputs)."
+        )
     if dtype not in (None, torch.float32, torch.float64):
-        raise ProblemError(f"dtype={dtype} is not supported; choose torch.float32, torch.float64 or None (at least fp32).")
+        raise ProblemError(
+            f"dtype={dtype} is not supported; choose torch.float32, torch.float64, or None for the better "
+            "of float32 and the model's own."
+        )
     choose("dropout", dropout, ["refuse", "freeze"])
 
 
+def check_whole(name: str, value: Any, at_least: int) -> int:
+    """A whole number from `at_least` up.
+
+    >>> check_whole("top", 3, at_least=0)
+    3
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = at_least - 1
+    if not at_least <= number < 2**63:
+        raise ProblemError(f"{name}={value!r} must be a whole number, {at_least} or more.")
+    return number
+
+
+def check_tolerance(tolerance: Any) -> float:
+    """A relative error.
+
+    >>> check_tolerance(1e-3)
+    0.001
+    """
+    try:
+        fine = 0 < float(tolerance) < 1
+    except (TypeError, ValueError):
+        fine = False
+    if not fine:
+        raise ProblemError(f"tolerance={tolerance!r} must be a relative error between 0 and 1, such as 1e-3.")
+    return float(tolerance)
+
+
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel or torch.compile, whose wrappers cannot be differentiated twice."""
+    """The module inside DataParallel, DistributedDataParallel or torch.compile: these have one derivative."""
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
@@ -42,50 +84,23 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def check_parameters(model: nn.Module, layers: tuple[Layer, ...]) -> None:
-    """Real floating-point weights with values, all in one place."""
-    devices: dict[torch.device, str] = {}
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ProblemError(f"{name} is lazy and has no shape yet; run the model once on a batch before measuring.")
-        kind = type(parameter.data).__name__
-        if "DTensor" in kind or "ShardedTensor" in kind or hasattr(parameter, "_is_flat_param"):
-            raise ProblemError(
-                f"{name} is sharded ({kind}): one rank holds only a part of it. Measure before sharding the model, "
-                "or gather the full weights first (for FSDP: summon_full_params or full_tensor())."
-            )
-        if parameter.device.type == "meta":
-            raise ProblemError(f"{name} is on the meta device and has no values; materialize it (model.to_empty, then init).")
-        devices.setdefault(parameter.device, name)
-    if len(devices) > 1:
-        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
-        raise ProblemError(f"the parameters lie on different devices ({places}); move the model to one: model.to(device).")
-    for layer in layers:
-        parameter = model.get_parameter(layer.parameter)
-        if not parameter.is_floating_point():
-            raise ProblemError(
-                f"{layer.name} has dtype {parameter.dtype}; curvature needs real floating-point weights. "
-                "Convert the model (model.float()), or leave it out with layers=."
-            )
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not bool(torch.isfinite(parameter.detach()).all()):
-            raise ProblemError(
-                f"{name} holds NaN or inf (it is the first parameter that does); initialize it again before measuring."
-            )
-
-
 def check_dropout(model: nn.Module, dropout: str) -> None:
     """Active dropout draws another mask for every product: there is no single Hessian."""
     if dropout == "freeze":
         return
-    active = [name or type(module).__name__ for name, module in model.named_modules() if _drops(module)]
+    active = [_dropping(name, module) for name, module in model.named_modules() if _drops(module)]
     if active:
         shown = ", ".join(active[:4]) + (f" and {len(active) - 4} more" if len(active) > 4 else "")
         verb = "is" if len(active) == 1 else "are"
         raise ProblemError(
-            f"{shown} {verb} active (train mode): every product would see another mask, so there is no single Hessian. "
-            'Call model.eval(), or pass dropout="freeze" to keep one mask.'
+            f"{shown} {verb} active (train mode): every product would see another mask, so there is no "
+            'single Hessian. Call model.eval(), or pass dropout="freeze" to keep one mask.'
         )
+
+
+def _dropping(name: str, module: nn.Module) -> str:
+    shown = name or type(module).__name__
+    return shown if isinstance(module, _DropoutNd) else f"the dropout of {shown}"
 
 
 def _drops(module: nn.Module) -> bool:
@@ -98,14 +113,25 @@ def _drops(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
 
 
-def check_finite_batch(batch: Batch, position: int, total: int) -> None:
-    """NaN in, NaN out: say so before the forward."""
-    place = f" of batch {position}" if total > 1 else ""
-    for role, structure in (("inputs", batch.inputs), ("targets", batch.targets)):
-        for tensor in tensors_in(structure):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor)).sum())
-                raise ProblemError(f"the {role}{place} hold {bad} NaN or inf among {tensor.numel()} values; clean them first.")
+def check_finite_inputs(given: Any, converted: Batch, place: str) -> None:
+    """NaN in, NaN out: say so before the forward. Targets may hold NaN where a loss masks it."""
+    for before, after in zip(tensors_in(given), tensors_in(converted.inputs), strict=True):
+        if not after.is_floating_point() or all_finite(after) or _is_mask(after):
+            continue
+        if all_finite(before):
+            raise ProblemError(
+                f"{place}the inputs hold values beyond the range of {after.dtype}; "
+                "scale them, or pass dtype=torch.float64."
+            )
+        bad = int((~torch.isfinite(after)).sum())
+        raise ProblemError(
+            f"{place}the inputs hold {bad} NaN or inf among {after.numel()} values; clean them first."
+        )
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Zeros and -inf only, as added to attention scores."""
+    return bool(((tensor == 0) | (tensor == -torch.inf)).all()) and bool((tensor == 0).any())
 
 
 def check_output(output: Any, forward: Any) -> None:
@@ -116,13 +142,22 @@ def check_output(output: Any, forward: Any) -> None:
             found, way = f"a {type(output).__name__} of {len(output)}", "lambda model, x: model(x)[0]"
         elif hasattr(output, "logits"):
             found, way = f"a {type(output).__name__}", "lambda model, x: model(**x).logits"
-        elif isinstance(output, dict):
-            found, way = f"a dict with keys {list(output)}", f"lambda model, x: model(x)[{next(iter(output), 'key')!r}]"
+        elif isinstance(output, Mapping):
+            found = f"a {type(output).__name__} with keys {list(output)}"
+            way = f"lambda model, x: model(x)[{next(iter(output), 'key')!r}]"
         else:
             found, way = f"a {type(output).__name__}", "lambda model, x: model(x).some_tensor"
         raise ProblemError(f"{who} returned {found}; curvature needs one tensor. Pass forward={way}.")
     if not output.is_floating_point():
-        raise ProblemError(f"the model's output has dtype {output.dtype}; it must be real and floating point.")
+        raise ProblemError(
+            f"the model's output has dtype {output.dtype}; it must be real and floating point."
+        )
+    if output.dtype not in (torch.float32, torch.float64):
+        raise ProblemError(
+            f"the model's output has dtype {output.dtype} though its weights came in float32 or better: "
+            "its forward casts (autocast, or .to()), and such rounding drowns second derivatives. "
+            "Leave the cast out while measuring."
+        )
 
 
 def check_loss_value(value: Any) -> None:

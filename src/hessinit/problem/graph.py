@@ -1,8 +1,8 @@
 """Where the weights are used, read off the autograd graph of one evaluation.
 
-The graph is the one record of what a model did that is the same for modules, functional calls, tied weights and weights used
-several times. Each use of a weight is a node of the graph; the gradient that reaches the node's output is what the
-layer's Jacobian is made of.
+The graph is the one record of what a model did that is the same for modules, functional calls, tied weights
+and weights used several times. Each use of a weight is a node of the graph; the gradient that reaches the
+node's output is what the layer's Jacobian is made of.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Node = Any  # torch.autograd.graph.Node; its saved tensors are not typed
 
 @dataclass(frozen=True)
 class Use:
-    """One node that consumes a leaf; `transposed` when it consumes the leaf's transpose, as `F.linear` does."""
+    """One node that consumes a leaf; `transposed` when it consumes its transpose, as `F.linear` does."""
 
     node: Node
     position: int
@@ -37,8 +37,8 @@ class Use:
 def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]:
     """For every leaf, the nodes that consume it, in the order they ran; an unused leaf has none.
 
-    Transposes are looked through, however many. Every path from the output to a leaf ends in one of the uses: a use that
-    were missed would make a curvature too small, silently.
+    Transposes are looked through, however many. Every path from the output to a leaf ends in one of the uses:
+    a use that were missed would make a curvature too small, silently.
     """
     names = {id(leaf): name for name, leaf in leaves.items()}
     uses: dict[str, list[Use]] = {name: [] for name in leaves}

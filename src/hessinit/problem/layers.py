@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, did_you_mean
 
@@ -30,41 +31,58 @@ class Layer:
 
 
 def layer_name(parameter: str) -> str:
-    """The parameter's name without a trailing `.weight`.
+    """The parameter's name without a trailing `.weight`, and without what torch.compile puts in between.
 
     >>> layer_name("encoder.0.linear1.weight"), layer_name("lstm.weight_ih_l0"), layer_name("weight")
     ('encoder.0.linear1', 'lstm.weight_ih_l0', 'weight')
     """
-    return parameter.removesuffix(".weight")
+    return parameter.replace("_orig_mod.", "").removesuffix(".weight")
 
 
 def find_layers(model: nn.Module, wanted: str | Iterable[str] | None = None) -> tuple[Layer, ...]:
     """The trainable parameters of two or more dimensions, or those that `wanted` names (names or globs).
 
-    A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are measured only
-    when asked for. A frozen weight is measured only when a pattern names it.
+    A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are measured
+    only when asked for. A frozen weight is measured only when a pattern names it.
     """
-    patterns = None if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
+    patterns = _patterns(wanted)
     everything = _all_layers(model)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if patterns is None:
         chosen = [layer for layer in everything if len(layer.shape) >= 2 and layer.parameter in trainable]
         if not chosen:
-            raise ProblemError(_nothing_to_measure(everything, trainable))
+            raise ProblemError(_nothing_to_measure(model, everything, trainable))
         return tuple(chosen)
     if not patterns:
-        raise ProblemError("layers=[] names no layer; leave it out to measure every weight, or name at least one.")
+        raise ProblemError(
+            "layers=[] names no layer; leave it out to measure every weight, or name at least one."
+        )
     selected: set[str] = set()
     for pattern in patterns:
         matches = _match(pattern, everything)
         if not matches:
             names = [layer.name for layer in everything if len(layer.shape) >= 2]
+            names = names or [layer.name for layer in everything]
             shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             raise ProblemError(
-                f"layers={pattern!r} fits no parameter of the model; its layers are {shown}.{did_you_mean(pattern, names)}"
+                f"layers={pattern!r} fits no parameter of the model; its layers are {shown or 'none at all'}."
+                + did_you_mean(pattern, names)
             )
         selected.update(layer.parameter for layer in matches)
     return tuple(layer for layer in everything if layer.parameter in selected)
+
+
+def _patterns(wanted: Any) -> list[str] | None:
+    if wanted is None:
+        return None
+    patterns = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ProblemError(
+                f"layers={wanted!r} holds a {type(pattern).__name__}; pass names or globs, such as "
+                'layers=["fc1", "encoder.*"].'
+            )
+    return patterns
 
 
 def _all_layers(model: nn.Module) -> list[Layer]:
@@ -73,6 +91,8 @@ def _all_layers(model: nn.Module) -> list[Layer]:
         names.setdefault(id(parameter), []).append(name)
     layers = []
     for first, parameter in model.named_parameters():
+        if parameter.numel() == 0:
+            continue  # no weights, no curvature
         aliases = tuple(layer_name(name) for name in names[id(parameter)] if name != first)
         layers.append(Layer(layer_name(first), first, aliases, tuple(parameter.shape)))
     return layers
@@ -87,8 +107,17 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
     return matrices or [layer for layer in layers if fits(layer)]
 
 
-def _nothing_to_measure(everything: list[Layer], trainable: set[str]) -> str:
-    frozen = [layer.name for layer in everything if len(layer.shape) >= 2 and layer.parameter not in trainable]
+def _nothing_to_measure(model: nn.Module, everything: list[Layer], trainable: set[str]) -> str:
+    whole = [layer.name for layer in everything if not _may_be_trained(model.get_parameter(layer.parameter))]
+    if whole and len(whole) == len(everything):
+        kind = model.get_parameter(everything[0].parameter).dtype
+        return (
+            f"{whole[0]} has dtype {kind}, and no weight of the model is real; curvature needs "
+            "floating-point weights. Measure the model before it is quantized."
+        )
+    frozen = [
+        layer.name for layer in everything if len(layer.shape) >= 2 and layer.parameter not in trainable
+    ]
     if frozen:
         return (
             f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False). "
@@ -100,3 +129,7 @@ def _nothing_to_measure(everything: list[Layer], trainable: set[str]) -> str:
             f"layers={[layer.name for layer in everything[:3]]!r}."
         )
     return "the model has no parameters, so there is no curvature to measure."
+
+
+def _may_be_trained(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()

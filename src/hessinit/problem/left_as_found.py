@@ -3,52 +3,68 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessinit.problem.substitutes import Substitutes
-
 
 @contextlib.contextmanager
-def random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed every generator a forward may draw from; afterwards each continues as if nothing had happened."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+def kept_attributes(model: nn.Module) -> Iterator[None]:
+    """Let a forward write to its modules' attributes, and put every one of them back.
+
+    Models keep a hidden state, a counter or their last attention there; `nn.utils.weight_norm` the weight.
+    Backward hooks rest meanwhile: they belong to training, and may change the derivatives that they see.
+    """
+    tables = [table for module in model.modules() for table in _tables(module)]
+    before = [dict(table) for table in tables]
+    try:
+        for module in model.modules():
+            for kind in ("_backward_hooks", "_backward_pre_hooks"):
+                if module.__dict__[kind]:
+                    module.__dict__[kind] = OrderedDict()
         yield
+    finally:
+        for table, entries in zip(tables, before, strict=True):
+            for name in table.keys() - entries.keys():
+                del table[name]
+            table.update(entries)
 
 
-@contextlib.contextmanager
-def untouched_random_state() -> Iterator[None]:
-    """Let someone draw (a DataLoader does, even without shuffling) and go on as if nothing had been drawn."""
-    with torch.random.fork_rng(devices=[]):
-        yield
+def _tables(module: nn.Module) -> list[dict[str, Any]]:
+    own = module.__dict__
+    return [own, own["_parameters"], own["_buffers"], own["_modules"]]
 
 
 @contextlib.contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """Run the forward with kernels that have a second derivative, in full precision, and no autocast.
 
-    Fused attention and the cuDNN and oneDNN recurrent kernels have only a first one; the settings live in thread-local
-    or global switches of torch, never in the model, and are put back on leaving.
+    Fused attention and the cuDNN and oneDNN recurrent kernels have only a first one; the settings live in
+    thread-local or global switches of torch, never in the model, and are put back on leaving.
     """
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(Substitutes())
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
+        if "torch._dynamo" in sys.modules:
+            # Whatever is compiled runs as it was written: compiled code has only a first derivative.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))  # for our own vectors; the forward gets the user's back
+        # TF32 keeps 10 bits of the mantissa: a norm measured with it is off by up to 1e-3. CPUs have it too.
+        stack.enter_context(_full_precision_matmul())
         if torch.cuda.is_available():
-            # TF32 keeps 10 bits of the mantissa: a norm measured with it is off by up to 1e-3.
             cudnn = torch.backends.cudnn
             stack.enter_context(cudnn.flags(enabled=not recurrent, deterministic=True, allow_tf32=False))
-            stack.enter_context(_full_precision_matmul())
         if recurrent and torch.backends.mkldnn.is_available():
             stack.enter_context(_without_onednn())
         yield
@@ -56,12 +72,32 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _full_precision_matmul() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    try:
+        before = torch.get_float32_matmul_precision()
+    except (
+        RuntimeError
+    ):  # torch refuses to tell once the newer switches, one for each backend, have been used
+        with _full_precision_backends():
+            yield
+        return
     torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def _full_precision_backends() -> Iterator[None]:
+    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
 
 
 @contextlib.contextmanager

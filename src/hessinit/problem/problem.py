@@ -10,10 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hessinit.problem import checks
+from hessinit.errors import ProblemError
+from hessinit.problem import checks, weights
 from hessinit.problem.batches import Batch, cast, read_batches
+from hessinit.problem.failures import explained, explained_loss
 from hessinit.problem.layers import Layer, find_layers
-from hessinit.problem.left_as_found import random_state, twice_differentiable
+from hessinit.problem.left_as_found import kept_attributes, twice_differentiable
+from hessinit.problem.randomness import Draws, untouched_random_state
+from hessinit.problem.structures import map_tensors
+from hessinit.problem.substitutes import Substitutes
 
 Loss = Callable[[Any, Any], Tensor]
 Forward = Callable[[nn.Module, Any], Tensor]
@@ -22,10 +27,13 @@ Forward = Callable[[nn.Module, Any], Tensor]
 class Problem:
     """What is to be measured, checked once.
 
-    The weights are seen through `leaves`: detached views (or casts) of the parameters, so no derivative ever touches the
-    model's own tensors. Buffers are cloned for every forward, so BatchNorm's statistics stay where they were.
+    The weights are seen through `leaves`: copies, so neither a derivative nor a forward that writes into its
+    weights (`nn.Embedding` with max_norm does) ever touches the model's own tensors. Buffers, inputs and
+    targets are cloned for every call: BatchNorm's statistics stay where they were, and an in-place forward
+    finds the same data each time.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -40,70 +48,115 @@ class Problem:
     ) -> None:
         checks.check_arguments(model, loss, forward, dtype, dropout)
         self.model = checks.unwrap(model)
+        weights.check_present(self.model)
         self.layers: tuple[Layer, ...] = find_layers(self.model, layers)
-        checks.check_parameters(self.model, self.layers)
+        weights.check_values(self.model, self.layers)
         checks.check_dropout(self.model, dropout)
-        first = self.model.get_parameter(self.layers[0].parameter)
-        self.device = first.device
-        self.dtype = dtype or (torch.promote_types(first.dtype, torch.float32))
+        self.device = self.model.get_parameter(self.layers[0].parameter).device
+        kinds = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        self.dtype = dtype or (torch.float64 if torch.float64 in kinds else torch.float32)
+        self.converts = kinds != {self.dtype}
         self.seed = seed
         self.dropout = dropout
         self.loss = loss
         self.forward = forward
+        self.drew = False
         self.batches: tuple[Batch, ...] = tuple(
-            Batch(cast(b.inputs, self.dtype, self.device), cast(b.targets, self.dtype, self.device), b.size)
-            for b in read_batches(batch)
+            self._convert(place, read) for place, read in read_batches(batch)
         )
-        for position, read in enumerate(self.batches):
-            checks.check_finite_batch(read, position, len(self.batches))
         self.leaves: dict[str, Tensor] = {}
         self._constants: dict[str, Tensor] = {}
+        self._default_device = torch.get_default_device()
         measured = {layer.parameter for layer in self.layers}
+        renormed = {id(module.weight) for module in self.model.modules() if getattr(module, "max_norm", None)}
         for name, parameter in self.model.named_parameters():
-            view = parameter.detach().to(self.dtype) if parameter.is_floating_point() else parameter.detach()
+            kind = self.dtype if parameter.is_floating_point() else parameter.dtype
             if name in measured:
-                self.leaves[name] = view.requires_grad_()
+                self.leaves[name] = parameter.detach().to(kind, copy=True).requires_grad_()
             else:
-                self._constants[name] = view
+                # What is not measured may be a large frozen model: it is shared where nothing writes into it.
+                written = id(parameter) in renormed or parameter.is_inference()
+                self._constants[name] = parameter.detach().to(kind, copy=written)
         # In the order of `layers`, whatever the model's own order of parameters.
         self.leaves = {layer.parameter: self.leaves[layer.parameter] for layer in self.layers}
-        self._loss_tensors = _cast_module(loss, self.dtype, self.device) if isinstance(loss, nn.Module) else {}
+        self._loss_tensors = (
+            _cast_module(loss, self.dtype, self.device) if isinstance(loss, nn.Module) else {}
+        )
 
     @property
     def examples(self) -> int:
         """How many examples the batches hold together."""
         return sum(batch.size for batch in self.batches)
 
+    def _convert(self, place: str, read: Batch) -> Batch:
+        batch = Batch(
+            cast(read.inputs, self.dtype, self.device), cast(read.targets, self.dtype, self.device), read.size
+        )
+        checks.check_finite_inputs(read.inputs, batch, place)
+        return batch
+
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
         """Everything that evaluates the problem runs inside this."""
-        with twice_differentiable(self.model):
+        with untouched_random_state(self.device), twice_differentiable(self.model):
             yield
 
     def output(self, batch: Batch, *, draw: int = 0) -> Tensor:
-        """The model's output, as a function of `leaves`. `draw` picks the random numbers a frozen dropout sees."""
+        """The model's output, as a function of `leaves`; `draw` picks the random numbers.
+
+        Afterwards `drew` says whether the forward drew any.
+        """
         tensors: dict[str, Tensor] = {**self.leaves, **self._constants}
         for name, buffer in self.model.named_buffers():
             tensors[name] = cast(buffer, self.dtype, self.device).clone()
-        with random_state(self.seed + draw, self.device):
+        inputs = map_tensors(torch.clone, batch.inputs)
+        draws = Draws(self.seed + draw, self.device)
+        with (
+            self._calling_the_user(self.model),
+            explained(self.model, batch, self.forward, self.converts),
+            Substitutes(),
+        ):
             if self.forward is None:
-                result = functional_call(self.model, tensors, (batch.inputs,))
+                result = functional_call(self.model, tensors, (inputs,))
             else:
                 result = functional_call(
-                    _Calling(self.model, self.forward), {f"model.{k}": v for k, v in tensors.items()}, (batch.inputs,)
+                    _Calling(self.model, self.forward),
+                    {f"model.{k}": v for k, v in tensors.items()},
+                    (inputs,),
                 )
+        self.drew = draws.happened()
         checks.check_output(result, self.forward)
-        return result  # type: ignore[no-any-return]
+        # A bare weight as output has no node of its own in the graph.
+        return result.clone() if result.is_leaf and result.requires_grad else result
 
-    def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
-        """The loss of an output, a scalar."""
-        with random_state(self.seed, self.device):
-            if isinstance(self.loss, nn.Module):
-                value = functional_call(self.loss, self._loss_tensors, (output, batch.targets))
+    def loss_of(self, output: Tensor, batch: Batch, *, draw: int = 0) -> Tensor:
+        """The loss of an output, a scalar; `draw` and `drew` are those of `output`."""
+        targets = map_tensors(torch.clone, batch.targets)
+        draws, version = Draws(self.seed + draw, self.device), output._version
+        with self._calling_the_user(self.loss), explained_loss(output, batch):
+            if self._loss_tensors:
+                assert isinstance(self.loss, nn.Module)
+                tensors = {name: tensor.clone() for name, tensor in self._loss_tensors.items()}
+                value = functional_call(self.loss, tensors, (output, targets))
             else:
-                value = self.loss(output, batch.targets)
+                value = self.loss(output, targets)
+        self.drew = draws.happened()
         checks.check_loss_value(value)
-        return value  # type: ignore[no-any-return]
+        if output._version != version:
+            raise ProblemError(
+                "the loss changes the model's output in place, so a second look would see another output; "
+                "let it work on a copy (output / temperature instead of output.div_(temperature))."
+            )
+        return value
+
+    @contextlib.contextmanager
+    def _calling_the_user(self, called: Any) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if isinstance(called, nn.Module):
+                stack.enter_context(kept_attributes(called))
+            if self._default_device.type != "cpu":
+                stack.enter_context(self._default_device)
+            yield
 
 
 class _Calling(nn.Module):
@@ -122,5 +175,3 @@ class _Calling(nn.Module):
 def _cast_module(module: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: cast(tensor, dtype, device) for name, tensor in named}
-
-

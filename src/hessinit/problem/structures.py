@@ -1,4 +1,4 @@
-"""Nested inputs and targets: tensors inside tuples, lists, dicts, named tuples, dataclasses and dict-like objects."""
+"""Nested inputs and targets: tensors inside tuples, lists, dicts, named tuples, dataclasses and the like."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
@@ -20,17 +21,23 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
     if isinstance(structure, Tensor):
         return function(structure)
     if isinstance(structure, Mapping):
-        return _rebuild_mapping(structure, {key: map_tensors(function, value) for key, value in structure.items()})
+        changed = {key: map_tensors(function, value) for key, value in structure.items()}
+        return _rebuild_mapping(structure, changed)
+    if isinstance(structure, PackedSequence):
+        # Its batch_sizes must stay on the CPU, whole numbers in order.
+        parts = (structure.data, structure.sorted_indices, structure.unsorted_indices)
+        data, order, back = map_tensors(function, parts)
+        return PackedSequence(data, structure.batch_sizes, order, back)
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
         return type(structure)(*(map_tensors(function, value) for value in structure))
     if isinstance(structure, (list, tuple)):
         return type(structure)(map_tensors(function, value) for value in structure)
     if dataclasses.is_dataclass(structure) and not isinstance(structure, type):
-        changed = copy.copy(structure)
+        twin = copy.copy(structure)
         for field in dataclasses.fields(structure):
-            # object.__setattr__ also reaches the fields of frozen dataclasses; `changed` is ours alone.
-            object.__setattr__(changed, field.name, map_tensors(function, getattr(structure, field.name)))
-        return changed
+            # object.__setattr__ also reaches the fields of frozen dataclasses; `twin` is ours alone.
+            object.__setattr__(twin, field.name, map_tensors(function, getattr(structure, field.name)))
+        return twin
     return structure
 
 

@@ -1,4 +1,4 @@
-"""Functions of torch whose second derivative is missing or wrong, and the compositions that stand in for them."""
+"""Functions of torch whose second derivative is missing or wrong, and what stands in for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from hessinit.errors import ProblemError
 
 
 class Substitutes(TorchFunctionMode):
@@ -42,9 +44,9 @@ def _embedding_bag(
 ) -> Tensor:
     """The fused one has no second derivative at all."""
     if max_norm is not None or mode == "max" or scale_grad_by_freq:
-        raise NotImplementedError(
-            f"EmbeddingBag with mode={mode!r}, max_norm={max_norm}, scale_grad_by_freq={scale_grad_by_freq} has no second "
-            "derivative; use mode='sum' or 'mean' without these options, or leave the layer out of the model."
+        raise ProblemError(
+            f"EmbeddingBag with mode={mode!r}, max_norm={max_norm}, scale_grad_by_freq={scale_grad_by_freq} "
+            "has no second derivative; use mode='sum' or 'mean' without these options, or leave it out."
         )
     if offsets is None:
         bags = torch.arange(input.shape[0], device=input.device).repeat_interleave(input.shape[1])

@@ -108,8 +108,7 @@ class _Search:
             wanted = self._wanted(values * process.scale)
             allowed = 0.5 * self.tolerance * self.norm
             decided = process.exhausted or (
-                process.steps >= 3
-                and len(self.values) + len(wanted) >= self.count
+                len(self.values) + len(wanted) >= self.count
                 and all(residuals[i] * process.scale <= allowed for i in wanted)
                 and self._ends_settled(values * process.scale, residuals * process.scale, wanted)
             )

@@ -18,6 +18,7 @@ Array = npt.NDArray[np.float64]
 # only for the steps it takes, a small one gets a single block and so the fewest calls.
 _NUMBERS_PER_BLOCK = 2**20
 _BLOCK_ROWS = (16, 256)
+_LARGEST_FOR_NUMPY = 24
 
 
 class LanczosProcess:
@@ -62,6 +63,10 @@ class LanczosProcess:
     def steps(self) -> int:
         return len(self.alphas)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.operator.dtype
+
     def step(self) -> None:
         """One product: extends the basis by a vector and the tridiagonal matrix by a row."""
         product = (self.operator @ self._current).detach()
@@ -93,8 +98,7 @@ class LanczosProcess:
     def ritz(self) -> tuple[Array, Array]:
         """Eigenvalues (ascending, in units of `scale`) and eigenvectors of the tridiagonal matrix."""
         matrix = self._tridiagonal[: self.steps, : self.steps]  # eigh reads the lower triangle only
-        values, vectors = np.linalg.eigh(matrix)
-        return values, vectors
+        return small_eigenpairs(matrix)
 
     def residuals(self, vectors: Array) -> Array:
         """‖A y − θ y‖ of every Ritz pair, in units of `scale`: β times the last entry of its vector."""
@@ -162,6 +166,27 @@ class LanczosProcess:
         return self._blocks[-1][self._rows_used - 1]
 
 
+def small_eigenpairs(matrices: Array) -> tuple[Array, Array]:
+    """Eigenvalues (ascending) and eigenvectors of a small symmetric matrix, or of a stack of them.
+
+    Numpy is the faster one as long as it stays on one thread; beyond, it brings a second pool of threads, and two
+    pools that wait for each other on few cores cost milliseconds.
+    """
+    if matrices.shape[-1] <= _LARGEST_FOR_NUMPY:
+        values, vectors = np.linalg.eigh(matrices)
+        return values, vectors
+    found = torch.linalg.eigh(torch.from_numpy(np.ascontiguousarray(matrices)))
+    return found[0].numpy(), found[1].numpy()
+
+
 def worth_checking(steps: int) -> bool:
-    """The small eigenproblem costs steps³, so checks thin out: at most a twelfth more steps than needed."""
-    return steps <= 12 or steps % max(2, steps // 12) == 0
+    """Whether to solve the small eigenproblem now: not before step 4, where nothing can have settled.
+
+    It costs steps³, so checks thin out later on: at most a twelfth more steps are taken than needed.
+
+    >>> [steps for steps in range(1, 40) if worth_checking(steps)][:9]
+    [4, 5, 6, 7, 8, 9, 10, 11, 12]
+    >>> [steps for steps in range(13, 60) if worth_checking(steps)]
+    [14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 39, 42, 45, 48, 52, 56]
+    """
+    return 4 <= steps <= 12 or (steps > 12 and steps % max(2, steps // 12) == 0)

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from hessinit.estimate import Estimate
 from hessinit.spectra.krylov import LanczosProcess, worth_checking
+from hessinit.spectra.outcome import SETTLING_STEPS, conclude, not_finite
 from hessinit.spectra.protocol import Operator, operator_size, require_at_least, require_tolerance
-from hessinit.spectra.residuals import RitzEnd, read_end, spectral_norm
+from hessinit.spectra.residuals import CAUTION, RitzEnd, read_end, spectral_norm
 from hessinit.spectra.start import random_start
 
 Ends = Literal["both", "top"]
 
-# A value has settled when it has not moved over this many steps; see RitzEnd.is_converged.
-_SETTLING_STEPS = 3
+# How many of the largest Ritz pairs stand in for the operator where a rough picture of it is enough.
+LEADING = 4
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Extremes:
     """The ends of a spectrum; `norm` is the largest |eigenvalue|. Products are shared: do not add them up.
 
     `ritz` holds all Ritz values in ascending order: the ends are eigenvalues to within their error, the inner
-    ones a rough picture of the spectrum. `bottom` is None when only the top was asked for; vectors are None
+    ones a rough picture of the spectrum; `leading` holds the vectors of the largest few. `bottom` is None when only the top was asked for; vectors are None
     unless asked for.
     """
 
@@ -38,6 +38,7 @@ class Extremes:
     bottom_vector: Tensor | None
     steps: int
     ritz: tuple[float, ...]
+    leading: Tensor | None = None
 
 
 def lanczos(
@@ -49,6 +50,7 @@ def lanczos(
     seed: int = 0,
     start: Tensor | None = None,
     vectors: bool = False,
+    semidefinite: bool = False,
     on_step: Callable[[int], object] | None = None,
 ) -> Extremes:
     """The largest and the smallest eigenvalue, each to `tolerance` times the spectral norm.
@@ -60,6 +62,7 @@ def lanczos(
     eigenvector stays unseen. `on_step` is called with the number of products so far. Not converging is a
     value: see `converged` and `reason`.
 
+    >>> import torch
     >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
     >>> abs(extremes.top.value - 3) <= extremes.top.error <= 3e-3
     True
@@ -77,6 +80,8 @@ def lanczos(
     require_at_least("max_steps", max_steps, 1, "every step is one product")
     process = LanczosProcess(operator, random_start(operator, seed=seed, guess=start))
     limit = min(max_steps, size)
+    # A good guess leaves less to settle.
+    settling, caution = (SETTLING_STEPS, CAUTION) if start is None else (1, 3 * CAUTION)
     checks: list[tuple[int, float, float]] = []
     while process.steps < limit:
         process.step()
@@ -84,27 +89,32 @@ def lanczos(
             return _not_finite(process.steps + 1, ends)
         if on_step is not None:
             on_step(process.steps)
+        if process.steps == 1:
+            checks.append((1, process.alphas[0], process.alphas[0]))
         last = process.exhausted or process.steps == limit
         if not last and not worth_checking(process.steps):
             continue
         values, small_vectors = process.ritz()
         residuals = process.residuals(small_vectors)
         norm = spectral_norm(values)
-        earlier = [check for check in checks if check[0] <= process.steps - _SETTLING_STEPS]
+        earlier = [check for check in checks if check[0] <= process.steps - settling]
         _, low, high = earlier[-1] if earlier else (0, -math.inf, math.inf)
         exact = process.exhausted
         top = read_end(values, residuals, -1, 0.0 if exact else abs(float(values[-1]) - high))
         bottom = read_end(values, residuals, 0, 0.0 if exact else abs(float(values[0]) - low))
         checks.append((process.steps, bottom.value, top.value))
+        # No eigenvalue of a semidefinite operator is negative, so a small Ritz value has the smallest one below it.
+        if semidefinite and 0 <= bottom.value <= tolerance * norm:
+            bottom = RitzEnd(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
         needed = (top, bottom) if ends == "both" else (top,)
-        if last or all(end.is_converged(tolerance, norm) for end in needed):
+        if last or all(end.is_converged(tolerance, norm, caution) for end in needed):
             break
 
     def vector_of(index: int) -> Tensor:
         return process.ritz_vectors(small_vectors[:, [index]])[:, 0]
 
-    top_estimate = _estimate(process, top, norm, tolerance, max_steps)
-    bottom_estimate = _estimate(process, bottom, norm, tolerance, max_steps)
+    top_estimate = conclude(top, process, norm, tolerance, max_steps, caution)
+    bottom_estimate = conclude(bottom, process, norm, tolerance, max_steps, caution)
     return Extremes(
         top=top_estimate,
         bottom=bottom_estimate if ends == "both" else None,
@@ -113,45 +123,15 @@ def lanczos(
         bottom_vector=vector_of(0) if vectors and ends == "both" else None,
         steps=process.steps,
         ritz=tuple(float(value) * process.scale for value in values),
+        leading=process.ritz_vectors(small_vectors[:, -LEADING:]) if vectors else None,
     )
-
-
-def _estimate(
-    process: LanczosProcess, end: RitzEnd, norm: float, tolerance: float, max_steps: int
-) -> Estimate:
-    steps, scale = process.steps, process.scale
-    if scale == 0:
-        return Estimate(0.0, 0.0, True, "the operator is zero on a random vector", steps)
-    # Products and basis carry rounding errors of a few units in the last place of the norm.
-    rounding = 8 * torch.finfo(process.operator.dtype).eps
-    converged = True
-    if tolerance < rounding:
-        converged = False
-        reason = (
-            f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} "
-            f"of {process.operator.dtype}; use torch.float64 or a larger tolerance"
-        )
-    elif process.exhausted:
-        reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
-    elif end.is_converged(tolerance, norm):
-        share = end.error(tolerance, norm) / norm
-        reason = f"settled, error {share:.0e} of the norm, within tolerance={tolerance:g}"
-    else:
-        converged = False
-        reason = (
-            f"stopped at max_steps={max_steps} with residual {end.residual / norm:.0e} of the norm; "
-            "raise max_steps or tolerance"
-        )
-    error = end.error(tolerance, norm) + rounding * norm
-    return Estimate(end.value * scale, error * scale, converged, reason, steps)
 
 
 def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
     """The norm: the larger of |top| and |bottom|, and no more than the larger of their upper bounds."""
-    winner = max(top, bottom, key=lambda end: abs(end.value))
+    other, winner = sorted((bottom, top), key=lambda end: abs(end.value))
     value = abs(winner.value)
-    error = max(abs(end.value) + end.error for end in (top, bottom)) - value
-    error = max(error, winner.error)
+    error = max(winner.error, abs(other.value) + other.error - value)
     settled = winner.converged and error <= winner.error + tolerance * value
     reason = winner.reason
     if winner.converged and not settled:
@@ -160,9 +140,5 @@ def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
 
 
 def _not_finite(products: int, ends: Ends) -> Extremes:
-    reason = (
-        f"product {products} was not finite (inf or nan); look for inf or nan in the weights and inputs, "
-        "or use torch.float64"
-    )
-    top, bottom = (Estimate(value, math.inf, False, reason, products) for value in (math.inf, -math.inf))
+    top, bottom = not_finite(products), not_finite(products, -1.0)
     return Extremes(top, bottom if ends == "both" else None, top, None, None, products, ())

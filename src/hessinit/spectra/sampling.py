@@ -18,9 +18,9 @@ def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
     (0.0, 2e+300)
     """
     count = len(samples)
-    largest = max(abs(sample) for sample in samples)
-    if not math.isfinite(largest):
+    if not all(math.isfinite(sample) for sample in samples):
         return math.inf, math.inf
+    largest = max(abs(sample) for sample in samples)
     if largest == 0:
         return 0.0, 0.0 if count > 1 else math.inf
     scaled = [sample / largest for sample in samples]

@@ -18,8 +18,9 @@ from hessinit.engines.ends import Effort, Ends, Engine
 from hessinit.engines.extras import Wanted, measure_extras
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.problem.graph import find_uses
+from hessinit.problem.checks import check_tolerance, check_whole
 from hessinit.problem.layers import Layer
+from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.report import CurvatureReport, LayerCurvature, Spread
 
@@ -63,15 +64,22 @@ def measure(
     started = time.perf_counter()
     choose("curvature", curvature, ["gauss-newton", "hessian", "both"])
     choose("estimator", estimator, ["auto", "gram", "lanczos"])
-    effort = Effort(_positive("tolerance", tolerance), int(_positive("max_steps", max_steps)), int(seed))
-    wanted = Wanted(top=top, trace=trace, frobenius=frobenius, density=density)
-    problem = Problem(
-        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=int(seed)
+    if curvature == "hessian" and estimator == "gram":
+        raise ProblemError(
+            "estimator='gram' measures Gauss-Newton curvature only; for curvature='hessian' choose 'auto' or 'lanczos'."
+        )
+    seed = check_whole("seed", seed, at_least=0)
+    effort = Effort(check_tolerance(tolerance), check_whole("max_steps", max_steps, at_least=1), seed)
+    wanted = Wanted(
+        top=check_whole("top", top, at_least=0), trace=trace, frobenius=frobenius, density=density
     )
-    with problem.settings():
+    problem = Problem(
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
+    )
+    with problem.settings(), explained_memory(problem):
         evaluations = evaluate(problem)
         measuring = _Measuring(problem, evaluations, curvature, estimator, effort, wanted)
-        rows = tuple(measuring.layer(layer) for layer in _in_running_order(problem, evaluations))
+        rows = measuring.layers(_in_running_order(problem, evaluations))
         network = measuring.network()
         report = CurvatureReport(
             layers=rows,
@@ -81,7 +89,7 @@ def measure(
             examples=problem.examples,
             batches=len(problem.batches),
             tolerance=tolerance,
-            seed=int(seed),
+            seed=seed,
             engine=measuring.main.name,
             engine_reason=measuring.main.reason,
             seconds=time.perf_counter() - started,
@@ -127,20 +135,39 @@ class _Measuring:
         alone = [_alone(one) for one in evaluations] if len(evaluations) > 1 else []
         self._single = [build(self._kind, [one]) for one in alone]
 
-    def layer(self, layer: Layer) -> LayerCurvature:
-        return self._row(layer.name, layer.aliases, layer.shape, [layer.parameter])
+    def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
+        names = [layer.parameter for layer in layers]
+        ends = self.main.ends_of_each(names)
+        approximate = self._approximate.ends_of_each(names) if self._approximate else {}
+        single = [engine.ends_of_each(names) for engine in self._single]
+        return tuple(
+            self._row(
+                layer.name, layer.aliases, layer.shape, [name], ends[name], approximate.get(name),
+                [found[name] for found in single],
+            )  # fmt: skip
+            for layer, name in zip(layers, names, strict=True)
+        )
 
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self._problem.layers]
-        return self._row("network", (), (sum(layer.size for layer in self._problem.layers),), names)
+        size = sum(layer.size for layer in self._problem.layers)
+        approximate = self._approximate.ends(names) if self._approximate else None
+        single = [engine.ends(names) for engine in self._single]
+        return self._row("network", (), (size,), names, self.main.ends(names), approximate, single)
 
     def _row(
-        self, name: str, aliases: tuple[str, ...], shape: tuple[int, ...], names: Sequence[str]
+        self,
+        name: str,
+        aliases: tuple[str, ...],
+        shape: tuple[int, ...],
+        names: Sequence[str],
+        ends: Ends,
+        approximate: Ends | None,
+        single: Sequence[Ends],
     ) -> LayerCurvature:
-        ends = self.main.ends(names)
-        approximation = self._approximate.ends(names).norm if self._approximate else None
-        norms = tuple(engine.ends(names).norm.value for engine in self._single)
         extras = measure_extras(self.main.operator(names), self._wanted, self._effort) if self._wanted.anything else {}
+        approximation = approximate.norm if approximate else None
+        norms = tuple(found.norm.value for found in single)
         return LayerCurvature(
             name=name,
             aliases=aliases,
@@ -164,7 +191,7 @@ def _alone(evaluation: Evaluation) -> Evaluation:
 
 
 def _in_running_order(problem: Problem, evaluations: list[Evaluation]) -> list[Layer]:
-    uses = find_uses(evaluations[0].output, problem.leaves)
+    uses = evaluations[0].uses
 
     def moment(layer: Layer) -> float:
         found = uses[layer.parameter]
@@ -187,12 +214,6 @@ def _notes(problem: Problem, rows: Sequence[LayerCurvature]) -> tuple[str, ...]:
     if problem.dropout == "freeze":
         notes.append(f"Random layers were frozen to one draw (seed {problem.seed}).")
     return tuple(notes)
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ProblemError(f"{name}={value!r} must be positive.")
-    return value
 
 
 def _complain(report: CurvatureReport, strict: bool) -> None:

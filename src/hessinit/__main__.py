@@ -1,0 +1,8 @@
+"""`python -m hessinit` is the command line."""
+
+from __future__ import annotations
+
+from hessinit.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""How the command line says that something went wrong: one paragraph, or the user's own traceback."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from hessinit.errors import ConvergenceError, ProblemError
+from hessinit.problem_file import UserCodeError
+
+NOT_CONVERGED = 1
+WRONG_USE = 2
+
+OUR_FOLDER = Path(__file__).parents[1]
+LIBRARY_FOLDERS = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+
+def stop(message: str, code: int = WRONG_USE) -> NoReturn:
+    """End the command with one paragraph on stderr."""
+    typer.echo(f"Error: {message}" if code == WRONG_USE else message, err=True)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def failures_explained(what: str) -> Iterator[None]:
+    """Refusals become a paragraph, and failures of the user's code a traceback without our frames."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except ProblemError as refusal:
+        stop(str(refusal))
+    except ConvergenceError as failure:
+        stop(f"Not converged: {failure}", NOT_CONVERGED)
+    except UserCodeError as failure:
+        cause = failure.__cause__
+        if isinstance(cause, SystemExit):
+            stop(
+                f"{failure}: it called sys.exit({cause.code!r}). Keep what only a script does, such as "
+                "reading the command line, under `if __name__ == '__main__':`."
+            )
+        typer.echo(format_their_traceback(cause or failure), err=True, nl=False)
+        stop(f"{failure}, as shown above.")
+    except Exception as failure:
+        if not _is_theirs(failure):
+            typer.echo("".join(traceback.format_exception(failure)), err=True, nl=False)
+            stop(f"measuring {what} failed inside hessinit. Please report it, with the traceback above.")
+        typer.echo(format_their_traceback(failure), err=True, nl=False)
+        stop(f"measuring {what} failed, as shown above.")
+
+
+def format_their_traceback(failure: BaseException) -> str:
+    """The traceback from the first frame of the user's files on; without any, all frames but ours."""
+    whole = traceback.TracebackException.from_exception(failure)
+    link: traceback.TracebackException | None = whole
+    while link is not None:
+        frames = [frame for frame in link.stack if not _is_machinery(frame)]
+        theirs = [position for position, frame in enumerate(frames) if not _is_library(frame)]
+        link.stack = traceback.StackSummary.from_list(frames[theirs[0] if theirs else 0 :])
+        link = link.__cause__ or link.__context__
+    return "".join(whole.format())
+
+
+def _is_theirs(failure: BaseException) -> bool:
+    """Whether it came out of the user's code, or of a torch module or loss that they chose."""
+    frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if not _is_machinery(frame)]
+    return any(not _is_library(frame) or "/torch/nn/" in Path(frame.filename).as_posix() for frame in frames)
+
+
+def _is_machinery(frame: traceback.FrameSummary) -> bool:
+    """Ours, or a link between the frames that matter: importlib, or how torch calls a module."""
+    path = Path(frame.filename)
+    is_call = frame.name in {"_wrapped_call_impl", "_call_impl", "_functional_call", "functional_call"}
+    return OUR_FOLDER in path.parents or is_call or frame.filename.startswith("<frozen importlib")
+
+
+def _is_library(frame: traceback.FrameSummary) -> bool:
+    return any(folder in Path(frame.filename).parents for folder in LIBRARY_FOLDERS)

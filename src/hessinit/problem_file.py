@@ -1,0 +1,190 @@
+"""A user's problem by name: `path/to/file.py:function` or `package.module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hessinit.errors import ProblemError, did_you_mean
+
+EXAMPLE = "net.py:problem"
+
+
+class UserCodeError(Exception):
+    """The user's own code failed while `doing`; the failure itself is the `__cause__`."""
+
+    def __init__(self, doing: str) -> None:
+        super().__init__(f"{doing} failed")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a problem is defined; nothing of it has been run yet."""
+
+    source: str
+    function: str
+    is_file: bool
+
+
+@dataclass(frozen=True)
+class LoadedProblem:
+    """What the function returned."""
+
+    model: Any
+    loss: Any
+    batch: Any
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+
+def find_problem(text: str) -> Place:
+    """Read `file.py:function`; a file that is not there is refused before anything is imported.
+
+    >>> find_problem("package.module:problem")
+    Place(source='package.module', function='problem', is_file=False)
+    """
+    source, colon, function = text.rpartition(":")
+    is_file = source.endswith(".py") or os.sep in source or "/" in source
+    if not colon or os.sep in function or "/" in function:  # C:\net.py has a colon, but names no function
+        way = f"{text}:problem" if text.endswith(".py") else EXAMPLE
+        raise ProblemError(f"{text!r} names no function; write it after a colon, such as {way}.")
+    if not function.isidentifier() or not (is_file or all(map(str.isidentifier, source.split(".")))):
+        raise ProblemError(
+            f"{text!r} is not of the form file.py:function or package.module:function, such as {EXAMPLE}."
+        )
+    if is_file:
+        _check_file(Path(source))
+    return Place(source, function, is_file)
+
+
+def load_problem(place: Place) -> LoadedProblem:
+    """Run the file or import the module, call the function, and check what it returned.
+
+    The file's folder (for a module, the working folder) is put on `sys.path`, as `python file.py` does.
+    """
+    module = _run_file(Path(place.source)) if place.is_file else _import_module(place.source)
+    function = _find_function(module, place)
+    try:
+        result = function()
+    except (Exception, SystemExit) as failure:
+        raise UserCodeError(f"{place.function}() of {place.source}") from failure
+    return _check_result(result, place)
+
+
+def _check_file(path: Path) -> None:
+    if path.is_file() and path.suffix == ".py":
+        return
+    if path.is_file():
+        raise ProblemError(f"{path} is not a Python file; its name must end in .py.")
+    if path.is_dir():
+        raise ProblemError(f"{path} is a folder; give a file in it, such as {path / EXAMPLE}.")
+    if not path.parent.is_dir():
+        raise ProblemError(f"{path} does not exist, nor does the folder {path.parent}.")
+    near = did_you_mean(path.name, sorted(each.name for each in path.parent.glob("*.py")))
+    raise ProblemError(f"{path} does not exist (looked in {path.parent.resolve()}).{near}")
+
+
+def _run_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    _put_on_path(str(path.parent))
+    # Under its own name, so that worker processes find it again; but a torch.py must not take torch's place.
+    name = path.stem if path.stem not in sys.modules else f"_hessinit_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:  # the name ends in .py, so both are there
+        raise ProblemError(f"{path} cannot be loaded as Python.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as failure:
+        del sys.modules[name]
+        raise UserCodeError(f"running {path.name}") from failure
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    _put_on_path(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as failure:
+        # A missing import inside the module is the user's to see; a missing module is a wrong name.
+        if failure.name is None or not f"{name}.".startswith(f"{failure.name}."):
+            raise UserCodeError(f"importing {name}") from failure
+        file = Path(*name.split(".")).with_suffix(".py")
+        hint = f" For the file, write {file}:function." if file.is_file() else ""
+        raise ProblemError(
+            f"there is no module {failure.name!r}, neither installed nor in {os.getcwd()}.{hint}"
+        ) from None
+    except (Exception, SystemExit) as failure:
+        raise UserCodeError(f"importing {name}") from failure
+
+
+def _put_on_path(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _find_function(module: ModuleType, place: Place) -> Callable[[], Any]:
+    from torch import nn
+
+    if not hasattr(module, place.function):
+        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        offered = did_you_mean(place.function, names)
+        if not offered:
+            offered = f" Its functions are {', '.join(names)}." if names else " It defines no function."
+        raise ProblemError(f"{place.source} has no {place.function!r}.{offered}")
+    function: Any = getattr(module, place.function)
+    if not callable(function) or isinstance(function, nn.Module):
+        raise ProblemError(
+            f"{place.source}:{place.function} is a {type(function).__name__}; "
+            "it must be a function that returns model, loss, batch."
+        )
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        raise ProblemError(
+            f"{place.function}{inspect.signature(function)} of {place.source} needs arguments, and is called "
+            "without any; give them defaults."
+        ) from None
+    except ValueError:
+        pass  # some built-in callables do not tell their signature
+    return function
+
+
+def _check_result(result: Any, place: Place) -> LoadedProblem:
+    rule = "it must return model, loss, batch, and may add a dict of keyword arguments for hessinit.measure"
+    who = f"{place.function}() of {place.source}"
+    if not isinstance(result, (tuple, list)):
+        found = "nothing (None)" if result is None else f"a {type(result).__name__}"
+        raise ProblemError(f"{who} returned {found}; {rule}.")
+    if len(result) not in (3, 4):
+        kinds = ", ".join(type(value).__name__ for value in result)
+        things = "1 value" if len(result) == 1 else f"{len(result)} values"
+        raise ProblemError(f"{who} returned {things} ({kinds}); {rule}.")
+    keywords = result[3] if len(result) == 4 else {}
+    if not isinstance(keywords, dict):
+        raise ProblemError(f"{who} returned a {type(keywords).__name__} as its fourth value; {rule}.")
+    known = _measure_keywords()
+    for name in keywords:
+        if name not in known:
+            offered = did_you_mean(str(name), known)
+            raise ProblemError(
+                f"{who} returned the keyword argument {name!r}, which hessinit.measure does not know; "
+                f"choose from {', '.join(known)}.{offered}"
+            )
+    model, loss, batch = result[:3]
+    return LoadedProblem(model, loss, batch, dict(keywords))
+
+
+def _measure_keywords() -> list[str]:
+    from hessinit import measure
+
+    parameters = inspect.signature(measure).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -1,0 +1,112 @@
+"""The command line in this process (fast) and in one of its own (as people run it)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hessinit.cli import app
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., object]]:
+    """Call as run("measure", "net.py:problem", columns=60); what a user's file leaves is taken away."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = set(sys.modules)
+
+    def invoke(*arguments: object, columns: int = 100) -> object:
+        return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": str(columns)})
+
+    yield invoke
+    for name in set(sys.modules) - modules:
+        if not getattr(sys.modules[name], "__file__", None) or "pytest-of" in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def run_interpreter(
+    *arguments: object,
+    folder: Path,
+    stdout: Any = subprocess.PIPE,
+    stderr: Any = subprocess.PIPE,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        encoding="utf-8",
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def run_process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `python -m hessinit` in `tmp_path`."""
+    return partial(run_interpreter, "-m", "hessinit", folder=tmp_path)
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a line of Python in a process of its own."""
+    return partial(run_interpreter, "-c", folder=tmp_path)
+
+
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.head = nn.Linear(3 * 36, 4)
+
+    def forward(self, images, scale=None):
+        logits = self.head(torch.tanh(self.conv(images)).flatten(1))
+        return logits if scale is None else {"logits": scale * logits}
+
+
+def data():
+    return torch.rand(6, 1, 8, 8), torch.randint(4, (6,))
+
+
+def problem():
+    print("a word from the user's own code")
+    return Net(), nn.CrossEntropyLoss(), data()
+
+
+def scaled():
+    call = lambda model, images: model(images, scale=2.0)["logits"]
+    return Net(), nn.CrossEntropyLoss(), data(), {"forward": call, "curvature": "both", "seed": 3}
+
+
+def unfinished():
+    return Net(), nn.CrossEntropyLoss(), data(), {"max_steps": 1, "estimator": "lanczos"}
+
+
+def strictly_unfinished():
+    return Net(), nn.CrossEntropyLoss(), data(), {"max_steps": 1, "estimator": "lanczos", "strict": True}
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    """A user's file with a convolutional network, called in several ways."""
+    path = tmp_path / "net.py"
+    path.write_text(NET)
+    return path

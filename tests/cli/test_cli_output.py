@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+
+from hessinit import CurvatureReport, load, measure
+from hessinit.demo import problem
+
+
+def test_stdout_holds_the_json_and_nothing_else(run_process, net):
+    result = run_process("measure", "net.py:problem", "--json")
+    assert result.returncode == 0, result.stderr
+    report = CurvatureReport.from_json(result.stdout)
+    assert result.stdout == report.to_json()
+    assert result.stderr == "a word from the user's own code\n"
+
+
+def test_a_pipe_gets_what_print_gives(run_process, net):
+    result = run_process("measure", "net.py:problem", "--save", "r.json")
+    assert result.stdout == f"{load(net.parent / 'r.json')}\n"
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert all(line == line.rstrip() for line in result.stdout.splitlines())
+
+
+def test_colours_are_on_when_forced_and_off_with_no_color(run_process, net):
+    def escapes(**variables: str) -> list[str]:
+        result = run_process("show", "r.json", TERM="xterm", **variables)
+        assert result.returncode == 0, result.stderr
+        return re.findall(r"\x1b\[3\dm", result.stdout)
+
+    measure(*problem()).save(net.parent / "r.json")
+    assert escapes(FORCE_COLOR="1")
+    assert not escapes(FORCE_COLOR="1", NO_COLOR="1")
+    assert not escapes()
+
+
+def test_an_output_that_cannot_show_the_symbols_still_gets_the_report(run_process, net):
+    result = run_process("measure", "net.py:problem", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "conv" in result.stdout
+    assert "?H?" in result.stdout
+
+
+def test_a_reader_that_stops_early_sees_no_traceback(run_process, net):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        result = run_process("demo", stdout=closed)
+    assert "Traceback" not in result.stderr
+
+
+def test_a_watched_command_spins_on_stderr_and_keeps_stdout_pure(run_process, net):
+    pty = pytest.importorskip("pty", reason="needs a pseudo-terminal")
+    reader, terminal = pty.openpty()
+    result = run_process("measure", "net.py:problem", "--json", stderr=terminal, TERM="xterm")
+    os.close(terminal)
+    watched = os.read(reader, 100_000).decode()
+    os.close(reader)
+    assert result.stdout == CurvatureReport.from_json(result.stdout).to_json()
+    assert "Measuring net.py:problem …" in watched
+    assert "a word from the user's own code" in watched
+
+
+def test_files_are_written_whole_and_named_on_stderr(run, net, tmp_path):
+    page, saved = tmp_path / "r.html", tmp_path / "r.json"
+    result = run("measure", f"{net}:problem", "--json", "--html", page, "--save", saved)
+    assert result.exit_code == 0
+    assert saved.read_text() == result.stdout
+    assert page.read_text().lstrip().lower().startswith("<!doctype html>")
+    assert result.stderr.endswith(f"Wrote {page}.\nWrote {saved}.\n")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix not in (".py", "")) == [
+        "r.html",
+        "r.json",
+    ]
+
+
+@pytest.mark.parametrize("option", ["--html", "--save"])
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (
+            "missing/r.out",
+            "missing/r.out cannot be written: the folder {folder}/missing does not exist. Create",
+        ),
+        ("there", "there is a folder; give the name of a file."),
+        ("net.py/r.out", "the folder {folder}/net.py does not exist."),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(run, net, tmp_path, option, file, message):
+    (tmp_path / "there").mkdir()
+    net.write_text("raise SystemError('the file was run')")
+    result = run("measure", f"{net}:problem", option, tmp_path / file)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {option} {tmp_path}")
+    assert message.format(folder=tmp_path) in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_folder_without_permission_is_refused_before_any_work(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda folder, mode: False)
+    result = run("demo", "--html", tmp_path / "r.html")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is read-only for you" in result.stderr
+
+
+def test_one_file_for_two_things_is_refused(run, net, tmp_path):
+    result = run(
+        "measure", f"{net}:problem", "--html", tmp_path / "r", "--save", tmp_path / "there" / ".." / "r"
+    )
+    assert result.exit_code == 2
+    assert f"--html and --save both name {tmp_path / 'r'}; give them different files." in result.stderr
+
+
+def test_a_full_disk_does_not_take_the_result_from_the_screen(run, net, tmp_path, monkeypatch):
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    result = run("measure", f"{net}:problem", "--json", "--save", tmp_path / "r.json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["layers"]
+    assert f"Error: cannot write {tmp_path / 'r.json'}: " in result.stderr
+    assert not (tmp_path / "r.json").exists()

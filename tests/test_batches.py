@@ -1,0 +1,229 @@
+"""Batches of every shape: nested, several, short; averaged over examples as one large batch would be."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+import hessinit
+from tiny import LOSS, batch, inputs, labels, network
+
+EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-10, "curvature": "both"}
+
+
+def norms(report: hessinit.CurvatureReport) -> list[float]:
+    rows = (*report.layers, report.network)
+    return [number for row in rows for number in (row.norm, row.approximation.value)]
+
+
+class Pair(NamedTuple):
+    features: torch.Tensor
+    scale: torch.Tensor
+
+
+@dataclass
+class Loose:
+    features: torch.Tensor
+    scale: torch.Tensor
+    name: str = "kept"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    features: torch.Tensor
+    inner: Loose
+
+
+class Encoding(collections.UserDict[str, torch.Tensor]):
+    """As Hugging Face's BatchEncoding: dict-like, no dict, with attributes."""
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        if name == "data":
+            raise AttributeError(name)
+        return self.data[name]
+
+
+class ReadOnly(Mapping[str, torch.Tensor]):
+    """Dict-like, and not to be built from a dict."""
+
+    def __init__(self, first: torch.Tensor, second: torch.Tensor) -> None:
+        self._items = {"features": first, "scale": second}
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+X, S = inputs(), torch.linspace(1, 2, 6).unsqueeze(1).double()
+STRUCTURES: dict[str, tuple[Any, Callable[[Any], tuple[torch.Tensor, torch.Tensor]]]] = {
+    "tuple": ((X, S), lambda x: x),
+    "list": ([X, S], lambda x: x),
+    "dict": ({"features": X, "scale": S}, lambda x: (x["features"], x["scale"])),
+    "ordered dict": (collections.OrderedDict(a=X, b=S), lambda x: tuple(x.values())),
+    "named tuple": (Pair(X, S), lambda x: (x.features, x.scale)),
+    "dataclass": (Loose(X, S), lambda x: (x.features, x.scale)),
+    "frozen dataclass": (Frozen(X, Loose(X, S)), lambda x: (x.features, x.inner.scale)),
+    "encoding": (Encoding(features=X, scale=S), lambda x: (x.features, x["scale"])),
+    "read-only mapping": (ReadOnly(X, S), lambda x: (x["features"], x["scale"])),
+    "nested": ([{"deep": (Pair(X, S), None, "text", 3)}], lambda x: tuple(x[0]["deep"][0])),
+}
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_inputs_of_every_structure_reach_the_forward_converted(kind: str) -> None:
+    structure, read = STRUCTURES[kind]
+
+    def forward(model: nn.Module, given: Any) -> torch.Tensor:
+        features, scale = read(given)
+        assert features.dtype == scale.dtype == torch.float32
+        if kind != "read-only mapping":
+            assert type(given) is type(structure)
+        return model(features * scale)
+
+    report = hessinit.measure(network(), LOSS, (structure, labels()), forward=forward)
+    plain = hessinit.measure(network(), LOSS, (X * S.float(), labels()))
+    assert report.network == plain.network
+    assert read(structure)[1] is S
+    assert S.dtype == torch.float64
+
+
+def test_targets_may_be_nested_and_absent() -> None:
+    def loss(output: torch.Tensor, target: dict[str, torch.Tensor]) -> torch.Tensor:
+        return F.cross_entropy(output, target["class"])
+
+    plain = hessinit.measure(network(), LOSS, batch()).network
+    nested = hessinit.measure(network(), loss, (inputs(), {"class": labels(), "name": "six"})).network
+    absent = hessinit.measure(network(), lambda o, _: F.cross_entropy(o, labels()), (inputs(), None)).network
+    assert nested == plain
+    assert absent == plain
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_pair_may_be_a_tuple_or_a_list(kind: type) -> None:
+    assert hessinit.measure(network(), LOSS, kind(batch())).batches == 1
+    dicts = kind([{"x": inputs()}, labels()])
+    assert hessinit.measure(network(), LOSS, dicts, forward=lambda model, x: model(x["x"])).batches == 1
+
+
+LOSSES: dict[str, Any] = {
+    "mean": nn.CrossEntropyLoss(),
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "mean of a callable": lambda output, target: F.cross_entropy(output, target),
+    "sum of a callable": lambda output, target: F.cross_entropy(output, target, reduction="sum"),
+    "sum of squares": lambda output, target: (output - F.one_hot(target, 3)).square().sum(),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_short_batches_count_for_what_they_hold(kind: str) -> None:
+    x, y = batch(7)
+    whole = hessinit.measure(network(), LOSSES[kind], (x, y), **EXACT)
+    parts = hessinit.measure(
+        network(), LOSSES[kind], [(x[:3], y[:3]), (x[3:6], y[3:6]), (x[6:], y[6:])], **EXACT
+    )
+    assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
+    assert (parts.examples, parts.batches) == (7, 3)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("short", [1, 2])
+def test_short_batches_of_flattened_positions_count_by_examples(reduction: str, short: int) -> None:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, target, reduction=reduction)
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).flatten(0, 1)
+
+    x, y = inputs(6, 3, 4), torch.arange(18) % 3
+    cut = 6 - short
+    pieces = [(x[:cut], y[: 3 * cut]), (x[cut:], y[3 * cut :])]
+    whole = hessinit.measure(network(), loss, (x, y), forward=forward, **EXACT)
+    parts = hessinit.measure(network(), loss, pieces, forward=forward, **EXACT)
+    assert whole.examples == parts.examples == 6
+    assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
+
+
+def test_short_batches_with_time_first_count_by_examples() -> None:
+    model = nn.LSTM(4, 3)
+    x, y = inputs(5, 10, 4), labels(10)
+
+    def last(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x)[0][-1]
+
+    whole = hessinit.measure(model, LOSS, (x, y), forward=last, **EXACT)
+    parts = hessinit.measure(model, LOSS, [(x[:, :7], y[:7]), (x[:, 7:], y[7:])], forward=last, **EXACT)
+    assert whole.examples == parts.examples == 10
+    assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
+
+
+def test_packed_sequences_are_inputs_like_any_other() -> None:
+    rows = [torch.randn(length, 4) for length in (3, 2, 2)]
+    packed = pack_sequence(rows)
+
+    def last(model: nn.Module, x: PackedSequence) -> torch.Tensor:
+        return model(x)[1][0][0]
+
+    model = nn.LSTM(4, 3)
+    report = hessinit.measure(model, LOSS, (packed, labels(3)), forward=last, **EXACT)
+    one_by_one = [(row.unsqueeze(1), labels(3)[i : i + 1]) for i, row in enumerate(rows)]
+    parts = hessinit.measure(model, LOSS, one_by_one, forward=lambda m, x: m(x)[1][0][0], **EXACT)
+    assert report.examples == parts.examples == 3
+    assert norms(report) == pytest.approx(norms(parts), rel=1e-9)
+
+
+def test_a_generator_is_read_once() -> None:
+    reads: list[int] = []
+
+    def pairs() -> Iterator[Any]:
+        for size in (4, 2):
+            reads.append(size)
+            yield batch(size)
+
+    report = hessinit.measure(network(), LOSS, pairs(), curvature="both")
+    assert reads == [4, 2]
+    assert (report.batches, report.examples) == (2, 6)
+
+
+def test_a_loader_is_an_iterable_of_batches() -> None:
+    loader = DataLoader(TensorDataset(*batch(7)), batch_size=3)
+    report = hessinit.measure(network(), LOSS, loader, **EXACT)
+    assert norms(report) == pytest.approx(
+        norms(hessinit.measure(network(), LOSS, batch(7), **EXACT)), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_the_spread_holds_the_norm_of_every_batch_alone(curvature: str) -> None:
+    x, y = batch(7)
+    parts = [(x[:4], y[:4]), (x[4:], y[4:])]
+    options: dict[str, Any] = {"curvature": curvature, "dtype": torch.float64, "tolerance": 1e-10}
+    report = hessinit.measure(network(), LOSS, parts, **options)
+    alone = [hessinit.measure(network(), LOSS, part, **options) for part in parts]
+    for row in (*report.layers, report.network):
+        expected = [(one.network if row.name == "network" else one[row.name]).norm for one in alone]
+        assert row.spread is not None
+        assert list(row.spread.norms) == pytest.approx(expected, rel=1e-8)
+    assert all(row.spread is None for row in alone[0])
+
+
+def test_the_spread_of_a_sum_is_that_of_the_sums() -> None:
+    loss = nn.CrossEntropyLoss(reduction="sum")
+    report = hessinit.measure(network(), loss, [batch(4), batch(3)], dtype=torch.float64, tolerance=1e-8)
+    alone = hessinit.measure(network(), loss, batch(3), dtype=torch.float64, tolerance=1e-8)
+    assert report.network.spread is not None
+    assert report.network.spread.norms[1] == pytest.approx(alone.network.norm, rel=1e-6)

@@ -1,0 +1,141 @@
+"""On a GPU: the numbers of the CPU, generators and switches left as found, advice that fits into memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hessinit
+from tiny import LOSS, Calling, batch, inputs, labels, network
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
+
+
+def images(width: int = 4) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(9 * width, 3)
+    )
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.lstm(x)[0][:, -1])
+
+
+PROBLEMS: dict[str, tuple[nn.Module, torch.Tensor]] = {
+    "dense": (network(), inputs()),
+    "convolution": (images(), inputs(6, 1, 8, 8)),
+    "LSTM": (Recurrent(), inputs(6, 3, 4)),
+    "transformer": (
+        nn.Sequential(
+            nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(12, 3)
+        ),
+        inputs(6, 3, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("settings", [EXACT, {}], ids=["double", "single"])
+def test_a_gpu_gives_the_numbers_of_the_cpu(name: str, settings: dict[str, Any]) -> None:
+    model, x = PROBLEMS[name]
+    expected = hessinit.measure(model, LOSS, (x, labels()), curvature="both", **EXACT)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")  # would be TF32, were it not for the settings
+    try:
+        # The batch is on the CPU: it is moved.
+        report = hessinit.measure(model.cuda(), LOSS, (x, labels()), curvature="both", **settings)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        model.cpu()
+    relative = 1e-6 if settings else 2e-3
+    assert report.versions["device"] == "cuda:0"
+    for row, true in zip((*report, report.network), (*expected, expected.network), strict=True):
+        assert row.norm == pytest.approx(true.norm, rel=relative)
+        assert row.approximation.value == pytest.approx(true.approximation.value, rel=relative)
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_gpu_generators_go_on_as_if_nothing_had_been_drawn(place: str) -> None:
+    model = Calling(lambda net, x: F.dropout(net(x), 0.5)).to(place)
+    torch.cuda.manual_seed(5)
+    undisturbed = torch.rand(4, device="cuda")
+    torch.cuda.manual_seed(5)
+    reports = [hessinit.measure(model, LOSS, batch(), dropout="freeze") for _ in range(2)]
+    assert torch.equal(torch.rand(4, device="cuda"), undisturbed)
+    assert reports[0].network == reports[1].network
+
+
+def test_dropout_on_the_gpu_is_found() -> None:
+    model = Calling(lambda net, x: F.dropout(net(x), 0.5)).cuda()
+    with pytest.raises(hessinit.ProblemError, match="output changes from call to call"):
+        hessinit.measure(model, LOSS, batch())
+
+
+def test_weights_on_two_devices_are_refused() -> None:
+    model = network()
+    model[2].cuda()
+    with pytest.raises(hessinit.ProblemError, match="0.weight on cpu, 2.weight on cuda:0"):
+        hessinit.measure(model, LOSS, batch())
+
+
+def test_a_default_device_does_not_disturb() -> None:
+    model, data = network().cuda(), batch()
+    plain = hessinit.measure(model, LOSS, data, top=2, trace=True, density=True, frobenius=True)
+    torch.set_default_device("cuda")
+    try:
+        model = Calling(lambda net, x: net(x + torch.zeros(4)), model)  # this one needs the default
+        again = hessinit.measure(model, LOSS, data, top=2, trace=True, density=True, frobenius=True)
+    finally:
+        torch.set_default_device(None)
+    assert again.network.norm == plain.network.norm
+    assert again.network.trace == plain.network.trace
+
+
+def test_lengths_that_belong_on_the_cpu_stay_there() -> None:
+    rows = [torch.randn(length, 4) for length in (3, 2, 2)]
+    packed = nn.utils.rnn.pack_sequence(rows)
+    model = nn.LSTM(4, 3).cuda()
+
+    def last(model: nn.Module, x: Any) -> torch.Tensor:
+        return model(x)[1][0][0]
+
+    def pack(model: nn.Module, x: Any) -> torch.Tensor:
+        padded, lengths = x
+        return last(model, nn.utils.rnn.pack_padded_sequence(padded, lengths))
+
+    first = hessinit.measure(model, LOSS, (packed, labels(3)), forward=last)
+    padded = (nn.utils.rnn.pad_sequence(rows).cuda(), torch.tensor([3, 2, 2]))
+    second = hessinit.measure(model, LOSS, (padded, labels(3)), forward=pack)
+    assert first.network.norm == pytest.approx(second.network.norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"estimator": "lanczos"}, {"curvature": "hessian"}], ids=str)
+def test_what_is_said_to_fit_into_memory_fits(options: dict[str, Any]) -> None:
+    model = images(64).cuda()
+    x, y = torch.randn(40_000, 1, 8, 8), labels(40_000)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.8 * 2**30 / total)
+    try:
+        with pytest.raises(
+            hessinit.ProblemError, match="out of memory on cuda:0 with 40000 examples"
+        ) as caught:
+            hessinit.measure(model, LOSS, (x, y), **options)
+        fit = int(re.search(r"About (\d+) examples would fit", str(caught.value))[1])  # type: ignore[index]
+        assert 400 <= fit < 40_000
+        del caught
+        torch.cuda.empty_cache()
+        assert hessinit.measure(model, LOSS, (x[:fit], y[:fit]), **options).network.norm > 0
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

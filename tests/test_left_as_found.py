@@ -1,0 +1,222 @@
+"""The model, the data, every generator and every switch of torch come back as they were, come what may."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hessinit
+from conftest import read_global_torch_state
+from tiny import LOSS, Calling, inputs, labels, network
+from zoo.snapshot import differences, snapshot
+
+
+class Busy(nn.Module):
+    """Has everything that a forward may move: statistics, hooks, hidden state, tied and frozen weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5))
+        self.old_norm = nn.utils.weight_norm(nn.Linear(5, 5))
+        self.quiet = nn.Sequential(nn.Identity(), nn.Dropout().eval())
+        self.tied = nn.Linear(5, 5, bias=False)
+        self.again = nn.Linear(5, 5, bias=False)
+        self.again.weight = self.tied.weight
+        self.last = nn.Linear(5, 3).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("hidden", torch.ones(5), persistent=False)
+        self.shared = nn.Module()
+        self.shared.register_buffer("seen", self.seen)
+        self.calls, self.latest = 0, None
+        self.before_call = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.before_call is not None:
+            self.before_call()
+        self.calls += 1
+        self.seen.add_(1)
+        self.quiet[0].train(not self.quiet[0].training)
+        x = self.spectral(self.norm(self.first(x.mul_(2)))).tanh()
+        self.latest = x * self.hidden
+        return self.last(self.again(self.tied(self.old_norm(self.quiet(self.latest)))))
+
+
+@pytest.fixture
+def busy() -> Busy:
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        model = Busy()
+    model(inputs()).sum().backward()
+    model.norm.register_forward_hook(lambda module, given, output: output + 0)
+    model.first.register_full_backward_hook(lambda module, inward, outward: pytest.fail("not training"))
+    model.tied.weight.register_hook(lambda gradient: gradient)
+    return model
+
+
+def state(model: Busy, loss: Any, data: Any) -> dict[str, Any]:
+    attributes = {name: id(value) for name, value in vars(model).items()}
+    gradients = [id(parameter.grad) for parameter in model.parameters()]
+    old = (id(model.old_norm.weight), model.old_norm.weight.dtype)
+    buffers = [(name, id(buffer), buffer.clone().tolist()) for name, buffer in model.named_buffers()]
+    extra = {"attributes": attributes, "gradients": gradients, "old norm": old, "buffers": buffers}
+    return {**snapshot(model, loss, data), **read_global_torch_state(), **extra}
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian", "both"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_everything_comes_back(busy: Busy, curvature: str, training: bool, dtype: torch.dtype) -> None:
+    busy.train(training)
+    busy.quiet.eval()
+    data = (inputs(), labels())
+    before = state(busy, LOSS, data)
+    report = hessinit.measure(busy, LOSS, data, curvature=curvature, dtype=dtype, tolerance=1e-2)
+    assert report.network.norm > 0
+    assert differences(before, state(busy, LOSS, data)) == []
+
+
+class Interrupting:
+    """Raises from the given call on, counting from one."""
+
+    def __init__(self, call: int, error: type[BaseException]) -> None:
+        self.left, self.error = call, error
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            raise self.error("in the middle")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_everything_comes_back_when_the_forward_raises(
+    busy: Busy, call: int, error: type[BaseException]
+) -> None:
+    data = [(inputs(), labels()), (inputs(4), labels(4))]
+    before = state(busy, LOSS, data)
+    interrupt = Interrupting(call, error)
+    busy.before_call = interrupt  # a plain attribute
+    with pytest.raises(error, match="in the middle"):
+        hessinit.measure(busy, LOSS, data)
+    busy.before_call = None
+    assert differences(before, state(busy, LOSS, data)) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", [1, 2])
+def test_everything_comes_back_when_the_loss_raises(
+    busy: Busy, call: int, error: type[BaseException]
+) -> None:
+    interrupt = Interrupting(call, error)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        interrupt()
+        return F.cross_entropy(output, target)
+
+    data = (inputs(), labels())
+    before = state(busy, loss, data)
+    with pytest.raises(error, match="in the middle"):
+        hessinit.measure(busy, loss, data)
+    assert differences(before, state(busy, loss, data)) == []
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+@pytest.mark.parametrize("call", [1, 2, 4, 7])
+def test_everything_comes_back_when_a_product_is_interrupted(
+    busy: Busy, monkeypatch: pytest.MonkeyPatch, curvature: str, call: int
+) -> None:
+    data = (inputs(), labels())
+    before = state(busy, LOSS, data)
+    interrupt, differentiate = Interrupting(call, KeyboardInterrupt), torch.autograd.grad
+
+    def grad(*arguments: Any, **settings: Any) -> Any:
+        interrupt()
+        return differentiate(*arguments, **settings)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    with pytest.raises(KeyboardInterrupt, match="in the middle"):
+        hessinit.measure(busy, LOSS, data, curvature=curvature, tolerance=1e-6)
+    monkeypatch.undo()
+    assert differences(before, state(busy, LOSS, data)) == []
+
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand(3).tolist(),
+    "Python": random.random,
+    "numpy": lambda: numpy.random.rand(3).tolist(),  # noqa: NPY002
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_generators_go_on_as_if_nothing_had_been_drawn(kind: str) -> None:
+    def seed() -> None:
+        torch.manual_seed(11), random.seed(11), numpy.random.seed(11)  # noqa: NPY002
+
+    model = Calling(lambda net, x: net(x) + 0 * torch.tensor(DRAWS[kind]()).sum())
+    seed()
+    undisturbed = [DRAWS[kind](), DRAWS[kind]()]
+    seed()
+    first = DRAWS[kind]()
+    loader = torch.utils.data.DataLoader(
+        list(zip(inputs(), labels(), strict=True)), batch_size=3, shuffle=True
+    )
+    hessinit.measure(model, LOSS, loader, dropout="freeze", trace=True, density=True)
+    assert [first, DRAWS[kind]()] == undisturbed
+
+
+def test_a_weight_that_the_forward_renormalizes_is_not_written_to() -> None:
+    words = nn.Embedding(5, 4, max_norm=0.5)
+    frozen = nn.Embedding(5, 4, max_norm=0.5).requires_grad_(False)
+    model = Calling(lambda net, x: net(words(x) + frozen(x)))
+    model.words, model.frozen = words, frozen
+    before = words.weight.detach().clone(), frozen.weight.clone()
+    hessinit.measure(model, LOSS, (labels(), labels()))
+    assert torch.equal(words.weight, before[0])
+    assert torch.equal(frozen.weight, before[1])
+
+
+def test_targets_and_the_state_of_a_loss_are_not_written_to() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("centre", torch.zeros(3))
+            self.calls = 0
+
+        def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.centre.mul_(0.9).add_(output.detach().mean(0))
+            return F.cross_entropy(output - self.centre, target.remainder_(3))
+
+    loss, target = Centred(), labels() + 3
+    hessinit.measure(network(), loss, (inputs(), target))
+    assert torch.equal(target, labels() + 3)
+    assert loss.centre.tolist() == [0, 0, 0]
+    assert loss.calls == 0
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_nothing_is_kept_alive_afterwards(curvature: str) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        hidden = net[0](x)  # type: ignore[index]
+        seen.append(weakref.ref(hidden))
+        return net[2](hidden.tanh())  # type: ignore[index]
+
+    gc.collect()
+    gc.disable()
+    try:
+        hessinit.measure(Calling(forward), LOSS, (inputs(), labels()), curvature=curvature)
+        assert [hidden() for hidden in seen] == [None] * len(seen)
+    finally:
+        gc.enable()

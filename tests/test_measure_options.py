@@ -1,0 +1,211 @@
+"""What `measure` is asked for beside the norm, and how hard it tries, against dense truth."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hessinit
+from dense import dense_curvature, ends
+from tiny import LOSS, batch, inputs, network
+
+EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
+CURVATURES = ["gauss-newton", "hessian"]
+
+
+def truth(curvature: str, layer: str | None = None) -> torch.Tensor:
+    dense = dense_curvature(network(), LOSS, batch(), curvature)
+    return dense.network if layer is None else dense.layers[layer]
+
+
+def named() -> nn.Sequential:
+    model = nn.Sequential()
+    for name, (into, out) in {"encoder1": (4, 5), "encoder2": (5, 5), "head": (5, 3)}.items():
+        model.add_module(name, nn.Linear(into, out))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("layers", "names"),
+    [
+        (None, ("encoder1", "encoder2", "head")),
+        ("head", ("head",)),
+        ("encoder*", ("encoder1", "encoder2")),
+        (["head", "encoder1"], ("encoder1", "head")),
+        (["encoder?", "encoder1"], ("encoder1", "encoder2")),
+        ("encoder2.weight", ("encoder2",)),
+        ("*", ("encoder1", "encoder2", "head")),
+        ("*.bias", ("encoder1.bias", "encoder2.bias", "head.bias")),
+        (("head", "head.bias"), ("head", "head.bias")),
+        ((name for name in ["head"]), ("head",)),
+    ],
+)
+def test_layers_are_chosen_by_name_and_glob_and_come_in_running_order(
+    layers: Any, names: tuple[str, ...]
+) -> None:
+    report = hessinit.measure(named(), LOSS, batch(), layers=layers)
+    assert sorted(report.names) == sorted(names)
+    weights = [name for name in report.names if not name.endswith("bias")]
+    assert weights == [name for name in names if not name.endswith("bias")]
+
+
+def test_a_frozen_weight_is_measured_when_named() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    assert hessinit.measure(model, LOSS, batch()).names == ("2",)
+    asked = hessinit.measure(model, LOSS, batch(), layers="0", **EXACT)
+    assert asked["0"].norm == pytest.approx(ends(truth("gauss-newton", "0")).norm, rel=1e-6)
+    assert model[0].weight.requires_grad is False
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_a_bias_is_measured_when_named_and_right(curvature: str) -> None:
+    report = hessinit.measure(network(), LOSS, batch(), layers="2.bias", curvature=curvature, **EXACT)
+    output = network().double()(inputs().double()).softmax(1)
+    blocks = torch.diag_embed(output) - output.unsqueeze(2) * output.unsqueeze(1)
+    assert report["2.bias"].norm == pytest.approx(ends(blocks.mean(0)).norm, rel=1e-6)
+
+
+def test_both_curvatures_give_the_gap_between_them() -> None:
+    report = hessinit.measure(network(), LOSS, batch(), curvature="both", **EXACT)
+    for row in (*report.layers, report.network):
+        layer = None if row is report.network else row.name
+        exact, approximate = ends(truth("hessian", layer)).norm, ends(truth("gauss-newton", layer)).norm
+        assert row.norm == pytest.approx(exact, rel=1e-6)
+        assert row.approximation is not None
+        assert row.approximation.value == pytest.approx(approximate, rel=1e-6)
+        assert row.gap == pytest.approx(exact / approximate, rel=1e-6)
+    assert report["0"].gap != pytest.approx(1, rel=1e-2)  # tanh bends
+    assert report["2"].gap == pytest.approx(1, rel=1e-6)  # the last layer is linear in the output
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("estimator", ["auto", "lanczos"])
+def test_the_largest_eigenvalues_are_those_of_the_dense_matrix(curvature: str, estimator: str) -> None:
+    options: dict[str, Any] = {"curvature": curvature, "estimator": estimator, **EXACT}
+    report = hessinit.measure(network(), LOSS, batch(), top=4, **options)
+    for row in (*report.layers, report.network):
+        values = torch.linalg.eigvalsh(truth(curvature, None if row is report.network else row.name))
+        largest = values[values.abs().argsort(descending=True)][:4].tolist()
+        assert [estimate.value for estimate in row.eigenvalues] == pytest.approx(
+            largest, rel=1e-5, abs=1e-7 * row.norm
+        )
+
+
+def test_more_eigenvalues_than_weights_are_all_of_them() -> None:
+    x = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+    model = nn.Linear(3, 1, bias=False)
+    report = hessinit.measure(model, nn.MSELoss(), (x, torch.zeros(3, 1)), top=9, **EXACT)
+    # Closed form: 2/3 · XᵀX.
+    values = [estimate.value for estimate in report.network.eigenvalues]
+    assert values == pytest.approx([6, 8 / 3, 2 / 3], rel=1e-6)
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_trace_and_frobenius_norm_lie_within_their_errors(curvature: str) -> None:
+    report = hessinit.measure(
+        network(), LOSS, batch(), curvature=curvature, trace=True, frobenius=True, dtype=torch.float64
+    )
+    for row in (*report.layers, report.network):
+        matrix = truth(curvature, None if row is report.network else row.name)
+        for estimate, value in ((row.trace, matrix.trace()), (row.frobenius, matrix.norm())):
+            assert estimate is not None
+            assert abs(estimate.value - value.item()) <= 4 * estimate.error + 1e-6 * row.norm
+            assert estimate.error <= 0.2 * matrix.norm().item()
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_the_density_is_that_of_the_eigenvalues(curvature: str) -> None:
+    density = hessinit.measure(
+        network(), LOSS, batch(), curvature=curvature, density=True, **EXACT
+    ).network.density
+    values = torch.linalg.eigvalsh(truth(curvature))
+    assert density is not None
+    assert sum(density.weights) == pytest.approx(1, abs=1e-6)
+    mean = sum(node * weight for node, weight in zip(density.nodes, density.weights, strict=True))
+    assert mean == pytest.approx(values.mean().item(), abs=0.3 * values.std().item())
+    reach = values.abs().max().item() * (1 + 1e-6)
+    assert all(-reach <= node <= reach for node in density.nodes)
+
+
+def test_extras_are_absent_unless_asked_for() -> None:
+    row = hessinit.measure(network(), LOSS, batch()).network
+    assert (row.trace, row.frobenius, row.density, row.eigenvalues) == (None, None, None, ())
+    assert (row.approximation, row.gap, row.spread) == (None, None, None)
+
+
+def test_both_engines_agree_and_say_who_they_are() -> None:
+    gram = hessinit.measure(network(), LOSS, batch(), estimator="gram", **EXACT)
+    lanczos = hessinit.measure(network(), LOSS, batch(), estimator="lanczos", **EXACT)
+    for one, other in zip((*gram, gram.network), (*lanczos, lanczos.network), strict=True):
+        assert one.norm == pytest.approx(other.norm, rel=1e-6)
+        assert one.bottom_eigenvalue == pytest.approx(other.bottom_eigenvalue, abs=1e-8 * one.norm)
+    assert (gram.engine, lanczos.engine) == ("gram", "lanczos")
+    assert "was asked for" in lanczos.engine_reason
+
+
+def test_the_gram_engine_refuses_what_it_cannot_do() -> None:
+    def concave(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return -output.square().mean()
+
+    with pytest.raises(hessinit.ProblemError, match="estimator='gram' cannot .*: .*Use estimator='auto'"):
+        hessinit.measure(network(), concave, batch(), estimator="gram")
+    report = hessinit.measure(network(), concave, batch(), **EXACT)
+    expected = dense_curvature(network(), concave, batch(), "gauss-newton")
+    assert report.network.bottom_eigenvalue == pytest.approx(ends(expected.network).bottom, rel=1e-6)
+    assert report.engine == "lanczos"
+
+
+@pytest.mark.parametrize("estimator", ["auto", "lanczos"])
+def test_too_few_steps_warn_and_with_strict_raise(estimator: str) -> None:
+    options: dict[str, Any] = {
+        "tolerance": 1e-9,
+        "max_steps": 2,
+        "estimator": estimator,
+        "dtype": torch.float64,
+    }
+    with pytest.warns(hessinit.ConvergenceWarning, match="did not reach tolerance=1e-09.*max_steps"):
+        report = hessinit.measure(network(), LOSS, batch(), **options)
+    assert not report.converged
+    for row in (*report.layers, report.network):
+        exact = ends(truth("gauss-newton", None if row is report.network else row.name)).norm
+        assert abs(row.norm - exact) <= row.error
+    with pytest.raises(hessinit.ConvergenceError, match="did not reach tolerance=1e-09"):
+        hessinit.measure(network(), LOSS, batch(), strict=True, **options)
+
+
+def test_enough_steps_neither_warn_nor_raise() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert hessinit.measure(network(), LOSS, batch(), strict=True, curvature="both").converged
+
+
+def test_a_tighter_tolerance_is_kept() -> None:
+    loose = hessinit.measure(
+        network(), LOSS, batch(), tolerance=0.1, estimator="lanczos", dtype=torch.float64
+    )
+    tight = hessinit.measure(
+        network(), LOSS, batch(), tolerance=1e-9, estimator="lanczos", dtype=torch.float64
+    )
+    exact = ends(truth("gauss-newton")).norm
+    assert abs(tight.network.norm - exact) <= 1e-9 * exact
+    assert loose.network.products < tight.network.products
+
+
+def test_a_tolerance_beyond_the_precision_ends_with_an_answer() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hessinit.ConvergenceWarning)
+        report = hessinit.measure(network(), LOSS, batch(), tolerance=1e-14)
+    assert report.network.norm == pytest.approx(ends(truth("gauss-newton")).norm, rel=1e-5)
+
+
+def test_the_learning_rates_follow_from_the_norm() -> None:
+    report = hessinit.measure(network(), LOSS, batch(), **EXACT)
+    exact = ends(truth("gauss-newton")).norm
+    assert report.learning_rate == pytest.approx(1 / exact, rel=1e-6)
+    assert report.stable_learning_rate == pytest.approx(2 / exact, rel=1e-6)
+    assert report.loss == pytest.approx(LOSS(network()(inputs()), batch()[1]).item(), rel=1e-5)

@@ -1,0 +1,42 @@
+"""One problem that is small enough for every test: four features, five hidden units, three classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+LOSS = nn.CrossEntropyLoss()
+
+
+def network(**settings: Any) -> nn.Sequential:
+    """The same weights at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(**settings)
+
+
+def inputs(examples: int = 6, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(examples, *(shape or (4,)), generator=generator)
+
+
+def labels(examples: int = 6) -> torch.Tensor:
+    return torch.arange(examples) % 3
+
+
+def batch(examples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    return inputs(examples), labels(examples)
+
+
+class Calling(nn.Module):
+    """The network, called through any function of (network, inputs)."""
+
+    def __init__(self, call: Any, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner = inner or network()
+        self.call = call
+
+    def forward(self, x: Any) -> Any:
+        return self.call(self.inner, x)
