@@ -87,6 +87,7 @@ def run_cell(problem: str, curvature: str, contestant: str, options: Options) ->
     """The cell's record. Past the cap it is stopped, and what it had done by then is what is recorded."""
     ours, theirs = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_compete, args=(theirs, problem, curvature, contestant, options))
+    process.daemon = True
     process.start()
     theirs.close()
     cap = options.cap

@@ -40,7 +40,7 @@ def draw(results: dict, path: Path) -> None:
             axes = figure.add_subplot(grid[row, column], sharex=first, sharey=first)
             first = first or axes
             _draw_race(axes, cells, curvature, problem, title, column == 0)
-    _draw_accuracy(figure.add_subplot(grid[2, :2]), cells)
+    _draw_accuracy(figure.add_subplot(grid[2, :3]), cells)
     for offset, kind in enumerate(("depth", "batch")):
         _draw_growth(figure.add_subplot(grid[2, 3 + offset]), cells, kind)
     run = results["run"]
@@ -139,6 +139,7 @@ def _draw_growth(axes: Axes, cells: dict, kind: str) -> None:
     axes.minorticks_off()
     axes.grid(color="0.9")
     if axes.lines:
+        axes.set_ylim(top=6 * axes.get_ylim()[1])  # room for the legend
         axes.legend(fontsize=8, frameon=False)
 
 

@@ -1,9 +1,14 @@
-"""The documents keep their word: their Python runs without a warning, and their links lead somewhere."""
+"""The documents keep their word: their Python runs, prints what they show, and their links lead somewhere."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import math
 import re
 import warnings
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -25,14 +30,35 @@ HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(?P<text>.+?)[ \t#]*$", re.M)
 HTML_ANCHOR = re.compile(r"<[^>]*\b(?:id|name)\s*=\s*[\"']([^\"']+)[\"']")
 
 
-def python_blocks(text: str) -> list[tuple[int, str]]:
-    """Each fenced block marked `python`: the line its code starts on, and the code without its indent."""
-    blocks = []
-    for fence in FENCE.finditer(text):
-        if fence["info"].strip().lower().split(" ")[0] in ("python", "py"):
-            code = re.sub(rf"^{fence['indent']}", "", fence["code"], flags=re.M)
-            blocks.append((text.count("\n", 0, fence.start("code")) + 1, code))
+# A number, but not the digits of a name such as fc1; rules of a table; the seconds that a run took.
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
+RULE = re.compile("─+")
+SECONDS = re.compile(r"(?<=in )\S+(?= s\b)")
+AGREEMENT = 0.02  # the last figure may differ between machines; the second must not
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of Python: the line its code starts on, and what the next block says it prints."""
+
+    line: int
+    code: str
+    output: str | None
+
+
+def python_blocks(text: str) -> list[Block]:
+    """The blocks marked `python`, without their indent; a block marked `output` right after is what it prints."""
+    blocks: list[Block] = []
+    fences = [(fence, fence["info"].strip().lower().split(" ")[0]) for fence in FENCE.finditer(text)]
+    for (fence, kind), (after, after_kind) in zip_longest(fences, fences[1:], fillvalue=(None, "")):
+        if fence is not None and kind in ("python", "py"):
+            shown = dedented(after) if after is not None and after_kind == "output" else None
+            blocks.append(Block(text.count("\n", 0, fence.start("code")) + 1, dedented(fence), shown))
     return blocks
+
+
+def dedented(fence: re.Match[str]) -> str:
+    return re.sub(rf"^{fence['indent']}", "", fence["code"], flags=re.M)
 
 
 def run_python_blocks(document: Path) -> int:
@@ -40,12 +66,34 @@ def run_python_blocks(document: Path) -> int:
     # Not "__main__": process pools would look for the names of a block in pytest itself.
     namespace: dict[str, object] = {"__name__": document.stem}
     blocks = python_blocks(document.read_text(encoding="utf-8"))
-    for line, code in blocks:
-        with warnings.catch_warnings():
+    for block in blocks:
+        printed = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
             warnings.simplefilter("error")
             # The blank lines make a traceback point at the line of the document.
-            exec(compile("\n" * (line - 1) + code, str(document), "exec"), namespace)
+            exec(compile("\n" * (block.line - 1) + block.code, str(document), "exec"), namespace)
+        if block.output is not None:
+            different = differences(block.output, printed.getvalue())
+            assert different == [], f"{document.name}, line {block.line}, prints:\n{printed.getvalue()}"
     return len(blocks)
+
+
+def differences(shown: str, printed: str) -> list[str]:
+    """What a document shows and its code does not print: words exactly, numbers to two figures, seconds never.
+
+    >>> differences("fc1  0.311 in 2 s", "fc1 0.312 in 9 s"), differences("fc1 0.31", "fc2 0.33")
+    ([], ["'fc1' is 'fc2'", "'0.31' is '0.33'"])
+    """
+    words = [RULE.sub("─", SECONDS.sub("…", text)).split() for text in (shown, printed)]
+    pairs = zip_longest(*words, fillvalue="")
+    return [f"{one!r} is {other!r}" for one, other in pairs if not _alike(one, other)]
+
+
+def _alike(one: str, other: str) -> bool:
+    if NUMBER.sub("#", one) != NUMBER.sub("#", other):
+        return False
+    numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(word)] for word in (one, other)]
+    return all(math.isclose(a, b, rel_tol=AGREEMENT) for a, b in zip(*numbers, strict=True))
 
 
 def prose(text: str) -> str:
@@ -101,6 +149,8 @@ def test_the_python_of_a_document_runs_without_a_warning(
 ) -> None:
     present(document)
     monkeypatch.chdir(tmp_path)  # examples may write files
+    monkeypatch.setenv("COLUMNS", "100")  # as without a terminal
+    monkeypatch.setenv("MPLBACKEND", "Agg")
     count = run_python_blocks(document)
     assert count > 0 or document != README, "README.md shows no Python example"
 
@@ -138,6 +188,20 @@ def test_a_warning_in_a_block_is_an_error(tmp_path: Path) -> None:
     )
     with pytest.raises(UserWarning, match="stale example"):
         run_python_blocks(document)
+
+
+def test_a_stale_output_is_found_and_the_last_figure_and_the_seconds_are_forgiven(tmp_path: Path) -> None:
+    code = ["```python", "print('fc1  10.52 ───── ok')", "print('1 layer in 0.2 s')", "```", "", "```output"]
+    assert run_python_blocks(write_document(tmp_path, *code, "fc1 10.5 ── ok", "1 layer in 7 s", "```")) == 1
+    for stale in ("fc1 11.5 ─ ok", "fc2 10.5 ─ ok", "fc1 10.5 ─ sharp", "fc1 10.5 ─"):
+        document = write_document(tmp_path, *code, stale, "1 layer in 7 s", "```")
+        with pytest.raises(AssertionError, match="sample.md, line 2, prints"):
+            run_python_blocks(document)
+
+
+def test_an_output_belongs_to_the_python_right_before_it() -> None:
+    text = "```python\n1\n```\n```python\n2\n```\n  ```output\n  two\n  ```\n```text\n```\n```output\nlost\n```\n"
+    assert [block.output for block in python_blocks(text)] == [None, "two\n"]
 
 
 def test_links_to_missing_files_and_headings_are_found(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import platform
 import time
 import warnings
@@ -16,6 +17,7 @@ from hessinit._version import __version__
 from hessinit.engines.choose import gauss_newton_engine, hessian_engine
 from hessinit.engines.ends import Effort, Ends, Engine
 from hessinit.engines.extras import Wanted, measure_extras
+from hessinit.estimate import Estimate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.operators.evaluation import Evaluation, evaluate
 from hessinit.problem.checks import check_tolerance, check_whole
@@ -43,6 +45,7 @@ def measure(
     trace: bool = False,
     frobenius: bool = False,
     density: bool = False,
+    network: bool = True,
     strict: bool = False,
 ) -> CurvatureReport:
     """How sharp each layer is, and what learning rate that allows. The model comes back bit for bit as it was.
@@ -51,7 +54,8 @@ def measure(
     examples. `curvature` is "gauss-newton" (the paper's approximation; fast), "hessian" (exact) or "both" (with the gap between
     them). `layers` takes names or globs; by default every trainable weight of two or more dimensions. Models that are not
     called as `model(inputs)` pass `forward(model, inputs)`. Norms are right to `tolerance`, relative; a value that did not
-    get there says so and warns, or raises with `strict=True`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum.
+    get there says so and warns, or raises with `strict=True`. `top`, `trace`, `frobenius` and `density` ask for more of the
+    spectrum; `network=False` leaves the whole network out and bounds its norm by the layers'.
 
     Costs about 5 to 15 gradients for a classifier with ten outputs, all layers together.
 
@@ -80,10 +84,10 @@ def measure(
         evaluations = evaluate(problem)
         measuring = _Measuring(problem, evaluations, curvature, estimator, effort, wanted)
         rows = measuring.layers(_in_running_order(problem, evaluations))
-        network = measuring.network()
+        whole = measuring.network() if network else measuring.bounded_network(rows)
         report = CurvatureReport(
             layers=rows,
-            network=network,
+            network=whole,
             curvature=curvature,
             loss=sum(float(one.loss.detach()) * one.weight for one in evaluations),
             examples=problem.examples,
@@ -103,7 +107,7 @@ def measure(
                 "dtype": str(problem.dtype).removeprefix("torch."),
             },
         )
-    _complain(report, strict)
+    _complain(rows if not network else (*rows, whole), tolerance, strict)
     return report
 
 
@@ -142,7 +146,12 @@ class _Measuring:
         single = [engine.ends_of_each(names) for engine in self._single]
         return tuple(
             self._row(
-                layer.name, layer.aliases, layer.shape, [name], ends[name], approximate.get(name),
+                layer.name,
+                layer.aliases,
+                layer.shape,
+                [name],
+                ends[name],
+                approximate.get(name),
                 [found[name] for found in single],
             )  # fmt: skip
             for layer, name in zip(layers, names, strict=True)
@@ -155,6 +164,20 @@ class _Measuring:
         single = [engine.ends(names) for engine in self._single]
         return self._row("network", (), (size,), names, self.main.ends(names), approximate, single)
 
+    def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
+        """What the layers tell of the network for free: at least the sharpest, for Gauss-Newton at most their sum."""
+        norms = [row.norm for row in rows]
+        semidefinite = self._kind == "gauss-newton" and all(row.bottom.value >= 0 for row in rows)
+        reach = sum(norms) - max(norms) if semidefinite else math.inf
+        reason = "network=False: only bounded, from below by the sharpest layer"
+        top = Estimate(max(norms), reach, False, reason, 0)
+        size = sum(layer.size for layer in self._problem.layers)
+        return LayerCurvature(
+            name="network", shape=(size,), curvature=self._kind, top=top,
+            bottom=Estimate(0.0, 0.0 if semidefinite else math.inf, semidefinite, reason, 0),
+            engine=self.main.name, engine_reason=self.main.reason,
+        )  # fmt: skip
+
     def _row(
         self,
         name: str,
@@ -165,7 +188,11 @@ class _Measuring:
         approximate: Ends | None,
         single: Sequence[Ends],
     ) -> LayerCurvature:
-        extras = measure_extras(self.main.operator(names), self._wanted, self._effort) if self._wanted.anything else {}
+        extras = (
+            measure_extras(self.main.operator(names), self._wanted, self._effort)
+            if self._wanted.anything
+            else {}
+        )
         approximation = approximate.norm if approximate else None
         norms = tuple(found.norm.value for found in single)
         return LayerCurvature(
@@ -216,13 +243,17 @@ def _notes(problem: Problem, rows: Sequence[LayerCurvature]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _complain(report: CurvatureReport, strict: bool) -> None:
-    if report.converged:
+def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) -> None:
+    loose = [(row.name, row.estimate) for row in rows if not row.converged]
+    loose += [
+        (f"{row.name} (Gauss-Newton)", row.approximation)
+        for row in rows
+        if row.approximation is not None and not row.approximation.converged
+    ]
+    if not loose:
         return
-    loose = [row for row in (*report.layers, report.network) if not row.converged]
-    shown = ", ".join(row.name for row in loose[:4]) + (" …" if len(loose) > 4 else "")
-    reason = loose[0].reason if loose else "the Gauss-Newton approximation did not converge"
-    message = f"{shown or 'the approximation'} did not reach tolerance={report.tolerance:g}: {reason}."
+    shown = ", ".join(name for name, _ in loose[:4]) + (" …" if len(loose) > 4 else "")
+    message = f"{shown} did not reach tolerance={tolerance:g}: {loose[0][1].reason}."
     if strict:
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=3)

@@ -20,8 +20,15 @@ from hessinit.problem.graph import Use
 class Call(Protocol):
     """One use of a weight."""
 
-    rows: int
-    output_shape: tuple[int, ...]
+    @property
+    def rows(self) -> int:
+        """The first dimension of the output."""
+        ...
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the output."""
+        ...
 
     def push(self, weight: Tensor) -> Tensor:
         """The output this weight would give: linear in the weight."""
@@ -55,7 +62,6 @@ class DenseCall:
         return self.inputs.T @ cotangent if self.stored_transposed else cotangent.T @ self.inputs
 
 
-
 @dataclass(frozen=True)
 class ConvolutionCall:
     """A convolution of any dimension, stride, padding, dilation and grouping, transposed or not."""
@@ -75,13 +81,13 @@ class ConvolutionCall:
         return int(self.inputs.shape[0])
 
     def push(self, weight: Tensor) -> Tensor:
-        return torch.ops.aten.convolution(  # type: ignore[no-any-return]
+        return torch.ops.aten.convolution(
             self.inputs, weight, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding,
             self.groups,
         )  # fmt: skip
 
     def pull(self, cotangent: Tensor) -> Tensor:
-        return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+        return torch.ops.aten.convolution_backward(
             cotangent, self.inputs, self.weight, None, self.stride, self.padding, self.dilation, self.transposed,
             self.output_padding, self.groups, [False, True, False],
         )[1]  # fmt: skip
@@ -120,14 +126,17 @@ class EmbeddingCall:
         return rows if self.padding < 0 else rows * (self.indices != self.padding).unsqueeze(-1)
 
 
-
 def read_call(use: Use, leaf: Tensor) -> Call | None:
     """The call behind a node of the graph, or None when its derivative is not one of the known ones."""
     node = use.node
     if use.kind == "AddmmBackward0" and use.position == 2 and node._saved_alpha == 1:
-        return DenseCall(node._saved_mat1.detach(), not use.transposed, int(leaf.shape[0 if use.transposed else 1]))
+        return DenseCall(
+            node._saved_mat1.detach(), not use.transposed, int(leaf.shape[0 if use.transposed else 1])
+        )
     if use.kind == "MmBackward0" and use.position == 1:
-        return DenseCall(node._saved_self.detach(), not use.transposed, int(leaf.shape[0 if use.transposed else 1]))
+        return DenseCall(
+            node._saved_self.detach(), not use.transposed, int(leaf.shape[0 if use.transposed else 1])
+        )
     if use.kind == "ConvolutionBackward0" and use.position == 1 and not use.transposed:
         inputs = node._saved_input.detach()
         settings = (node._saved_stride, node._saved_padding, node._saved_dilation, node._saved_transposed,

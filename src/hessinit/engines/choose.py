@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from hessinit.engines.ends import Effort, Engine
 from hessinit.engines.gram import LayerGram
 from hessinit.engines.gram_engine import GramEngine
+from hessinit.engines.hessian_engine import HessianEngine
 from hessinit.engines.lanczos_engine import LanczosEngine
 from hessinit.engines.output_root import OutputRoot, check_curved, output_root
 from hessinit.engines.trace import trace_grams
 from hessinit.errors import ProblemError
-from hessinit.operators.blocks import GaussNewtonOperator, HessianOperator
+from hessinit.operators.blocks import GaussNewtonOperator
 from hessinit.operators.evaluation import Evaluation
 
 # A backward pass costs about 0.4 gradients; a block by Lanczos about a dozen products of 1.5 gradients each.
@@ -22,10 +23,8 @@ _MOST_ROWS = 16_384
 
 
 def hessian_engine(evaluations: Sequence[Evaluation], effort: Effort) -> Engine:
-    """The exact Hessian: always Lanczos at both ends, on one retained gradient graph."""
-    return LanczosEngine(
-        lambda names: HessianOperator(evaluations, names), effort, "exact second derivatives, reverse over reverse"
-    )
+    """The exact Hessian: always Lanczos at both ends."""
+    return HessianEngine(evaluations, effort)
 
 
 def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estimator: str) -> Engine:
@@ -44,7 +43,9 @@ def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estim
         if not reason:
             return _gram_engine(evaluations, roots, effort)
         if estimator == "gram":
-            raise ProblemError(f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'.")
+            raise ProblemError(
+                f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'."
+            )
     for evaluation in evaluations:
         check_curved(evaluation)
     return LanczosEngine(lambda names: GaussNewtonOperator(evaluations, names), effort, reason)

@@ -49,7 +49,9 @@ def by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
     """A call's output as (examples, outputs per example)."""
     if not time_first:
         return rows.reshape(examples, -1)
-    return rows.view(rows.shape[0] // examples, examples, *rows.shape[1:]).transpose(0, 1).reshape(examples, -1)
+    return (
+        rows.view(rows.shape[0] // examples, examples, *rows.shape[1:]).transpose(0, 1).reshape(examples, -1)
+    )
 
 
 class LayerGram(LinearOperator):

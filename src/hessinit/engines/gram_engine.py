@@ -135,7 +135,8 @@ class GramEngine:
         if len(names) == 1 or not 0 < largest < math.inf:
             return None
         parts = [
-            top.vectors * top.vectors.new_tensor([math.sqrt(max(value, 0.0) / largest) for value in top.values])
+            top.vectors
+            * top.vectors.new_tensor([math.sqrt(max(value, 0.0) / largest) for value in top.values])
             for top in leading
         ]
         vectors = torch.cat(parts, dim=1)

@@ -50,7 +50,9 @@ def output_root(evaluation: Evaluation) -> OutputRoot | str:
     values, vectors = torch.linalg.eigh(matrices.mean(0))
     kept = vectors[:, values > rounding * values[-1]]
     roots = _roots(kept.T @ matrices @ kept, rounding)
-    if roots is None or not torch.allclose(kept @ (kept.T @ matrices @ kept) @ kept.T, matrices, atol=rounding * 10):
+    if roots is None or not torch.allclose(
+        kept @ (kept.T @ matrices @ kept) @ kept.T, matrices, atol=rounding * 10
+    ):
         return "the loss is not convex in the output"
     columns = (kept @ roots).permute(2, 0, 1).reshape(-1, *evaluation.output.shape)
     return OutputRoot(columns.to(evaluation.output).contiguous(), scale)
@@ -78,7 +80,9 @@ def _blocks(evaluation: Evaluation) -> Tensor:
         return output.new_zeros(size, width, width)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a missing batching rule is only a warning, and slower than the loop
+            warnings.simplefilter(
+                "error"
+            )  # a missing batching rule is only a warning, and slower than the loop
             (rows,) = torch.autograd.grad(
                 gradient, cut, directions, is_grads_batched=True, retain_graph=True, materialize_grads=True
             )

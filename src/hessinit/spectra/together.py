@@ -116,7 +116,9 @@ class _Lockstep:
         products, self._products = self._products, None
         if products is None:
             latest = self._basis[:, step].unbind(0)
-            products = torch.stack([run.operator @ vector for run, vector in zip(self.runs, latest, strict=True)])
+            products = torch.stack(
+                [run.operator @ vector for run, vector in zip(self.runs, latest, strict=True)]
+            )
         remainder = (products * self._inverse.unsqueeze(1)).unsqueeze(1)
         known = self._basis[:, : step + 1]
         # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
