@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import math
 import re
@@ -12,6 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+
+import hessinit
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -47,7 +50,7 @@ class Block:
 
 
 def python_blocks(text: str) -> list[Block]:
-    """The blocks marked `python`, without their indent; a block marked `output` right after is what it prints."""
+    """The blocks marked `python`; one marked `output` right after holds what the Python prints."""
     blocks: list[Block] = []
     fences = [(fence, fence["info"].strip().lower().split(" ")[0]) for fence in FENCE.finditer(text)]
     for (fence, kind), (after, after_kind) in zip_longest(fences, fences[1:], fillvalue=(None, "")):
@@ -79,7 +82,7 @@ def run_python_blocks(document: Path) -> int:
 
 
 def differences(shown: str, printed: str) -> list[str]:
-    """What a document shows and its code does not print: words exactly, numbers to two figures, seconds never.
+    """What a document shows and its code does not print: words exactly, numbers to two figures, no seconds.
 
     >>> differences("fc1  0.311 in 2 s", "fc1 0.312 in 9 s"), differences("fc1 0.31", "fc2 0.33")
     ([], ["'fc1' is 'fc2'", "'0.31' is '0.33'"])
@@ -155,6 +158,12 @@ def test_the_python_of_a_document_runs_without_a_warning(
     assert count > 0 or document != README, "README.md shows no Python example"
 
 
+def test_every_public_name_and_option_is_described() -> None:
+    text = present(ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    options = [name for name in inspect.signature(hessinit.measure).parameters if name != "model"]
+    assert [name for name in (*hessinit.__all__, *options) if f"`{name}" not in text] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative_name)
 def test_the_relative_links_of_a_document_lead_somewhere(document: Path) -> None:
     assert broken_links(present(document)) == []
@@ -200,7 +209,8 @@ def test_a_stale_output_is_found_and_the_last_figure_and_the_seconds_are_forgive
 
 
 def test_an_output_belongs_to_the_python_right_before_it() -> None:
-    text = "```python\n1\n```\n```python\n2\n```\n  ```output\n  two\n  ```\n```text\n```\n```output\nlost\n```\n"
+    first, second = "```python\n1\n```\n", "```python\n2\n```\n  ```output\n  two\n  ```\n"
+    text = first + second + "```text\n```\n```output\nof nothing\n```\n"
     assert [block.output for block in python_blocks(text)] == [None, "two\n"]
 
 

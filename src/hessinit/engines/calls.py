@@ -141,8 +141,7 @@ def read_call(use: Use, leaf: Tensor) -> Call | None:
         inputs = node._saved_input.detach()
         settings = (node._saved_stride, node._saved_padding, node._saved_dilation, node._saved_transposed,
                     node._saved_output_padding, node._saved_groups)  # fmt: skip
-        meta = torch.ops.aten.convolution(inputs.to("meta"), leaf.detach().to("meta"), None, *settings)
-        return ConvolutionCall(inputs, leaf.detach(), *settings, tuple(meta.shape))
+        return ConvolutionCall(inputs, leaf.detach(), *settings, tuple(node._input_metadata[0].shape))
     if use.kind == "EmbeddingBackward0" and not use.transposed and not node._saved_scale_grad_by_freq:
         # -1 is torch's "no padding"; the saved value is unsigned.
         padding = node._saved_padding_idx

@@ -101,6 +101,9 @@ class GramEngine:
         parts = [[grams[name] for name in known] for grams in self._grams]
         rows = sum(grams[0].shape[0] for grams in parts)
         if not self._is_small(names):
+            (first, *others) = [gram for grams in parts for gram in grams]
+            if isinstance(first, WrittenGram) and not others and len(known) == len(names):
+                return self._from_matrix(first)
             # An unused weight makes the block singular, whatever the size of the rest.
             rank = rows if len(known) == len(names) else 0
             return find_ends(GramCurvature(parts), self._effort, rank, self.name, self.reason)
@@ -110,23 +113,20 @@ class GramEngine:
         return self._from_gram(found.top, single)
 
     def _is_small(self, names: Sequence[str]) -> bool:
-        """One batch, with fewer outputs than weights (or all written out): the Gram matrix tells everything."""
+        """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
         known = self._known(names)
-        if not known or len(self._grams) > 1:
-            return False
-        grams = [self._grams[0][name] for name in known]
-        return _is_singular(grams) or (len(grams) == 1 and isinstance(grams[0], WrittenGram))
+        return bool(known) and len(self._grams) == 1 and _is_singular([self._grams[0][name] for name in known])
 
     def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Ends:
-        one = grams[0]
-        if _is_singular(grams):
-            bottom = zero_bottom(one.shape[0], sum(gram.weights for gram in grams))
-        else:
-            assert isinstance(one, WrittenGram)
-            matrix = one.factor.T @ one.factor
-            tolerance, seed = self._effort.tolerance, self._effort.seed
-            bottom = scaled(smallest_eigenvalue(matrix, tolerance=tolerance, seed=seed), one.scale)
-        return Ends(scaled(top, one.scale), bottom, self.name, self.reason)
+        bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))
+        return Ends(scaled(top, grams[0].scale), bottom, self.name, self.reason)
+
+    def _from_matrix(self, gram: WrittenGram) -> Ends:
+        """Fewer weights than outputs, and written out: both ends from the small matrix itself."""
+        matrix = gram.factor.T @ gram.factor
+        top = lanczos(matrix, ends="top", **self._options).top
+        bottom = smallest_eigenvalue(matrix, tolerance=self._effort.tolerance, seed=self._effort.seed)
+        return Ends(scaled(top, gram.scale), scaled(bottom, gram.scale), self.name, self.reason)
 
     def _guess(self, names: Sequence[str]) -> Tensor | None:
         """The network's leading eigenvector, were every layer no more than its own leading part."""

@@ -6,11 +6,13 @@ import math
 import warnings
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
 from hessinit.operators.evaluation import Evaluation
+from hessinit.spectra.krylov import Array
 from hessinit.spectra.probes import ProbeStream
 
 
@@ -38,35 +40,36 @@ def output_root(evaluation: Evaluation) -> OutputRoot | str:
     blocks = _blocks(evaluation)
     if not _separate(evaluation, blocks):
         return "the loss couples the examples"
-    matrices = blocks.double()
-    scale = float(matrices.abs().max())
+    # Tiny matrices: numpy's calls cost a fraction of torch's.
+    matrices = blocks.double().cpu().numpy()
+    scale = float(np.abs(matrices).max())
     if scale == 0.0:
         raise ProblemError(LINEAR_LOSS)
     if not math.isfinite(scale):
         return "the loss's curvature at the output is not finite"
-    matrices = (matrices + matrices.transpose(1, 2)) / (2 * scale)
-    rounding = torch.finfo(evaluation.output.dtype).eps * matrices.shape[1] * 4
+    matrices = (matrices + matrices.transpose(0, 2, 1)) / (2 * scale)
+    rounding = float(torch.finfo(evaluation.output.dtype).eps) * matrices.shape[1] * 4
     # What the mean of semidefinite matrices sends to zero, each of them does.
-    values, vectors = torch.linalg.eigh(matrices.mean(0))
+    values, vectors = np.linalg.eigh(matrices.mean(0))
     kept = vectors[:, values > rounding * values[-1]]
-    roots = _roots(kept.T @ matrices @ kept, rounding)
-    if roots is None or not torch.allclose(
-        kept @ (kept.T @ matrices @ kept) @ kept.T, matrices, atol=rounding * 10
-    ):
+    inner = kept.T @ matrices @ kept
+    roots = _roots(inner, rounding)
+    if roots is None or np.abs(kept @ inner @ kept.T - matrices).max() > 10 * rounding:
         return "the loss is not convex in the output"
-    columns = (kept @ roots).permute(2, 0, 1).reshape(-1, *evaluation.output.shape)
-    return OutputRoot(columns.to(evaluation.output).contiguous(), scale)
+    columns = torch.from_numpy(np.ascontiguousarray((kept @ roots).transpose(2, 0, 1))).to(evaluation.output)
+    return OutputRoot(columns.view(-1, *evaluation.output.shape), scale)
 
 
-def _roots(matrices: Tensor, rounding: float) -> Tensor | None:
+def _roots(matrices: Array, rounding: float) -> Array | None:
     """One square root each, or None when one of the matrices is not positive semidefinite."""
-    factors, failures = torch.linalg.cholesky_ex(matrices)
-    if not bool(failures.any()) and bool(torch.isfinite(factors).all()):
-        return factors
-    values, vectors = torch.linalg.eigh(matrices)  # three times slower, but singular matrices are welcome
-    if bool((values < -rounding).any()):
+    try:
+        return np.linalg.cholesky(matrices)
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(matrices)  # three times slower, but singular matrices are welcome
+    if (values < -rounding).any():
         return None
-    return vectors * values.clamp(min=0).sqrt().unsqueeze(1)
+    roots: Array = vectors * np.sqrt(np.clip(values, 0.0, None))[:, None]
+    return roots
 
 
 def _blocks(evaluation: Evaluation) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.engines.calls import Call, ConvolutionCall, DenseCall, read_call
+from hessinit.engines.calls import Call, ConvolutionCall, read_call
 from hessinit.engines.gram import LayerGram, TracedCall, WrittenGram, by_example
 from hessinit.engines.output_root import OutputRoot
 from hessinit.operators.evaluation import Evaluation
@@ -19,8 +19,8 @@ from hessinit.spectra.probes import ProbeStream
 # A leaf, one of its calls, the edge that carries the gradient of the call's output, and whether its rows are time first.
 Planned = tuple[str, Call, GradientEdge, bool]
 
-# Unfolded patches are formed for so many numbers at a time.
-_NUMBERS_AT_ONCE = 2**22
+# Unfolded patches are formed for so many numbers at a time, about what fits into a cache.
+_NUMBERS_AT_ONCE = 2**20
 _MOST_WRITTEN = 2**16
 
 
@@ -43,74 +43,61 @@ def trace_grams(evaluation: Evaluation, root: OutputRoot) -> dict[str, LayerGram
     plan = _separable(known, edges, layouts)
     if not plan:
         return {}
-    signals = _signals(evaluation, root, plan)
-    traced: dict[str, list[TracedCall]] = {}
-    for (name, call, _, time_first), signal in zip(plan, signals, strict=True):
-        traced.setdefault(name, []).append(TracedCall(call, time_first, signal))
+    columns = _columns(evaluation, root, [edge for _, _, edge, _ in plan])
     scale = root.scale * evaluation.weight
-    return {name: _gram(calls, tuple(leaves[name].shape), scale) for name, calls in traced.items()}
+    grams: dict[str, LayerGram] = {}
+    traced: dict[str, list[TracedCall]] = {}
+    for index, (name, call, _, time_first) in enumerate(plan):
+        # Taken out one by one, so that no more than one layer is held twice.
+        arrived, columns[index] = columns[index], ()
+        if _is_worth_writing(call, time_first, size, leaves[name], len(known[name])):
+            assert isinstance(call, ConvolutionCall)
+            factor = _write_factor(call, arrived)
+            grams[name] = WrittenGram(factor, size, tuple(leaves[name].shape), scale)
+        else:
+            signals = torch.stack([by_example(column, size, time_first) for column in arrived], dim=1)
+            traced.setdefault(name, []).append(TracedCall(call, time_first, signals))
+    for name, calls in traced.items():
+        grams[name] = LayerGram(calls, tuple(leaves[name].shape), scale)
+    return grams
 
 
-def _gram(traced: Sequence[TracedCall], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
-    """By products, or written out where that is smaller and there is a fast way to do it."""
-    one = traced[0]
-    weights = int(torch.Size(weight_shape).numel())
-    plain = (
-        len(traced) == 1 and isinstance(one.call, ConvolutionCall) and one.call.is_plain_image_convolution()
-    )
-    if (
-        not plain
-        or one.time_first
-        or one.call.rows != one.signals.shape[0]
-        or weights > min(one.signals.shape[2], _MOST_WRITTEN)
-    ):
-        return LayerGram(traced, weight_shape, scale)
-    assert isinstance(one.call, ConvolutionCall)
-    return WrittenGram(_write_factor(one.call, one.signals), one.signals.shape[0], weight_shape, scale)
+def _is_worth_writing(call: Call, time_first: bool, size: int, leaf: Tensor, uses: int) -> bool:
+    """Fewer weights than outputs, and a fast way to get each signal's own weight gradient."""
+    if not isinstance(call, ConvolutionCall) or not call.is_plain_image_convolution():
+        return False
+    outputs = int(torch.Size(call.output_shape).numel()) // size
+    return uses == 1 and not time_first and call.rows == size and leaf.numel() <= min(outputs, _MOST_WRITTEN)
 
 
-def _write_factor(call: ConvolutionCall, signals: Tensor) -> Tensor:
+def _write_factor(call: ConvolutionCall, columns: Sequence[Tensor]) -> Tensor:
     """(examples · columns, weights): every signal's own weight gradient, as patches times signals."""
-    examples, columns, _ = signals.shape
-    channels, patch = call.weight.shape[0], call.weight[0].numel()
-    factor = signals.new_empty(examples, columns * channels, patch)
-    positions = signals.shape[2] // channels
+    examples, channels, patch = call.rows, call.weight.shape[0], call.weight[0].numel()
+    positions = columns[0][0, 0].numel()
+    factor = columns[0].new_empty(examples, len(columns) * channels, patch)
     step = max(1, _NUMBERS_AT_ONCE // (patch * positions))
     for first in range(0, examples, step):
         part = slice(first, first + step)
         patches = F.unfold(
             call.inputs[part],
-            call.weight.shape[2:],
-            call.dilation,
-            call.padding,
-            call.stride,  # type: ignore[arg-type]
+            tuple(call.weight.shape[2:]),
+            tuple(call.dilation),
+            tuple(call.padding),
+            tuple(call.stride),
         )
-        torch.bmm(
-            signals[part].reshape(-1, columns * channels, positions),
-            patches.transpose(1, 2),
-            out=factor[part],
-        )
-    return factor.view(examples * columns, channels * patch)
+        signals = torch.stack([column[part].flatten(2) for column in columns], dim=1)
+        torch.bmm(signals.flatten(1, 2), patches.transpose(1, 2), out=factor[part])
+    return factor.view(examples * len(columns), channels * patch)
 
 
-def _signals(evaluation: Evaluation, root: OutputRoot, plan: Sequence[Planned]) -> list[Tensor]:
-    """What reaches each call's output, (examples, columns, outputs), for every column of the root."""
-    size = evaluation.output.shape[0]
-    edges = [edge for _, _, edge, _ in plan]
-    if all(isinstance(call, DenseCall) for _, call, _, _ in plan):
+def _columns(evaluation: Evaluation, root: OutputRoot, edges: list[GradientEdge]) -> list[Sequence[Tensor]]:
+    """For each edge, what reaches it from every column of the root."""
+    if all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
         batched = _backward_all(evaluation, edges, root.columns)
         if batched is not None:
-            return [
-                torch.stack([by_example(row, size, time_first) for row in found], dim=1)
-                if time_first
-                else found.reshape(found.shape[0], size, -1).transpose(0, 1)
-                for found, (_, _, _, time_first) in zip(batched, plan, strict=True)
-            ]
+            return [found.unbind(0) for found in batched]
     passes = [_backward(evaluation, edges, column) for column in root.columns]
-    return [
-        torch.stack([by_example(found[index], size, time_first) for found in passes], dim=1)
-        for index, (_, _, _, time_first) in enumerate(plan)
-    ]
+    return [list(arrived) for arrived in zip(*passes, strict=True)]
 
 
 def _backward_all(

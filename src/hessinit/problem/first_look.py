@@ -27,9 +27,9 @@ class FirstLook:
 
 
 def take_first_look(problem: Problem, batch: Batch) -> FirstLook:
-    """Evaluate once, and once more on half of the examples under other random numbers; costs half a gradient.
+    """Evaluate once, and once more on an eighth of the examples under other random numbers.
 
-    If the half agrees with the whole, the forward is deterministic. If not, the examples may just see each
+    If these agree with the whole, the forward is deterministic. If not, the examples may just see each
     other (as in BatchNorm's train mode): then a second whole evaluation decides.
     """
     output = problem.output(batch)
@@ -49,7 +49,7 @@ def take_first_look(problem: Problem, batch: Batch) -> FirstLook:
 def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws: bool) -> None:
     # A forward that draws may still agree with itself by chance, as when it drops one layer in ten.
     for draw in range(1, _DRAWS if draws else 2):
-        if not draws and _half_agrees(problem, batch, output):
+        if not draws and _sample_agrees(problem, batch, output):
             return
         again = _output_again(problem, batch, draw)
         if again.shape != output.shape or not _agree(again, output):
@@ -78,17 +78,17 @@ def _output_again(problem: Problem, batch: Batch, draw: int) -> Tensor:
         return problem.output(batch, draw=draw).detach()
 
 
-def _half_agrees(problem: Problem, batch: Batch, output: Tensor) -> bool:
+def _sample_agrees(problem: Problem, batch: Batch, output: Tensor) -> bool:
     if output.ndim < 1 or output.shape[0] != batch.size or batch.size < 2:
         return False
-    some = torch.arange(0, batch.size, 2)
+    some = torch.arange(0, batch.size, min(8, max(1, batch.size // 4)))
     try:
         with torch.no_grad():
-            half = problem.output(batch.take(some), draw=1)
+            sample = problem.output(batch.take(some), draw=1)
     except Exception:
         return False  # the model needs the whole batch; a forward that fails on the whole has failed before
     whole = output[some.to(output.device)]
-    return half.shape == whole.shape and _agree(half, whole)
+    return sample.shape == whole.shape and _agree(sample, whole)
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

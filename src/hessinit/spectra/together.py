@@ -85,53 +85,56 @@ def tops_together(
 
 
 class _Lockstep:
-    """The Lanczos bases of the operators still running, one row each, extended together."""
+    """The Lanczos bases of the operators still running, one row each, extended together.
+
+    The bookkeeping is numpy's: the vectors are short, and its calls cost a fraction of torch's.
+    """
 
     def __init__(self, operators: Sequence[Operator], seed: int) -> None:
         first = operators[0]
         self.size = int(first.shape[0])
-        start = random_start(first, seed=seed)
-        start = start / torch.linalg.vector_norm(start)
-        products = torch.stack([operator @ start for operator in operators])
-        # Powers of two keep every run the same for 1e-30·A and 1e30·A.
-        scales = [power_of_two_scale(product) for product in products]
-        self.runs = [
-            _Run(index, operator, scale, first.dtype)
-            for index, (operator, scale) in enumerate(zip(operators, scales, strict=True))
-        ]
-        self._inverse = products.new_tensor([1 / scale if 0 < scale < math.inf else 1.0 for scale in scales])
+        self._like = random_start(first, seed=seed)
+        start = self._like.cpu().numpy()
         rows = min(_ROWS, self.size + 1)
-        self._basis = products.new_empty((len(operators), rows, self.size))
-        self._basis[:, 0] = start
-        self._products: Tensor | None = products
+        self._basis = np.empty((len(operators), rows, self.size), dtype=start.dtype)
+        self._basis[:, 0] = start / np.linalg.norm(start)
+        self.runs = [_Run(index, operator, 0.0, first.dtype) for index, operator in enumerate(operators)]
+        self._products: Array | None = self._multiply(0)
+        # Powers of two keep every run the same for 1e-30·A and 1e30·A.
+        for run, product in zip(self.runs, self._products, strict=True):
+            run.scale = power_of_two_scale(torch.from_numpy(product))
         self._small = np.zeros((len(operators), rows, rows))
         self._betas = np.zeros(len(operators))
         self._largest = np.zeros(len(operators))
         self._rounding = 10 * float(torch.finfo(first.dtype).eps)
         self._tops: list[Array] = []
 
+    def _multiply(self, step: int) -> Array:
+        like = self._like
+        vectors = [torch.from_numpy(row).to(like.device) for row in self._basis[:, step]]
+        products = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]
+        return np.stack([product.detach().cpu().numpy() for product in products])
+
     def advance(self) -> None:
         """One product each, orthogonalized against its own basis."""
         step = self.runs[0].steps
         products, self._products = self._products, None
         if products is None:
-            latest = self._basis[:, step].unbind(0)
-            products = torch.stack(
-                [run.operator @ vector for run, vector in zip(self.runs, latest, strict=True)]
-            )
-        remainder = (products * self._inverse.unsqueeze(1)).unsqueeze(1)
+            products = self._multiply(step)
+        inverse = [1 / run.scale if 0 < run.scale < math.inf else 1.0 for run in self.runs]
+        remainder = products * np.array(inverse, dtype=products.dtype)[:, None]
         known = self._basis[:, : step + 1]
-        # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
-        along = torch.bmm(remainder, known.mT)
-        remainder = torch.baddbmm(remainder, along, known, alpha=-1)
-        again = torch.bmm(remainder, known.mT)
-        remainder = torch.baddbmm(remainder, again, known, alpha=-1).squeeze(1)
-        norms = torch.linalg.vector_norm(remainder, dim=1)
-        alphas, betas = torch.stack(((along + again)[:, 0, step], norms)).double().cpu().numpy()
+        alphas = np.zeros(len(self.runs))
+        for _ in range(2):  # twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues
+            along = np.matmul(known, remainder[:, :, None])
+            remainder = remainder - np.matmul(along.transpose(0, 2, 1), known)[:, 0]
+            alphas += along[:, step, 0]
+        betas = np.linalg.norm(remainder, axis=1).astype(np.float64)
         if step + 1 == self._basis.shape[1]:
-            self._basis = torch.cat((self._basis, torch.empty_like(self._basis)), dim=1)
+            self._basis = np.concatenate((self._basis, np.empty_like(self._basis)), axis=1)
             self._small = np.pad(self._small, ((0, 0), (0, step + 1), (0, step + 1)))
-        torch.div(remainder, norms.unsqueeze(1), out=self._basis[:, step + 1])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            self._basis[:, step + 1] = remainder / betas[:, None].astype(remainder.dtype)
         self._record(step, alphas, betas)
 
     def _record(self, step: int, alphas: Array, betas: Array) -> None:
@@ -162,7 +165,7 @@ class _Lockstep:
     def vectors(self, row: int, weights: Array) -> Tensor:
         """The vectors with these weights (steps, few) on the basis."""
         basis = self._basis[row, : len(weights)]
-        return basis.T @ torch.from_numpy(weights.copy()).to(basis)
+        return torch.from_numpy(basis.T @ weights.astype(basis.dtype)).to(self._like.device)
 
     def drop(self, finished: Sequence[int]) -> None:
         """Go on without these."""
@@ -170,7 +173,6 @@ class _Lockstep:
             return
         kept = [row for row in range(len(self.runs)) if row not in finished]
         self.runs = [self.runs[row] for row in kept]
-        chosen = torch.tensor(kept, dtype=torch.long, device=self._basis.device)
-        self._basis, self._inverse = self._basis[chosen], self._inverse[chosen]
-        self._small, self._betas, self._largest = self._small[kept], self._betas[kept], self._largest[kept]
+        self._basis, self._small = self._basis[kept], self._small[kept]
+        self._betas, self._largest = self._betas[kept], self._largest[kept]
         self._tops = [tops[kept] for tops in self._tops]
