@@ -89,7 +89,7 @@ def measure(
             layers=rows,
             network=whole,
             curvature=curvature,
-            loss=sum(float(one.loss.detach()) * one.weight for one in evaluations),
+            loss=sum(one.loss_value * one.weight for one in evaluations),
             examples=problem.examples,
             batches=len(problem.batches),
             tolerance=tolerance,
@@ -218,11 +218,11 @@ def _alone(evaluation: Evaluation) -> Evaluation:
 
 
 def _in_running_order(problem: Problem, evaluations: list[Evaluation]) -> list[Layer]:
-    uses = evaluations[0].uses
+    moments = evaluations[0].moments
 
     def moment(layer: Layer) -> float:
-        found = uses[layer.parameter]
-        return found[0].moment if found else float("inf")
+        found = moments[layer.parameter]
+        return math.inf if found is None else found
 
     return sorted(problem.layers, key=moment)
 

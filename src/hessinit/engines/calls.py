@@ -1,7 +1,7 @@
 """Linear uses of a weight whose derivative is known in closed form: dense, convolution, embedding.
 
-Each call maps a change of the weight to the change of its own output (`push`), and a cotangent of its output to the weight's
-gradient (`pull`, the adjoint). Rows are the first dimension of the output.
+Each call maps a change of the weight to the change of its own output (`push`), and a cotangent of its
+output to the weight's gradient (`pull`, the adjoint). Rows are the first dimension of the output.
 """
 
 from __future__ import annotations
@@ -82,15 +82,13 @@ class ConvolutionCall:
 
     def push(self, weight: Tensor) -> Tensor:
         return torch.ops.aten.convolution(
-            self.inputs, weight, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding,
-            self.groups,
-        )  # fmt: skip
+            self.inputs, weight, None, self.stride, self.padding, self.dilation, self.transposed,
+            self.output_padding, self.groups, )  # fmt: skip
 
     def pull(self, cotangent: Tensor) -> Tensor:
         return torch.ops.aten.convolution_backward(
-            cotangent, self.inputs, self.weight, None, self.stride, self.padding, self.dilation, self.transposed,
-            self.output_padding, self.groups, [False, True, False],
-        )[1]  # fmt: skip
+            cotangent, self.inputs, self.weight, None, self.stride, self.padding, self.dilation,
+            self.transposed, self.output_padding, self.groups, [False, True, False], )[1]  # fmt: skip
 
     def is_plain_image_convolution(self) -> bool:
         """Over images, one group, not transposed: what `F.unfold` can do."""

@@ -13,12 +13,13 @@ from hessinit.engines.output_root import OutputRoot, check_curved, output_root
 from hessinit.engines.trace import trace_grams
 from hessinit.errors import ProblemError
 from hessinit.operators.blocks import GaussNewtonOperator
-from hessinit.operators.evaluation import Evaluation
+from hessinit.operators.evaluation import Evaluation, unused_leaves
 
 # A backward pass costs about 0.4 gradients; a block by Lanczos about a dozen products of 1.5 gradients each.
 _GRADIENTS_PER_COLUMN = 0.4
 _GRADIENTS_PER_BLOCK = 18.0
-# Lanczos keeps vectors of this length, and the rows of the inner products are squared: beyond, go matrix-free.
+# Lanczos keeps vectors of this length, and the rows of the inner products are squared: beyond, go
+# matrix-free.
 _MOST_ROWS = 16_384
 
 
@@ -68,14 +69,6 @@ def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot],
     if others:
         reason += f"; {len(others)} of {len(leaves)} layers by Lanczos"
     return GramEngine(grams, unused, general, effort, reason)
-
-
-def unused_leaves(evaluations: Sequence[Evaluation]) -> set[str]:
-    """The weights that no batch's forward touches."""
-    unused = set(evaluations[0].problem.leaves)
-    for evaluation in evaluations:
-        unused -= {name for name, uses in evaluation.uses.items() if uses}
-    return unused
 
 
 def _why_impossible(evaluations: Sequence[Evaluation]) -> str:

@@ -1,9 +1,10 @@
 """The Gram engine: every layer's Gauss-Newton curvature from a few shared backward passes.
 
-With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV` with one row of `V` per (example, column of S): the
-gradient of that output direction by the layer's weights. Its nonzero eigenvalues are those of the Gram matrix `V Vᵀ`, which is
-small (examples × outputs) and is never formed: a row of `V` is the product of the layer's input with the gradient at
-the layer's output, and one backward pass per column of S brings the latter to all layers at once.
+With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV` with one row of `V` per (example,
+column of S): the gradient of that output direction by the layer's weights. Its nonzero eigenvalues are
+those of the Gram matrix `V Vᵀ`, which is small (examples × outputs) and is never formed: a row of `V` is
+the product of the layer's input with the gradient at the layer's output, and one backward pass per column
+of S brings the latter to all layers at once.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from hessinit.operators.base import LinearOperator
 class TracedCall:
     """A call, the gradients that reached its output, and how its rows belong to the examples.
 
-    `signals` is (examples, columns, outputs per example). Rows are the examples' positions one after the other, or, with
-    `time_first`, position by position (as inside `nn.MultiheadAttention`).
+    `signals` is (examples, columns, outputs per example). Rows are the examples' positions one after the
+    other, or, with `time_first`, position by position (as inside `nn.MultiheadAttention`).
     """
 
     call: Call

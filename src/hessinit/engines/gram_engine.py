@@ -115,7 +115,9 @@ class GramEngine:
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
         known = self._known(names)
-        return bool(known) and len(self._grams) == 1 and _is_singular([self._grams[0][name] for name in known])
+        if not known or len(self._grams) > 1:
+            return False
+        return _is_singular([self._grams[0][name] for name in known])
 
     def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Ends:
         bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))

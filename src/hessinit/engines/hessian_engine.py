@@ -1,9 +1,10 @@
 """The exact Hessian, layer by layer through the layer's own output where that is possible.
 
-A weight `W` that is used once, linearly, acts on the loss only through the output `a` of that call. Its Hessian is then
-`Aᵀ H_a A` with `A = ∂a/∂W` known in closed form (`push` and `pull`) and `H_a` the Hessian by `a`: the products leave out the
-layer itself and everything before it. For a dense layer with fewer rows of input than inputs, the directions of `W` that no
-input sees have no curvature: the search runs in the (rows × outputs) others, which is often hundreds of times smaller.
+A weight `W` that is used once, linearly, acts on the loss only through the output `a` of that call. Its
+Hessian is then `Aᵀ H_a A` with `A = ∂a/∂W` known in closed form (`push` and `pull`) and `H_a` the Hessian
+by `a`: the products leave out the layer itself and everything before it. For a dense layer with fewer rows
+of input than inputs, the directions of `W` that no input sees have no curvature: the search runs in the
+(rows × outputs) others, which is often hundreds of times smaller.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hessinit.engines.lanczos_engine import find_ends
 from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator
 from hessinit.operators.blocks import HessianOperator
-from hessinit.operators.evaluation import Evaluation
+from hessinit.operators.evaluation import Evaluation, unused_leaves
 
 
 class OutputHessian:
@@ -36,13 +37,13 @@ class OutputHessian:
         """Zero where the gradient does not change with the output, as for a loss linear in it."""
         if not self._gradient.requires_grad:
             return torch.zeros_like(tangent)
-        (found,) = torch.autograd.grad(
+        found: Tensor | None = torch.autograd.grad(
             self._gradient,
             [self._edge],
             tangent.view_as(self._gradient),
             retain_graph=True,
             allow_unused=True,
-        )
+        )[0]
         if found is None:
             return torch.zeros_like(tangent)
         return found if self._weight == 1.0 else found * self._weight
@@ -94,9 +95,7 @@ class HessianEngine:
     def __init__(self, evaluations: Sequence[Evaluation], effort: Effort) -> None:
         self._evaluations = evaluations
         self._effort = effort
-        self._unused = {
-            name for name in evaluations[0].problem.leaves if not any(e.uses[name] for e in evaluations)
-        }
+        self._unused = unused_leaves(evaluations)
         self._calls = [_single_calls(evaluation) for evaluation in evaluations]
 
     def operator(self, names: Sequence[str]) -> LinearOperator:
@@ -134,8 +133,8 @@ def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian
     edges = [GradientEdge(evaluation.uses[name][0].node, 0) for name in known]
     if not edges:
         return {}
-    gradients = torch.autograd.grad(
-        evaluation.loss, edges, create_graph=True, allow_unused=True, materialize_grads=False
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+        evaluation.loss, edges, create_graph=True, allow_unused=True
     )
     return {
         name: (call, OutputHessian(evaluation, edge, gradient))

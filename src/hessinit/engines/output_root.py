@@ -17,18 +17,17 @@ from hessinit.spectra.probes import ProbeStream
 
 
 LINEAR_LOSS = (
-    "the loss is linear in the model's output, so its Gauss-Newton curvature is zero everywhere. If the model ends in "
-    "log_softmax and the loss is NLLLoss, move log_softmax into the loss: return logits and use CrossEntropyLoss. "
-    'Otherwise measure the exact Hessian: curvature="hessian".'
-)
+    "the loss is linear in the model's output, so its Gauss-Newton curvature is zero everywhere. If the
+    model ends in " "log_softmax and the loss is NLLLoss, move log_softmax into the loss: return logits and
+    use CrossEntropyLoss. " 'Otherwise measure the exact Hessian: curvature="hessian".' )
 
 
 @dataclass(frozen=True)
 class OutputRoot:
     """`H_z = scale · Σ_c S_c S_cᵀ` in every example: `columns` is (C, examples, …output).
 
-    Directions that no example bends (for softmax: all logits moving together) are left out, so C may be below the
-    number of outputs.
+    Directions that no example bends (for softmax: all logits moving together) are left out, so C may be
+    below the number of outputs.
     """
 
     columns: Tensor
@@ -63,7 +62,7 @@ def output_root(evaluation: Evaluation) -> OutputRoot | str:
 def _roots(matrices: Array, rounding: float) -> Array | None:
     """One square root each, or None when one of the matrices is not positive semidefinite."""
     try:
-        return np.linalg.cholesky(matrices)
+        return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64)
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(matrices)  # three times slower, but singular matrices are welcome
     if (values < -rounding).any():

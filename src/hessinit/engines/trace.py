@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.engines.calls import Call, ConvolutionCall, read_call
-from hessinit.engines.gram import LayerGram, TracedCall, WrittenGram, by_example
+from hessinit.engines.calls import Call, read_call
+from hessinit.engines.collect import Collector, collector_for
+from hessinit.engines.gram import LayerGram, by_example
 from hessinit.engines.output_root import OutputRoot
 from hessinit.operators.evaluation import Evaluation
+from hessinit.problem.graph import Use, find_uses
 from hessinit.spectra.probes import ProbeStream
 
-# A leaf, one of its calls, the edge that carries the gradient of the call's output, and whether its rows are time first.
-Planned = tuple[str, Call, GradientEdge, bool]
+# Signals beyond this many bytes are gathered from a few examples at a time.
+_BYTES_AT_ONCE = 2**26
 
-# Unfolded patches are formed for so many numbers at a time, about what fits into a cache.
-_NUMBERS_AT_ONCE = 2**20
-_MOST_WRITTEN = 2**16
+
+@dataclass(frozen=True)
+class Planned:
+    """A leaf, one of its calls, the edge that carries the gradient of the call's output, and its rows' order."""
+
+    name: str
+    call: Call
+    edge: GradientEdge
+    time_first: bool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some of the examples, evaluated, with their share of the root."""
+
+    output: Tensor
+    uses: dict[str, list[Use]]
+    columns: Tensor
+    part: slice
 
 
 def trace_grams(evaluation: Evaluation, root: OutputRoot) -> dict[str, LayerGram]:
@@ -30,126 +48,118 @@ def trace_grams(evaluation: Evaluation, root: OutputRoot) -> dict[str, LayerGram
     The passes stop at the layers' outputs: no weight gradient is formed.
     """
     leaves, size = evaluation.problem.leaves, evaluation.output.shape[0]
-    known: dict[str, list[Call]] = {}
-    edges: list[GradientEdge] = []
-    for name, uses in evaluation.uses.items():
-        calls = [read_call(use, leaves[name]) for use in uses]
-        if uses and all(call is not None and call.rows % size == 0 for call in calls):
-            known[name] = [call for call in calls if call is not None]
-            edges += [GradientEdge(use.node, 0) for use in uses]
-    layouts = (
-        _layouts(evaluation, edges, [call for calls in known.values() for call in calls]) if edges else []
-    )
-    plan = _separable(known, edges, layouts)
+    whole = Piece(evaluation.output, evaluation.uses, root.columns, slice(0, size))
+    plan = _plan(evaluation, whole)
     if not plan:
         return {}
-    columns = _columns(evaluation, root, [edge for _, _, edge, _ in plan])
+    names = [one.name for one in plan]
+    collectors = [
+        collector_for(one.call, one.time_first, size, root.columns, names.count(one.name)) for one in plan
+    ]
+    step = _examples_at_once(plan, root, size)
+    if step < size and not any(one.time_first for one in plan):
+        # The graph of the whole batch must not stand beside those of the pieces: nothing may hold on to it.
+        evaluation.forget()
+        pieces = _pieces(evaluation, root, step)
+        del whole, plan
+    else:
+        pieces = iter([whole])
+    for piece in pieces:
+        if not _gather(evaluation, piece, collectors):
+            return {}
+    grams: dict[str, list[Collector]] = {}
+    for name, collector in zip(names, collectors, strict=True):
+        grams.setdefault(name, []).append(collector)
     scale = root.scale * evaluation.weight
-    grams: dict[str, LayerGram] = {}
-    traced: dict[str, list[TracedCall]] = {}
-    for index, (name, call, _, time_first) in enumerate(plan):
-        # Taken out one by one, so that no more than one layer is held twice.
-        arrived, columns[index] = columns[index], ()
-        if _is_worth_writing(call, time_first, size, leaves[name], len(known[name])):
-            assert isinstance(call, ConvolutionCall)
-            factor = _write_factor(call, arrived)
-            grams[name] = WrittenGram(factor, size, tuple(leaves[name].shape), scale)
-        else:
-            signals = torch.stack([by_example(column, size, time_first) for column in arrived], dim=1)
-            traced.setdefault(name, []).append(TracedCall(call, time_first, signals))
-    for name, calls in traced.items():
-        grams[name] = LayerGram(calls, tuple(leaves[name].shape), scale)
-    return grams
+    return {name: found[0].gram(found, tuple(leaves[name].shape), scale) for name, found in grams.items()}
 
 
-def _is_worth_writing(call: Call, time_first: bool, size: int, leaf: Tensor, uses: int) -> bool:
-    """Fewer weights than outputs, and a fast way to get each signal's own weight gradient."""
-    if not isinstance(call, ConvolutionCall) or not call.is_plain_image_convolution():
+def _examples_at_once(plan: Sequence[Planned], root: OutputRoot, size: int) -> int:
+    numbers = root.columns.shape[0] * sum(int(torch.Size(one.call.output_shape).numel()) for one in plan)
+    needed = numbers * root.columns.element_size()
+    return size if needed <= _BYTES_AT_ONCE else max(1, size * _BYTES_AT_ONCE // (2 * needed))
+
+
+def _pieces(evaluation: Evaluation, root: OutputRoot, step: int) -> Iterator[Piece]:
+    problem, batch = evaluation.problem, evaluation.batch
+    for first in range(0, batch.size, step):
+        part = slice(first, min(first + step, batch.size))
+        output = problem.output(batch.take(torch.arange(part.start, part.stop)))
+        yield Piece(output, find_uses(output, problem.leaves), root.columns[:, part], part)
+
+
+def _gather(evaluation: Evaluation, piece: Piece, collectors: Sequence[Collector]) -> bool:
+    """Send every column back through a piece; False when the piece is not built like the whole."""
+    plan = _plan(evaluation, piece)
+    if len(plan) != len(collectors):
         return False
-    outputs = int(torch.Size(call.output_shape).numel()) // size
-    return uses == 1 and not time_first and call.rows == size and leaf.numel() <= min(outputs, _MOST_WRITTEN)
+    size = piece.output.shape[0]
+    edges = [one.edge for one in plan]
+    for one, collector in zip(plan, collectors, strict=True):
+        collector.start(one.call, piece.part)
+    dense = all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges)
+    batched = _backward_all(piece, edges) if dense else None
+    for index, column in enumerate(piece.columns):
+        found = [arrived[index] for arrived in batched] if batched else _backward(piece.output, edges, column)
+        for one, collector, gradient in zip(plan, collectors, found, strict=True):
+            collector.add(index, gradient, by_example(gradient, size, one.time_first))
+    for collector in collectors:
+        collector.finish()
+    return True
 
 
-def _write_factor(call: ConvolutionCall, columns: Sequence[Tensor]) -> Tensor:
-    """(examples · columns, weights): every signal's own weight gradient, as patches times signals."""
-    examples, channels, patch = call.rows, call.weight.shape[0], call.weight[0].numel()
-    positions = columns[0][0, 0].numel()
-    factor = columns[0].new_empty(examples, len(columns) * channels, patch)
-    step = max(1, _NUMBERS_AT_ONCE // (patch * positions))
-    for first in range(0, examples, step):
-        part = slice(first, first + step)
-        patches = F.unfold(
-            call.inputs[part],
-            tuple(call.weight.shape[2:]),
-            tuple(call.dilation),
-            tuple(call.padding),
-            tuple(call.stride),
-        )
-        signals = torch.stack([column[part].flatten(2) for column in columns], dim=1)
-        torch.bmm(signals.flatten(1, 2), patches.transpose(1, 2), out=factor[part])
-    return factor.view(examples * len(columns), channels * patch)
+def _plan(evaluation: Evaluation, piece: Piece) -> list[Planned]:
+    """The calls of the leaves whose every use is known, and none of whose calls mixes examples."""
+    leaves, size = evaluation.problem.leaves, piece.output.shape[0]
+    calls: list[tuple[str, Call, GradientEdge]] = []
+    for name, uses in piece.uses.items():
+        known = [read_call(use, leaves[name]) for use in uses]
+        if all(call is not None and call.rows % size == 0 for call in known):
+            calls += [
+                (name, call, GradientEdge(u.node, 0)) for u, call in zip(uses, known, strict=True) if call
+            ]
+    if not calls:
+        return []
+    layouts = _layouts(piece, calls, evaluation.problem.seed)
+    mixed = {name for (name, _, _), layout in zip(calls, layouts, strict=True) if layout is None}
+    return [
+        Planned(name, call, edge, bool(layout))
+        for (name, call, edge), layout in zip(calls, layouts, strict=True)
+        if name not in mixed
+    ]
 
 
-def _columns(evaluation: Evaluation, root: OutputRoot, edges: list[GradientEdge]) -> list[Sequence[Tensor]]:
-    """For each edge, what reaches it from every column of the root."""
-    if all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
-        batched = _backward_all(evaluation, edges, root.columns)
-        if batched is not None:
-            return [found.unbind(0) for found in batched]
-    passes = [_backward(evaluation, edges, column) for column in root.columns]
-    return [list(arrived) for arrived in zip(*passes, strict=True)]
+def _layouts(piece: Piece, calls: Sequence[tuple[str, Call, GradientEdge]], seed: int) -> list[bool | None]:
+    """Per call: rows by example (False), by position (True), or mixed (None): half of the examples sent back tell."""
+    output = piece.output
+    size = output.shape[0]
+    probe = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device).draw()
+    silent = probe[:size] < 0
+    silent[0], silent[-1] = size > 1, False
+    cotangent = probe[size:].view_as(output)
+    cotangent[silent] = 0
+    found = _backward(output, [edge for _, _, edge in calls], cotangent)
+    layouts: list[bool | None] = []
+    for (_, call, _), gradient in zip(calls, found, strict=True):
+        rows = gradient.reshape(call.rows, -1)
+        fitting = [order for order in (False, True) if not bool(by_example(rows, size, order)[silent].any())]
+        layouts.append(fitting[0] if fitting else None)
+    return layouts
 
 
-def _backward_all(
-    evaluation: Evaluation, edges: list[GradientEdge], columns: Tensor
-) -> tuple[Tensor, ...] | None:
-    """All columns in one batched pass: a third faster for dense networks, slower for convolutions; None if it fails."""
+def _backward(output: Tensor, edges: list[GradientEdge], cotangent: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(output, edges, cotangent, retain_graph=True, materialize_grads=False)
+
+
+def _backward_all(piece: Piece, edges: list[GradientEdge]) -> tuple[Tensor, ...] | None:
+    """All columns in one batched pass: a third faster for dense networks, slower for others; None if it fails."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "error"
             )  # a missing batching rule is only a warning, and slower than a loop
             return torch.autograd.grad(
-                evaluation.output, edges, columns, retain_graph=True, is_grads_batched=True
+                piece.output, edges, piece.columns, retain_graph=True, is_grads_batched=True
             )
     except (RuntimeError, UserWarning):
         return None
-
-
-def _separable(
-    known: dict[str, list[Call]], edges: list[GradientEdge], layouts: list[bool | None]
-) -> list[Planned]:
-    """The calls of the leaves none of whose calls mixes examples."""
-    rows = iter(zip(edges, layouts, strict=True))
-    plan: list[Planned] = []
-    for name, calls in known.items():
-        placed = [(name, call, *next(rows)) for call in calls]
-        if all(layout is not None for *_, layout in placed):
-            plan += [(name, call, edge, bool(layout)) for name, call, edge, layout in placed]
-    return plan
-
-
-def _backward(evaluation: Evaluation, edges: list[GradientEdge], cotangent: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(evaluation.output, edges, cotangent, retain_graph=True)
-
-
-def _layouts(evaluation: Evaluation, edges: list[GradientEdge], calls: Sequence[Call]) -> list[bool | None]:
-    """Per call: rows by example (False), by position (True), or mixed (None), seen by sending half of the examples back."""
-    size = evaluation.output.shape[0]
-    output, seed = evaluation.output, evaluation.problem.seed
-    probe = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device).draw()
-    silent = probe[:size] < 0
-    silent[0], silent[-1] = size > 1, False
-    cotangent = probe[size:].view_as(output)
-    cotangent[silent] = 0
-    found = _backward(evaluation, edges, cotangent)
-    layouts: list[bool | None] = []
-    for call, gradient in zip(calls, found, strict=True):
-        layout = None
-        for time_first in (False, True):
-            rows = gradient.reshape(call.rows, -1)
-            if not by_example(rows, size, time_first)[silent].any():
-                layout = time_first
-                break
-        layouts.append(layout)
-    return layouts

@@ -24,6 +24,24 @@ class Evaluation:
         look: FirstLook = take_first_look(problem, batch)
         self.output = look.output
         self.loss = look.loss
+        self.loss_value = float(look.loss.detach())
+        # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.
+        self.moments = {name: uses[0].moment if uses else None for name, uses in self.uses.items()}
+
+    def forget(self) -> None:
+        """Let the graphs go and with them most of the memory; whoever needs them next evaluates once more."""
+        for name in ("output", "loss", "uses", "gradients", "adjoint", "output_gradient"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The model's output, with its graph."""
+        return self.problem.output(self.batch)
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """The loss of that output."""
+        return self.problem.loss_of(self.output, self.batch)
 
     @cached_property
     def uses(self) -> dict[str, list[Use]]:
@@ -117,3 +135,11 @@ def reduces_by_sum(evaluation: Evaluation) -> bool:
         return False
     once = float(evaluation.loss.detach())
     return abs(doubled - 2 * once) < abs(doubled - once)
+
+
+def unused_leaves(evaluations: Sequence[Evaluation]) -> set[str]:
+    """The weights that no batch's forward touches."""
+    unused = set(evaluations[0].problem.leaves)
+    for evaluation in evaluations:
+        unused -= {name for name, moment in evaluation.moments.items() if moment is not None}
+    return unused

@@ -125,7 +125,9 @@ class _Lockstep:
         remainder = products * np.array(inverse, dtype=products.dtype)[:, None]
         known = self._basis[:, : step + 1]
         alphas = np.zeros(len(self.runs))
-        for _ in range(2):  # twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues
+        for _ in range(
+            2
+        ):  # twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues
             along = np.matmul(known, remainder[:, :, None])
             remainder = remainder - np.matmul(along.transpose(0, 2, 1), known)[:, 0]
             alphas += along[:, step, 0]
