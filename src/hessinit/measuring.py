@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import platform
 import time
@@ -14,17 +13,16 @@ import torch
 from torch import nn
 
 from hessinit._version import __version__
-from hessinit.engines.choose import gauss_newton_engine, hessian_engine
-from hessinit.engines.ends import Effort, Ends, Engine
-from hessinit.engines.extras import Wanted, measure_extras
-from hessinit.estimate import Estimate
+from hessinit.engines.ends import Effort
+from hessinit.engines.extras import Wanted
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.operators.evaluation import Evaluation, evaluate
 from hessinit.problem.checks import check_tolerance, check_whole
 from hessinit.problem.layers import Layer
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.report import CurvatureReport, LayerCurvature, Spread
+from hessinit.report import CurvatureReport, LayerCurvature
+from hessinit.rows import Rows
 
 
 def measure(
@@ -48,16 +46,18 @@ def measure(
     network: bool = True,
     strict: bool = False,
 ) -> CurvatureReport:
-    """How sharp each layer is, and what learning rate that allows. The model comes back bit for bit as it was.
+    """How sharp each layer is, and what learning rate that allows; the model is left bit for bit as it was.
 
-    `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs, averaged over
-    examples. `curvature` is "gauss-newton" (the paper's approximation; fast), "hessian" (exact) or "both" (with the gap between
-    them). `layers` takes names or globs; by default every trainable weight of two or more dimensions. Models that are not
-    called as `model(inputs)` pass `forward(model, inputs)`. Norms are right to `tolerance`, relative; a value that did not
-    get there says so and warns, or raises with `strict=True`. `top`, `trace`, `frobenius` and `density` ask for more of the
-    spectrum; `network=False` leaves the whole network out and bounds its norm by the layers'.
+    `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs,
+    averaged over examples. `curvature` is "gauss-newton" (the paper's approximation; fast), "hessian" (exact)
+    or "both" (with the gap between them). `layers` takes names or globs; by default every trainable weight of
+    two or more dimensions. Models that are not called as `model(inputs)` pass `forward(model, inputs)`.
 
-    Costs about 5 to 15 gradients for a classifier with ten outputs, all layers together.
+    Norms are right to `tolerance`, relative; a value that did not get there says so and warns, or raises with
+    `strict=True`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum; `network=False`
+    leaves the whole network out and bounds its norm by the layers'.
+
+    Costs 8 to 15 gradients for a classifier with ten outputs, all layers and the network together.
 
     >>> model = nn.Linear(3, 1, bias=False).double()
     >>> inputs = torch.eye(3, dtype=torch.float64)
@@ -70,7 +70,8 @@ def measure(
     choose("estimator", estimator, ["auto", "gram", "lanczos"])
     if curvature == "hessian" and estimator == "gram":
         raise ProblemError(
-            "estimator='gram' measures Gauss-Newton curvature only; for curvature='hessian' choose 'auto' or 'lanczos'."
+            "estimator='gram' measures Gauss-Newton curvature only; for curvature='hessian' choose 'auto' or "
+            "'lanczos'."
         )
     seed = check_whole("seed", seed, at_least=0)
     effort = Effort(check_tolerance(tolerance), check_whole("max_steps", max_steps, at_least=1), seed)
@@ -82,7 +83,7 @@ def measure(
     )
     with problem.settings(), explained_memory(problem):
         evaluations = evaluate(problem)
-        measuring = _Measuring(problem, evaluations, curvature, estimator, effort, wanted)
+        measuring = Rows(problem, evaluations, curvature, estimator, effort, wanted)
         rows = measuring.layers(_in_running_order(problem, evaluations))
         whole = measuring.network() if network else measuring.bounded_network(rows)
         report = CurvatureReport(
@@ -111,112 +112,6 @@ def measure(
     return report
 
 
-class _Measuring:
-    """The engines that one call needs, and the rows they give."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        evaluations: list[Evaluation],
-        curvature: str,
-        estimator: str,
-        effort: Effort,
-        wanted: Wanted,
-    ) -> None:
-        self._problem = problem
-        self._wanted = wanted
-        self._effort = effort
-        self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
-
-        def build(kind: str, chosen: list[Evaluation]) -> Engine:
-            if kind == "hessian":
-                return hessian_engine(chosen, effort)
-            return gauss_newton_engine(chosen, effort, estimator)
-
-        self.main = build(self._kind, evaluations)
-        self._approximate = build("gauss-newton", evaluations) if curvature == "both" else None
-        # With several batches, each is also measured alone: how much does the answer depend on the batch?
-        alone = [_alone(one) for one in evaluations] if len(evaluations) > 1 else []
-        self._single = [build(self._kind, [one]) for one in alone]
-
-    def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
-        names = [layer.parameter for layer in layers]
-        ends = self.main.ends_of_each(names)
-        approximate = self._approximate.ends_of_each(names) if self._approximate else {}
-        single = [engine.ends_of_each(names) for engine in self._single]
-        return tuple(
-            self._row(
-                layer.name,
-                layer.aliases,
-                layer.shape,
-                [name],
-                ends[name],
-                approximate.get(name),
-                [found[name] for found in single],
-            )  # fmt: skip
-            for layer, name in zip(layers, names, strict=True)
-        )
-
-    def network(self) -> LayerCurvature:
-        names = [layer.parameter for layer in self._problem.layers]
-        size = sum(layer.size for layer in self._problem.layers)
-        approximate = self._approximate.ends(names) if self._approximate else None
-        single = [engine.ends(names) for engine in self._single]
-        return self._row("network", (), (size,), names, self.main.ends(names), approximate, single)
-
-    def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
-        """What the layers tell of the network for free: at least the sharpest, for Gauss-Newton at most their sum."""
-        norms = [row.norm for row in rows]
-        semidefinite = self._kind == "gauss-newton" and all(row.bottom.value >= 0 for row in rows)
-        reach = sum(norms) - max(norms) if semidefinite else math.inf
-        reason = "network=False: only bounded, from below by the sharpest layer"
-        top = Estimate(max(norms), reach, False, reason, 0)
-        size = sum(layer.size for layer in self._problem.layers)
-        return LayerCurvature(
-            name="network", shape=(size,), curvature=self._kind, top=top,
-            bottom=Estimate(0.0, 0.0 if semidefinite else math.inf, semidefinite, reason, 0),
-            engine=self.main.name, engine_reason=self.main.reason,
-        )  # fmt: skip
-
-    def _row(
-        self,
-        name: str,
-        aliases: tuple[str, ...],
-        shape: tuple[int, ...],
-        names: Sequence[str],
-        ends: Ends,
-        approximate: Ends | None,
-        single: Sequence[Ends],
-    ) -> LayerCurvature:
-        extras = (
-            measure_extras(self.main.operator(names), self._wanted, self._effort)
-            if self._wanted.anything
-            else {}
-        )
-        approximation = approximate.norm if approximate else None
-        norms = tuple(found.norm.value for found in single)
-        return LayerCurvature(
-            name=name,
-            aliases=aliases,
-            shape=shape,
-            curvature=self._kind,
-            top=ends.top,
-            bottom=ends.bottom,
-            approximation=approximation,
-            spread=Spread(norms) if norms else None,
-            engine=ends.engine,
-            engine_reason=ends.reason,
-            **extras,
-        )
-
-
-def _alone(evaluation: Evaluation) -> Evaluation:
-    """The same batch and the same graphs, counting as the whole."""
-    single = copy.copy(evaluation)
-    single.weight = 1.0
-    return single
-
-
 def _in_running_order(problem: Problem, evaluations: list[Evaluation]) -> list[Layer]:
     moments = evaluations[0].moments
 
@@ -233,9 +128,10 @@ def _notes(problem: Problem, rows: Sequence[LayerCurvature]) -> tuple[str, ...]:
     if unused:
         notes.append(f"Not used by the forward, so without curvature: {', '.join(unused)}.")
     frozen = [
-        name for name, parameter in problem.model.named_parameters()
+        name
+        for name, parameter in problem.model.named_parameters()
         if not parameter.requires_grad and parameter.ndim >= 2 and name not in problem.leaves
-    ]  # fmt: skip
+    ]
     if frozen:
         notes.append(f"{len(frozen)} frozen {'weight was' if len(frozen) == 1 else 'weights were'} left out.")
     if problem.dropout == "freeze":

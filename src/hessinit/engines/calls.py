@@ -83,12 +83,14 @@ class ConvolutionCall:
     def push(self, weight: Tensor) -> Tensor:
         return torch.ops.aten.convolution(
             self.inputs, weight, None, self.stride, self.padding, self.dilation, self.transposed,
-            self.output_padding, self.groups, )  # fmt: skip
+            self.output_padding, self.groups,
+        )  # fmt: skip
 
     def pull(self, cotangent: Tensor) -> Tensor:
         return torch.ops.aten.convolution_backward(
             cotangent, self.inputs, self.weight, None, self.stride, self.padding, self.dilation,
-            self.transposed, self.output_padding, self.groups, [False, True, False], )[1]  # fmt: skip
+            self.transposed, self.output_padding, self.groups, [False, True, False],
+        )[1]  # fmt: skip
 
     def is_plain_image_convolution(self) -> bool:
         """Over images, one group, not transposed: what `F.unfold` can do."""

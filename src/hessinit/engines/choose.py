@@ -61,9 +61,11 @@ def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot],
     leaves = [name for name in evaluations[0].problem.leaves if name not in unused]
     others = [name for name in leaves if not all(name in found for found in grams)]
     general = LanczosEngine(
-        lambda names: GaussNewtonOperator(evaluations, names), effort,
-        "its calls mix the examples, or are none of dense, convolution, embedding", rank,
-    )  # fmt: skip
+        lambda names: GaussNewtonOperator(evaluations, names),
+        effort,
+        "its calls mix the examples, or are none of dense, convolution, embedding",
+        rank,
+    )
     columns = roots[0].columns.shape[0]
     reason = f"few outputs, {columns} shared backward passes"
     if others:

@@ -48,7 +48,7 @@ class Collector:
 
 
 class WritingCollector(Collector):
-    """For layers with fewer weights than outputs: every signal is turned into its own weight gradient at once."""
+    """For layers with fewer weights than outputs: every signal becomes its own weight gradient at once."""
 
     def __init__(self, call: ConvolutionCall, size: int, like: Tensor) -> None:
         self._size, self._part = size, slice(0, size)

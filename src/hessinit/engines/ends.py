@@ -1,11 +1,11 @@
-"""The two ends of a spectrum, and what an engine is: something that finds them for a layer or for the network."""
+"""The two ends of a spectrum, and what an engine is: something that finds them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator
@@ -34,6 +34,11 @@ class Effort:
     tolerance: float
     max_steps: int
     seed: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of the iterations in `spectra`."""
+        return {"tolerance": self.tolerance, "max_steps": self.max_steps, "seed": self.seed}
 
 
 class Engine(Protocol):

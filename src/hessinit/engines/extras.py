@@ -32,14 +32,8 @@ def measure_extras(operator: LinearOperator, wanted: Wanted, effort: Effort) -> 
     """The wanted ones, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
     if wanted.top:
-        pairs = top_eigenpairs(
-            operator,
-            min(wanted.top, operator.shape[0]),
-            tolerance=effort.tolerance,
-            max_steps=effort.max_steps,
-            seed=effort.seed,
-        )
-        found["eigenvalues"] = pairs.values
+        count = min(wanted.top, operator.shape[0])
+        found["eigenvalues"] = top_eigenpairs(operator, count, **effort.options).values
     if wanted.trace:
         found["trace"] = hutch_plus_plus(operator, seed=effort.seed)
     if wanted.frobenius:
@@ -47,7 +41,12 @@ def measure_extras(operator: LinearOperator, wanted: Wanted, effort: Effort) -> 
     if wanted.density:
         curve = spectral_density(operator, seed=effort.seed)
         found["density"] = Density(
-            nodes=curve.nodes, weights=curve.weights, grid=curve.grid, values=curve.values, error=curve.error,
-            probes=curve.probes, steps=curve.steps,
-        )  # fmt: skip
+            nodes=curve.nodes,
+            weights=curve.weights,
+            grid=curve.grid,
+            values=curve.values,
+            error=curve.error,
+            probes=curve.probes,
+            steps=curve.steps,
+        )
     return found

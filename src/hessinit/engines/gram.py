@@ -102,7 +102,7 @@ class LayerGram(LinearOperator):
 
 
 class WrittenGram(LayerGram):
-    """The same with `V` written out: for layers with fewer weights than outputs, as first convolutions have."""
+    """The same with `V` written out: for layers with fewer weights than outputs, like first convolutions."""
 
     def __init__(self, factor: Tensor, examples: int, weight_shape: tuple[int, ...], scale: float) -> None:
         self.factor = factor

@@ -1,10 +1,9 @@
-"""Gauss-Newton curvature by the Gram engine where it applies, layer by layer, and by Lanczos where it does not."""
+"""Gauss-Newton curvature by the Gram engine where it applies, and by Lanczos where it does not."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from hessinit.spectra.together import Top, tops_together
 
 
 class GramCurvature(LinearOperator):
-    """`VᵀV` on the weights of one or several layers, summed over batches: the Gauss-Newton block, by its Gram factors."""
+    """`VᵀV` on the weights of one or several layers, summed over batches: the Gauss-Newton block."""
 
     def __init__(self, per_batch: Sequence[Sequence[LayerGram]]) -> None:
         self.per_batch = per_batch
@@ -63,9 +62,6 @@ class GramEngine:
         self._unused = unused
         self._general = general
         self._effort = effort
-        self._options: dict[str, Any] = {
-            "tolerance": effort.tolerance, "max_steps": effort.max_steps, "seed": effort.seed,
-        }  # fmt: skip
         self._leading: dict[str, Top] = {}
         self.reason = reason
 
@@ -85,7 +81,7 @@ class GramEngine:
         found: dict[str, Ends] = {}
         if small:
             grams = [self._grams[0][name] for name in small]
-            tops = tops_together(grams, **self._options)
+            tops = tops_together(grams, **self._effort.options)
             self._leading = dict(zip(small, tops, strict=True))
             for name, gram in zip(small, grams, strict=True):
                 found[name] = self._from_gram(self._leading[name].estimate, [gram])
@@ -109,7 +105,7 @@ class GramEngine:
             return find_ends(GramCurvature(parts), self._effort, rank, self.name, self.reason)
         (single,) = parts
         gram: LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
-        found = lanczos(gram, ends="top", start=self._guess(known), **self._options)
+        found = lanczos(gram, ends="top", start=self._guess(known), **self._effort.options)
         return self._from_gram(found.top, single)
 
     def _is_small(self, names: Sequence[str]) -> bool:
@@ -126,7 +122,7 @@ class GramEngine:
     def _from_matrix(self, gram: WrittenGram) -> Ends:
         """Fewer weights than outputs, and written out: both ends from the small matrix itself."""
         matrix = gram.factor.T @ gram.factor
-        top = lanczos(matrix, ends="top", **self._options).top
+        top = lanczos(matrix, ends="top", **self._effort.options).top
         bottom = smallest_eigenvalue(matrix, tolerance=self._effort.tolerance, seed=self._effort.seed)
         return Ends(scaled(top, gram.scale), scaled(bottom, gram.scale), self.name, self.reason)
 

@@ -65,7 +65,7 @@ class CallHessian(LinearOperator):
 
 
 class SeenHessian(LinearOperator):
-    """The same for a dense call, on the directions its inputs see: `Lᵀ H_a L` with `L Lᵀ` the inputs' inner products."""
+    """For a dense call, on the directions its inputs see: `Lᵀ H_a L`, `L Lᵀ` their inner products."""
 
     def __init__(self, call: DenseCall, hessian: OutputHessian) -> None:
         self._hessian = hessian

@@ -1,10 +1,9 @@
-"""The general engine: Lanczos on products with the exact Hessian or Gauss-Newton matrix; right for every model."""
+"""The general engine: Lanczos on products with a curvature matrix; right for every model."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hessinit.engines.ends import Effort, Ends
 from hessinit.estimate import Estimate
@@ -42,15 +41,12 @@ class LanczosEngine:
 
 
 def find_ends(operator: Operator, effort: Effort, rank: int | None, engine: str, reason: str) -> Ends:
-    """Both ends of a block on the weights; the bottom of a rank-deficient semidefinite one is 0 by its form."""
-    options: dict[str, Any] = {
-        "tolerance": effort.tolerance, "max_steps": effort.max_steps, "seed": effort.seed,
-    }  # fmt: skip
+    """Both ends of a block on the weights; a rank-deficient semidefinite one has its bottom at 0."""
     size = int(operator.shape[0])
     if rank is not None and rank < size:
-        found = lanczos(operator, ends="top", **options)
+        found = lanczos(operator, ends="top", **effort.options)
         return Ends(found.top, zero_bottom(rank, size), engine, reason)
-    found = lanczos(operator, ends="both", semidefinite=rank is not None, **options)
+    found = lanczos(operator, ends="both", semidefinite=rank is not None, **effort.options)
     assert found.bottom is not None
     # One run finds both: its products are counted once.
     return Ends(found.top, dataclasses.replace(found.bottom, products=0), engine, reason)

@@ -15,11 +15,11 @@ from hessinit.operators.evaluation import Evaluation
 from hessinit.spectra.krylov import Array
 from hessinit.spectra.probes import ProbeStream
 
-
 LINEAR_LOSS = (
-    "the loss is linear in the model's output, so its Gauss-Newton curvature is zero everywhere. If the
-    model ends in " "log_softmax and the loss is NLLLoss, move log_softmax into the loss: return logits and
-    use CrossEntropyLoss. " 'Otherwise measure the exact Hessian: curvature="hessian".' )
+    "the loss is linear in the model's output, so its Gauss-Newton curvature is zero everywhere. If the "
+    "model ends in log_softmax and the loss is NLLLoss, move log_softmax into the loss: return logits and "
+    'use CrossEntropyLoss. Otherwise measure the exact Hessian: curvature="hessian".'
+)
 
 
 @dataclass(frozen=True)

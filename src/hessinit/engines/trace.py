@@ -1,4 +1,4 @@
-"""From one evaluated batch to the Gram operators of its layers: a backward pass per column of the output's root."""
+"""From one evaluated batch to the Gram operators of its layers, by a few shared backward passes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BYTES_AT_ONCE = 2**26
 
 @dataclass(frozen=True)
 class Planned:
-    """A leaf, one of its calls, the edge that carries the gradient of the call's output, and its rows' order."""
+    """A leaf, one of its calls, the edge that the gradient of its output takes, and the order of its rows."""
 
     name: str
     call: Call
@@ -43,7 +43,9 @@ class Piece:
 
 
 def trace_grams(evaluation: Evaluation, root: OutputRoot) -> dict[str, LayerGram]:
-    """The Gram operators of all leaves whose every use is a known linear call; costs a backward pass per column.
+    """The Gram operators of all leaves whose every use is a known linear call.
+
+    Costs a backward pass per column of the root.
 
     The passes stop at the layers' outputs: no weight gradient is formed.
     """
@@ -130,7 +132,10 @@ def _plan(evaluation: Evaluation, piece: Piece) -> list[Planned]:
 
 
 def _layouts(piece: Piece, calls: Sequence[tuple[str, Call, GradientEdge]], seed: int) -> list[bool | None]:
-    """Per call: rows by example (False), by position (True), or mixed (None): half of the examples sent back tell."""
+    """Per call: rows by example (False), by position (True), or mixed (None).
+
+    Half of the examples are sent back: whatever belongs to the others must stay zero.
+    """
     output = piece.output
     size = output.shape[0]
     probe = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device).draw()
@@ -152,7 +157,10 @@ def _backward(output: Tensor, edges: list[GradientEdge], cotangent: Tensor) -> t
 
 
 def _backward_all(piece: Piece, edges: list[GradientEdge]) -> tuple[Tensor, ...] | None:
-    """All columns in one batched pass: a third faster for dense networks, slower for others; None if it fails."""
+    """All columns in one batched pass: a third faster for dense networks, slower for others.
+
+    None where torch cannot batch it.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(

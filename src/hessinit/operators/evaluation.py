@@ -93,10 +93,10 @@ class Evaluation:
         ]
         if not pairs:
             return torch.zeros_like(self.output)
+        outputs, weights = zip(*pairs, strict=True)
         (tangent,) = torch.autograd.grad(
-            [pair[0] for pair in pairs], placeholder, [pair[1] for pair in pairs], retain_graph=True,
-            materialize_grads=True,
-        )  # fmt: skip
+            outputs, placeholder, weights, retain_graph=True, materialize_grads=True
+        )
         return tangent
 
     def pull(self, names: Sequence[str], cotangent: Tensor) -> tuple[Tensor, ...]:

@@ -169,8 +169,8 @@ class LanczosProcess:
 def small_eigenpairs(matrices: Array) -> tuple[Array, Array]:
     """Eigenvalues (ascending) and eigenvectors of a small symmetric matrix, or of a stack of them.
 
-    Numpy is the faster one as long as it stays on one thread; beyond, it brings a second pool of threads, and two
-    pools that wait for each other on few cores cost milliseconds.
+    Numpy is the faster one as long as it stays on one thread; beyond, it brings a second pool of threads,
+    and two pools that wait for each other on few cores cost milliseconds.
     """
     if matrices.shape[-1] <= _LARGEST_FOR_NUMPY:
         values, vectors = np.linalg.eigh(matrices)

@@ -27,8 +27,8 @@ class Extremes:
     """The ends of a spectrum; `norm` is the largest |eigenvalue|. Products are shared: do not add them up.
 
     `ritz` holds all Ritz values in ascending order: the ends are eigenvalues to within their error, the inner
-    ones a rough picture of the spectrum; `leading` holds the vectors of the largest few. `bottom` is None when only the top was asked for; vectors are None
-    unless asked for.
+    ones a rough picture of the spectrum; `leading` holds the vectors of the largest few. `bottom` is None
+    when only the top was asked for; vectors are None unless asked for.
     """
 
     top: Estimate
@@ -103,7 +103,7 @@ def lanczos(
         top = read_end(values, residuals, -1, 0.0 if exact else abs(float(values[-1]) - high))
         bottom = read_end(values, residuals, 0, 0.0 if exact else abs(float(values[0]) - low))
         checks.append((process.steps, bottom.value, top.value))
-        # No eigenvalue of a semidefinite operator is negative, so a small Ritz value has the smallest one below it.
+        # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest one.
         if semidefinite and 0 <= bottom.value <= tolerance * norm:
             bottom = RitzEnd(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
         needed = (top, bottom) if ends == "both" else (top,)

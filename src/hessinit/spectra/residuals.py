@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hessinit.spectra.krylov import Array
 
-# A residual of this share of √tolerance: missed eigenvectors get rarer in proportion, at a step per factor of 2 to 3.
+# The residual must be below this share of √tolerance: a smaller one misses fewer eigenvectors, in
+# proportion, at a step per factor of 2 to 3.
 CAUTION = 0.03
 
 

@@ -22,7 +22,7 @@ class _Inverse:
 
 
 def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 0) -> Estimate:
-    """By Lanczos on the inverse, where the smallest eigenvalue is the largest: some ten steps instead of hundreds.
+    """By Lanczos on the inverse, where the smallest eigenvalue is the largest: ten steps instead of hundreds.
 
     In fp64 whatever the matrix's dtype. A matrix that is singular up to rounding has 0, to that rounding.
 

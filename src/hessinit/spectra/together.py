@@ -48,8 +48,8 @@ def tops_together(
 ) -> list[Top]:
     """What `lanczos(ends="top")` gives for each, with the bookkeeping of all done at once.
 
-    The same products, but a step costs the bookkeeping of one run instead of many: for small operators that is
-    most of the time. An operator that has converged takes no further part.
+    The same products, but a step costs the bookkeeping of one run instead of many: for small operators that
+    is most of the time. An operator that has converged takes no further part.
 
     >>> two = [torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.diag(torch.tensor([5.0, 0.0, 0.0]))]
     >>> [round(top.estimate.value, 5) for top in tops_together(two)]
@@ -125,9 +125,8 @@ class _Lockstep:
         remainder = products * np.array(inverse, dtype=products.dtype)[:, None]
         known = self._basis[:, : step + 1]
         alphas = np.zeros(len(self.runs))
-        for _ in range(
-            2
-        ):  # twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues
+        # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
+        for _ in range(2):
             along = np.matmul(known, remainder[:, :, None])
             remainder = remainder - np.matmul(along.transpose(0, 2, 1), known)[:, 0]
             alphas += along[:, step, 0]
