@@ -45,8 +45,8 @@ def demo(
     with failures_explained("the demo"), working("Measuring a small network on 256 digits …"):
         import torch
 
-        from hessinit import measure as measure_curvature
         from hessinit.demo import problem
+        from hessinit.measuring import measure as measure_curvature
 
         # So small a network gains nothing from threads, and on a busy machine they wait for each other.
         torch.set_num_threads(1)

@@ -86,7 +86,7 @@ def measure(
     with failures_explained(problem):
         place = find_problem(problem)
         with working(f"Measuring {problem} …"):
-            from hessinit import measure as measure_curvature
+            from hessinit.measuring import measure as measure_curvature
 
             _prepare_torch(seed or 0, device, threads)
             loaded = load_problem(place)

@@ -6,6 +6,7 @@ output to the weight's gradient (`pull`, the adjoint). Rows are the first dimens
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,11 @@ from hessinit.problem.graph import Use
 
 class Call(Protocol):
     """One use of a weight."""
+
+    @property
+    def inputs(self) -> Tensor:
+        """What the weight acts on; its first dimension is that of the output."""
+        ...
 
     @property
     def rows(self) -> int:
@@ -36,6 +42,10 @@ class Call(Protocol):
 
     def pull(self, cotangent: Tensor) -> Tensor:
         """The gradient of `<cotangent, push(weight)>` by the weight."""
+        ...
+
+    def on(self, inputs: Tensor) -> Call:
+        """The same call on other inputs."""
         ...
 
 
@@ -60,6 +70,9 @@ class DenseCall:
 
     def pull(self, cotangent: Tensor) -> Tensor:
         return self.inputs.T @ cotangent if self.stored_transposed else cotangent.T @ self.inputs
+
+    def on(self, inputs: Tensor) -> DenseCall:
+        return dataclasses.replace(self, inputs=inputs)
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,9 @@ class ConvolutionCall:
             self.transposed, self.output_padding, self.groups, [False, True, False],
         )[1]  # fmt: skip
 
+    def on(self, inputs: Tensor) -> ConvolutionCall:
+        return dataclasses.replace(self, inputs=inputs, output_shape=(len(inputs), *self.output_shape[1:]))
+
     def is_plain_image_convolution(self) -> bool:
         """Over images, one group, not transposed: what `F.unfold` can do."""
         return self.inputs.ndim == 4 and not self.transposed and self.groups == 1
@@ -99,31 +115,34 @@ class ConvolutionCall:
 
 @dataclass(frozen=True)
 class EmbeddingCall:
-    """`weight[indices]`; the row `padding_idx` gets no gradient."""
+    """`weight[inputs]`, the inputs being indices; the row `padding` gets no gradient."""
 
-    indices: Tensor
+    inputs: Tensor
     words: int
     size: int
     padding: int
 
     @property
     def rows(self) -> int:
-        return int(self.indices.shape[0])
+        return int(self.inputs.shape[0])
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        return (*self.indices.shape, self.size)
+        return (*self.inputs.shape, self.size)
 
     def push(self, weight: Tensor) -> Tensor:
-        return self._without_padding(weight[self.indices])
+        return self._without_padding(weight[self.inputs])
 
     def pull(self, cotangent: Tensor) -> Tensor:
         gradient = cotangent.new_zeros(self.words, self.size)
         kept = self._without_padding(cotangent).reshape(-1, self.size)
-        return gradient.index_add_(0, self.indices.reshape(-1), kept)
+        return gradient.index_add_(0, self.inputs.reshape(-1), kept)
+
+    def on(self, inputs: Tensor) -> EmbeddingCall:
+        return dataclasses.replace(self, inputs=inputs)
 
     def _without_padding(self, rows: Tensor) -> Tensor:
-        return rows if self.padding < 0 else rows * (self.indices != self.padding).unsqueeze(-1)
+        return rows if self.padding < 0 else rows * (self.inputs != self.padding).unsqueeze(-1)
 
 
 def read_call(use: Use, leaf: Tensor) -> Call | None:
@@ -143,6 +162,8 @@ def read_call(use: Use, leaf: Tensor) -> Call | None:
                     node._saved_output_padding, node._saved_groups)  # fmt: skip
         return ConvolutionCall(inputs, leaf.detach(), *settings, tuple(node._input_metadata[0].shape))
     if use.kind == "EmbeddingBackward0" and not use.transposed and not node._saved_scale_grad_by_freq:
+        if node._saved_indices.ndim == 0:
+            return None  # one word, and no rows to count
         # -1 is torch's "no padding"; the saved value is unsigned.
         padding = node._saved_padding_idx
         padding = padding if 0 <= padding < leaf.shape[0] else -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hessinit.engines.calls import Call, ConvolutionCall, EmbeddingCall
+from hessinit.engines.calls import Call, ConvolutionCall
 from hessinit.engines.gram import LayerGram, TracedCall, WrittenGram
 
 # Unfolded patches are formed for so many numbers at a time, about what fits into a cache.
@@ -91,14 +90,4 @@ def collector_for(call: Call, time_first: bool, size: int, like: Tensor, uses: i
 
 def _join(calls: Sequence[Call]) -> Call:
     """One call on the examples of all, in order."""
-    first = calls[0]
-    if len(calls) == 1:
-        return first
-    if isinstance(first, EmbeddingCall):
-        indices = torch.cat([call.indices for call in calls if isinstance(call, EmbeddingCall)])
-        return dataclasses.replace(first, indices=indices)
-    inputs = torch.cat([call.inputs for call in calls])  # type: ignore[attr-defined]
-    if isinstance(first, ConvolutionCall):
-        rows = sum(call.rows for call in calls)
-        return dataclasses.replace(first, inputs=inputs, output_shape=(rows, *first.output_shape[1:]))
-    return dataclasses.replace(first, inputs=inputs)  # type: ignore[type-var]
+    return calls[0] if len(calls) == 1 else calls[0].on(torch.cat([call.inputs for call in calls]))

@@ -18,6 +18,8 @@ from torch import Tensor
 from hessinit.engines.calls import Call, DenseCall
 from hessinit.operators.base import LinearOperator
 
+_LARGEST_MATRIX = 384
+
 
 @dataclass
 class TracedCall:
@@ -56,7 +58,7 @@ def by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
 
 
 class LayerGram(LinearOperator):
-    """`V Vᵀ` of one layer, by its products; `curvature()` gives `VᵀV`, the Gauss-Newton block itself."""
+    """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block itself."""
 
     def __init__(self, traced: Sequence[TracedCall], weight_shape: tuple[int, ...], scale: float) -> None:
         self.traced = list(traced)
@@ -68,6 +70,15 @@ class LayerGram(LinearOperator):
         self.dtype, self.device = first.dtype, first.device
         self.weights = int(torch.Size(weight_shape).numel())
         self._inner = self._inner_products()
+        self.matrix = self._small_matrix()
+
+    def _small_matrix(self) -> Tensor | None:
+        """`V Vᵀ` itself, when it is so small that the calls of a product cost more than the arithmetic."""
+        if self._inner is None or self.shape[0] > _LARGEST_MATRIX:
+            return None
+        flat = self.traced[0].signals.reshape(self.shape[0], -1)
+        blocks = (flat @ flat.T).view(self.examples, self.columns, self.examples, self.columns)
+        return blocks.mul_(self._inner.view(self.examples, 1, self.examples, 1)).view(self.shape)
 
     def _inner_products(self) -> Tensor | None:
         """The inputs' inner products, when going through them is cheaper than going through the weight."""
@@ -78,6 +89,8 @@ class LayerGram(LinearOperator):
         return inputs @ inputs.T if self.examples <= 2 * inputs.shape[1] else None
 
     def _product(self, vector: Tensor) -> Tensor:
+        if self.matrix is not None:
+            return torch.mv(self.matrix, vector)
         if self._inner is None:
             return self.push(self.pull(vector))
         (one,) = self.traced
@@ -111,6 +124,7 @@ class WrittenGram(LayerGram):
         self.shape = (factor.shape[0],) * 2
         self.dtype, self.device = factor.dtype, factor.device
         self.weights = factor.shape[1]
+        self.matrix = None
 
     def _product(self, vector: Tensor) -> Tensor:
         return torch.mv(self.factor, torch.mv(self.factor.T, vector))
@@ -126,11 +140,13 @@ class SumOfGrams(LinearOperator):
     """The whole network's Gram matrix is the sum of the layers'."""
 
     def __init__(self, grams: Sequence[LayerGram]) -> None:
-        self.grams = list(grams)
+        matrices = [gram.matrix for gram in grams if gram.matrix is not None]
+        self._matrix = torch.stack(matrices).sum(0) if matrices else None
+        self._others = [gram for gram in grams if gram.matrix is None]
         self.shape, self.dtype, self.device = grams[0].shape, grams[0].dtype, grams[0].device
 
     def _product(self, vector: Tensor) -> Tensor:
-        total = self.grams[0]._product(vector)
-        for gram in self.grams[1:]:
-            total = total + gram._product(vector)
-        return total
+        parts = [gram._product(vector) for gram in self._others]
+        if self._matrix is not None:
+            parts.append(torch.mv(self._matrix, vector))
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)

@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
-from hessinit.engines.calls import Call, read_call
 from hessinit.engines.collect import Collector, collector_for
 from hessinit.engines.gram import LayerGram, by_example
 from hessinit.engines.output_root import OutputRoot
+from hessinit.engines.plan import Planned, backward, known_calls, plan_calls
 from hessinit.operators.evaluation import Evaluation
-from hessinit.problem.graph import Use, find_uses
-from hessinit.spectra.probes import ProbeStream
+from hessinit.problem.first_look import agree
+from hessinit.problem.graph import find_uses
 
-# Signals beyond this many bytes are gathered from a few examples at a time.
-_BYTES_AT_ONCE = 2**26
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A leaf, one of its calls, the edge that the gradient of its output takes, and the order of its rows."""
-
-    name: str
-    call: Call
-    edge: GradientEdge
-    time_first: bool
+# Signals are gathered from so many examples at a time that they take about this many bytes, or more where the
+# layers' own outputs do.
+_BYTES_AT_ONCE = 2**25
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some of the examples, evaluated, with their share of the root."""
-
-    output: Tensor
-    uses: dict[str, list[Use]]
-    columns: Tensor
-    part: slice
-
-
-def trace_grams(evaluation: Evaluation, root: OutputRoot) -> dict[str, LayerGram]:
+def trace_grams(evaluation: Evaluation, root: OutputRoot, *, split: bool = True) -> dict[str, LayerGram]:
     """The Gram operators of all leaves whose every use is a known linear call.
 
-    Costs a backward pass per column of the root.
-
-    The passes stop at the layers' outputs: no weight gradient is formed.
+    Costs a backward pass per column of the root. The passes stop at the layers' outputs: no weight gradient
+    is formed. With `split`, large batches go through in pieces.
     """
-    leaves, size = evaluation.problem.leaves, evaluation.output.shape[0]
-    whole = Piece(evaluation.output, evaluation.uses, root.columns, slice(0, size))
-    plan = _plan(evaluation, whole)
+    problem, size = evaluation.problem, evaluation.output.shape[0]
+    plan = plan_calls(evaluation.output, evaluation.uses, problem.leaves, problem.seed)
     if not plan:
         return {}
     names = [one.name for one in plan]
@@ -59,115 +37,124 @@ def trace_grams(evaluation: Evaluation, root: OutputRoot) -> dict[str, LayerGram
         collector_for(one.call, one.time_first, size, root.columns, names.count(one.name)) for one in plan
     ]
     step = _examples_at_once(plan, root, size)
-    if step < size and not any(one.time_first for one in plan):
+    if split and step < size and _may_split(evaluation, plan):
+        outlines = [_Outline.of(one, size) for one in plan]
         # The graph of the whole batch must not stand beside those of the pieces: nothing may hold on to it.
-        evaluation.forget()
-        pieces = _pieces(evaluation, root, step)
-        del whole, plan
+        del plan
+        if not _gather_pieces(evaluation, root, step, outlines, collectors):
+            return trace_grams(evaluation, root, split=False)
     else:
-        pieces = iter([whole])
-    for piece in pieces:
-        if not _gather(evaluation, piece, collectors):
-            return {}
+        _gather(evaluation.output, plan, root.columns, slice(0, size), collectors)
     grams: dict[str, list[Collector]] = {}
     for name, collector in zip(names, collectors, strict=True):
         grams.setdefault(name, []).append(collector)
-    scale = root.scale * evaluation.weight
+    scale, leaves = root.scale * evaluation.weight, problem.leaves
     return {name: found[0].gram(found, tuple(leaves[name].shape), scale) for name, found in grams.items()}
 
 
+def _may_split(evaluation: Evaluation, plan: Sequence[Planned]) -> bool:
+    """Rows must be by example, and a frozen random draw belongs to an example's place in the batch."""
+    in_order = not any(one.time_first for one in plan)
+    counted = evaluation.output.shape[0] == evaluation.batch.size
+    return in_order and counted and evaluation.problem.dropout != "freeze"
+
+
 def _examples_at_once(plan: Sequence[Planned], root: OutputRoot, size: int) -> int:
-    numbers = root.columns.shape[0] * sum(int(torch.Size(one.call.output_shape).numel()) for one in plan)
-    needed = numbers * root.columns.element_size()
-    return size if needed <= _BYTES_AT_ONCE else max(1, size * _BYTES_AT_ONCE // (2 * needed))
+    """As many examples as keep the signals on their way within twice what the layers' outputs take."""
+    outputs = root.columns.element_size() * sum(
+        int(torch.Size(one.call.output_shape).numel()) for one in plan
+    )
+    room = max(_BYTES_AT_ONCE, outputs)
+    device = root.columns.device
+    if device.type == "cuda":  # small pieces starve a GPU, and it has the room
+        room = max(room, torch.cuda.get_device_properties(device).total_memory // 16)
+    needed = outputs * root.columns.shape[0]
+    return size if needed <= 2 * room else max(1, size * room // needed)
 
 
-def _pieces(evaluation: Evaluation, root: OutputRoot, step: int) -> Iterator[Piece]:
+@dataclass(frozen=True)
+class _Outline:
+    """What a call on some of the examples has in common with the call on all of them; holds no graph."""
+
+    name: str
+    kind: type
+    shape: tuple[int, ...]
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, one: Planned, size: int) -> _Outline:
+        rows, *others = one.call.output_shape
+        # The length of each example's input. Outputs alone do not tell: a head of zeros gives the same ones
+        # whatever BatchNorm made of its input.
+        lengths = torch.linalg.vector_norm(one.call.inputs.reshape(size, -1).double(), dim=1)
+        return cls(one.name, type(one.call), (rows // size, *others), lengths)
+
+    def fits(self, whole: _Outline, part: slice, rounding: float) -> bool:
+        same = (self.name, self.kind, self.shape) == (whole.name, whole.kind, whole.shape)
+        expected = whole.lengths[part]
+        return same and bool((self.lengths - expected).abs().max() <= rounding * expected.max())
+
+
+def _gather_pieces(
+    evaluation: Evaluation,
+    root: OutputRoot,
+    step: int,
+    outlines: Sequence[_Outline],
+    collectors: Sequence[Collector],
+) -> bool:
+    """A few examples at a time; False when the model does not do with them what it did with all."""
     problem, batch = evaluation.problem, evaluation.batch
+    expected = evaluation.output.detach()
+    evaluation.forget()
+    rounding = float(torch.finfo(expected.dtype).eps) ** 0.6  # as in `agree`
+    names = {outline.name for outline in outlines}
     for first in range(0, batch.size, step):
         part = slice(first, min(first + step, batch.size))
-        output = problem.output(batch.take(torch.arange(part.start, part.stop)))
-        yield Piece(output, find_uses(output, problem.leaves), root.columns[:, part], part)
+        size = part.stop - part.start
+        try:
+            output = problem.output(batch.take(torch.arange(part.start, part.stop)))
+        except Exception:
+            return False  # the model needs the whole batch
+        if output.shape != expected[part].shape or not agree(output, expected[part]):
+            return False
+        calls = known_calls(find_uses(output, problem.leaves), problem.leaves, size)
+        plan = [Planned(*one, time_first=False) for one in calls if one.name in names]
+        if len(plan) != len(outlines) or not all(
+            _Outline.of(one, size).fits(whole, part, rounding)
+            for one, whole in zip(plan, outlines, strict=True)
+        ):
+            return False
+        _gather(output, plan, root.columns[:, part], part, collectors)
+    return True
 
 
-def _gather(evaluation: Evaluation, piece: Piece, collectors: Sequence[Collector]) -> bool:
-    """Send every column back through a piece; False when the piece is not built like the whole."""
-    plan = _plan(evaluation, piece)
-    if len(plan) != len(collectors):
-        return False
-    size = piece.output.shape[0]
-    edges = [one.edge for one in plan]
+def _gather(
+    output: Tensor, plan: Sequence[Planned], columns: Tensor, part: slice, collectors: Sequence[Collector]
+) -> None:
+    """Send every column back to the calls of the plan."""
+    size = output.shape[0]
     for one, collector in zip(plan, collectors, strict=True):
-        collector.start(one.call, piece.part)
-    dense = all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges)
-    batched = _backward_all(piece, edges) if dense else None
-    for index, column in enumerate(piece.columns):
-        found = [arrived[index] for arrived in batched] if batched else _backward(piece.output, edges, column)
+        collector.start(one.call, part)
+    batched = _backward_all(output, plan, columns)
+    for index, column in enumerate(columns):
+        found = [arrived[index] for arrived in batched] if batched else backward(output, plan, column)
         for one, collector, gradient in zip(plan, collectors, found, strict=True):
             collector.add(index, gradient, by_example(gradient, size, one.time_first))
     for collector in collectors:
         collector.finish()
-    return True
 
 
-def _plan(evaluation: Evaluation, piece: Piece) -> list[Planned]:
-    """The calls of the leaves whose every use is known, and none of whose calls mixes examples."""
-    leaves, size = evaluation.problem.leaves, piece.output.shape[0]
-    calls: list[tuple[str, Call, GradientEdge]] = []
-    for name, uses in piece.uses.items():
-        known = [read_call(use, leaves[name]) for use in uses]
-        if all(call is not None and call.rows % size == 0 for call in known):
-            calls += [
-                (name, call, GradientEdge(u.node, 0)) for u, call in zip(uses, known, strict=True) if call
-            ]
-    if not calls:
-        return []
-    layouts = _layouts(piece, calls, evaluation.problem.seed)
-    mixed = {name for (name, _, _), layout in zip(calls, layouts, strict=True) if layout is None}
-    return [
-        Planned(name, call, edge, bool(layout))
-        for (name, call, edge), layout in zip(calls, layouts, strict=True)
-        if name not in mixed
-    ]
+def _backward_all(output: Tensor, plan: Sequence[Planned], columns: Tensor) -> tuple[Tensor, ...] | None:
+    """All columns in one batched pass: faster for dense networks, slower for others.
 
-
-def _layouts(piece: Piece, calls: Sequence[tuple[str, Call, GradientEdge]], seed: int) -> list[bool | None]:
-    """Per call: rows by example (False), by position (True), or mixed (None).
-
-    Half of the examples are sent back: whatever belongs to the others must stay zero.
+    None where it is not, or where torch cannot batch it.
     """
-    output = piece.output
-    size = output.shape[0]
-    probe = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device).draw()
-    silent = probe[:size] < 0
-    silent[0], silent[-1] = size > 1, False
-    cotangent = probe[size:].view_as(output)
-    cotangent[silent] = 0
-    found = _backward(output, [edge for _, _, edge in calls], cotangent)
-    layouts: list[bool | None] = []
-    for (_, call, _), gradient in zip(calls, found, strict=True):
-        rows = gradient.reshape(call.rows, -1)
-        fitting = [order for order in (False, True) if not bool(by_example(rows, size, order)[silent].any())]
-        layouts.append(fitting[0] if fitting else None)
-    return layouts
-
-
-def _backward(output: Tensor, edges: list[GradientEdge], cotangent: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(output, edges, cotangent, retain_graph=True, materialize_grads=False)
-
-
-def _backward_all(piece: Piece, edges: list[GradientEdge]) -> tuple[Tensor, ...] | None:
-    """All columns in one batched pass: a third faster for dense networks, slower for others.
-
-    None where torch cannot batch it.
-    """
+    edges = [one.edge for one in plan]
+    if not all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
+        return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error"
-            )  # a missing batching rule is only a warning, and slower than a loop
-            return torch.autograd.grad(
-                piece.output, edges, piece.columns, retain_graph=True, is_grads_batched=True
-            )
+            warnings.simplefilter("error")  # a missing batching rule is only a warning, and slow
+            return torch.autograd.grad(output, edges, columns, retain_graph=True, is_grads_batched=True)
     except (RuntimeError, UserWarning):
         return None

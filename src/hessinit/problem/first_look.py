@@ -52,7 +52,7 @@ def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws
         if not draws and _sample_agrees(problem, batch, output):
             return
         again = _output_again(problem, batch, draw)
-        if again.shape != output.shape or not _agree(again, output):
+        if again.shape != output.shape or not agree(again, output):
             raise ProblemError(
                 "the model's output changes from call to call on the same batch, so there is no single "
                 'Hessian. Make the forward deterministic (model.eval()), or pass dropout="freeze" to keep '
@@ -63,7 +63,7 @@ def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws
 def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor) -> None:
     for draw in range(1, _DRAWS):
         again = problem.loss_of(output.detach(), batch, draw=draw)
-        if not _agree(again.detach(), loss.detach()):
+        if not agree(again.detach(), loss.detach()):
             raise ProblemError(
                 "the loss changes from call to call on the same output, so there is no single Hessian. "
                 'Make it deterministic, or pass dropout="freeze" to keep one draw.'
@@ -88,10 +88,10 @@ def _sample_agrees(problem: Problem, batch: Batch, output: Tensor) -> bool:
     except Exception:
         return False  # the model needs the whole batch; a forward that fails on the whole has failed before
     whole = output[some.to(output.device)]
-    return sample.shape == whole.shape and _agree(sample, whole)
+    return sample.shape == whole.shape and agree(sample, whole)
 
 
-def _agree(one: Tensor, other: Tensor) -> bool:
+def agree(one: Tensor, other: Tensor) -> bool:
     """Equal but for the rounding of differently blocked sums."""
     with torch.no_grad():
         rounding = torch.finfo(one.dtype).eps ** 0.6  # 7e-5 in fp32, 4e-10 in fp64
