@@ -1,6 +1,6 @@
 """What a measurement costs on one GPU, at sizes that people train: seconds, gradients, memory.
 
-    python benchmarks/gpu_scale.py            # needs a CUDA device; prints a table and writes results/gpu_scale.json
+python benchmarks/gpu_scale.py    # needs a CUDA device; prints the rows, writes results/gpu_scale.json
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Classifier(nn.Module):
     def __init__(self, layers: int = 6, width: int = 256) -> None:
         super().__init__()
         self.embed = nn.Embedding(1000, width)
-        block = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        block = nn.TransformerEncoderLayer(
+            width, 8, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.encoder = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, 10)
 

@@ -72,7 +72,7 @@ class Rows:
         """What the layers tell of the network for free: at least the sharpest, at most their sum."""
         norms = [row.norm for row in rows]
         semidefinite = self._kind == "gauss-newton" and all(row.bottom.value >= 0 for row in rows)
-        reach = sum(norms) - max(norms) if semidefinite else math.inf
+        reach = sum(sorted(norms)[:-1]) if semidefinite else math.inf  # not inf - inf
         reason = "network=False: only bounded, from below by the sharpest layer"
         top = Estimate(max(norms), reach, False, reason, 0)
         size = sum(layer.size for layer in self._problem.layers)

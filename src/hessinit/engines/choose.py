@@ -86,6 +86,8 @@ def _why_not_gram(evaluations: Sequence[Evaluation]) -> str:
     columns = max(evaluation.output[0].numel() for evaluation in evaluations)
     rows = sum(evaluation.output.numel() for evaluation in evaluations)
     blocks = len(evaluations[0].problem.leaves) + 1
-    if rows > _MOST_ROWS or columns * _GRADIENTS_PER_COLUMN > blocks * _GRADIENTS_PER_BLOCK:
+    if rows > _MOST_ROWS:
+        return f"{rows} outputs in all are too many for vectors of that length"
+    if columns * _GRADIENTS_PER_COLUMN > blocks * _GRADIENTS_PER_BLOCK:
         return f"{columns} outputs per example are too many for one backward pass each"
     return ""

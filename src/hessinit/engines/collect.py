@@ -72,6 +72,7 @@ class WritingCollector(Collector):
             signals = torch.stack([column[part].flatten(2) for column in columns], dim=1).flatten(1, 2)
             place = self._factor[self._part.start + part.start : self._part.start + part.stop]
             torch.bmm(signals, patches.transpose(1, 2), out=place)
+        del self._call  # and with it the piece's activations
 
     def gram(self, collectors: Sequence[Any], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
         weights = int(torch.Size(weight_shape).numel())

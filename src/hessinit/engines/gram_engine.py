@@ -100,9 +100,11 @@ class GramEngine:
             (first, *others) = [gram for grams in parts for gram in grams]
             if isinstance(first, WrittenGram) and not others and len(known) == len(names):
                 return self._from_matrix(first)
+            if len(known) == len(names):
+                return find_ends(GramCurvature(parts), self._effort, rows, self.name, self.reason)
             # An unused weight makes the block singular, whatever the size of the rest.
-            rank = rows if len(known) == len(names) else 0
-            return find_ends(GramCurvature(parts), self._effort, rank, self.name, self.reason)
+            top = lanczos(GramCurvature(parts), ends="top", **self._effort.options).top
+            return Ends(top, UNUSED, self.name, self.reason)
         (single,) = parts
         gram: LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
         found = lanczos(gram, ends="top", start=self._guess(known), **self._effort.options)

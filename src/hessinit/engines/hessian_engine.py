@@ -69,7 +69,8 @@ class SeenHessian(LinearOperator):
 
     def __init__(self, call: DenseCall, hessian: OutputHessian) -> None:
         self._hessian = hessian
-        inner = (call.inputs @ call.inputs.T).double()
+        inputs = call.inputs.double()
+        inner = inputs @ inputs.T
         root, failure = torch.linalg.cholesky_ex(inner)
         if int(failure):  # inputs that depend on each other, as equal examples do
             values, vectors = torch.linalg.eigh(inner)
@@ -119,7 +120,8 @@ class HessianEngine:
         leaf = self._evaluations[0].problem.leaves[name]
         call, hessian = parts[0]
         if len(parts) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
-            return SeenHessian(call, hessian)
+            seen = SeenHessian(call, hessian)
+            return seen if seen.shape[0] else CallHessian(parts, leaf)  # inputs of zeros see nothing
         return CallHessian(parts, leaf)
 
 
@@ -145,6 +147,14 @@ def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian
 
 def _with_zero(ends: Ends) -> Ends:
     """The directions left out of the search have the eigenvalue 0."""
-    zero = Estimate(0.0, 0.0, True, "the inputs do not see most directions of the weight", 0)
-    top = ends.top if ends.top.value > 0 else dataclasses.replace(zero, products=ends.top.products)
-    return dataclasses.replace(ends, top=top, bottom=ends.bottom if ends.bottom.value < 0 else zero)
+    top = ends.top if ends.top.value > 0 else _zero(ends.top)
+    return dataclasses.replace(
+        ends, top=top, bottom=ends.bottom if ends.bottom.value < 0 else _zero(ends.bottom)
+    )
+
+
+def _zero(other: Estimate) -> Estimate:
+    """The eigenvalue 0 in place of one on the wrong side of it, as far as that one is known."""
+    error = max(0.0, other.error - abs(other.value))
+    reason = other.reason if error else "the inputs do not see some directions of the weight"
+    return dataclasses.replace(other, value=0.0, error=error, reason=reason)

@@ -37,26 +37,37 @@ class OutputRoot:
 def output_root(evaluation: Evaluation) -> OutputRoot | str:
     """The root of `H_z`, or one sentence that says why there is none of this form."""
     blocks = _blocks(evaluation)
-    if not _separate(evaluation, blocks):
-        return "the loss couples the examples"
     # Tiny matrices: numpy's calls cost a fraction of torch's.
     matrices = blocks.double().cpu().numpy()
     scale = float(np.abs(matrices).max())
-    if scale == 0.0:
-        raise ProblemError(LINEAR_LOSS)
     if not math.isfinite(scale):
         return "the loss's curvature at the output is not finite"
+    if not _separate(evaluation, blocks):
+        return "the loss couples the examples"
+    if scale == 0.0:
+        raise ProblemError(LINEAR_LOSS)
     matrices = (matrices + matrices.transpose(0, 2, 1)) / (2 * scale)
     rounding = float(torch.finfo(evaluation.output.dtype).eps) * matrices.shape[1] * 4
-    # What the mean of semidefinite matrices sends to zero, each of them does.
-    values, vectors = np.linalg.eigh(matrices.mean(0))
-    kept = vectors[:, values > rounding * values[-1]]
+    kept = _bent_directions(matrices.mean(0), rounding)
     inner = kept.T @ matrices @ kept
     roots = _roots(inner, rounding)
     if roots is None or np.abs(kept @ inner @ kept.T - matrices).max() > 10 * rounding:
         return "the loss is not convex in the output"
     columns = torch.from_numpy(np.ascontiguousarray((kept @ roots).transpose(2, 0, 1))).to(evaluation.output)
     return OutputRoot(columns.view(-1, *evaluation.output.shape), scale)
+
+
+def _bent_directions(mean: Array, rounding: float) -> Array:
+    """Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does.
+
+    Zero is relative to each output's own curvature: a head with a millionth of the loss's weight has its own
+    layers, and they are not flat.
+    """
+    lengths = np.sqrt(np.clip(np.diagonal(mean), 0.0, None))
+    inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    values, vectors = np.linalg.eigh(mean * inverse[:, None] * inverse)
+    directions, _ = np.linalg.qr(lengths[:, None] * vectors[:, values > rounding * values[-1]])
+    return np.asarray(directions, dtype=np.float64)
 
 
 def _roots(matrices: Array, rounding: float) -> Array | None:
@@ -103,7 +114,7 @@ def _separate(evaluation: Evaluation, blocks: Tensor) -> bool:
     found = evaluation.output_hessian(direction.view_as(output)).reshape(size, width)
     expected = torch.bmm(blocks, direction.unsqueeze(2)).squeeze(2)
     rounding = torch.finfo(output.dtype).eps ** 0.6
-    return bool((found - expected).abs().max() <= rounding * blocks.abs().max() * width)
+    return bool((found - expected).abs().max() <= rounding * expected.abs().max())
 
 
 def check_curved(evaluation: Evaluation) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,14 +14,15 @@ from hessinit.engines.gram import by_example
 from hessinit.problem.graph import Use
 from hessinit.spectra.probes import ProbeStream
 
-# Two examples that see each other are told apart by half of all probes. Among many examples that do, one probe
-# is enough; among a few, or where a probe cannot tell the order of the rows, it takes more.
+# A probe notices two examples that see each other once in two. Among many such pairs one probe is enough;
+# among few examples, or where a probe cannot tell the order of the rows, it takes more.
 _MANY_EXAMPLES = 16
 _PROBES_FOR_FEW = 4
 _MOST_PROBES = 8
 
 
-class KnownCall(NamedTuple):
+@dataclass(frozen=True)
+class KnownCall:
     """A leaf, one of its calls, and the edge that the gradient of the call's output takes."""
 
     name: str
@@ -31,13 +31,10 @@ class KnownCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A known call, and the order of its rows: by example, or, with `time_first`, by position."""
+class Planned(KnownCall):
+    """The same with the order of its rows: by example, or, with `time_first`, by position."""
 
-    name: str
-    call: Call
-    edge: GradientEdge
-    time_first: bool
+    time_first: bool = False
 
 
 def known_calls(uses: dict[str, list[Use]], leaves: dict[str, Tensor], size: int) -> list[KnownCall]:
@@ -60,7 +57,7 @@ def plan_calls(
     layouts = _layouts(output, calls, seed)
     mixed = {one.name for one, layout in zip(calls, layouts, strict=True) if layout is None}
     return [
-        Planned(*one, time_first=bool(layout))
+        Planned(one.name, one.call, one.edge, bool(layout))
         for one, layout in zip(calls, layouts, strict=True)
         if one.name not in mixed
     ]
@@ -91,9 +88,7 @@ def _layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool
     return [orders[0] if orders else None for orders in fitting]
 
 
-def backward(
-    output: Tensor, calls: Sequence[KnownCall] | Sequence[Planned], cotangent: Tensor
-) -> list[Tensor]:
+def backward(output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor) -> list[Tensor]:
     """The gradient at the output of every call; zero where none arrives."""
     found: tuple[Tensor | None, ...] = torch.autograd.grad(
         output, [one.edge for one in calls], cotangent, retain_graph=True, allow_unused=True

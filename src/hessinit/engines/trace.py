@@ -86,7 +86,8 @@ class _Outline:
         rows, *others = one.call.output_shape
         # The length of each example's input. Outputs alone do not tell: a head of zeros gives the same ones
         # whatever BatchNorm made of its input.
-        lengths = torch.linalg.vector_norm(one.call.inputs.reshape(size, -1).double(), dim=1)
+        inputs = one.call.inputs if one.call.inputs.is_floating_point() else one.call.inputs.double()
+        lengths = torch.linalg.vector_norm(inputs.reshape(size, -1), dim=1)
         return cls(one.name, type(one.call), (rows // size, *others), lengths)
 
     def fits(self, whole: _Outline, part: slice, rounding: float) -> bool:
@@ -103,28 +104,41 @@ def _gather_pieces(
     collectors: Sequence[Collector],
 ) -> bool:
     """A few examples at a time; False when the model does not do with them what it did with all."""
-    problem, batch = evaluation.problem, evaluation.batch
-    expected = evaluation.output.detach()
+    whole = evaluation.output.detach()
     evaluation.forget()
-    rounding = float(torch.finfo(expected.dtype).eps) ** 0.6  # as in `agree`
-    names = {outline.name for outline in outlines}
-    for first in range(0, batch.size, step):
-        part = slice(first, min(first + step, batch.size))
-        size = part.stop - part.start
-        try:
-            output = problem.output(batch.take(torch.arange(part.start, part.stop)))
-        except Exception:
-            return False  # the model needs the whole batch
-        if output.shape != expected[part].shape or not agree(output, expected[part]):
-            return False
-        calls = known_calls(find_uses(output, problem.leaves), problem.leaves, size)
-        plan = [Planned(*one, time_first=False) for one in calls if one.name in names]
-        if len(plan) != len(outlines) or not all(
-            _Outline.of(one, size).fits(whole, part, rounding)
-            for one, whole in zip(plan, outlines, strict=True)
-        ):
-            return False
-        _gather(output, plan, root.columns[:, part], part, collectors)
+    # A function for each piece: its graph goes before the next one comes.
+    return all(
+        _gather_piece(
+            evaluation, whole, root, slice(first, min(first + step, len(whole))), outlines, collectors
+        )
+        for first in range(0, len(whole), step)
+    )
+
+
+def _gather_piece(
+    evaluation: Evaluation,
+    whole: Tensor,
+    root: OutputRoot,
+    part: slice,
+    outlines: Sequence[_Outline],
+    collectors: Sequence[Collector],
+) -> bool:
+    problem, size, names = evaluation.problem, part.stop - part.start, {one.name for one in outlines}
+    try:
+        output = problem.output(evaluation.batch.take(torch.arange(part.start, part.stop)))
+    except Exception:
+        return False  # the model needs the whole batch
+    if output.shape != whole[part].shape or not agree(output, whole[part]):
+        return False
+    calls = known_calls(find_uses(output, problem.leaves), problem.leaves, size)
+    plan = [Planned(one.name, one.call, one.edge) for one in calls if one.name in names]
+    rounding = float(torch.finfo(whole.dtype).eps) ** 0.6  # as in `agree`
+    if len(plan) != len(outlines) or not all(
+        _Outline.of(one, size).fits(outline, part, rounding)
+        for one, outline in zip(plan, outlines, strict=True)
+    ):
+        return False
+    _gather(output, plan, root.columns[:, part], part, collectors)
     return True
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,8 @@ def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 
     """
     size = matrix.shape[0]
     rounding = float(torch.finfo(matrix.dtype).eps) * size * float(matrix.diagonal().abs().max())
+    if not math.isfinite(rounding):
+        return Estimate(0.0, math.inf, False, "the matrix is not finite; use torch.float64", 0)
     factor, failure = torch.linalg.cholesky_ex(matrix.double())
     if int(failure):
         return Estimate(0.0, rounding, True, "positive semidefinite and singular up to rounding", 0)

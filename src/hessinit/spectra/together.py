@@ -75,7 +75,7 @@ def tops_together(
                 finished.append(row)
                 found[run.index] = Top(
                     conclude(end, run, end.value, tolerance, max_steps),
-                    (values[row, -LEADING:] * run.scale).tolist(),
+                    [value * run.scale for value in values[row, -LEADING:].tolist()],
                     lockstep.vectors(row, vectors[row, :, -LEADING:]),
                 )
         lockstep.drop(finished)
@@ -122,15 +122,16 @@ class _Lockstep:
         if products is None:
             products = self._multiply(step)
         inverse = [1 / run.scale if 0 < run.scale < math.inf else 1.0 for run in self.runs]
-        remainder = products * np.array(inverse, dtype=products.dtype)[:, None]
         known = self._basis[:, : step + 1]
         alphas = np.zeros(len(self.runs))
-        # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
-        for _ in range(2):
-            along = np.matmul(known, remainder[:, :, None])
-            remainder = remainder - np.matmul(along.transpose(0, 2, 1), known)[:, 0]
-            alphas += along[:, step, 0]
-        betas = np.linalg.norm(remainder, axis=1).astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):  # `_record` looks for what is not finite
+            remainder = products * np.array(inverse, dtype=products.dtype)[:, None]
+            # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
+            for _ in range(2):
+                along = np.matmul(known, remainder[:, :, None])
+                remainder = remainder - np.matmul(along.transpose(0, 2, 1), known)[:, 0]
+                alphas += along[:, step, 0]
+            betas = np.linalg.norm(remainder, axis=1).astype(np.float64)
         if step + 1 == self._basis.shape[1]:
             self._basis = np.concatenate((self._basis, np.empty_like(self._basis)), axis=1)
             self._small = np.pad(self._small, ((0, 0), (0, step + 1), (0, step + 1)))
