@@ -14,10 +14,10 @@ from hessinit.engines.gram import by_example
 from hessinit.problem.graph import Use
 from hessinit.spectra.probes import ProbeStream
 
-# A probe notices two examples that see each other once in two. Among many such pairs one probe is enough;
-# among few examples, or where a probe cannot tell the order of the rows, it takes more.
-_MANY_EXAMPLES = 16
-_PROBES_FOR_FEW = 4
+# So few examples are told apart without chance, by two probes for each binary digit of their number. More get
+# one random probe (n pairs that see each other escape it once in 2ⁿ), and others where it cannot tell
+# the order of the rows.
+_FEW_EXAMPLES = 16
 _MOST_PROBES = 8
 
 
@@ -71,14 +71,12 @@ def _layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool
     size = output.shape[0]
     stream = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
-    enough = _PROBES_FOR_FEW if 1 < size < _MANY_EXAMPLES else 1
     for probes in range(_MOST_PROBES):
-        # Where only the last position is used, rows by position may pass for rows by example.
-        if probes >= enough and all(len(orders) < 2 for orders in fitting):
-            break
         probe = stream.draw()
-        silent = probe[:size] < 0
-        silent[0], silent[-1] = (size > 1, False) if probes % 2 == 0 else (False, size > 1)
+        silent = _silent(probes, probe[:size])
+        # Where only the last position is used, rows by position may pass for rows by example.
+        if silent is None or (probes and size > _FEW_EXAMPLES and all(len(orders) < 2 for orders in fitting)):
+            break
         cotangent = probe[size:].view_as(output)
         cotangent[silent] = 0
         found = backward(output, calls, cotangent)
@@ -86,6 +84,19 @@ def _layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool
             rows = gradient.reshape(one.call.rows, -1)
             orders[:] = [order for order in orders if not bool(by_example(rows, size, order)[silent].any())]
     return [orders[0] if orders else None for orders in fitting]
+
+
+def _silent(probes: int, random: Tensor) -> Tensor | None:
+    """Which examples are silent in this probe; None when every one has been silent beside every other."""
+    size = len(random)
+    if size > _FEW_EXAMPLES:
+        silent = random < 0
+        silent[0], silent[-1] = probes % 2 == 0, probes % 2 == 1
+        return silent
+    digit = probes // 2
+    if digit >= (size - 1).bit_length():
+        return None
+    return (torch.arange(size, device=random.device) >> digit) % 2 == probes % 2
 
 
 def backward(output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor) -> list[Tensor]:
