@@ -17,6 +17,9 @@ from hessinit.spectra.lanczos import lanczos
 from hessinit.spectra.smallest import smallest_eigenvalue
 from hessinit.spectra.together import Top, tops_together
 
+# Beyond, the Cholesky factor of a matrix of that size costs more than the search it saves.
+_LARGEST_MATRIX = 2048
+
 
 class GramCurvature(LinearOperator):
     """`VᵀV` on the weights of one or several layers, summed over batches: the Gauss-Newton block."""
@@ -98,7 +101,9 @@ class GramEngine:
         rows = sum(grams[0].shape[0] for grams in parts)
         if not self._is_small(names):
             (first, *others) = [gram for grams in parts for gram in grams]
-            if isinstance(first, WrittenGram) and not others and len(known) == len(names):
+            small = isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX
+            if small and len(known) == len(names):
+                assert isinstance(first, WrittenGram)
                 return self._from_matrix(first)
             if len(known) == len(names):
                 return find_ends(GramCurvature(parts), self._effort, rows, self.name, self.reason)

@@ -69,4 +69,17 @@ def _embedding_bag(
     return sums / sizes.clamp(min=1).unsqueeze(1)
 
 
-_SUBSTITUTES = {torch._weight_norm: _weight_norm, F.embedding_bag: _embedding_bag}
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """A sparse gradient cannot be differentiated again; the dense one holds the same numbers."""
+    return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+
+
+_SUBSTITUTES = {torch._weight_norm: _weight_norm, F.embedding_bag: _embedding_bag, F.embedding: _embedding}
