@@ -20,7 +20,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: pytest.fail("work was begun"))
 
 
-def refuse(message: str, data: Any, loss: Any = LOSS, **options: Any) -> None:
+def check_refused(message: str, data: Any, loss: Any = LOSS, **options: Any) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
         hessinit.measure(network(), loss, data, **options)
 
@@ -37,52 +37,56 @@ def refuse(message: str, data: Any, loss: Any = LOSS, **options: Any) -> None:
     ],
 )
 def test_a_batch_must_be_a_pair_or_an_iterable_of_pairs(data: Any, found: str) -> None:
-    refuse(f"batch is a {found}; it must be \\(inputs, targets\\), or an iterable of such pairs", data)
+    check_refused(f"batch is a {found}; it must be \\(inputs, targets\\), or an iterable of such pairs", data)
 
 
 def test_three_tensors_are_told_to_be_grouped() -> None:
-    refuse("a tuple of 3 tensors; .*\\(\\(x1, x2\\), targets\\)", (inputs(), inputs(), labels()))
+    check_refused("a tuple of 3 tensors; .*\\(\\(x1, x2\\), targets\\)", (inputs(), inputs(), labels()))
     several = [batch(), batch(), (inputs(), inputs(), labels())]
-    refuse("batch 2 is a tuple of 3; every batch must be a pair", several)
+    check_refused("batch 2 is a tuple of 3; every batch must be a pair", several)
 
 
 def test_a_loader_of_dicts_is_told_to_pick_the_targets_out() -> None:
     rows = [{"x": x, "labels": y} for x, y in zip(*batch(), strict=True)]
-    refuse(
+    check_refused(
         "batch 0 is a dict with keys \\['x', 'labels'\\]; .*b\\['labels'\\]", DataLoader(rows, batch_size=3)
     )
 
 
 def test_no_batches_and_too_many_are_refused() -> None:
-    refuse("batch is an empty iterable", [])
-    refuse("batch is an empty iterable", iter(()))
-    refuse("more than 1000 batches.*itertools.islice\\(batch, 8\\)", itertools.repeat(batch(1)))
+    check_refused("batch is an empty iterable", [])
+    check_refused("batch is an empty iterable", iter(()))
+    check_refused("more than 1000 batches.*itertools.islice\\(batch, 8\\)", itertools.repeat(batch(1)))
 
 
 def test_an_empty_batch_is_refused() -> None:
-    refuse("the batch is empty .*shape \\(0,\\)\\); pass at least one example", (inputs()[:0], labels()[:0]))
-    refuse("batch 1: the batch is empty", [batch(), (inputs()[:0], labels()[:0])])
-    refuse("batch 0: the batch is empty", [(inputs()[:0], None)])
+    check_refused(
+        "the batch is empty .*shape \\(0,\\)\\); pass at least one example", (inputs()[:0], labels()[:0])
+    )
+    check_refused("batch 1: the batch is empty", [batch(), (inputs()[:0], labels()[:0])])
+    check_refused("batch 0: the batch is empty", [(inputs()[:0], None)])
 
 
 def test_arrays_are_told_to_become_tensors() -> None:
-    refuse(
+    check_refused(
         "no tensor that counts examples; convert arrays with torch.as_tensor", (numpy.ones((6, 4)), [0, 1])
     )
 
 
 def test_inputs_and_targets_of_different_length_are_refused() -> None:
-    refuse(
+    check_refused(
         "inputs have 6 examples \\(shape \\(6, 4\\)\\) and targets 5 \\(shape \\(5,\\)\\)",
         (inputs(6), labels(5)),
     )
-    refuse("batch 1: inputs have 4 examples", [batch(), (inputs(4), labels(6))])
-    refuse("inputs have 4 examples", ({"x": inputs(4)}, labels(6)), forward=lambda model, x: model(x["x"]))
+    check_refused("batch 1: inputs have 4 examples", [batch(), (inputs(4), labels(6))])
+    check_refused(
+        "inputs have 4 examples", ({"x": inputs(4)}, labels(6)), forward=lambda model, x: model(x["x"])
+    )
 
 
 def test_targets_that_only_the_loss_can_count_are_refused_with_both_shapes() -> None:
     # Twelve targets for six inputs might be two positions an example, but this output has none.
-    refuse(
+    check_refused(
         "output of shape \\(6, 3\\) and targets of shape \\(12,\\): .*same examples", (inputs(6), labels(12))
     )
 
@@ -91,12 +95,14 @@ def test_targets_that_only_the_loss_can_count_are_refused_with_both_shapes() -> 
 def test_inputs_that_are_not_finite_are_refused_with_their_number(value: float) -> None:
     broken = inputs()
     broken[1, 2] = value
-    refuse("the inputs hold 1 NaN or inf among 24 values; clean them first", (broken, labels()))
-    refuse("batch 1: the inputs hold 1 NaN or inf", [batch(), (broken, labels())])
+    check_refused("the inputs hold 1 NaN or inf among 24 values; clean them first", (broken, labels()))
+    check_refused("batch 1: the inputs hold 1 NaN or inf", [batch(), (broken, labels())])
 
 
 def test_inputs_too_large_for_the_models_precision_are_refused() -> None:
-    refuse("beyond the range of torch.float32; .*dtype=torch.float64", (inputs().double() * 1e300, labels()))
+    check_refused(
+        "beyond the range of torch.float32; .*dtype=torch.float64", (inputs().double() * 1e300, labels())
+    )
 
 
 def test_masks_of_minus_infinity_are_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:

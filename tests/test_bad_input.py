@@ -20,7 +20,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: pytest.fail("work was begun"))
 
 
-def refuse(message: str, model: Any, loss: Any = LOSS, data: Any = None, **options: Any) -> None:
+def check_refused(message: str, model: Any, loss: Any = LOSS, data: Any = None, **options: Any) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
         hessinit.measure(model, loss, batch() if data is None else data, **options)
 
@@ -35,33 +35,33 @@ class Parametrized(nn.Module):
 
 
 def test_a_model_must_be_a_module_and_an_instance() -> None:
-    refuse("model is a function; it must be a torch.nn.Module", lambda x: x)
-    refuse("model is a type; .* Pass an instance, not the class", nn.Linear)
+    check_refused("model is a function; it must be a torch.nn.Module", lambda x: x)
+    check_refused("model is a type; .* Pass an instance, not the class", nn.Linear)
 
 
 def test_a_model_without_weights_is_refused() -> None:
-    refuse("the model has no parameters", nn.ReLU())
-    refuse("no parameter of two or more dimensions.*layers=\\['weight', 'bias'\\]", nn.LayerNorm(4))
+    check_refused("the model has no parameters", nn.ReLU())
+    check_refused("no parameter of two or more dimensions.*layers=\\['weight', 'bias'\\]", nn.LayerNorm(4))
 
 
 def test_a_frozen_model_is_measured_only_by_name() -> None:
     frozen = network().requires_grad_(False)
-    refuse("all 2 are frozen .*Unfreeze some, or name.*layers=\\['0', '2'\\]", frozen)
+    check_refused("all 2 are frozen .*Unfreeze some, or name.*layers=\\['0', '2'\\]", frozen)
 
 
 def test_whole_and_complex_weights_are_refused() -> None:
     whole = nn.Parameter(torch.ones(4, 3, dtype=torch.int8), requires_grad=False)
-    refuse("matrix has dtype torch.int8.*floating-point.*before it is quantized", Parametrized(whole))
-    refuse("matrix has dtype torch.int8.*floating-point", Parametrized(whole), layers="matrix")
+    check_refused("matrix has dtype torch.int8.*floating-point.*before it is quantized", Parametrized(whole))
+    check_refused("matrix has dtype torch.int8.*floating-point", Parametrized(whole), layers="matrix")
     unreal = nn.Parameter(torch.ones(4, 3, dtype=torch.complex64))
-    refuse(
+    check_refused(
         "matrix has dtype torch.complex64.*real floating-point.*leave this weight out", Parametrized(unreal)
     )
 
 
 def test_weights_without_values_are_refused() -> None:
-    refuse("0.weight is on the meta device.*to_empty", network(device="meta"))
-    refuse("weight is lazy and has no shape yet; run the model on a batch once", nn.LazyLinear(3))
+    check_refused("0.weight is on the meta device.*to_empty", network(device="meta"))
+    check_refused("weight is lazy and has no shape yet; run the model on a batch once", nn.LazyLinear(3))
 
 
 def test_weights_on_several_devices_are_refused() -> None:
@@ -70,21 +70,27 @@ def test_weights_on_several_devices_are_refused() -> None:
 
     model = network()
     model[2].weight = Elsewhere(model[2].weight.detach())
-    refuse("different devices \\(0.weight on cpu, 2.weight on cuda:1\\); .*model.to\\(device\\)", model)
+    check_refused(
+        "different devices \\(0.weight on cpu, 2.weight on cuda:1\\); .*model.to\\(device\\)", model
+    )
 
 
 def test_scripted_modules_are_refused() -> None:
     class Scripted(torch.jit.ScriptModule):
         pass
 
-    refuse("inner is a TorchScript module.*measure the module it was made from", Calling(None, Scripted()))
+    check_refused(
+        "inner is a TorchScript module.*measure the module it was made from", Calling(None, Scripted())
+    )
 
 
 def test_weights_that_are_not_finite_are_refused_by_the_first_ones_name() -> None:
     model = network()
     with torch.no_grad():
         model[0].bias[1], model[2].weight[0, 0] = torch.nan, torch.inf
-    refuse("0.bias holds NaN or inf \\(it is the first parameter that does\\); initialize it again", model)
+    check_refused(
+        "0.bias holds NaN or inf \\(it is the first parameter that does\\); initialize it again", model
+    )
 
 
 def test_activations_that_overflow_are_refused_by_the_first_layers_name() -> None:
@@ -92,14 +98,16 @@ def test_activations_that_overflow_are_refused_by_the_first_layers_name() -> Non
     with torch.no_grad():
         for layer in model:
             layer.weight.fill_(1e15)
-    refuse("output holds NaN or inf \\(2 is the first layer whose output does\\).*torch.float64", model)
+    check_refused(
+        "output holds NaN or inf \\(2 is the first layer whose output does\\).*torch.float64", model
+    )
     assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_model_without_submodules_is_named_by_its_type() -> None:
     model = nn.Linear(4, 3)
     nn.init.constant_(model.weight, 3e38)
-    refuse("the Linear itself is the first layer", model)
+    check_refused("the Linear itself is the first layer", model)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +127,12 @@ def test_a_model_without_submodules_is_named_by_its_type() -> None:
     ],
 )
 def test_an_output_that_is_not_one_real_tensor_of_the_weights_is_refused(call: Any, message: str) -> None:
-    refuse(message, Calling(call))
+    check_refused(message, Calling(call))
 
 
 def test_a_forward_that_returns_no_tensor_is_called_by_its_name() -> None:
-    refuse("forward= returned a tuple of 2", network(), forward=lambda model, x: (model(x), x))
-    refuse("forward is a int; it must be callable as forward\\(model, inputs\\)", network(), forward=3)
+    check_refused("forward= returned a tuple of 2", network(), forward=lambda model, x: (model(x), x))
+    check_refused("forward is a int; it must be callable as forward\\(model, inputs\\)", network(), forward=3)
 
 
 def test_a_model_that_wants_its_inputs_one_by_one_is_told_how() -> None:
@@ -132,15 +140,17 @@ def test_a_model_that_wants_its_inputs_one_by_one_is_told_how() -> None:
         def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             return super().forward(x) * scale
 
-    refuse(
+    check_refused(
         "called with one dict, failed.*scale.*model\\(\\*\\*x\\)", Two(4, 3), data=({"x": inputs()}, labels())
     )
-    refuse("called with one tuple, failed.*model\\(\\*x\\)", Two(4, 3), data=((inputs(), inputs()), labels()))
+    check_refused(
+        "called with one tuple, failed.*model\\(\\*x\\)", Two(4, 3), data=((inputs(), inputs()), labels())
+    )
 
 
 def test_a_model_that_casts_by_itself_is_told_to_follow_its_weights() -> None:
     model = Calling(lambda net, x: net(x.bfloat16()), network(dtype=torch.bfloat16))
-    refuse("converted to float32 or better.*same dtype.*x.to\\(self.linear.weight.dtype\\)", model)
+    check_refused("converted to float32 or better.*same dtype.*x.to\\(self.linear.weight.dtype\\)", model)
 
 
 def checkpointed(reentrant: bool) -> Calling:
@@ -150,8 +160,10 @@ def checkpointed(reentrant: bool) -> Calling:
 
 
 def test_checkpoints_that_would_run_on_other_weights_are_refused() -> None:
-    refuse("recomputes activations.*gradient_checkpointing_disable", checkpointed(False), dtype=torch.float64)
-    refuse("reentrant checkpoints.*use_reentrant=False", checkpointed(True))
+    check_refused(
+        "recomputes activations.*gradient_checkpointing_disable", checkpointed(False), dtype=torch.float64
+    )
+    check_refused("reentrant checkpoints.*use_reentrant=False", checkpointed(True))
 
 
 @pytest.mark.parametrize(
@@ -173,12 +185,12 @@ def test_checkpoints_that_would_run_on_other_weights_are_refused() -> None:
     ],
 )
 def test_a_loss_must_be_a_number_and_a_function_of_the_output(loss: Any, message: str) -> None:
-    refuse(message, network(), loss)
+    check_refused(message, network(), loss)
 
 
 def test_a_penalty_on_the_weights_inside_the_loss_is_not_missed() -> None:
     model = network()
-    refuse(
+    check_refused(
         "the loss uses .* itself \\(a penalty on the weights\\?\\).*Leave it out.*2c to every eigenvalue",
         model,
         lambda output, target: F.cross_entropy(output, target) + model[0].weight.square().sum(),
@@ -188,7 +200,7 @@ def test_a_penalty_on_the_weights_inside_the_loss_is_not_missed() -> None:
 def test_targets_that_make_the_loss_nan_are_counted() -> None:
     target = torch.randn(6, 3)
     target[2, 0] = torch.nan
-    refuse("the targets hold 1 NaN or inf", network(), nn.MSELoss(), (inputs(), target))
+    check_refused("the targets hold 1 NaN or inf", network(), nn.MSELoss(), (inputs(), target))
 
 
 @pytest.fixture
@@ -206,6 +218,6 @@ def test_sharded_weights_are_refused(mesh: Any) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import distribute_module
 
-    refuse("0.weight is sharded \\(DTensor\\).*Measure before", distribute_module(network(), mesh))
+    check_refused("0.weight is sharded \\(DTensor\\).*Measure before", distribute_module(network(), mesh))
     wrapped = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
-    refuse("the model is sharded \\(FSDP\\).*full_state_dict", wrapped)
+    check_refused("the model is sharded \\(FSDP\\).*full_state_dict", wrapped)

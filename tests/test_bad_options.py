@@ -12,7 +12,7 @@ import hessinit
 from tiny import LOSS, batch, inputs, labels, network
 
 
-def refuse(message: str, **options: Any) -> None:
+def check_refused(message: str, **options: Any) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
         hessinit.measure(network(), LOSS, batch(), **options)
 
@@ -30,12 +30,12 @@ def refuse(message: str, **options: Any) -> None:
     ],
 )
 def test_an_unknown_choice_is_answered_with_the_known_ones(options: dict[str, Any], message: str) -> None:
-    refuse(message, **options)
+    check_refused(message, **options)
 
 
 @pytest.mark.parametrize("tolerance", [0, -1e-3, 1, 5.0, float("nan"), float("inf"), "small", None])
 def test_tolerance_is_a_fraction(tolerance: Any) -> None:
-    refuse("tolerance=.* must be a relative error between 0 and 1, such as 1e-3", tolerance=tolerance)
+    check_refused("tolerance=.* must be a relative error between 0 and 1, such as 1e-3", tolerance=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_tolerance_is_a_fraction(tolerance: Any) -> None:
     ],
 )
 def test_counts_and_seeds_are_whole(option: str, value: Any, least: int) -> None:
-    refuse(f"{option}={value} must be a whole number, {least} or more", **{option: value})
+    check_refused(f"{option}={value} must be a whole number, {least} or more", **{option: value})
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_counts_and_seeds_are_whole(option: str, value: Any, least: int) -> None
     ],
 )
 def test_layers_are_names_or_globs_that_fit(layers: Any, message: str) -> None:
-    refuse(message, layers=layers)
+    check_refused(message, layers=layers)
 
 
 def test_the_nearest_layer_is_offered() -> None:

@@ -17,7 +17,7 @@ from dense import dense_curvature, ends
 from tiny import LOSS, Calling, batch, inputs, labels, network
 
 
-def refuse(message: str, model: Any, loss: Any = LOSS, data: Any = None, **options: Any) -> None:
+def check_refused(message: str, model: Any, loss: Any = LOSS, data: Any = None, **options: Any) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
         hessinit.measure(model, loss, data or batch(), **options)
 
@@ -52,7 +52,7 @@ class Recurrent(nn.Module):
 )
 def test_active_dropout_is_refused_by_name(model: nn.Module, named: str) -> None:
     data = (inputs(6, 2, 4), labels())
-    refuse(f'{named} \\(train mode\\): .*model.eval\\(\\), or pass dropout="freeze"', model, data=data)
+    check_refused(f'{named} \\(train mode\\): .*model.eval\\(\\), or pass dropout="freeze"', model, data=data)
 
 
 @pytest.mark.parametrize("model", [Attending(), Recurrent()])
@@ -73,21 +73,21 @@ RANDOM: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("kind", RANDOM)
 def test_any_other_random_forward_is_found_by_repeating_it(kind: str, examples: int) -> None:
     model = Calling(RANDOM[kind])
-    refuse(
+    check_refused(
         'output changes from call to call.*model.eval\\(\\).*dropout="freeze"', model, data=batch(examples)
     )
 
 
 def test_a_random_forward_without_any_known_generator_is_found_too() -> None:
     own = torch.Generator().manual_seed(0)
-    refuse("changes from call to call", Calling(lambda net, x: net(x) + torch.randn(3, generator=own)))
+    check_refused("changes from call to call", Calling(lambda net, x: net(x) + torch.randn(3, generator=own)))
 
 
 def test_a_random_loss_is_found() -> None:
     def noisy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output + torch.randn(3), target)
 
-    refuse("the loss changes from call to call on the same output", network(), noisy)
+    check_refused("the loss changes from call to call on the same output", network(), noisy)
     assert hessinit.measure(network(), noisy, batch(), dropout="freeze").network.norm > 0
 
 

@@ -15,7 +15,8 @@ from hessinit.errors import ProblemError
 from hessinit.operators.blocks import GaussNewtonOperator
 from hessinit.operators.evaluation import Evaluation, unused_leaves
 
-# A backward pass costs about 0.4 gradients; a block by Lanczos about a dozen products of 1.5 gradients each.
+# Rough costs, to choose by: a backward pass is less than half a gradient, a block by Lanczos about a dozen
+# products of one to two gradients each.
 _GRADIENTS_PER_COLUMN = 0.4
 _GRADIENTS_PER_BLOCK = 18.0
 # Lanczos keeps vectors of this length, and the rows of the inner products are squared: beyond, go

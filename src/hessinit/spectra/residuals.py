@@ -28,7 +28,7 @@ class RitzEnd:
         The bound trusts the gap. In a cluster that Lanczos has not yet split, or while a larger eigenvalue is
         still growing out of the start vector, the gap is not known: so the residual has to be small, too, and
         the last steps must not have moved the value. An eigenvector of which the start holds almost nothing
-        escapes any such rule; on spectra with crowded ends about one value in a hundred is still outside.
+        escapes any such rule: docs/measuring.md counts how often, on spectra with crowded ends.
         """
         if self.bounded:
             return self.bound <= tolerance * norm
