@@ -61,7 +61,7 @@ reports = st.builds(
 @given(reports)
 @settings(max_examples=60, deadline=None)
 def test_every_report_comes_back_equal_from_strict_json(report):
-    def check_refused(token: str) -> None:
+    def refuse(token: str) -> None:
         raise AssertionError(f"{token} is not JSON")
 
     text = report.to_json()

@@ -45,8 +45,9 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """Run the forward with kernels that have a second derivative, in full precision, and no autocast.
 
-    Fused attention and cuDNN's recurrent kernels have only a first one, oneDNN's not in every version; the settings live in
-    thread-local or global switches of torch, never in the model, and are put back on leaving.
+    Fused attention and cuDNN's recurrent kernels have only a first one, oneDNN's not in every version;
+    the settings live in thread-local or global switches of torch, never in the model, and are put back on
+    leaving.
     """
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with contextlib.ExitStack() as stack:

@@ -17,7 +17,7 @@ from hessinit.problem.problem import Problem
 
 # What the derivatives keep beside a forward's activations: the graph of a backward pass and the products'
 # own, or, with few outputs, a gradient by every activation for each of them.
-_DERIVATIVES = 14
+_DERIVATIVES = 36
 _FEW_OUTPUTS = 100
 _SIGNS = (
     "out of memory",
