@@ -76,7 +76,7 @@ def print_report(report: CurvatureReport) -> None:
 
 def print_text(text: str) -> None:
     """Print on stdout, long lines wrapped between words to the width that a report has."""
-    from hessinit.present.table import WIDTH_WITHOUT_TERMINAL
+    from hessinit.present.grid import WIDTH_WITHOUT_TERMINAL
 
     width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
     for line in text.split("\n"):

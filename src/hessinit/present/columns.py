@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from hessinit.estimate import Estimate
+from hessinit.present.grid import Column
 from hessinit.present.numbers import format_estimate, format_number, format_ratio, printable
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 
-
-@dataclass(frozen=True)
-class Column:
-    """A heading and one cell for each layer, then one for the network.
-
-    `importance` decides what a narrow terminal leaves out: the lowest goes first, and 9 never goes.
-    """
-
-    heading: str
-    cells: tuple[str, ...]
-    importance: int
-    is_number: bool = True
+COLOURS = {"vanishing": "blue", "gentle": "cyan", "ok": "green", "sharp": "yellow", "exploding": "bold red"}
 
 
 def build_columns(report: CurvatureReport) -> list[Column]:
@@ -52,7 +41,7 @@ def build_columns(report: CurvatureReport) -> list[Column]:
         columns.append(column("trace", lambda row: _write_optional(row.trace), 3))
     if any(row.frobenius is not None for row in rows):
         columns.append(column("‖H‖F", lambda row: _write_optional(row.frobenius), 2))
-    columns.append(column("verdict", lambda row: row.verdict, 8, is_number=False))
+    columns.append(Column("verdict", tuple(row.verdict for row in rows), 8, is_number=False, styles=COLOURS))
     return columns
 
 
