@@ -16,8 +16,8 @@ from hessinit.problem.structures import tensors_in
 from hessinit.problem.weights import all_finite
 
 
-def check_arguments(model: Any, loss: Any, forward: Any, dtype: Any, dropout: str) -> None:
-    """Types of what the user passed."""
+def check_model(model: Any, forward: Any) -> None:
+    """A module whose weights can be exchanged, and how it is called."""
     if not isinstance(model, nn.Module):
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
@@ -25,16 +25,21 @@ def check_arguments(model: Any, loss: Any, forward: Any, dtype: Any, dropout: st
     if scripted:
         raise ProblemError(
             f"{scripted[0] or 'the model'} is a TorchScript module, whose weights cannot be exchanged; "
-            "measure the module it was made from."
+            "pass the module it was made from."
         )
-    if isinstance(loss, type):
-        raise ProblemError(f"loss is the class {loss.__name__}; pass an instance: {loss.__name__}().")
-    if not callable(loss):
-        raise ProblemError(f"loss is a {type(loss).__name__}; it must be callable as loss(output, target).")
     if forward is not None and not callable(forward):
         raise ProblemError(
             f"forward is a {type(forward).__name__}; it must be callable as forward(model, inputs)."
         )
+
+
+def check_arguments(model: Any, loss: Any, forward: Any, dtype: Any, dropout: str) -> None:
+    """Types of what the user passed."""
+    check_model(model, forward)
+    if isinstance(loss, type):
+        raise ProblemError(f"loss is the class {loss.__name__}; pass an instance: {loss.__name__}().")
+    if not callable(loss):
+        raise ProblemError(f"loss is a {type(loss).__name__}; it must be callable as loss(output, target).")
     if dtype not in (None, torch.float32, torch.float64):
         raise ProblemError(
             f"dtype={dtype} is not supported; choose torch.float32, torch.float64, or None for the better "

@@ -1,0 +1,89 @@
+"""What a scheme does to every weight: plain data, printed as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from hessinit.report.json_form import Plain, to_plain
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedWeight:
+    """One weight: its true fans, what lies around it, and the standard deviation that the scheme gives it.
+
+    `fan_in`, `fan_out` and `std` have one entry for each part that leads a life of its own: three for a fused
+    qkv, four for an LSTM's gates, one for most. `before` and `after` name what was found there. The standard
+    deviation is that of the drawn entries (for orthogonal weights: the root mean square). `drift_factor`
+    makes up for examples that drift apart in deep networks of GELU, SiLU and their like. `left_alone` says
+    why a weight is not touched; it has no fans and no std then.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    shape: tuple[int, ...]
+    kind: str = ""
+    fan_in: tuple[float, ...] = ()
+    fan_out: tuple[float, ...] = ()
+    before: str = ""
+    after: str = ""
+    norm_follows: bool = False
+    closes_residual: bool = False
+    gain: float = 1.0
+    dropout_factor: float = 1.0
+    drift_factor: float = 1.0
+    std: tuple[float, ...] = ()
+    left_alone: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemePlan:
+    """What a scheme does to each weight, in the order in which they run; `print` shows it as a table.
+
+    >>> weight = PlannedWeight(name="fc1", shape=(16, 64), fan_in=(64.0,), fan_out=(16.0,), std=(0.125,))
+    >>> plan = SchemePlan(scheme="lecun", layers=(weight,))
+    >>> plan["fc1"].std
+    (0.125,)
+    """
+
+    scheme: str
+    layers: tuple[PlannedWeight, ...]
+    distribution: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, key: str | int) -> PlannedWeight:
+        """The weight of that name, alias or position."""
+        if isinstance(key, int):
+            return self.layers[key]
+        for layer in self.layers:
+            if key == layer.name or key in layer.aliases:
+                return layer
+        known = [name for layer in self.layers for name in (layer.name, *layer.aliases)]
+        near = get_close_matches(str(key), known, n=3) or known[:8]
+        raise KeyError(f"no weight is called {key!r}; there are {', '.join(map(repr, near))}.")
+
+    def __iter__(self) -> Iterator[PlannedWeight]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def to_dict(self) -> dict[str, Plain]:
+        """The plan as what strict JSON can hold."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    def __str__(self) -> str:
+        from hessinit.present.plan_table import render_plan
+
+        return render_plan(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from hessinit.present.plan_table import plan_renderables
+
+        yield from plan_renderables(self, options.max_width)

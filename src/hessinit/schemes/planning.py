@@ -1,0 +1,197 @@
+"""From the uses of the weights and a scheme to a plan: one std for each part of each weight."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hessinit.errors import ProblemError, did_you_mean
+from hessinit.report.scheme_plan import PlannedWeight
+from hessinit.schemes.drift import drift_factors
+from hessinit.schemes.geometry import blocks_of, fans_of
+from hessinit.schemes.rules import CLOSED_FORM, Around, gain_used, variance
+from hessinit.schemes.site import Passage, Site
+from hessinit.schemes.targets import Target
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the caller decided."""
+
+    scheme: str
+    dropout: bool = True
+    residual: str = "plain"
+    gains: Mapping[str, float] | None = None
+    drift: bool = True
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A weight with its plan, and the use that decides about it; None for a weight that is left alone.
+
+    `gain` is what an orthogonal matrix is multiplied by, or, for LSUV, the std that its output shall have;
+    `factor` is what the dropout calls for on top of a measured or a default size.
+    """
+
+    target: Target
+    planned: PlannedWeight
+    site: Site | None = None
+    gain: float = 1.0
+    factor: float = 1.0
+
+
+def draft_all(
+    targets: Sequence[Target], sites: Sequence[Site], unmet: Mapping[str, str], choices: Choices
+) -> list[Draft]:
+    """A draft for each target, in the order in which the forward meets them; unmet ones come last."""
+    by_key: dict[str, list[Site]] = {}
+    for site in sites:
+        by_key.setdefault(site.parameter, []).append(site)
+    gains = _resolve_gains(targets, choices.gains)
+    branches = len({site.parameter for site in sites if site.closes_residual})
+    needs_gain = choices.scheme in ("forward", "compromise", "he", "orthogonal", "delta-orthogonal")
+    drifts = drift_factors(sites) if choices.drift and needs_gain else {}
+    drafts = []
+    for target in targets:
+        reason = target.reason_to_leave_alone
+        if not reason and target.key not in by_key:
+            reason = unmet.get(target.key, "not used by the forward")
+        if reason:
+            drafts.append(Draft(target, _left_alone(target, reason)))
+            continue
+        candidates = [
+            _draft(target, site, choices, gains.get(target.key), drifts.get(site.order, 1.0), branches)
+            for site in by_key[target.key]
+        ]
+        # A weight with several uses must suit the one that would explode first.
+        drafts.append(min(candidates, key=lambda draft: max(draft.planned.std, default=math.inf)))
+    met = {key: uses[0].order for key, uses in by_key.items()}
+    return sorted(drafts, key=lambda draft: met.get(draft.target.key, math.inf))
+
+
+def _draft(
+    target: Target, site: Site, choices: Choices, gain: float | None, drift: float, branches: int
+) -> Draft:
+    scheme = choices.scheme
+    plain = _around(target, site, choices, gain)
+    around = replace(plain, gain_before=plain.gain_before * (drift if gain is None else 1.0))
+    undropped = Around(around.gain_before, around.gain_after)
+    fans = fans_of(site)
+    branch = math.sqrt(branches) if choices.residual == "scaled" and site.closes_residual else 1.0
+    if scheme in CLOSED_FORM:
+        factor = math.sqrt(variance(scheme, fans[0], around) / variance(scheme, fans[0], undropped))
+        std = tuple(math.sqrt(variance(scheme, one, around)) / branch for one in fans)
+    else:
+        measured = scheme == "lsuv" and site.before.dropout_runs  # then the data show what dropout does
+        factor = 1.0 if measured else math.sqrt(around.keep_before)
+        std = tuple(gain_used(scheme, around) * factor / branch * root for root in _unit_std(scheme, site))
+    planned = PlannedWeight(
+        name=target.name,
+        aliases=target.aliases,
+        shape=site.shape,
+        kind=site.kind,
+        fan_in=tuple(one.inputs for one in fans),
+        fan_out=tuple(one.outputs for one in fans),
+        before=_words(site.before),
+        after=_words(site.after),
+        norm_follows=site.norm_follows,
+        closes_residual=site.closes_residual,
+        gain=gain_used(scheme, plain),
+        dropout_factor=factor,
+        drift_factor=gain_used(scheme, around) / gain_used(scheme, plain),
+        std=std,
+    )
+    wanted = gain_used(scheme, around) / branch * (1.0 if scheme == "lsuv" else factor)
+    return Draft(target, planned, site, wanted, factor)
+
+
+def _unit_std(scheme: str, site: Site) -> tuple[float, ...]:
+    """The root mean square of the entries of a (delta-)orthogonal weight of gain 1; none for others."""
+    if scheme not in ("orthogonal", "delta-orthogonal"):
+        return ()
+    roots = []
+    for groups in blocks_of(site, torch.empty(site.shape, device="meta")):
+        outputs, inputs, *taps = groups[0].shape
+        spread = math.prod(taps) * inputs if scheme == "orthogonal" else inputs
+        rest = 1 if scheme == "orthogonal" else math.prod(taps)
+        roots.append(1 / math.sqrt(max(outputs, spread) * rest))
+    return tuple(roots)
+
+
+def _around(target: Target, site: Site, choices: Choices, gain: float | None) -> Around:
+    needs_before = choices.scheme in ("forward", "compromise", "he", "orthogonal", "delta-orthogonal")
+    needs_after = choices.scheme in ("backward", "compromise")
+    keep_before = site.before.keep if choices.dropout else 1.0
+    keep_after = site.after.keep if choices.dropout else 1.0
+    return Around(
+        _gain(target, site.before, "before", needs_before, gain),
+        _gain(target, site.after, "after", needs_after, gain),
+        _checked_keep(target, keep_before),
+        _checked_keep(target, keep_after),
+    )
+
+
+def _gain(target: Target, passage: Passage, side: str, needed: bool, given: float | None) -> float:
+    if not needed:
+        return 1.0
+    if given is not None:
+        return given
+    if passage.trouble:
+        raise ProblemError(
+            f"{passage.trouble} {side} {target.name} is not elementwise, so its gain has no closed form; "
+            f"pass gains={{{target.name!r}: 1.0}} with the gain you want, or scheme='lsuv', which needs none."
+        )
+    if not 0 < passage.moment < math.inf:
+        what = "E f(z)²" if side == "before" else "E f'(z)²"
+        raise ProblemError(
+            f"what lies {side} {target.name} ({passage.words}) has {what} = {passage.moment:g}, so no gain "
+            f"can keep the signal's size; pass gains={{{target.name!r}: 1.0}} with the gain you want."
+        )
+    return 1 / math.sqrt(passage.moment)
+
+
+def _checked_keep(target: Target, keep: float) -> float:
+    if keep > 0:
+        return keep
+    raise ProblemError(
+        f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is right. Lower p, "
+        "or pass dropout=False."
+    )
+
+
+def _words(passage: Passage) -> str:
+    return passage.words or passage.end
+
+
+def _left_alone(target: Target, reason: str) -> PlannedWeight:
+    shape = tuple(target.stored[0].shape)
+    return PlannedWeight(name=target.name, aliases=target.aliases, shape=shape, left_alone=reason)
+
+
+def _resolve_gains(targets: Sequence[Target], gains: Mapping[str, float] | None) -> dict[str, float]:
+    """Names and globs to keys; a pattern that fits no weight is refused."""
+    found: dict[str, float] = {}
+    for pattern, gain in (gains or {}).items():
+        if not 0 < _as_number(gain) < math.inf:
+            raise ProblemError(f"gains[{pattern!r}] is {gain!r}; a gain is a positive number.")
+        fitting = [
+            target.key
+            for target in targets
+            if any(fnmatch.fnmatchcase(name, pattern) for name in (target.name, target.key, *target.aliases))
+        ]
+        if not fitting:
+            names = [target.name for target in targets]
+            raise ProblemError(
+                f"gains names {pattern!r}, which fits no weight; there are {', '.join(names[:8])}."
+                + did_you_mean(str(pattern), names)
+            )
+        found.update(dict.fromkeys(fitting, float(gain)))
+    return found
+
+
+def _as_number(gain: object) -> float:
+    return float(gain) if isinstance(gain, (int, float)) and not isinstance(gain, bool) else math.nan

@@ -1,0 +1,174 @@
+"""The record of one forward: its steps in the order they ran, each with the steps that it consumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from hessinit.schemes.site import Kind
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What a step gave: it stands for the tensor in the arguments of later calls."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A parameter, or what was made of parameters alone, without data.
+
+    `how` is "" for the parameter or its transpose, "slice" for a piece of it, "computed" for anything else.
+    """
+
+    parameters: frozenset[str]
+    value: Tensor | None
+    transposed: bool = False
+    how: str = ""
+
+    @property
+    def name(self) -> str:
+        """The one parameter's, as its module shows it; "" where several are mixed.
+
+        >>> Derived(frozenset({"fc.parametrizations.weight.original0"}), None).name
+        'fc.weight'
+        """
+        owners = {shown_name(parameter) for parameter in self.parameters}
+        return owners.pop() if len(owners) == 1 else ""
+
+    @property
+    def is_vector(self) -> bool:
+        """One number for each channel at most, as a bias or a gain has; (1, C, 1, 1) is one, too."""
+        return self.value is not None and self.value.numel() <= max(self.value.shape, default=1)
+
+
+def shown_name(parameter: str) -> str:
+    """`fc.weight` for what `torch.nn.utils.parametrize` and the older `weight_norm` store for it.
+
+    >>> shown_name("parametrizations.weight.original"), shown_name("conv.weight_g"), shown_name("fc.bias")
+    ('weight', 'conv.weight', 'fc.bias')
+    """
+    owner, found, rest = f".{parameter}".partition(".parametrizations.")
+    if found:
+        return f"{owner}.{rest.partition('.')[0]}".lstrip(".")
+    return parameter[:-2] if parameter.endswith(("weight_g", "weight_v")) else parameter
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A tensor of random numbers, or what was made of one without data: the mask of a stochastic depth."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A shape, or a number made of one, that is not known without a sample; `call` would tell."""
+
+    call: Call
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that can be run again on other values of the signals in its arguments."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, values: Callable[[Signal], Any]) -> Any:
+        def put(leaf: Any) -> Any:
+            if isinstance(leaf, Signal):
+                value = values(leaf)
+                return value.clone() if isinstance(value, Tensor) else value  # the call may write in place
+            if isinstance(leaf, Unknown):
+                return leaf.call.run(values)
+            return leaf.value if isinstance(leaf, Derived) else leaf
+
+        args = map_leaves(put, self.args)
+        return self.function(*args, **map_leaves(put, dict(self.kwargs)))
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a step uses its weight; the fields are those of `Site`."""
+
+    parameter: str
+    kind: Kind
+    shape: tuple[int, ...]
+    outputs_last: bool = False
+    groups: int = 1
+    stride: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
+    inside: str = ""
+    computed: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call. `sources` are the steps whose results it consumes, `shape` that of its result where known.
+
+    `kind` is its role: see `operations.kind_of`; also "input", "weight", "state", "gates", "sum", "product".
+    """
+
+    index: int
+    name: str
+    kind: str
+    sources: tuple[int, ...] = ()
+    call: Call | None = None
+    use: Use | None = None
+    keep: float = 1.0
+    runs: bool = False
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass
+class Record:
+    """All steps; those whose results the model returns, and those behind them (`live`).
+
+    `other_uses` says how a parameter is used that is not the weight of a step.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    outputs: set[int] = field(default_factory=set)
+    live: set[int] = field(default_factory=set)
+    other_uses: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, kind: str, sources: tuple[int, ...] = (), **details: Any) -> Signal:
+        """Append a step."""
+        self.steps.append(Step(len(self.steps), name, kind, sources, **details))
+        return Signal(len(self.steps) - 1)
+
+    def __getitem__(self, index: int) -> Step:
+        return self.steps[index]
+
+
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """`function` applied to whatever is not a tuple, list, dict or slice."""
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(map_leaves(function, entry) for entry in structure))
+    if isinstance(structure, (tuple, list)):
+        kind = type(structure) if type(structure) in (tuple, list) else tuple
+        return kind(map_leaves(function, entry) for entry in structure)
+    if isinstance(structure, dict):
+        return {key: map_leaves(function, entry) for key, entry in structure.items()}
+    if isinstance(structure, slice):
+        parts = (structure.start, structure.stop, structure.step)
+        return slice(*(map_leaves(function, part) for part in parts))
+    return function(structure)
+
+
+def leaves_of(structure: Any) -> Iterator[Any]:
+    """Whatever `map_leaves` would meet, in order."""
+    if isinstance(structure, (tuple, list)):
+        for entry in structure:
+            yield from leaves_of(entry)
+    elif isinstance(structure, dict):
+        yield from leaves_of(list(structure.values()))
+    elif isinstance(structure, slice):
+        yield from leaves_of([structure.start, structure.stop, structure.step])
+    else:
+        yield structure

@@ -1,0 +1,185 @@
+"""From a call, with its arguments, to steps of the record: the same for calls that ran and calls traced."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessinit.schemes import operations
+from hessinit.schemes.composites import COMPOSITES
+from hessinit.schemes.operations import kind_of, name_of
+from hessinit.schemes.record import Call, Derived, Noise, Record, Signal, Unknown, leaves_of, map_leaves
+from hessinit.schemes.weight_uses import WEIGHT_USES, arguments
+
+Shape = tuple[int, ...] | None
+_TURNING = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")
+_TRANSPOSING = (*_TURNING, "t", "T", "mT", "H", "mH", "adjoint")
+_BY_CHANNEL = ("mul", "div", "prelu")
+_SLICING = {"getitem", "narrow", "select", "chunk", "split", "unbind", "tensor_split"}
+
+
+class Recorder:
+    """Appends to `record` what a call does; gives back what stands for the call's result.
+
+    That is a `Signal`, a `Derived`, an `Unknown`, a tuple of these, or None for a constant.
+    """
+
+    def __init__(self) -> None:
+        self.record = Record()
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        name: str = "",
+        shape: Shape = None,
+        value: Any = None,
+    ) -> Any:
+        """`value` is the result itself where it is known."""
+        name = name or name_of(function)
+        leaves = list(leaves_of([args, kwargs]))
+        signals = [leaf for leaf in leaves if isinstance(leaf, Signal)]
+        parameters = [leaf for leaf in leaves if isinstance(leaf, Derived)]
+        call = Call(function, args, kwargs)
+        noisy = not (signals or parameters) and any(isinstance(leaf, Noise) for leaf in leaves)
+        if noisy or name in operations.DRAWING:
+            return Noise()
+        if name in operations.SHAPE_QUERIES or not (signals or parameters):
+            unknown = name in operations.SHAPE_QUERIES or any(isinstance(leaf, Unknown) for leaf in leaves)
+            return Unknown(call) if unknown else None
+        if name in COMPOSITES:
+            return COMPOSITES[name](self.record, name, args, kwargs)
+        if parameters and name in WEIGHT_USES:
+            found = WEIGHT_USES[name](self.record, name, args, kwargs, shape)
+            if found is not None:
+                return found
+        if not signals:
+            return _derive(name, args, kwargs, parameters, value)
+        for parameter in parameters:
+            for used in parameter.parameters:
+                self.record.other_uses.setdefault(used, name)
+        if name in ("max", "min") and len(args) > 1 and isinstance(args[1], (Signal, Tensor, Derived)):
+            name = "maximum" if name == "max" else "minimum"
+        return self._step(name, call, signals, shape)
+
+    def part(self, whole: Signal, place: int, shape: Shape = None) -> Signal:
+        """One entry of a step that gives a tuple."""
+        call = Call(operator.getitem, (whole, place))
+        return self.record.add("part", "rearrange", (whole.index,), call=call, shape=shape)
+
+    def _step(self, name: str, call: Call, signals: list[Signal], shape: Shape) -> Signal:
+        kind, sources = kind_of(name), tuple(dict.fromkeys(signal.index for signal in signals))
+        passed = Call(_identity, (Signal(sources[0]),))
+        if kind == "dropout":
+            given = arguments(call.args, call.kwargs, "input p training")
+            p, runs = given.get("p", 0.5), bool(given.get("training", True))
+            if not isinstance(p, (int, float)):
+                return self.record.add(name, "unknown", sources, shape=shape)
+            if p == 0:
+                return self.record.add(name, "rearrange", sources[:1], call=passed, shape=shape)
+            keep = 1.0 if name in operations.ALPHA_DROPOUTS else 1.0 - p
+            words = f"{name.replace('native_', '').rstrip('123d')} {p:g}"
+            return self.record.add(words, kind, sources[:1], keep=keep, runs=runs, shape=shape)
+        if kind == "elementwise":
+            return self._elementwise(name, call, sources, shape)
+        if kind in ("rearrange", "norm", "pool", "split"):
+            # The further signals are indices, masks, statistics or gains.
+            kept = passed if name in operations.CASTS or name in ("masked_fill", "sort") else call
+            return self.record.add(name, kind, sources[:1], call=kept, shape=shape)
+        return self.record.add(name, kind, sources, call=call, shape=shape)
+
+    def _elementwise(self, name: str, call: Call, sources: tuple[int, ...], shape: Shape) -> Signal:
+        passed = Call(_identity, (Signal(sources[0]),))
+        others = [leaf for leaf in leaves_of([call.args, call.kwargs]) if isinstance(leaf, (Derived, Tensor))]
+        if any(isinstance(leaf, Noise) for leaf in leaves_of([call.args, call.kwargs])):
+            return self.record.add("noise", "rearrange", sources[:1], call=passed, shape=shape)
+        if any(isinstance(leaf, Unknown) for leaf in leaves_of([call.args, call.kwargs])):
+            return self.record.add(f"{name} by a shape", "rearrange", sources[:1], call=passed, shape=shape)
+        if name in operations.SUMS and len(sources) == 1 and any(not _is_scalar(other) for other in others):
+            if all(isinstance(other, Derived) and other.is_vector for other in others):
+                return self.record.add("bias", "rearrange", sources, call=passed, shape=shape)
+            return self.record.add(name, "sum", sources, shape=shape)
+        if (
+            name in ("mul", "div")
+            and len(sources) == 1
+            and any(isinstance(other, Derived) for other in others)
+        ):
+            # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to undo.
+            return self.record.add("scale", "rearrange", sources, call=passed, shape=shape)
+        if any(_is_mask(other) for other in others):
+            return self.record.add("mask", "rearrange", sources[:1], call=passed, shape=shape)
+        known = all(isinstance(other, Tensor) or other.value is not None for other in others)
+        if not known or (name not in _BY_CHANNEL and not all(_is_scalar(other) for other in others)):
+            return self.record.add(name, "unknown", sources, shape=shape)
+
+        def plain(leaf: Any) -> Any:
+            return _one_number(leaf, name) if isinstance(leaf, (Derived, Tensor)) else leaf
+
+        args, kwargs = map_leaves(plain, call.args), map_leaves(plain, dict(call.kwargs))
+        if name == "rrelu":
+            # Its slope is drawn in train mode; the mean slope stands for it.
+            args, kwargs = (
+                args[:3],
+                {key: entry for key, entry in kwargs.items() if key in ("lower", "upper")},
+            )
+        call = Call(call.function, args, kwargs)
+        return self.record.add(name, "elementwise", sources, call=call, shape=shape)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _is_scalar(other: Derived | Tensor) -> bool:
+    value = other.value if isinstance(other, Derived) else other
+    return value is not None and value.numel() == 1
+
+
+def _is_mask(other: Derived | Tensor) -> bool:
+    """A constant of zeros and one other number: what it lets through keeps its size."""
+    if isinstance(other, Derived) or other.numel() < 2:
+        return False
+    if not (other.is_floating_point() or other.is_complex()):
+        return True
+    rest = other[other != 0]
+    return rest.numel() < other.numel() and bool((rest == rest[:1]).all())
+
+
+def _one_number(other: Derived | Tensor, name: str) -> Tensor:
+    """What stands for a tensor of gains or slopes: their root mean square, right for second moments."""
+    value = other.value if isinstance(other, Derived) else other
+    assert value is not None
+    value = value.detach().cpu()
+    if value.numel() > 1:
+        value = value.double()
+        value = value.reciprocal().square().mean().rsqrt() if name == "div" else value.square().mean().sqrt()
+    value = value.double() if value.is_floating_point() else value
+    return value.reshape(1) if name == "prelu" else value.reshape(())
+
+
+def _derive(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: list[Derived], value: Any
+) -> Any:
+    first = parameters[0]
+    names = frozenset().union(*(parameter.parameters for parameter in parameters))
+    how, transposed = first.how, first.transposed
+    if name in _SLICING:
+        how = how or "slice"
+    elif name in _TRANSPOSING and first.value is not None and first.value.ndim == 2 and not how:
+        moved = name not in _TURNING or (isinstance(value, Tensor) and value.stride() != first.value.stride())
+        transposed = transposed != moved
+    elif name not in operations.CASTS and not (name in operations.REARRANGING and _same_shape(first, value)):
+        how = "computed"
+    if name in operations.SPLITS and isinstance(value, (tuple, list)):
+        return tuple(Derived(names, entry, transposed, how) for entry in value)
+    return Derived(names, value if isinstance(value, torch.Tensor) else None, transposed, how)
+
+
+def _same_shape(first: Derived, value: Any) -> bool:
+    return first.value is not None and isinstance(value, Tensor) and value.shape == first.value.shape

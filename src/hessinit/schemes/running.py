@@ -1,0 +1,88 @@
+"""Running a model once with other weights, or its own, and leaving everything as it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hessinit.errors import ProblemError
+from hessinit.problem.batches import cast
+from hessinit.problem.left_as_found import kept_attributes, twice_differentiable
+from hessinit.problem.problem import Forward
+from hessinit.problem.randomness import untouched_random_state
+from hessinit.problem.structures import map_tensors
+
+
+def prepare_sample(model: nn.Module, sample: Any) -> Any:
+    """A copy of the sample in the precision and on the device of the model."""
+    first = _first_real(model)
+    return map_tensors(torch.clone, cast(sample, first.dtype, first.device))
+
+
+def _first_real(model: nn.Module) -> nn.Parameter:
+    everything = list(model.parameters())
+    return next((parameter for parameter in everything if parameter.is_floating_point()), everything[0])
+
+
+@contextlib.contextmanager
+def left_alone(model: nn.Module) -> Iterator[None]:
+    """What runs in here may draw, write attributes and count steps: all is put back."""
+    with (
+        untouched_random_state(_first_real(model).device),
+        kept_attributes(model),
+        twice_differentiable(model),
+        torch.no_grad(),
+        without_fast_path(),
+    ):
+        yield
+
+
+def run(
+    model: nn.Module,
+    inputs: Any,
+    forward: Forward | None,
+    tensors: Mapping[str, Tensor],
+    mode: contextlib.AbstractContextManager[Any],
+) -> Any:
+    """The model's output under `mode`, with `tensors` in the place of its parameters and buffers."""
+    renamed = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    try:
+        with mode:
+            return functional_call(_Called(model, forward), renamed, (inputs,))
+    except ProblemError:
+        raise
+    except Exception as failure:
+        call = "forward(model, sample)" if forward is not None else "model(sample)"
+        raise ProblemError(
+            f"the forward fails on the sample ({type(failure).__name__}: {failure}). sample= is what the "
+            f"model is called with, as {call}: the inputs without targets. For another call, pass "
+            "forward=, as lambda model, x: model(*x)."
+        ) from failure
+
+
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Transformer layers in eval mode would run as one fused call."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class _Called(nn.Module):
+    """Lets `functional_call` exchange the weights while the user's own `forward(model, inputs)` runs."""
+
+    def __init__(self, model: nn.Module, call: Callable[[nn.Module, Any], Any] | None) -> None:
+        super().__init__()
+        self.training = model.training
+        self.model, self.call = model, call
+
+    def forward(self, inputs: Any) -> Any:
+        return self.model(inputs) if self.call is None else self.call(self.model, inputs)

@@ -1,0 +1,110 @@
+"""The weights of a model as things to write to: who owns them, how they are stored, which are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hessinit.problem.layers import find_layers, layer_name
+
+PARAMETRIZED = ".parametrizations."
+
+
+@dataclass(frozen=True)
+class Target:
+    """One weight: `key` is its name inside the model, as the walk over the forward gives it.
+
+    A parametrized weight is one target (`fc.weight`) whatever it is computed from, and is written through
+    its parametrization.
+    """
+
+    key: str
+    aliases: tuple[str, ...]
+    owner: nn.Module
+    stored: tuple[nn.Parameter, ...]
+
+    @property
+    def name(self) -> str:
+        """As reports call it."""
+        return layer_name(self.key)
+
+    @property
+    def attribute(self) -> str:
+        """Its name inside its owner."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def is_parametrized(self) -> bool:
+        return parametrize.is_parametrized(self.owner, self.attribute)
+
+    @property
+    def value(self) -> Tensor:
+        """The weight as the forward sees it."""
+        kept = [
+            (buffer, buffer.clone()) for buffer in self.owner.buffers()
+        ]  # a spectral norm's look moves it on
+        with torch.no_grad():
+            value: Tensor = getattr(self.owner, self.attribute)
+            for buffer, before in kept:
+                buffer.copy_(before)
+            return value.detach()
+
+    @property
+    def reason_to_leave_alone(self) -> str:
+        if not all(parameter.requires_grad for parameter in self.stored):
+            return "frozen"
+        return "" if all(parameter.is_floating_point() for parameter in self.stored) else "not real numbers"
+
+    def write_(self, value: Tensor) -> None:
+        """Put new values in, in place: the Parameter objects stay the same."""
+        with torch.no_grad():
+            if self.is_parametrized:
+                kept = value.to(self.stored[0], copy=True)  # a parametrization may keep the very tensor
+                setattr(self.owner, self.attribute, kept)
+            else:
+                self.stored[0].copy_(value)
+
+    def biases(self) -> dict[str, nn.Parameter]:
+        """The trainable biases of the module that owns the weight."""
+        return {
+            name: parameter
+            for name, parameter in self.owner.named_parameters(recurse=False)
+            if parameter.ndim == 1 and "bias" in name and parameter.requires_grad
+        }
+
+
+def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[Target]:
+    """Every weight of two or more dimensions, or those that `layers` names; frozen ones are among them."""
+    wanted = None if layers is None else {layer.parameter for layer in find_layers(model, layers)}
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    targets: dict[str, Target] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or (wanted is not None and name not in wanted):
+            continue
+        key = _key(name)
+        path, _, attribute = key.rpartition(".")
+        owner = model.get_submodule(path)
+        stored = [parameter]
+        if parametrize.is_parametrized(owner, attribute):
+            stored = list(owner.parametrizations[attribute].parameters(recurse=False))  # type: ignore[index,union-attr]
+        aliases = tuple(layer_name(_key(other)) for other in names[id(parameter)] if other != name)
+        targets.setdefault(key, Target(key, aliases, owner, tuple(stored)))
+    return list(targets.values())
+
+
+def _key(name: str) -> str:
+    """`fc.parametrizations.weight.original0` is stored for `fc.weight`.
+
+    >>> _key("fc.parametrizations.weight.original0"), _key("fc.weight")
+    ('fc.weight', 'fc.weight')
+    """
+    if PARAMETRIZED not in f".{name}":
+        return name
+    owner, _, rest = f".{name}".partition(PARAMETRIZED)
+    return f"{owner}.{rest.partition('.')[0]}".lstrip(".")

@@ -1,0 +1,327 @@
+"""`apply_scheme_`: the plan, what is written and what is not, undo, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from hessinit.errors import ProblemError
+from hessinit.report.scheme_plan import SchemePlan
+from hessinit.schemes.applying import apply_scheme_
+from hessinit.schemes.rules import SCHEMES
+from zoo.snapshot import differences, snapshot
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Dropout(0.36), nn.Linear(6, 3))
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+EXPECTED = {
+    # (layer 1, layer 2): the input has size 1, the second weight sits behind a ReLU and a dropout of 0.36.
+    "forward": (1 / 6, 2 * 0.64 / 3),
+    "backward": (2 * 0.64 / 8, 1 / 6),
+    "compromise": (2 / (6 + 8 / (2 * 0.64)), 2 / (3 / (2 * 0.64) + 6)),
+    "lecun": (1 / 8, 0.64 / 6),
+    "glorot": (2 / 14, 0.64 * 2 / 9),
+    "he": (1 / 8, 2 * 0.64 / 6),
+    "orthogonal": (1 / 8, 2 * 0.64 / 6),
+    "delta-orthogonal": (1 / 8, 2 * 0.64 / 6),
+}
+
+
+@pytest.mark.parametrize("scheme", EXPECTED)
+def test_the_plan_is_the_formula(scheme: str) -> None:
+    plan = apply_scheme_(small(), scheme, dry_run=True)
+    assert [layer.std[0] ** 2 for layer in plan] == pytest.approx(EXPECTED[scheme], rel=1e-6)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_dry_run_touches_nothing(scheme: str) -> None:
+    model, sample, generator = small(), torch.randn(16, 8), seeded()
+    before, state = snapshot(model, None, sample), generator.get_state()
+    plan = apply_scheme_(model, scheme, sample=sample, generator=generator, dry_run=True)
+    assert differences(before, snapshot(model, None, sample)) == []
+    assert torch.equal(generator.get_state(), state)
+    assert type(plan) is SchemePlan
+    assert len(plan) == 2
+    assert not hasattr(plan, "undo")
+    assert all(layer.std for layer in plan)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_dry_run_tells_the_std_of_the_real_one(scheme: str) -> None:
+    model, sample = small(), torch.randn(16, 8)
+    planned = apply_scheme_(model, scheme, sample=sample, generator=seeded(), dry_run=True)
+    applied = apply_scheme_(model, scheme, sample=sample, generator=seeded())
+    assert [layer.std for layer in planned] == [layer.std for layer in applied]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_undo_puts_every_bit_back_on_the_same_parameters(scheme: str) -> None:
+    model, sample = small(), torch.randn(16, 8)
+    before, objects = weights(model), [id(parameter) for parameter in model.parameters()]
+    applied: Any = apply_scheme_(model, scheme, sample=sample, generator=seeded())
+    assert not same(before, weights(model))
+    assert [id(parameter) for parameter in model.parameters()] == objects
+    applied.undo()
+    assert same(before, weights(model))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_same_generator_gives_the_same_bits_and_leaves_the_global_one_alone(scheme: str) -> None:
+    model, sample = small(), torch.randn(16, 8)
+    state = torch.get_rng_state()
+    apply_scheme_(model, scheme, sample=sample, generator=seeded(3))
+    first = weights(model)
+    apply_scheme_(model, scheme, sample=sample, generator=seeded(3))
+    assert same(first, weights(model))
+    apply_scheme_(model, scheme, sample=sample, generator=seeded(4))
+    assert not same(first, weights(model))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_a_generator_the_global_seed_rules() -> None:
+    model = small()
+    torch.manual_seed(5)
+    apply_scheme_(model, "he")
+    first = weights(model)
+    torch.manual_seed(5)
+    apply_scheme_(model, "he")
+    assert same(first, weights(model))
+
+
+def test_default_without_dropout_is_what_torch_does() -> None:
+    model = nn.Sequential(nn.Linear(300, 200), nn.ReLU(), nn.Conv1d(200, 100, 1))
+    torch.manual_seed(7)
+    apply_scheme_(model, "default", sample=None, layers=["0"])
+    torch.manual_seed(7)
+    twin = nn.Linear(300, 200)
+    assert torch.equal(model[0].weight, twin.weight)
+    assert torch.equal(model[0].bias, twin.bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_half_precision_gets_the_rounded_numbers_of_single_precision(scheme: str, dtype: torch.dtype) -> None:
+    single, sample = small(), torch.randn(16, 8)
+    half = copy.deepcopy(single).to(dtype)
+    apply_scheme_(single, scheme, sample=sample, generator=seeded())
+    apply_scheme_(half, scheme, sample=sample, generator=seeded())
+    tolerance = 2e-2 if scheme == "lsuv" else 0.0  # measured on outputs in half precision
+    for one, other in zip(single.parameters(), half.parameters(), strict=True):
+        assert other.dtype == dtype
+        assert torch.allclose(one.to(dtype).float(), other.float(), rtol=tolerance, atol=0.0)
+
+
+@pytest.mark.parametrize("distribution", ["normal", "truncated normal", "uniform"])
+def test_every_distribution_has_the_planned_std(distribution: str) -> None:
+    model = nn.Linear(400, 300)
+    plan = apply_scheme_(model, "he", distribution=distribution, generator=seeded())
+    assert plan.distribution == distribution
+    assert float(model.weight.detach().std()) == pytest.approx(plan[0].std[0], rel=0.01)
+    assert (float(model.weight.detach().abs().max()) / plan[0].std[0] < 2.3) == (distribution != "normal")
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16, padding_idx=0)
+        self.head = nn.Linear(16, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embed(tokens)))
+
+
+def test_a_tied_weight_is_drawn_once_and_suits_its_larger_use() -> None:
+    model = Tied()
+    plan = apply_scheme_(model, "lecun", sample=torch.randint(50, (4, 5)), generator=seeded())
+    assert plan.layers[0].name == "embed"
+    assert plan.layers[0].aliases == ("head",)
+    assert len(plan) == 1
+    assert plan[0].std == pytest.approx((1 / 4,))  # as a head: 1/√16; as an embedding it would be 1
+    assert plan["head"] is plan[0]
+
+
+def test_the_padding_row_of_an_embedding_stays_zero() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, padding_idx=2), nn.Linear(4, 3))
+    apply_scheme_(model, "he", sample=torch.randint(10, (4, 5)), generator=seeded())
+    assert not bool(model[0].weight.detach()[2].any())
+    assert float(model[0].weight.detach()[3:].std()) > 0.5
+
+
+def test_biases_become_zero_or_stay() -> None:
+    model = small()
+    kept = model[0].bias.detach().clone()
+    apply_scheme_(model, "he", biases="keep")
+    assert torch.equal(model[0].bias, kept)
+    apply_scheme_(model, "he")
+    assert not bool(model[0].bias.any())
+
+
+def test_a_frozen_weight_is_left_alone_and_said_so() -> None:
+    model = small()
+    model[0].requires_grad_(False)
+    before = weights(model)
+    plan = apply_scheme_(model, "he", generator=seeded())
+    assert plan["0"].left_alone == "frozen"
+    assert plan["3"].left_alone == ""
+    after = weights(model)
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+    assert not torch.equal(before[2], after[2])
+    assert "frozen" in str(plan)
+    assert "1 left alone" in str(plan)
+
+
+def test_only_the_named_layers_are_drawn() -> None:
+    model = small()
+    before = weights(model)
+    plan = apply_scheme_(model, "he", layers="3", generator=seeded())
+    assert [layer.name for layer in plan] == ["3"]
+    assert torch.equal(model[0].weight, before[0])
+    assert not torch.equal(model[3].weight, before[2])
+    assert plan[0].dropout_factor == pytest.approx(0.8)  # the surroundings are seen all the same
+
+
+def test_a_parametrized_weight_is_written_through_its_parametrization() -> None:
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(200, 100)), nn.ReLU(), nn.Linear(100, 3))
+    plan: Any = apply_scheme_(model, "he", sample=torch.randn(4, 200), generator=seeded())
+    assert plan["0"].std == pytest.approx((200**-0.5,))
+    assert float(model[0].weight.detach().std()) == pytest.approx(200**-0.5, rel=0.02)
+    assert plan.notes == ()
+
+
+def test_a_parametrization_that_changes_its_weight_is_named() -> None:
+    model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(20, 10)), nn.ReLU(), nn.Linear(10, 3))
+    plan = apply_scheme_(model, "he", sample=torch.randn(4, 20), generator=seeded())
+    assert any("0: the parametrization changes what it is given" in note for note in plan.notes)
+
+
+def test_gains_override_what_was_found() -> None:
+    plan = apply_scheme_(small(), "he", gains={"3": 2.0}, dropout=False, dry_run=True)
+    assert plan["3"].gain == 2.0
+    assert plan["3"].std == pytest.approx((2 / math.sqrt(6),))
+
+
+def test_a_model_on_its_own_weights_gets_the_same_optimizer_state() -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    apply_scheme_(model, "he", generator=seeded())
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert [id(parameter) for parameter in held] == [id(parameter) for parameter in model.parameters()]
+
+
+def test_the_table_reads_well_at_eighty_columns() -> None:
+    from hessinit.present.plan_table import render_plan
+
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10))
+    model[0].requires_grad_(False)
+    plan = apply_scheme_(model, "he", dry_run=True)
+    assert render_plan(plan, 80).splitlines() == [
+        " layer   fans      before              gain   dropout     std   remark",
+        "───────────────────────────────────────────────────────────────────────",
+        " 0                                                              frozen",
+        " 3       16 → 10   relu, dropout 0.4   1.41   × 0.775   0.274",
+        "",
+        "he, normal: 1 weight; 1 left alone.",
+        "Left out of 80 columns: weight.",
+    ]
+
+
+# ---- refused, with the value, the rule and the way out
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, signal: Tensor) -> Tensor:
+        return self.fc(signal) if signal.sum() > 0 else self.fc(-signal)
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.soft = nn.Softmax(dim=-1)
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, signal: Tensor) -> Tensor:
+        return self.two(self.soft(self.one(signal)))
+
+
+REFUSED: list[tuple[str, Any]] = [
+    ("scheme='orthognal' is unknown.*Did you mean 'orthogonal'", lambda: apply_scheme_(small(), "orthognal")),
+    ("distribution='gauss' is unknown", lambda: apply_scheme_(small(), "he", distribution="gauss")),
+    (
+        "distribution='uniform' has no meaning for scheme='orthogonal'",
+        lambda: apply_scheme_(small(), "orthogonal", distribution="uniform"),
+    ),
+    (
+        "residual='scale' is unknown.*Did you mean 'scaled'",
+        lambda: apply_scheme_(small(), "he", residual="scale"),
+    ),
+    ("biases='zeros' is unknown.*Did you mean 'zero'", lambda: apply_scheme_(small(), "he", biases="zeros")),
+    ("generator is a int; pass torch.Generator", lambda: apply_scheme_(small(), "he", generator=3)),  # type: ignore[arg-type]
+    ("model is a type.*instance, not the class", lambda: apply_scheme_(nn.Linear, "he")),  # type: ignore[arg-type]
+    ("scheme='lsuv' measures.*pass sample=", lambda: apply_scheme_(small(), "lsuv")),
+    ("pass sample=", lambda: apply_scheme_(Branching(), "he")),
+    ("no weight of two or more dimensions", lambda: apply_scheme_(nn.LayerNorm(3), "he")),
+    (
+        r"softmax before two is not elementwise.*gains={'two': 1.0}.*lsuv",
+        lambda: apply_scheme_(Bare(), "he"),
+    ),
+    (r"gains names 'fc9', which fits no weight", lambda: apply_scheme_(small(), "he", gains={"fc9": 1.0})),
+    (
+        r"gains\['3'\] is -1; a gain is a positive number",
+        lambda: apply_scheme_(small(), "he", gains={"3": -1}),
+    ),
+    ("layers='fc9' fits no parameter", lambda: apply_scheme_(small(), "he", layers="fc9")),
+    ("the forward fails on the sample", lambda: apply_scheme_(small(), "he", sample=torch.ones(2, 5))),
+    (
+        "a dropout of p = 1 stands next to 1",
+        lambda: apply_scheme_(nn.Sequential(nn.Dropout(1.0), nn.Linear(3, 3)), "he"),
+    ),
+    (
+        "what 0 gives on this sample has standard deviation 0",
+        lambda: apply_scheme_(small(), "lsuv", sample=torch.zeros(4, 8)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "call"), REFUSED, ids=[message[:40] for message, _ in REFUSED])
+def test_bad_input_is_refused(message: str, call: Any) -> None:
+    with pytest.raises(ProblemError, match=f"(?s){message}"):
+        call()
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_zero_fan_is_refused() -> None:
+    with pytest.raises(ProblemError, match=r"0 has shape \(0, 4\): a fan is zero"):
+        apply_scheme_(nn.Sequential(nn.Linear(4, 0), nn.Linear(0, 3)), "he", layers=None)
+
+
+def test_a_softmax_between_layers_is_welcome_with_a_gain_or_a_scheme_that_needs_none() -> None:
+    apply_scheme_(Bare(), "he", gains={"two": 2.0})
+    apply_scheme_(Bare(), "lsuv", sample=torch.randn(16, 4))
+    apply_scheme_(Bare(), "glorot")
