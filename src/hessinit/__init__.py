@@ -14,36 +14,61 @@ if TYPE_CHECKING:
     from hessinit.estimate import Estimate
     from hessinit.measuring import measure
     from hessinit.operators import gauss_newton, hessian, jacobian
+    from hessinit.quadratic import quadratic_form
     from hessinit.report import CurvatureReport, LayerCurvature, load
+    from hessinit.report.diagnostics import Diagnostics
+    from hessinit.report.products import JacobianProducts
+    from hessinit.report.quadratic import QuadraticForm, QuadraticForms
+    from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
+    from hessinit.schemes.applying import apply_scheme_
+    from hessinit.schemes.gains import gain
 
 # Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
 _HOMES = {
     "ConvergenceError": "hessinit.errors",
     "ConvergenceWarning": "hessinit.errors",
     "CurvatureReport": "hessinit.report",
+    "Diagnostics": "hessinit.report.diagnostics",
     "Estimate": "hessinit.estimate",
+    "JacobianProducts": "hessinit.report.products",
     "LayerCurvature": "hessinit.report",
+    "PlannedWeight": "hessinit.report.scheme_plan",
     "ProblemError": "hessinit.errors",
+    "QuadraticForm": "hessinit.report.quadratic",
+    "QuadraticForms": "hessinit.report.quadratic",
+    "SchemePlan": "hessinit.report.scheme_plan",
+    "apply_scheme_": "hessinit.schemes.applying",
+    "gain": "hessinit.schemes.gains",
     "gauss_newton": "hessinit.operators",
     "hessian": "hessinit.operators",
     "jacobian": "hessinit.operators",
     "load": "hessinit.report",
     "measure": "hessinit.measuring",
+    "quadratic_form": "hessinit.quadratic",
 }
 
 __all__ = [
     "ConvergenceError",
     "ConvergenceWarning",
     "CurvatureReport",
+    "Diagnostics",
     "Estimate",
+    "JacobianProducts",
     "LayerCurvature",
+    "PlannedWeight",
     "ProblemError",
+    "QuadraticForm",
+    "QuadraticForms",
+    "SchemePlan",
     "__version__",
+    "apply_scheme_",
+    "gain",
     "gauss_newton",
     "hessian",
     "jacobian",
     "load",
     "measure",
+    "quadratic_form",
 ]
 
 

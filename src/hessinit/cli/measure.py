@@ -43,6 +43,12 @@ def measure(
             callback=_check_tolerance, metavar="X", help="Relative accuracy of the norms.  [default: 0.001]"
         ),
     ] = None,
+    jacobians: Annotated[
+        bool, typer.Option("--jacobians", help="Also the Jacobian products around each layer, and bounds.")
+    ] = False,
+    diagnostics: Annotated[
+        bool, typer.Option("--diagnostics", help="Also activations, gradients, dead and saturated units.")
+    ] = False,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -70,6 +76,7 @@ def measure(
     Examples:
       hessinit measure net.py:problem
       hessinit measure net.py:problem --curvature both --layers 'conv*'
+      hessinit measure net.py:problem --jacobians --diagnostics
       hessinit measure package.module:problem --json > report.json
 
     \b
@@ -97,6 +104,8 @@ def measure(
                 "layers": layers or None,
                 "tolerance": tolerance,
                 "seed": seed,
+                "jacobians": jacobians or None,
+                "diagnostics": diagnostics or None,
             }
             given = {name: value for name, value in options.items() if value is not None}
             report = measure_curvature(

@@ -17,8 +17,8 @@ from hessinit.spectra.probes import ProbeStream
 # So few examples are told apart without chance, by two probes for each binary digit of their number. More get
 # one random probe (n pairs that see each other escape it once in 2ⁿ), and others where it cannot tell
 # the order of the rows.
-_FEW_EXAMPLES = 16
-_MOST_PROBES = 8
+FEW_EXAMPLES = 16
+MOST_PROBES = 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def plan_calls(
     calls = known_calls(uses, leaves, output.shape[0])
     if not calls:
         return []
-    layouts = _layouts(output, calls, seed)
+    layouts = find_layouts(output, calls, seed)
     mixed = {one.name for one, layout in zip(calls, layouts, strict=True) if layout is None}
     return [
         Planned(one.name, one.call, one.edge, bool(layout))
@@ -63,7 +63,7 @@ def plan_calls(
     ]
 
 
-def _layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool | None]:
+def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool | None]:
     """Per call: rows by example (False), by position (True), or mixed (None).
 
     Half of the examples are sent back: whatever belongs to the others must stay zero.
@@ -71,11 +71,11 @@ def _layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool
     size = output.shape[0]
     stream = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
-    for probes in range(_MOST_PROBES):
+    for probes in range(MOST_PROBES):
         probe = stream.draw()
-        silent = _silent(probes, probe[:size])
+        silent = choose_silent(probes, probe[:size])
         # Where only the last position is used, rows by position may pass for rows by example.
-        if silent is None or (probes and size > _FEW_EXAMPLES and all(len(orders) < 2 for orders in fitting)):
+        if silent is None or (probes and size > FEW_EXAMPLES and all(len(orders) < 2 for orders in fitting)):
             break
         cotangent = probe[size:].view_as(output)
         cotangent[silent] = 0
@@ -86,10 +86,10 @@ def _layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool
     return [orders[0] if orders else None for orders in fitting]
 
 
-def _silent(probes: int, random: Tensor) -> Tensor | None:
+def choose_silent(probes: int, random: Tensor) -> Tensor | None:
     """Which examples are silent in this probe; None when every one has been silent beside every other."""
     size = len(random)
-    if size > _FEW_EXAMPLES:
+    if size > FEW_EXAMPLES:
         silent = random < 0
         silent[0], silent[-1] = probes % 2 == 0, probes % 2 == 1
         return silent

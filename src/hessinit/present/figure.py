@@ -33,30 +33,30 @@ def draw_norms(report: CurvatureReport, ax: Axes | None = None) -> Axes:
 
         # 3.5 inches is a column of a two-column paper, 7 a page. Names on end need their length in height.
         width = min(max(3.5, 0.175 * len(report)), 7.0)
-        names = _shorten([printable(name) for name in report.names])
-        on_end = 0.0 if _fit_side_by_side(names, width - 0.7) else LETTER * max(map(len, names))
+        names = shorten([printable(name) for name in report.names])
+        on_end = 0.0 if fit_side_by_side(names, width - 0.7) else LETTER * max(map(len, names))
         _, ax = pyplot.subplots(figsize=(width, 2.9 + on_end), layout="constrained")
     ax.set_yscale("log")
     band = f"ok: {format_number(GENTLE_BELOW)} to {format_number(SHARP_ABOVE)}"
     ax.axhspan(GENTLE_BELOW, SHARP_ABOVE, color=GREEN, alpha=0.13, linewidth=0, label=band)
-    if _is_drawable(report.network.norm):
+    if is_drawable(report.network.norm):
         ax.axhline(report.network.norm, color=GREY, linestyle="--", linewidth=1, label="network")
     _draw_bars(ax, report.layers)
     main = "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian"
-    _draw_points(ax, [layer.norm for layer in report], main, BLUE, "o")
+    draw_points(ax, [layer.norm for layer in report], main, BLUE, "o")
     if any(layer.approximation is not None for layer in report):
         values = [math.nan if row.approximation is None else abs(row.approximation.value) for row in report]
-        _draw_points(ax, values, "Gauss-Newton", VERMILION, "D", hollow=True)
+        draw_points(ax, values, "Gauss-Newton", VERMILION, "D", hollow=True)
     _include_band(ax, report)
     _draw_edges(ax, report.layers)
-    _label(ax, report, own_figure)
+    label_axes(ax, report, own_figure)
     return ax
 
 
-def _draw_points(
+def draw_points(
     ax: Axes, values: Sequence[float], label: str, color: str, marker: str, hollow: bool = False
 ) -> None:
-    drawn = [value if _is_drawable(value) else math.nan for value in values]
+    drawn = [value if is_drawable(value) else math.nan for value in values]
     ax.plot(
         range(len(drawn)),
         drawn,
@@ -78,7 +78,7 @@ def _draw_bars(ax: Axes, layers: Sequence[LayerCurvature]) -> None:
             low, high, label = layer.spread.smallest, layer.spread.largest, "range over batches"
         else:
             low, high, label = layer.norm - layer.error, layer.norm + layer.error, "error"
-        if not _is_drawable(high) or high <= low:
+        if not is_drawable(high) or high <= low:
             continue
         low = max(low, high * 1e-3, DRAWABLE[0])
         visible = high / low > 1.05
@@ -95,7 +95,7 @@ def _draw_bars(ax: Axes, layers: Sequence[LayerCurvature]) -> None:
 
 
 def _draw_edges(ax: Axes, layers: Sequence[LayerCurvature]) -> None:
-    beyond = [(at, layer) for at, layer in enumerate(layers) if not _is_drawable(layer.norm)]
+    beyond = [(at, layer) for at, layer in enumerate(layers) if not is_drawable(layer.norm)]
     for at, layer in beyond:
         low = layer.norm < DRAWABLE[0]
         ax.plot(
@@ -127,14 +127,14 @@ def _include_band(ax: Axes, report: CurvatureReport) -> None:
     ax.set_xlim(-0.6, max(len(report), 1) - 0.4)
 
 
-def _label(ax: Axes, report: CurvatureReport, own_figure: bool) -> None:
+def label_axes(ax: Axes, report: CurvatureReport, own_figure: bool) -> None:
     ax.set_ylabel("curvature ‖H‖", fontsize=LABEL_POINTS + 1)
     ax.set_xlabel("layer, in the order they run", fontsize=LABEL_POINTS + 1)
     inches = ax.get_window_extent().width / ax.figure.dpi
     room = max(1, int(inches * 72 / (LABEL_POINTS * 1.15)))
     step = max(1, math.ceil(len(report) / room))
-    names = _shorten([printable(name) for name in report.names])[::step]
-    rotation = 0 if _fit_side_by_side(names, inches) else 90
+    names = shorten([printable(name) for name in report.names])[::step]
+    rotation = 0 if fit_side_by_side(names, inches) else 90
     ax.set_xticks(range(0, len(report), step), names, rotation=rotation)
     ax.tick_params(labelsize=LABEL_POINTS)
     for tick in ax.get_xticklabels():
@@ -146,18 +146,18 @@ def _label(ax: Axes, report: CurvatureReport, own_figure: bool) -> None:
         ax.legend(fontsize=LABEL_POINTS)
 
 
-def _fit_side_by_side(names: Sequence[str], inches: float) -> bool:
+def fit_side_by_side(names: Sequence[str], inches: float) -> bool:
     return not names or (max(map(len, names)) + 1) * LETTER * len(names) <= inches
 
 
-def _shorten(names: Sequence[str]) -> list[str]:
+def shorten(names: Sequence[str]) -> list[str]:
     """Cut the middle out of long names, unless that makes two of them look the same."""
     half = LONGEST_LABEL // 2
     short = [name if len(name) <= LONGEST_LABEL else f"{name[: half - 1]}…{name[-half:]}" for name in names]
     return short if len(set(short)) == len(set(names)) else list(names)
 
 
-def _is_drawable(norm: float) -> bool:
+def is_drawable(norm: float) -> bool:
     return DRAWABLE[0] <= norm <= DRAWABLE[1]
 
 

@@ -7,7 +7,9 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hessinit.present.columns import build_columns
+from hessinit.present.diagnostics_columns import diagnostics_columns
 from hessinit.present.numbers import format_number, printable
+from hessinit.present.products_columns import products_columns
 from hessinit.present.sentences import describe_cost
 from hessinit.report.report import CurvatureReport
 
@@ -28,6 +30,7 @@ def _render(template: str, report: CurvatureReport) -> str:
         .get_template(template)
         .render(
             columns=build_columns(report),
+            further=[one for one in (products_columns(report), diagnostics_columns(report)) if one],
             layers=len(report),
             verdict=report.verdict,
             cost=describe_cost(report),

@@ -8,7 +8,9 @@ from difflib import get_close_matches
 
 from hessinit.estimate import Estimate
 from hessinit.report.density import Density
+from hessinit.report.diagnostics import Diagnostics
 from hessinit.report.json_form import to_plain
+from hessinit.report.products import JacobianProducts
 from hessinit.report.spread import Spread
 from hessinit.report.verdict import Verdict, judge
 
@@ -21,6 +23,7 @@ class LayerCurvature:
 
     `top` and `bottom` are the largest and smallest eigenvalue, signed, of the matrix that `curvature` names;
     `approximation` is the Gauss-Newton norm beside an exact one; `aliases` are a tied weight's other names.
+    `jacobians` and `diagnostics` are there when they were asked for.
 
     >>> top, bottom = Estimate(3.0, 0.001, True, "converged", 9), Estimate(-4.0, 0.001, True, "converged", 0)
     >>> layer = LayerCurvature(name="fc1", shape=(10, 4), curvature="hessian", top=top, bottom=bottom)
@@ -40,6 +43,8 @@ class LayerCurvature:
     eigenvalues: tuple[Estimate, ...] = ()
     density: Density | None = None
     spread: Spread | None = None
+    jacobians: JacobianProducts | None = None
+    diagnostics: Diagnostics | None = None
     engine: str = ""
     engine_reason: str = ""
 

@@ -7,8 +7,10 @@ from typing import TypeVar
 
 from hessinit.estimate import Estimate
 from hessinit.report.density import Density
+from hessinit.report.diagnostics import read_diagnostics
 from hessinit.report.json_form import Plain, read_number, read_numbers
 from hessinit.report.layer import LayerCurvature
+from hessinit.report.products import read_products
 from hessinit.report.spread import Spread
 
 Something = TypeVar("Something")
@@ -54,6 +56,10 @@ def read_layer(data: Plain) -> LayerCurvature:
         eigenvalues=tuple(map(read_estimate, data["eigenvalues"])),
         density=read_if_there(read_density, data["density"]),
         spread=read_if_there(read_spread, data["spread"]),
+        jacobians=read_if_there(
+            read_products, data.get("jacobians")
+        ),  # files of the first versions lack them
+        diagnostics=read_if_there(read_diagnostics, data.get("diagnostics")),
         engine=str(data["engine"]),
         engine_reason=str(data["engine_reason"]),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
@@ -124,9 +124,11 @@ class CurvatureReport:
     @property
     def verdict(self) -> str:
         """What the numbers mean, in a few sentences."""
+        from hessinit.present.diagnostics_sentences import conclude_diagnostics
+        from hessinit.present.products_columns import conclude_products
         from hessinit.present.sentences import conclude
 
-        return conclude(self)
+        return " ".join(filter(None, (conclude(self), conclude_products(self), conclude_diagnostics(self))))
 
     def to_dict(self) -> dict[str, Plain]:
         """The report as what strict JSON can hold."""
@@ -189,6 +191,18 @@ class CurvatureReport:
         from hessinit.present.figure import draw_norms
 
         return draw_norms(self, ax)
+
+    def plot_jacobians(self, axes: Sequence[Axes] | None = None) -> tuple[Axes, Axes]:
+        """Draw the Jacobian products over depth, and ‖H‖ beside its bounds; on two axes, or new ones."""
+        from hessinit.present.products_figure import draw_products
+
+        return draw_products(self, axes)
+
+    def plot_diagnostics(self, ax: Axes | None = None) -> Axes:
+        """Draw the size of activations and gradients over depth, dead and saturated units as bars."""
+        from hessinit.present.diagnostics_figure import draw_diagnostics
+
+        return draw_diagnostics(self, ax)
 
     def __repr__(self) -> str:
         norm = f"{self.network.norm:.3g}"

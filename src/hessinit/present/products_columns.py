@@ -1,0 +1,82 @@
+"""A further table of a report: the Jacobian products of each layer, and the bounds beside the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hessinit.estimate import Estimate
+from hessinit.present.grid import Column
+from hessinit.present.numbers import format_estimate, format_number, format_times, join_names, printable
+from hessinit.report.layer import LayerCurvature
+from hessinit.report.products import JacobianProducts
+from hessinit.report.report import CurvatureReport
+
+
+def products_columns(report: CurvatureReport) -> list[Column]:
+    """Build the columns; none at all for a report without Jacobian products."""
+    if all(row.jacobians is None for row in report):
+        return []
+
+    def column(
+        heading: str, write: Callable[[JacobianProducts], Estimate | float | None], importance: int
+    ) -> Column:
+        cells = ["" if row.jacobians is None else _write(write(row.jacobians)) for row in report]
+        return Column(heading, tuple(cells), importance)
+
+    norms = tuple(format_estimate(_gauss_newton(row) or row.estimate) for row in report)
+    columns = [
+        Column("layer", tuple(printable(row.name) for row in report), 9, is_number=False),
+        column("forward", lambda found: found.forward, 8),
+        column("‖A‖", lambda found: found.activation, 4),
+        column("backward", lambda found: found.backward, 8),
+        Column("‖H‖", norms, 8),
+        column("rigorous", lambda found: found.rigorous_bound, 7),
+        column("paper", lambda found: found.paper_bound, 6),
+        column("Lipschitz", lambda found: found.lipschitz_bound, 5),
+    ]
+    reasons = tuple(printable(row.jacobians.reason) if row.jacobians else "" for row in report)
+    if any(reasons):
+        columns.append(Column("why not", reasons, 3, is_number=False))
+    return columns
+
+
+def conclude_products(report: CurvatureReport) -> str:
+    """Say what the bounds are worth here; "" without them."""
+    rows = [
+        (row.name, norm.value, row.jacobians)
+        for row in report
+        if row.jacobians is not None and (norm := _gauss_newton(row)) is not None
+    ]
+    sentences = []
+    tight = [
+        found.rigorous_bound / norm
+        for _, norm, found in rows
+        if found.rigorous_bound is not None and norm > 0
+    ]
+    if tight:
+        sentences.append(
+            f"The rigorous bound is {_range(tight)} times ‖H‖: no layer is sharper than its bound."
+        )
+    below = [name for name, norm, found in rows if found.paper_bound is not None and found.paper_bound < norm]
+    if below:
+        verb = "is" if len(below) == 1 else "are"
+        sentences.append(
+            f"{join_names(below)} {verb} above the paper's bound, which leaves out biases and f(0)."
+        )
+    return " ".join(sentences)
+
+
+def _gauss_newton(row: LayerCurvature) -> Estimate | None:
+    """What the bounds bound: the Gauss-Newton norm; None where only the exact one was measured."""
+    return row.estimate if row.curvature == "gauss-newton" else row.approximation
+
+
+def _range(ratios: list[float]) -> str:
+    low, high = format_times(min(ratios)), format_times(max(ratios))
+    return low if low == high else f"{low} to {high}"
+
+
+def _write(value: Estimate | float | None) -> str:
+    if value is None:
+        return "–"
+    return format_estimate(value) if isinstance(value, Estimate) else format_number(value)

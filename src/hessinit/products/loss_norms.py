@@ -1,0 +1,69 @@
+"""The norm of the loss's curvature at the output, example by example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hessinit.engines.ends import Effort
+from hessinit.operators.evaluation import Evaluation
+from hessinit.products.places import Place
+from hessinit.spectra.by_example import BatchedMap, largest_singular_values
+from hessinit.spectra.krylov import Array
+from hessinit.spectra.probes import ProbeStream
+
+
+@dataclass(frozen=True)
+class LossNorms:
+    """‖H_z‖ of every example, as far up as its error reaches; `each` is None when the loss couples them."""
+
+    each: Array | None
+    whole: float
+
+    def bound(self, logarithms: Array) -> float:
+        """Σ ‖H_z‖ factor² from the logarithms of one factor for each example, or of one for the batch.
+
+        A product of many layers overflows long before its logarithm does.
+        """
+        norms = np.array([self.whole])
+        if self.each is not None and len(logarithms) == len(self.each):
+            norms = self.each
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            return float(np.exp(np.logaddexp.reduce(np.log(norms) + 2 * logarithms)))
+
+
+def loss_norms(evaluation: Evaluation, effort: Effort) -> LossNorms:
+    """By Lanczos on products with H_z, which cost a fraction of a gradient: the model is not involved."""
+    output = evaluation.output.detach()
+    size = output.shape[0] if output.ndim else 1
+    apart = size > 1 and not _couples(evaluation, output, effort.seed)
+    place = Place(output, tuple(output.shape), size if apart else 1)
+
+    def curve(vectors: Tensor) -> Tensor:
+        return place.gather(evaluation.output_hessian(place.scatter(vectors)))
+
+    maps = BatchedMap(place.size, place.each, place.each, curve, curve)
+    found = largest_singular_values(maps, dtype=output.dtype, device=output.device, **effort.options)
+    upper = found.upper * evaluation.weight
+    return LossNorms(upper if apart else None, float(upper.max()))
+
+
+def _couples(evaluation: Evaluation, output: Tensor, seed: int) -> bool:
+    """Whether a change of some examples' outputs changes the loss gradient of others.
+
+    Two probes for each binary digit of the examples' numbers: every two differ in one, so no pair escapes.
+    """
+    size = output.shape[0]
+    probe = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device).draw()
+    numbers = torch.arange(size, device=output.device)
+    for digit in range((size - 1).bit_length()):
+        for value in (0, 1):
+            silent = (numbers >> digit) % 2 == value
+            direction = probe.view_as(output).clone()
+            direction[silent] = 0
+            if bool(evaluation.output_hessian(direction)[silent].any()):
+                return True
+    return False
