@@ -119,8 +119,8 @@ def test_the_gradient_direction_is_the_loss_gradient() -> None:
         assert row.exact == pytest.approx(along(truth[row.name], gradient[None]), rel=1e-10)
 
 
-def test_random_directions_are_uniform_on_the_sphere() -> None:
-    # The mean of gᵀHg over the unit sphere is the trace over the size.
+def test_the_mean_over_random_directions_is_the_trace_over_the_size() -> None:
+    # So it is for signs, as it is for the unit sphere.
     model, size = network(dtype=torch.float64), 20
     form = quadratic_form(model, LOSS, batch(), draws=4000, layers="0")["0"]
     for what, kind in MEANINGS.items():

@@ -127,15 +127,17 @@ def _read_one(problem: Problem, layer: Layer, key: str, given: Any) -> Tensor:
 
 
 def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Iterator[Directions]:
-    """Uniform on the sphere, a few at a time; they depend on the seed, the layer's name and the dtype."""
-    stream = ProbeStream(
-        layer.size, seed=_mix(problem.seed, layer.name), dtype=problem.dtype, device=problem.device
-    )
+    """Random signs, a few directions at a time; they depend on the seed and the layer's name.
+
+    For these, as for directions uniform on the sphere, the mean of gᵀHg is trace/size; they vary less, and
+    normal numbers would cost more than a gradient.
+    """
+    seed = _mix(problem.seed, layer.name)
+    stream = ProbeStream(layer.size, seed=seed, kind="rademacher", dtype=problem.dtype, device=problem.device)
     for first in range(0, draws, at_once):
         count = min(at_once, draws - first)
         probes = stream.draw().unsqueeze(0) if count == 1 else stream.draw_block(count).T.contiguous()
-        factors = tuple(1 / square for square in inner_products(probes, probes))
-        yield Directions(probes.view(count, *layer.shape), (1.0,) * count, factors)
+        yield Directions(probes.view(count, *layer.shape), (1.0,) * count, (1 / layer.size,) * count)
 
 
 def _mix(seed: int, name: str) -> int:

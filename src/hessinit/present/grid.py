@@ -78,7 +78,8 @@ def render(parts: Iterable[RenderableType], width: int, *, color: bool = False) 
     console = Console(
         file=page, width=width, height=25, color_system=system, force_terminal=color, force_jupyter=False
     )
-    console.print(*parts, sep="\n", end="")
+    for part in parts:
+        console.print(part)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -57,8 +57,7 @@ def _build_columns(plan: SchemePlan) -> list[Column]:
 
 def _write_fans(row: PlannedWeight) -> str:
     """One pair of numbers, or how many parts there are of it: `64 → 3 × 64`."""
-    inputs = _write_range(row.fan_in)
-    outputs = _write_range(row.fan_out)
+    inputs, outputs = _write_range(row.fan_in, _write_count), _write_range(row.fan_out, _write_count)
     return f"{inputs} → {outputs}" if len(row.fan_out) == 1 else f"{inputs} → {len(row.fan_out)} × {outputs}"
 
 
@@ -68,9 +67,13 @@ def _write_std(row: PlannedWeight) -> str:
     return _write_range(row.std) if row.std else "by data"
 
 
-def _write_range(numbers: Sequence[float]) -> str:
-    low, high = format_number(min(numbers)), format_number(max(numbers))
+def _write_range(numbers: Sequence[float], write: Callable[[float], str] = format_number) -> str:
+    low, high = write(min(numbers)), write(max(numbers))
     return low if low == high else f"{low} … {high}"
+
+
+def _write_count(number: float) -> str:
+    return str(int(number)) if number.is_integer() else format_number(number)
 
 
 def _remark(row: PlannedWeight) -> str:

@@ -30,7 +30,7 @@ def renderables(report: CurvatureReport, width: int) -> Iterator[RenderableType]
         if further:
             kept, dropped = fit(further, width)
             left_out += dropped
-            yield Text(" ")  # rich swallows an empty one between two tables
+            yield Text()
             yield build_grid(kept, width)
     # Text, never str: rich would read a layer called "[red]" as markup.
     yield Text()

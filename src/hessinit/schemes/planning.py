@@ -164,7 +164,9 @@ def _checked_keep(target: Target, keep: float) -> float:
 
 
 def _words(passage: Passage) -> str:
-    return passage.words or passage.end
+    """What was met, shortened where an activation is written out step by step."""
+    met = passage.words.split(", ")
+    return ", ".join([*met[:2], "…", met[-1]] if len(met) > 4 else met) or passage.end
 
 
 def _left_alone(target: Target, reason: str) -> PlannedWeight:
