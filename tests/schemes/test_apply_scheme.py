@@ -217,6 +217,72 @@ def test_a_parametrization_that_changes_its_weight_is_named() -> None:
     assert any("0: the parametrization changes what it is given" in note for note in plan.notes)
 
 
+@pytest.mark.parametrize("wrap", [parametrizations.orthogonal, parametrizations.spectral_norm])
+def test_undo_reaches_what_a_parametrization_keeps_in_buffers(wrap: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(wrap(nn.Linear(16, 16)), nn.ReLU(), nn.Linear(16, 4)).eval()
+    sample = torch.randn(8, 16)
+    before = model(sample)
+    applied: Any = apply_scheme_(model, "he", generator=seeded())
+    assert not torch.equal(model(sample), before)
+    applied.undo()
+    assert torch.equal(model(sample), before)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def test_a_weight_that_cannot_be_written_or_is_changed_by_the_forward_is_left_alone() -> None:
+    class Equalized(nn.Linear):
+        def forward(self, signal: Tensor) -> Tensor:
+            return nn.functional.linear(signal, self.weight * 0.1, self.bias)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Equalized(4, 4))
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Doubled())
+    plan = apply_scheme_(model, "he", sample=torch.randn(3, 4))
+    assert plan["0"].left_alone == "its parametrization has no right_inverse"
+    assert plan["2"].left_alone == "the forward changes it before using it"
+
+
+def test_lsuv_leaves_a_weight_alone_whose_bias_is_too_large_and_says_so() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    nn.init.normal_(model[0].bias, std=3.0)
+    plan = apply_scheme_(model, "lsuv", sample=torch.randn(256, 64), biases="keep", generator=seeded())
+    assert plan["0"].std[0] == pytest.approx(1 / 8, rel=1e-3)
+    assert any("0: no scale gives variance 1" in note for note in plan.notes)
+    assert float(model(torch.randn(256, 64)).detach().std()) == pytest.approx(1, rel=0.2)
+
+
+def test_the_use_that_loses_is_told() -> None:
+    plan = apply_scheme_(Tied(), "he", sample=torch.randint(50, (4, 5)), dry_run=True)
+    assert any("embed is drawn for its use as dense" in note for note in plan.notes)
+
+
+def test_a_name_beats_a_glob_in_gains_and_numpy_numbers_count() -> None:
+    import numpy
+
+    plan = apply_scheme_(small(), "he", gains={"3": numpy.float32(2.0), "*": 1.0}, dry_run=True)
+    assert (plan["0"].gain, plan["3"].gain) == (1.0, 2.0)
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    models = [small() for _ in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        plans = list(pool.map(lambda model: apply_scheme_(model, "he", generator=seeded()), models))
+    assert len({tuple(layer.std for layer in plan) for plan in plans}) == 1
+
+
+def test_inference_mode_around_the_call_changes_nothing() -> None:
+    model = small()
+    with torch.inference_mode():
+        apply_scheme_(model, "lsuv", sample=torch.randn(16, 8))
+    model(torch.randn(2, 8)).sum().backward()
+
+
 def test_gains_override_what_was_found() -> None:
     plan = apply_scheme_(small(), "he", gains={"3": 2.0}, dropout=False, dry_run=True)
     assert plan["3"].gain == 2.0
@@ -296,6 +362,11 @@ REFUSED: list[tuple[str, Any]] = [
         r"gains\['3'\] is -1; a gain is a positive number",
         lambda: apply_scheme_(small(), "he", gains={"3": -1}),
     ),
+    ("gains is a list; it must map names", lambda: apply_scheme_(small(), "he", gains=[1.0])),  # type: ignore[arg-type]
+    ("gains holds the key 3", lambda: apply_scheme_(small(), "he", gains={3: 1.0})),  # type: ignore[dict-item]
+    ("gains has no meaning for scheme='lecun'", lambda: apply_scheme_(small(), "lecun", gains={"3": 1.0})),
+    ("dropout='no' must be True or False", lambda: apply_scheme_(small(), "he", dropout="no")),  # type: ignore[arg-type]
+    ("layers='0.bias' names no weight of two", lambda: apply_scheme_(small(), "he", layers="0.bias")),
     ("layers='fc9' fits no parameter", lambda: apply_scheme_(small(), "he", layers="fc9")),
     ("the forward fails on the sample", lambda: apply_scheme_(small(), "he", sample=torch.ones(2, 5))),
     (
@@ -323,5 +394,6 @@ def test_a_zero_fan_is_refused() -> None:
 
 def test_a_softmax_between_layers_is_welcome_with_a_gain_or_a_scheme_that_needs_none() -> None:
     apply_scheme_(Bare(), "he", gains={"two": 2.0})
+    apply_scheme_(nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0)), "he")  # nothing uses what lies behind
     apply_scheme_(Bare(), "lsuv", sample=torch.randn(16, 4))
     apply_scheme_(Bare(), "glorot")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,27 +17,31 @@ from hessinit.problem.problem import Forward
 from hessinit.problem.weights import check_present
 from hessinit.report.scheme_plan import SchemePlan
 from hessinit.schemes.planning import Choices, Draft, draft_all
-from hessinit.schemes.rules import CLOSED_FORM, DISTRIBUTIONS, SCHEMES
+from hessinit.schemes.rules import CLOSED_FORM, DISTRIBUTIONS, SCHEMES, USES_GAIN
 from hessinit.schemes.targets import find_targets
 from hessinit.schemes.values import Drawn, draw_values
 from hessinit.schemes.walk import find_sites
+
+# Tracing patches torch.nn.Module for everybody, and a run borrows the global generators.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class AppliedScheme(SchemePlan):
     """The plan that was carried out; `undo()` takes it back."""
 
-    _before: Mapping[nn.Parameter, Tensor]
+    _go_back: Callable[[], None]
 
-    def __init__(self, plan: SchemePlan, before: Mapping[nn.Parameter, Tensor]) -> None:
+    def __init__(self, plan: SchemePlan, go_back: Callable[[], None]) -> None:
         super().__init__(**{one.name: getattr(plan, one.name) for one in fields(plan)})
         # Not a field: a plan is plain data, and compares and travels without the weights.
-        object.__setattr__(self, "_before", before)
+        object.__setattr__(self, "_go_back", go_back)
 
     def undo(self) -> None:
         """Put every weight and bias back, in place and bit for bit, whatever happened to them since."""
-        _copy_(self._before)
+        self._go_back()
 
 
+@torch.inference_mode(False)
 def apply_scheme_(
     model: nn.Module,
     scheme: str,
@@ -77,6 +82,11 @@ def apply_scheme_(
     [0.125, 0.282843]
     """
     _check(model, scheme, distribution, forward, residual, biases, generator)
+    for option, switch in (("dropout", dropout), ("drift", drift), ("dry_run", dry_run)):
+        if not isinstance(switch, bool):
+            raise ProblemError(f"{option}={switch!r} must be True or False.")
+    if gains and scheme not in USES_GAIN:
+        raise ProblemError(f"gains has no meaning for scheme={scheme!r}, which uses no gain; leave it out.")
     if scheme == "lsuv" and sample is None:
         raise ProblemError(
             "scheme='lsuv' measures what the layers give, so it needs data: pass sample=, a batch of "
@@ -86,23 +96,23 @@ def apply_scheme_(
     check_present(model)
     targets = find_targets(model, layers)
     if not targets:
-        raise ProblemError(
-            "the model has no weight of two or more dimensions, so a scheme has nothing to set."
-        )
-    walk = find_sites(model, sample, forward)
+        where = "the model has" if layers is None else f"layers={layers!r} names"
+        raise ProblemError(f"{where} no weight of two or more dimensions, so a scheme has nothing to set.")
+    with _ONE_AT_A_TIME:
+        walk = find_sites(model, sample, forward)
     drafts = draft_all(targets, walk.sites, walk.unmet, Choices(scheme, dropout, residual, gains, drift))
-    notes = (*walk.notes, *_advice(drafts, residual))
+    notes = (*walk.notes, *(draft.note for draft in drafts if draft.note), *_advice(drafts, residual))
     name = (distribution or "normal") if scheme in CLOSED_FORM else None
     if dry_run and scheme in CLOSED_FORM:
         planned = tuple(draft.planned for draft in drafts)
         return SchemePlan(scheme=scheme, distribution=name, layers=planned, notes=notes)
-    with _unmoved(generator) if dry_run else contextlib.nullcontext():
+    with _ONE_AT_A_TIME, _unmoved(generator) if dry_run else contextlib.nullcontext():
         drawn = draw_values(model, drafts, scheme, name, biases, generator, sample, forward)
     plan = SchemePlan(scheme=scheme, distribution=name, layers=drawn.planned, notes=(*notes, *drawn.notes))
     if dry_run:
         return plan
-    before = _write_(drawn)
-    return AppliedScheme(replace(plan, notes=(*plan.notes, *_changed_on_the_way(drawn))), before)
+    go_back = _write_(drawn)
+    return AppliedScheme(replace(plan, notes=(*plan.notes, *_changed_on_the_way(drawn))), go_back)
 
 
 def _check(
@@ -152,18 +162,24 @@ def _unmoved(generator: torch.Generator | None) -> Iterator[None]:
         source.set_state(state)
 
 
-def _write_(drawn: Drawn) -> dict[nn.Parameter, Tensor]:
-    """All or nothing: a parametrization may refuse a value."""
-    parameters = [parameter for target, _ in drawn.weights for parameter in target.stored]
-    before = {parameter: parameter.detach().clone() for parameter in (*parameters, *drawn.biases)}
+def _write_(drawn: Drawn) -> Callable[[], None]:
+    """All or nothing: a parametrization may refuse a value. Returns the way back."""
+    ways = [target.keep() for target, _ in drawn.weights]
+    biases = {bias: bias.detach().clone() for bias in drawn.biases}
+
+    def go_back() -> None:
+        for way in ways:
+            way()
+        _copy_(biases)
+
     try:
         for target, value in drawn.weights:
             target.write_(value)
         _copy_(drawn.biases)
     except BaseException:
-        _copy_(before)
+        go_back()
         raise
-    return before
+    return go_back
 
 
 def _changed_on_the_way(drawn: Drawn) -> tuple[str, ...]:

@@ -21,12 +21,15 @@ from hessinit.schemes.operations import MIXING, name_of
 # With a bias one division is not exact. The original allows ten, to within a tenth.
 _ROUNDS = 10
 _CLOSE = 1e-3
+_CLOSE_ENOUGH = 0.1
 
 
 class UnitVariance(TorchFunctionMode):
     """Scales each of `weights`, in place, where a layer first uses it, until its output has the wanted std.
 
-    `wanted` holds the standard deviations that are not 1, `factors` what each weight was multiplied by.
+    `wanted` holds the standard deviations that are not 1, `factors` what each weight was multiplied by. A
+    weight whose output cannot be brought there (its bias alone is too large) is left as it was and named
+    in `failed`.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], wanted: Mapping[str, float]) -> None:
@@ -36,6 +39,7 @@ class UnitVariance(TorchFunctionMode):
         self._weights = weights
         self._wanted = wanted
         self.factors: dict[str, float] = {}
+        self.failed: list[str] = []
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -66,8 +70,13 @@ class UnitVariance(TorchFunctionMode):
                     "no scale makes it 1. Pass a sample of several examples that differ."
                 )
             if abs(deviation / wanted - 1) < _CLOSE:
-                break
+                return result
             self._weights[name].mul_(wanted / deviation)
             self.factors[name] *= wanted / deviation
             result = again()
-        return result
+        if abs(float(result.double().std(correction=0)) / wanted - 1) < _CLOSE_ENOUGH:
+            return result
+        self._weights[name].div_(self.factors[name])
+        self.factors[name] = 1.0
+        self.failed.append(name)
+        return again()

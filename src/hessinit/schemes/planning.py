@@ -6,6 +6,7 @@ import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,9 +14,11 @@ from hessinit.errors import ProblemError, did_you_mean
 from hessinit.report.scheme_plan import PlannedWeight
 from hessinit.schemes.drift import drift_factors
 from hessinit.schemes.geometry import blocks_of, fans_of
-from hessinit.schemes.rules import CLOSED_FORM, Around, gain_used, variance
-from hessinit.schemes.site import Passage, Site
+from hessinit.schemes.rules import CLOSED_FORM, USES_GAIN, Around, gain_used, variance
+from hessinit.schemes.site import BY_SHAPE, Passage, Site
 from hessinit.schemes.targets import Target
+
+_GAIN_BEFORE = [scheme for scheme in USES_GAIN if scheme != "backward"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Draft:
     site: Site | None = None
     gain: float = 1.0
     factor: float = 1.0
+    note: str = ""
 
 
 def draft_all(
@@ -53,13 +57,14 @@ def draft_all(
         by_key.setdefault(site.parameter, []).append(site)
     gains = _resolve_gains(targets, choices.gains)
     branches = len({site.parameter for site in sites if site.closes_residual})
-    needs_gain = choices.scheme in ("forward", "compromise", "he", "orthogonal", "delta-orthogonal")
-    drifts = drift_factors(sites) if choices.drift and needs_gain else {}
+    drifts = drift_factors(sites) if choices.drift and choices.scheme in _GAIN_BEFORE else {}
     drafts = []
     for target in targets:
         reason = target.reason_to_leave_alone
         if not reason and target.key not in by_key:
             reason = unmet.get(target.key, "not used by the forward")
+        elif not reason and any(site.computed for site in by_key[target.key]) and not target.is_parametrized:
+            reason = "the forward changes it before using it"
         if reason:
             drafts.append(Draft(target, _left_alone(target, reason)))
             continue
@@ -67,10 +72,23 @@ def draft_all(
             _draft(target, site, choices, gains.get(target.key), drifts.get(site.order, 1.0), branches)
             for site in by_key[target.key]
         ]
-        # A weight with several uses must suit the one that would explode first.
-        drafts.append(min(candidates, key=lambda draft: max(draft.planned.std, default=math.inf)))
+        drafts.append(_most_cautious(candidates))
     met = {key: uses[0].order for key, uses in by_key.items()}
     return sorted(drafts, key=lambda draft: met.get(draft.target.key, math.inf))
+
+
+def _most_cautious(candidates: Sequence[Draft]) -> Draft:
+    """A weight with several uses must suit the one that would explode first; the others are told."""
+    chosen = min(candidates, key=lambda draft: max(draft.planned.std, default=math.inf))
+    largest = max(candidates, key=lambda draft: max(draft.planned.std, default=-math.inf))
+    std, other = max(chosen.planned.std, default=0.0), max(largest.planned.std, default=0.0)
+    if other <= 2 * std:
+        return chosen
+    note = (
+        f"{chosen.planned.name} is drawn for its use as {chosen.planned.kind} (std {std:.3g}); as "
+        f"{largest.planned.kind} alone it would get {other:.3g}, so what follows there starts small."
+    )
+    return replace(chosen, note=note)
 
 
 def _draft(
@@ -123,15 +141,12 @@ def _unit_std(scheme: str, site: Site) -> tuple[float, ...]:
 
 
 def _around(target: Target, site: Site, choices: Choices, gain: float | None) -> Around:
-    needs_before = choices.scheme in ("forward", "compromise", "he", "orthogonal", "delta-orthogonal")
-    needs_after = choices.scheme in ("backward", "compromise")
-    keep_before = site.before.keep if choices.dropout else 1.0
-    keep_after = site.after.keep if choices.dropout else 1.0
+    uses_before, uses_after = choices.scheme != "backward", choices.scheme in ("backward", "compromise")
     return Around(
-        _gain(target, site.before, "before", needs_before, gain),
-        _gain(target, site.after, "after", needs_after, gain),
-        _checked_keep(target, keep_before),
-        _checked_keep(target, keep_after),
+        _gain(target, site.before, "before", choices.scheme in _GAIN_BEFORE, gain),
+        _gain(target, site.after, "after", uses_after, gain),
+        _checked_keep(target, site.before.keep) if choices.dropout and uses_before else 1.0,
+        _checked_keep(target, site.after.keep) if choices.dropout and uses_after else 1.0,
     )
 
 
@@ -140,6 +155,11 @@ def _gain(target: Target, passage: Passage, side: str, needed: bool, given: floa
         return 1.0
     if given is not None:
         return given
+    if passage.trouble == BY_SHAPE:
+        raise ProblemError(
+            f"what lies {side} {target.name} is scaled by a shape, which is not known without data; pass "
+            "sample=, an input as the model gets it."
+        )
     if passage.trouble:
         raise ProblemError(
             f"{passage.trouble} {side} {target.name} is not elementwise, so its gain has no closed form; "
@@ -176,14 +196,21 @@ def _left_alone(target: Target, reason: str) -> PlannedWeight:
 
 def _resolve_gains(targets: Sequence[Target], gains: Mapping[str, float] | None) -> dict[str, float]:
     """Names and globs to keys; a pattern that fits no weight is refused."""
+    if gains is not None and not isinstance(gains, Mapping):
+        raise ProblemError(f"gains is a {type(gains).__name__}; it must map names to gains: {{'fc2': 1.5}}.")
     found: dict[str, float] = {}
-    for pattern, gain in (gains or {}).items():
-        if not 0 < _as_number(gain) < math.inf:
+    names_of = {target.key: {target.name, target.key, *target.aliases} for target in targets}
+    whole = {name for names in names_of.values() for name in names}
+    # A name beats a glob, whatever their order.
+    for pattern, gain in sorted((gains or {}).items(), key=lambda entry: entry[0] in whole):
+        if not isinstance(pattern, str):
+            raise ProblemError(f"gains holds the key {pattern!r}; keys are names or globs, such as 'fc2'.")
+        if not _is_gain(gain):
             raise ProblemError(f"gains[{pattern!r}] is {gain!r}; a gain is a positive number.")
         fitting = [
-            target.key
-            for target in targets
-            if any(fnmatch.fnmatchcase(name, pattern) for name in (target.name, target.key, *target.aliases))
+            key
+            for key, names in names_of.items()
+            if pattern in names or any(fnmatch.fnmatchcase(name, pattern) for name in names)
         ]
         if not fitting:
             names = [target.name for target in targets]
@@ -195,5 +222,8 @@ def _resolve_gains(targets: Sequence[Target], gains: Mapping[str, float] | None)
     return found
 
 
-def _as_number(gain: object) -> float:
-    return float(gain) if isinstance(gain, (int, float)) and not isinstance(gain, bool) else math.nan
+def _is_gain(value: Any) -> bool:
+    try:
+        return not isinstance(value, (bool, str)) and 0 < float(value) < math.inf
+    except (TypeError, ValueError):
+        return False

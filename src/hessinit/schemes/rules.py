@@ -13,6 +13,7 @@ from hessinit.schemes.geometry import Fans
 
 CLOSED_FORM = ["forward", "backward", "compromise", "lecun", "glorot", "he"]
 SCHEMES = [*CLOSED_FORM, "orthogonal", "delta-orthogonal", "lsuv", "default"]
+USES_GAIN = ["forward", "backward", "compromise", "he", "orthogonal", "delta-orthogonal"]
 DISTRIBUTIONS = ["normal", "truncated normal", "uniform"]
 
 
@@ -54,7 +55,7 @@ def variance(scheme: str, fans: Fans, around: Around) -> float:
 
 def gain_used(scheme: str, around: Around) -> float:
     """The gain that the scheme multiplies by, for the table; a mean where there are two, 1 for bare ones."""
-    if scheme in ("lecun", "glorot", "default", "lsuv"):
+    if scheme not in USES_GAIN:
         return 1.0
     if scheme == "backward":
         return around.gain_after

@@ -10,6 +10,8 @@ from torch import Tensor
 
 Kind = Literal["dense", "convolution", "transposed convolution", "embedding", "bilinear"]
 
+BY_SHAPE = "a scale by a shape"  # the trouble of a trace, which knows no shapes
+
 
 @dataclass(frozen=True)
 class Passage:

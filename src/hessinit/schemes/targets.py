@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +45,8 @@ class Target:
     @property
     def value(self) -> Tensor:
         """The weight as the forward sees it."""
-        kept = [
-            (buffer, buffer.clone()) for buffer in self.owner.buffers()
-        ]  # a spectral norm's look moves it on
+        # A spectral norm takes a step of its power iteration whenever it is looked at.
+        kept = [(buffer, buffer.clone()) for buffer in self.owner.buffers()]
         with torch.no_grad():
             value: Tensor = getattr(self.owner, self.attribute)
             for buffer, before in kept:
@@ -57,7 +57,35 @@ class Target:
     def reason_to_leave_alone(self) -> str:
         if not all(parameter.requires_grad for parameter in self.stored):
             return "frozen"
-        return "" if all(parameter.is_floating_point() for parameter in self.stored) else "not real numbers"
+        if not all(parameter.is_floating_point() for parameter in self.stored):
+            return "not real numbers"
+        if any(parameter.is_inference() for parameter in self.stored):
+            return "made under inference_mode: clone it outside"
+        writable = all(hasattr(step, "right_inverse") for step in self._parametrization)
+        return "" if writable else "its parametrization has no right_inverse"
+
+    def keep(self) -> Callable[[], None]:
+        """Remember all that `write_` may change, a parametrization's buffers as well; call it to go back."""
+        stored = [(parameter, parameter.detach().clone()) for parameter in self.stored]
+        buffers = [
+            (step._buffers, name, buffer, buffer.clone())
+            for step in self._parametrization
+            for name, buffer in step.named_buffers(recurse=False)
+        ]
+
+        @torch.no_grad()
+        def go_back() -> None:
+            for parameter, value in stored:
+                parameter.copy_(value)
+            for table, name, buffer, value in buffers:
+                table[name] = buffer.copy_(value)  # a right_inverse may have put another tensor there
+
+        return go_back
+
+    @property
+    def _parametrization(self) -> tuple[nn.Module, ...]:
+        inside: Any = self.owner
+        return tuple(inside.parametrizations[self.attribute]) if self.is_parametrized else ()
 
     def write_(self, value: Tensor) -> None:
         """Put new values in, in place: the Parameter objects stay the same."""

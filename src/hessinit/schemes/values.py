@@ -104,15 +104,17 @@ def _scale_to_unit_variance_(
     mode = UnitVariance(stand_ins, wanted)
     with left_alone(model):
         run(model, prepare_sample(model, sample), forward, {**buffers, **replaced}, mode)
-    out_of_reach = []
     for draft in drafts:
-        key = draft.target.key
-        if key not in mode.factors:
-            out_of_reach.append(draft.target.name)
-        weights[key] *= mode.factors.get(key, 1.0) * draft.factor
-    if not out_of_reach:
-        return ()
-    return (f"{', '.join(out_of_reach)}: no output of their own to measure, so left orthogonal.",)
+        weights[draft.target.key] *= mode.factors.get(draft.target.key, 1.0) * draft.factor
+    shown = {draft.target.key: draft.target.name for draft in drafts}
+    unseen = [name for key, name in shown.items() if key not in mode.factors]
+    failed = [shown[key] for key in mode.failed]
+    notes = []
+    if unseen:
+        notes.append(f"{', '.join(unseen)}: no output of their own to measure, so left orthogonal.")
+    if failed:
+        notes.append(f"{', '.join(failed)}: no scale gives variance 1 (a bias? max_norm?), left orthogonal.")
+    return tuple(notes)
 
 
 def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
