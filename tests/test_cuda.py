@@ -139,3 +139,51 @@ def test_what_is_said_to_fit_into_memory_fits(options: dict[str, Any]) -> None:
         assert hessinit.measure(model, LOSS, (x[:fit], y[:fit]), **options).network.norm > 0
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_scheme_draws_the_same_weights_for_every_device() -> None:
+    placed = {}
+    for device in ("cpu", "cuda"):
+        model = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Dropout(0.4), nn.Linear(32, 10)).to(device)
+        sample = torch.randn(16, 64)
+        generator = torch.Generator().manual_seed(0)
+        result = hessinit.apply_scheme_(model, "he", sample=sample, generator=generator)
+        assert all(parameter.device.type == device for parameter in model.parameters())
+        placed[device] = [parameter.detach().cpu() for parameter in model.parameters()], result
+    assert all(
+        torch.equal(one, other) for one, other in zip(placed["cpu"][0], placed["cuda"][0], strict=True)
+    )
+    assert placed["cpu"][1].layers == placed["cuda"][1].layers
+
+
+@pytest.mark.parametrize("scheme", ["he", "orthogonal", "lsuv", "default"])
+def test_a_generator_of_the_device_draws_there(scheme: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).cuda().bfloat16()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    generator = torch.Generator("cuda").manual_seed(0)
+    result = hessinit.apply_scheme_(model, scheme, sample=torch.randn(256, 64), generator=generator)
+    std = model[0].weight.detach().float().std().item()
+    assert std == pytest.approx(result["0"].std[0], rel=0.1)
+    result.undo()
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+def test_products_diagnostics_and_forms_agree_with_the_cpu() -> None:
+    torch.manual_seed(0)
+    convolution = [nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten()]
+    model = nn.Sequential(*convolution, nn.Linear(144, 16), nn.ReLU(), nn.Linear(16, 10)).double()
+    batch = torch.randn(16, 1, 8, 8).double(), torch.randint(10, (16,))
+    loss, found = nn.CrossEntropyLoss(), {}
+    for device in ("cpu", "cuda"):
+        model.to(device)
+        report = hessinit.measure(model, loss, batch, jacobians=True, diagnostics=True, tolerance=1e-8)
+        forms = hessinit.quadratic_form(model, loss, batch)
+        found[device] = [
+            number
+            for row, form in zip(report, forms, strict=True)
+            for number in (
+                row.jacobians.forward.value, row.jacobians.backward.value, row.jacobians.rigorous_bound,
+                row.diagnostics.activation_std, row.diagnostics.gradient_std, form.exact[0], form.theorem1[0],
+            )
+        ]  # fmt: skip
+    assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-5)
