@@ -16,9 +16,11 @@ from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.problem.checks import unwrap
 from hessinit.problem.layers import Layer, layer_name
 from hessinit.problem.problem import Problem
-from hessinit.spectra.probes import ProbeStream
+from hessinit.spectra.probes import ProbeKind, ProbeStream
 
 KINDS = ["random", "gradient"]
+
+_MANY_WEIGHTS = 4096
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ def _read_one(problem: Problem, layer: Layer, key: str, given: Any) -> Tensor:
     shape = tuple(given.shape)
     if layer.shape not in (shape, shape[1:]) or given.numel() == 0:
         raise ProblemError(f"directions[{key!r}] has shape {shape}; it must be {rule}.")
+    if given.layout is not torch.strided:
+        raise ProblemError(f"directions[{key!r}] is sparse; make it dense: .to_dense().")
     if given.is_complex():
         raise ProblemError(f"directions[{key!r}] has dtype {given.dtype}; it must be real.")
     tensor = given.detach().to(problem.device, problem.dtype)
@@ -127,17 +131,19 @@ def _read_one(problem: Problem, layer: Layer, key: str, given: Any) -> Tensor:
 
 
 def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Iterator[Directions]:
-    """Random signs, a few directions at a time; they depend on the seed and the layer's name.
+    """Of length 1, a few at a time; they depend on the seed, the layer's name and the dtype.
 
-    For these, as for directions uniform on the sphere, the mean of gᵀHg is trace/size; they vary less, and
-    normal numbers would cost more than a gradient.
+    Large weights get random signs: normal numbers would cost more than a gradient, and the mean of gᵀHg is
+    trace/size either way. Small ones have too few signs, so they get directions uniform on the sphere.
     """
     seed = _mix(problem.seed, layer.name)
-    stream = ProbeStream(layer.size, seed=seed, kind="rademacher", dtype=problem.dtype, device=problem.device)
+    kind: ProbeKind = "rademacher" if layer.size >= _MANY_WEIGHTS else "gaussian"
+    stream = ProbeStream(layer.size, seed=seed, kind=kind, dtype=problem.dtype, device=problem.device)
     for first in range(0, draws, at_once):
         count = min(at_once, draws - first)
         probes = stream.draw().unsqueeze(0) if count == 1 else stream.draw_block(count).T.contiguous()
-        yield Directions(probes.view(count, *layer.shape), (1.0,) * count, (1 / layer.size,) * count)
+        factors = tuple(1 / square for square in inner_products(probes, probes))
+        yield Directions(probes.view(count, *layer.shape), (1.0,) * count, factors)
 
 
 def _mix(seed: int, name: str) -> int:

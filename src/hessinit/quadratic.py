@@ -51,7 +51,7 @@ def quadratic_form(
 ) -> QuadraticForms:
     """`gᵀHg` in every layer's own Hessian block, exact and by Theorem 1: `vᵀ H_z v`, `v` the output's change.
 
-    `directions` is "random" (`draws` of them in each layer, random signs of unit length), "gradient" (the loss
+    `directions` is "random" (`draws` of them in each layer, of unit length), "gradient" (the loss
     gradient by the layer), or your own: a mapping from layer names to tensors of the weight's shape, or
     (draws, *shape) for several, which then chooses the layers. The other arguments are those of `measure`.
 
@@ -125,6 +125,7 @@ class SharedPass:
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
+        evaluation.require_second_derivative()
         _, gradient = evaluation.output_gradient
         self._leaves = evaluation.problem.leaves
         self._cotangent = gradient.detach().requires_grad_()

@@ -144,3 +144,26 @@ def test_an_activation_that_others_share_its_input_with_is_not_the_layers() -> N
             return own * own.sigmoid()
 
     assert diagnosis(Gated(), LOSS, (torch.randn(9, 4), torch.randn(9, 2)))["dense"].activation == ""
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_units_behind_a_normalization_are_judged_by_what_the_activation_gets(training: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    ).train(training)
+    with torch.no_grad():
+        model[0].bias.fill_(-50.0)  # dead without the normalization, which revives them
+        model[1].running_mean.fill_(-50.0)
+        model[1].bias[:2] = -50.0  # dead because of it
+    batch = torch.randn(9, 1, 6, 6), torch.randint(3, (9,))
+    assert diagnosis(model, nn.CrossEntropyLoss(), batch)["0"].dead == 0.5
+
+
+def test_saturation_behind_a_normalization() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3))
+    with torch.no_grad():
+        model[1].weight.fill_(100.0)
+        model[0].weight.mul_(1e-3)
+    batch = torch.randn(50, 5), torch.randint(3, (50,))
+    assert diagnosis(model, nn.CrossEntropyLoss(), batch)["0"].saturated > 0.9

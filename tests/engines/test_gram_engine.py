@@ -80,6 +80,16 @@ def test_no_single_pair_among_few_examples_is_missed(examples: int) -> None:
             assert report["first"].engine == "lanczos", (seeing, seen)
 
 
+@pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
+def test_no_single_pair_among_many_examples_is_missed_either() -> None:
+    batch = (torch.randn(40, 3).double(), torch.arange(40) % 3)
+    for seed in range(20):
+        seeing, seen = (7 * seed) % 40, (11 * seed + 3) % 40
+        model = OnePair(seeing, seen).double()
+        report = hessinit.measure(model, LOSS, batch, network=False, max_steps=3, seed=seed)
+        assert report["first"].engine == "lanczos", (seeing, seen)
+
+
 class Stop(torch.autograd.Function):
     """Gives no gradient, not even zeros."""
 

@@ -52,7 +52,7 @@ def count_saturated(passage: Passage) -> tuple[int, int] | None:
         )
         saturated = after >= high if low == 0 else (after <= low) | (after >= high)
     elif name in _RELATIVE_SLOPES:
-        saturated = _RELATIVE_SLOPES[name](passage.own.value, after) < SATURATED_BELOW
+        saturated = _RELATIVE_SLOPES[name](passage.entry.value, after) < SATURATED_BELOW
     else:
         return None
     return int(saturated.sum()), saturated.numel()
@@ -64,13 +64,13 @@ def living_units(passage: Passage) -> Tensor | None:
     A unit is a channel of a convolution, a feature of anything else.
     """
     node = passage.activation
-    before = passage.own.value
+    before = passage.entry.value
     if node is None or before.ndim == 0:
         return None
     name = activation_name(node)
     if name == "relu" or (name in ("hardtanh", "relu6") and node._saved_min_val == 0):
         alive = before > 0
-    elif name == "threshold":
+    elif name == "threshold" and not bool(passage.after.value[before <= node._saved_threshold].any()):
         alive = before > node._saved_threshold
     else:
         return None

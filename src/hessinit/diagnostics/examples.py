@@ -1,4 +1,4 @@
-"""Which entries of a tensor belong to which example: found by silencing half of the examples."""
+"""Which entries of a tensor belong to which example: found by a factor for each example."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from hessinit.engines.plan import in_proportion, probe_examples
 from hessinit.problem.values import Place
 from hessinit.spectra.probes import ProbeStream
 
@@ -43,22 +44,22 @@ def possible_arrangements(shape: Sequence[int], examples: int) -> list[Arrangeme
 
 
 def arrange(output: Tensor, places: Sequence[Place], seed: int) -> list[Arrangement | None]:
-    """Per place, how its entries belong to the examples; None where examples see each other after it.
-
-    Two backward passes. The one sends back a random half of the examples, the other the rest: what belongs to
-    a silent example must stay zero.
-    """
+    """Per place, how its entries belong to the examples; None where examples see each other after it."""
     examples = output.shape[0]
     possible = [possible_arrangements(place.value.shape, examples) for place in places]
     stream = ProbeStream(output.numel() + examples, seed=seed, dtype=output.dtype, device=output.device)
     probe = stream.draw()
-    order = probe[:examples].argsort()
-    for silent in (order[: examples // 2], order[examples // 2 :]) if examples > 1 else ():
-        cotangent = probe[examples:].view_as(output).clone()
-        cotangent[silent] = 0
-        found = gradients_at(output, places, cotangent)
-        for candidates, gradient in zip(possible, found, strict=True):
-            candidates[:] = [one for one in candidates if not one.by_example(gradient)[silent].any()]
+    for whole, shared, factors in probe_examples(
+        lambda cotangent: gradients_at(output, places, cotangent),
+        probe[examples:].view_as(output),
+        probe[:examples],
+    ):
+        for candidates, base, gradient in zip(possible, whole, shared, strict=True):
+            candidates[:] = [
+                one
+                for one in candidates
+                if in_proportion(one.by_example(base), one.by_example(gradient), factors)
+            ]
     return [candidates[0] if candidates else None for candidates in possible]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +14,8 @@ from hessinit.engines.gram import by_example
 from hessinit.problem.graph import Use
 from hessinit.spectra.probes import ProbeStream
 
-# So few examples are told apart without chance, by two probes for each binary digit of their number. More get
-# one random probe (n pairs that see each other escape it once in 2ⁿ), and others where it cannot tell
-# the order of the rows.
+# So few examples are told apart to the last bit, by two probes for each binary digit of their number.
 FEW_EXAMPLES = 16
-MOST_PROBES = 8
 
 
 @dataclass(frozen=True)
@@ -64,39 +61,50 @@ def plan_calls(
 
 
 def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool | None]:
-    """Per call: rows by example (False), by position (True), or mixed (None).
-
-    Half of the examples are sent back: whatever belongs to the others must stay zero.
-    """
+    """Per call: rows by example (False), by position (True), or mixed (None)."""
     size = output.shape[0]
-    stream = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
-    for probes in range(MOST_PROBES):
-        probe = stream.draw()
-        silent = choose_silent(probes, probe[:size])
-        # Where only the last position is used, rows by position may pass for rows by example.
-        if silent is None or (probes and size > FEW_EXAMPLES and all(len(orders) < 2 for orders in fitting)):
-            break
-        cotangent = probe[size:].view_as(output)
-        cotangent[silent] = 0
-        found = backward(output, calls, cotangent)
-        for one, orders, gradient in zip(calls, fitting, found, strict=True):
-            rows = gradient.reshape(one.call.rows, -1)
-            orders[:] = [order for order in orders if not bool(by_example(rows, size, order)[silent].any())]
+    stream = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
+    probe = stream.draw()
+    for whole, shared, factors in probe_examples(
+        lambda cotangent: backward(output, calls, cotangent), probe[size:].view_as(output), probe[:size]
+    ):
+        for one, orders, base, gradient in zip(calls, fitting, whole, shared, strict=True):
+            first, second = base.reshape(one.call.rows, -1), gradient.reshape(one.call.rows, -1)
+            orders[:] = [
+                order
+                for order in orders
+                if in_proportion(by_example(first, size, order), by_example(second, size, order), factors)
+            ]
     return [orders[0] if orders else None for orders in fitting]
 
 
-def choose_silent(probes: int, random: Tensor) -> Tensor | None:
-    """Which examples are silent in this probe; None when every one has been silent beside every other."""
+def probe_examples(
+    pull: Callable[[Tensor], list[Tensor]], cotangent: Tensor, random: Tensor
+) -> Iterator[tuple[list[Tensor], list[Tensor], Tensor]]:
+    """Two answers of a linear `pull`, the second to a cotangent with a factor for each example; the factors.
+
+    Where examples do not see each other, whatever belongs to one grows by its own factor. For few examples
+    the factors are 0 and 1 by each binary digit of their number in turn, so that the zeros are exact; for
+    many they are random.
+    """
     size = len(random)
+    whole = pull(cotangent)
     if size > FEW_EXAMPLES:
-        silent = random < 0
-        silent[0], silent[-1] = probes % 2 == 0, probes % 2 == 1
-        return silent
-    digit = probes // 2
-    if digit >= (size - 1).bit_length():
-        return None
-    return (torch.arange(size, device=random.device) >> digit) % 2 == probes % 2
+        choices = [1 + random.abs()]
+    else:
+        numbers = torch.arange(size, device=random.device)
+        digits = range((size - 1).bit_length())
+        choices = [((numbers >> digit) % 2 == value).to(random) for digit in digits for value in (0, 1)]
+    for factors in choices:
+        yield whole, pull(cotangent * factors.view(-1, *[1] * (cotangent.ndim - 1))), factors
+
+
+def in_proportion(whole: Tensor, shared: Tensor, factors: Tensor) -> bool:
+    """Whether every row of `shared` is that of `whole` times its factor, but for rounding; 0 is exact."""
+    difference = (shared - whole * factors.unsqueeze(1)).abs().amax(1)
+    rounding = torch.finfo(whole.dtype).eps ** 0.5
+    return bool((difference <= rounding * factors * whole.abs().amax(1)).all())
 
 
 def backward(output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor) -> list[Tensor]:

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from hessinit.operators.second_derivative import check_second_derivative
 from hessinit.problem.batches import Batch
 from hessinit.problem.first_look import FirstLook, take_first_look
 from hessinit.problem.graph import Use, find_uses
@@ -21,12 +22,19 @@ class Evaluation:
         self.problem = problem
         self.batch = batch
         self.weight = weight
+        self._checked = False
         look: FirstLook = take_first_look(problem, batch)
         self.output = look.output
         self.loss = look.loss
         self.loss_value = float(look.loss.detach())
         # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.
         self.moments = {name: uses[0].moment if uses else None for name, uses in self.uses.items()}
+
+    def require_second_derivative(self) -> None:
+        """Refuse a forward that torch cannot differentiate twice; looked at once."""
+        if not self._checked:
+            check_second_derivative(self)
+            self._checked = True
 
     def forget(self) -> None:
         """Let the graphs go and with them most of the memory; whoever needs them next evaluates once more."""
@@ -51,6 +59,7 @@ class Evaluation:
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
         """The loss gradient by every leaf, itself differentiable: one backward pass for all products."""
+        self.require_second_derivative()
         found = torch.autograd.grad(
             self.loss, list(self.problem.leaves.values()), create_graph=True, materialize_grads=True
         )
@@ -87,6 +96,11 @@ class Evaluation:
 
     def push(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
         """`J` times a change of the named leaves, by differentiating `Jᵀu` by `u` (no forward-mode gaps)."""
+        self.require_second_derivative()
+        return self.push_unchecked(names, tangents)
+
+    def push_unchecked(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
+        """The same, whatever the second derivatives are worth."""
         placeholder, adjoint = self.adjoint
         pairs = [
             (adjoint[name], t) for name, t in zip(names, tangents, strict=True) if adjoint[name].requires_grad

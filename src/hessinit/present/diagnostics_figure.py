@@ -35,6 +35,10 @@ def draw_diagnostics(report: CurvatureReport, ax: Axes | None = None) -> Axes:
     Bars, on an axis of their own to the right, show the shares of dead units and of saturated entries. A size
     that a logarithmic axis cannot hold (0, inf, nan) is named at its edge.
     """
+    if not any(layer.diagnostics for layer in report):
+        raise ValueError(
+            "the report holds no diagnostics to draw; ask for them: measure(..., diagnostics=True)."
+        )
     own_figure = ax is None
     if ax is None:
         from matplotlib import pyplot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from hessinit.estimate import Estimate
@@ -45,14 +46,13 @@ def conclude_products(report: CurvatureReport) -> str:
     rows = [
         (row.name, norm.value, row.jacobians)
         for row in report
-        if row.jacobians is not None and (norm := _gauss_newton(row)) is not None
+        if row.jacobians is not None
+        and (norm := _gauss_newton(row)) is not None
+        and 0 < norm.value < math.inf
     ]
     sentences = []
-    tight = [
-        found.rigorous_bound / norm
-        for _, norm, found in rows
-        if found.rigorous_bound is not None and norm > 0
-    ]
+    bounds = [(norm, found.rigorous_bound) for _, norm, found in rows if found.rigorous_bound is not None]
+    tight = [bound / norm for norm, bound in bounds if math.isfinite(bound)]
     if tight:
         sentences.append(
             f"The rigorous bound is {_range(tight)} times ‖H‖: no layer is sharper than its bound."

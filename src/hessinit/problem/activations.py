@@ -79,7 +79,8 @@ class Consumers:
             if len(found) != 1:
                 return None
             if activation_kind(found[0]) is not None:
-                return found[0]
+                # PReLU's slope, say, is not what it acts on.
+                return found[0] if found[0].next_functions[0][0] is node else None
             kind = type(found[0]).__name__
             if kind not in REARRANGING and not (kind == "AddBackward0" and _adds_a_bias(found[0], node)):
                 return None

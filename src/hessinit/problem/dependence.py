@@ -34,11 +34,22 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
                 "output; measuring would miss that part. Leave it out of the loss: a penalty of c·‖w‖² adds "
                 "2c to every eigenvalue of the exact Hessian."
             )
+    check_no_reentrant_checkpoints(output)
+
+
+def check_no_reentrant_checkpoints(output: Tensor) -> None:
+    """They recompute the forward inside `backward()`, and refuse `autograd.grad`."""
     if any(type(node).__name__ == "CheckpointFunctionBackward" for node in _nodes(output.grad_fn)):
         raise ProblemError(
             "the model recomputes activations by reentrant checkpoints, which have no second derivative. "
             "Turn them off while measuring, or pass use_reentrant=False to torch.utils.checkpoint.checkpoint."
         )
+
+
+def custom_functions(output: Tensor) -> list[str]:
+    """The user's own `torch.autograd.Function`s behind `output`: their backward may be anything."""
+    found = [getattr(node, "_forward_cls", None) for node in _nodes(output.grad_fn)]
+    return sorted({function.__name__ for function in found if function is not None})
 
 
 def _nodes(start: Any, stop: Any = None) -> Iterator[Any]:

@@ -46,11 +46,13 @@ class Passage:
 
     A normalization between the two is looked through.
 
-    Without an activation `after` is `own`. `node` is where the weight meets the data.
+    `entry` is what the activation gets: `own`, or what the normalization gives. Without an activation `after`
+    is `own`. `node` is where the weight meets the data.
     """
 
     node: Node
     own: Place
+    entry: Place
     after: Place
     activation: Node | None
 
@@ -150,13 +152,14 @@ class _Recorder(TorchDispatchMode):
         self._look_for_weights(spot, kind, tensor)
         if not any(source in self._open for source in node.next_functions):
             return
-        if kind in REARRANGING or (kind == "AddBackward0" and self._biased.get(tensor, False)):
+        if (
+            kind in REARRANGING
+            or (kind == "AddBackward0" and self._biased.get(tensor, False))
+            or kind in NORMALIZING
+        ):
             self._open.add(spot)
             self._followers.add(spot)
             self._values[spot] = tensor.detach()
-        elif kind in NORMALIZING:
-            self._open.add(spot)
-            self._followers.add(spot)
         elif activation_kind(node) is not None:
             self._followers.add(spot)
             self._values[spot] = tensor.detach()
@@ -193,21 +196,24 @@ class _Recorder(TorchDispatchMode):
 
     def passage(self, spot: Spot, consumers: Consumers) -> Passage:
         """From a use through its bias, or a normalization, to its activation, if it is the only way on."""
-        own, at, activation, normalized = spot, spot, None, False
+        own, at, activation, normalized = spot, spot, None, None
         while True:
             found = consumers.of.get(at[0], [])
             if len(found) != 1 or (found[0], 0) not in self._followers:
                 break
-            at = (found[0], 0)
+            came, at = at, (found[0], 0)
             kind = type(at[0]).__name__
             if activation_kind(at[0]) is not None:
-                activation = at[0]
+                # PReLU's slope, say, is not what it acts on.
+                activation = at[0] if at[0].next_functions[0][0] is came[0] else None
                 break
-            normalized = normalized or kind in NORMALIZING
-            if kind == "AddBackward0" and not normalized:
+            if kind in NORMALIZING:
+                normalized = at
+            if kind == "AddBackward0" and normalized is None:
                 own = at
         after = own if activation is None else (activation, 0)
-        return Passage(spot[0], self._place(own), self._place(after), activation)
+        entry = normalized or own
+        return Passage(spot[0], self._place(own), self._place(entry), self._place(after), activation)
 
     def _place(self, spot: Spot) -> Place:
         return Place(*spot, self._values[spot])

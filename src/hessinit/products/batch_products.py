@@ -35,7 +35,7 @@ class BatchProducts:
     backward: SingularValues
     activation: float
     paper_bound: float | None
-    rigorous_bound: float
+    rigorous_bound: float | None
     lipschitz_bound: float | None
     reason: str = ""
     lipschitz_reason: str = ""
@@ -52,6 +52,7 @@ class _Forward:
 
 def batch_products(evaluation: Evaluation, effort: Effort) -> tuple[dict[str, BatchProducts], dict[str, str]]:
     """The products of the layers whose every use is known; why not, for the others."""
+    evaluation.require_second_derivative()
     traced = trace_from_start(evaluation)
     leaves = evaluation.problem.leaves
     layers, reasons = read_uses(traced.output, find_uses(traced.output, leaves), leaves, effort.seed)
@@ -100,12 +101,16 @@ def _one_layer(
     effort: Effort,
 ) -> BatchProducts:
     slopes = _slopes(layer, traced.output.detach())
+    reach = weight_reach(layer, effort)
     with np.errstate(divide="ignore", invalid="ignore"):
         behind = np.log(backward.upper * slopes)
-        rigorous = losses.bound(behind + np.log(weight_reach(layer, effort).upper))
+        rigorous: float | None = losses.bound(behind + np.log(reach.upper))
     words = tokens_of(layer)
     paper, reason = None, ""
-    if forward is None and not words.any():
+    if not (losses.converged and reach.converged and backward.converged):
+        # An unfinished search may be far below: what it gives is no bound.
+        rigorous, reason = None, "a norm in the bounds did not converge; raise max_steps"
+    elif forward is None and not words.any():
         reason = traced.reason or "the layer's input does not depend on what the network starts from"
     else:
         paper = losses.bound(_log_paper_factor(layer, behind, forward, words))

@@ -22,6 +22,7 @@ class LossNorms:
 
     each: Array | None
     whole: float
+    converged: bool = True
 
     def bound(self, logarithms: Array) -> float:
         """Σ ‖H_z‖ factor² from the logarithms of one factor for each example, or of one for the batch.
@@ -48,7 +49,7 @@ def loss_norms(evaluation: Evaluation, effort: Effort) -> LossNorms:
     maps = BatchedMap(place.size, place.each, place.each, curve, curve)
     found = largest_singular_values(maps, dtype=output.dtype, device=output.device, **effort.options)
     upper = found.upper * evaluation.weight
-    return LossNorms(upper if apart else None, float(upper.max()))
+    return LossNorms(upper if apart else None, float(upper.max()), found.converged)
 
 
 def _couples(evaluation: Evaluation, output: Tensor, seed: int) -> bool:

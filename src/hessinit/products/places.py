@@ -35,14 +35,14 @@ class Place:
         stack = tensor.shape[: tensor.ndim - len(self.shape)]
         if self.steps:
             tensor = tensor.reshape(*stack, self.steps, self.size, -1).transpose(-3, -2)
-        return tensor.reshape(*stack, self.size, self.each)
+        return tensor.reshape((*stack, self.size, self.each))
 
     def scatter(self, by_example: Tensor) -> Tensor:
         """The reverse of `gather`."""
         stack = by_example.shape[:-2]
         if self.steps:
             by_example = by_example.reshape(*stack, self.size, self.steps, -1).transpose(-3, -2)
-        return by_example.reshape(*stack, *self.shape)
+        return by_example.reshape((*stack, *self.shape))  # which may be ()
 
 
 def gather_all(places: Sequence[Place], tensors: Sequence[Tensor]) -> Tensor:
@@ -99,7 +99,7 @@ class Jacobian:
         """Zero where nothing arrives."""
         stack = vectors.shape[:-2]
         return [
-            self.like.new_zeros(*stack, *place.shape) if one is None else one.detach()
+            self.like.new_zeros((*stack, *place.shape)) if one is None else one.detach()
             for place, one in zip(places, found, strict=True)
         ]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hessinit.engines.plan import FEW_EXAMPLES, MOST_PROBES, choose_silent
+from hessinit.engines.plan import in_proportion, probe_examples
 from hessinit.products.layer_uses import LayerUses, shape_behind
 from hessinit.products.places import Jacobian, Place, Reach
 from hessinit.products.start import Start, Traced
@@ -108,17 +108,18 @@ def _fitting(traced: Traced, layers: Sequence[LayerUses], seed: int) -> list[lis
     jacobian = Jacobian(places, whole, like)
     numbers = size * sum(place.each for place in places)
     stream = ProbeStream(size + numbers, seed=seed, dtype=like.dtype, device=like.device)
-    for probes in range(MOST_PROBES):
-        probe = stream.draw()
-        silent = choose_silent(probes, probe[:size])
-        undecided = any(len(orders) > 1 for orders in fitting)
-        if silent is None or (probes > 1 and size > FEW_EXAMPLES and not undecided):
-            break
-        cotangents = probe[size:].view(size, -1)
-        cotangents[silent] = 0
-        gradients = jacobian.pull(places, whole, cotangents)
-        for orders, start, gradient in zip(fitting, traced.starts, gradients, strict=True):
-            orders[:] = [steps for steps in orders if not _heard(start, gradient, size, steps, silent)]
+    probe = stream.draw()
+    for bases, gradients, factors in probe_examples(
+        lambda cotangents: jacobian.pull(places, whole, cotangents), probe[size:].view(size, -1), probe[:size]
+    ):
+        for orders, start, base, gradient in zip(fitting, traced.starts, bases, gradients, strict=True):
+            orders[:] = [
+                steps
+                for steps in orders
+                if in_proportion(
+                    _by_example(start, base, size, steps), _by_example(start, gradient, size, steps), factors
+                )
+            ]
     return fitting
 
 
@@ -133,9 +134,8 @@ def _possible(start: Start, size: int) -> list[int]:
     return orders
 
 
-def _heard(start: Start, gradient: Tensor, size: int, steps: int, silent: Tensor) -> bool:
-    place = Place(start.tensor, tuple(start.tensor.shape), size, steps)
-    return bool(place.gather(gradient)[silent].any())
+def _by_example(start: Start, gradient: Tensor, size: int, steps: int) -> Tensor:
+    return Place(start.tensor, tuple(start.tensor.shape), size, steps).gather(gradient)
 
 
 def lengths_of(reach: Reach) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hessinit.operators.evaluation import Evaluation
+from hessinit.problem.dependence import check_no_reentrant_checkpoints
 from hessinit.problem.structures import map_tensors
 
 
@@ -51,6 +52,7 @@ def trace_from_start(evaluation: Evaluation) -> Traced:
     except Exception as failure:  # the same forward ran before: what it cannot take is the opened inputs
         reason = f"the forward fails on inputs that require gradients ({type(failure).__name__})"
         return Traced(evaluation.output, (), reason)
+    check_no_reentrant_checkpoints(output)
     starts = (*leaves, *(Start(tensor, looked_up=True) for tensor in lookups.found))
     reason = "" if starts else "the network has neither floating inputs nor embeddings to start from"
     return Traced(output, starts, reason)
