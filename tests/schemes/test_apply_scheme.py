@@ -301,6 +301,7 @@ def test_the_table_reads_well_at_eighty_columns() -> None:
     from hessinit.present.plan_table import render_plan
 
     model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10))
+    nn.init.constant_(model[0].weight, 1 / 8)
     model[0].requires_grad_(False)
     plan = apply_scheme_(model, "he", dry_run=True)
     assert render_plan(plan, 80).splitlines() == [

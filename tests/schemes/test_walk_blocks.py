@@ -283,3 +283,111 @@ def test_a_reparametrized_sample_is_a_sum_of_two_parts(with_sample: bool) -> Non
     assert sites["encode.weight"].parts == (3, 3)
     assert sites["decode.weight"].before.end == "sum"
     assert closing(sites) == []
+
+
+class Injected(nn.Module):
+    """One signal is added in every layer, through a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Linear(4, 6)
+        self.main = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.added = nn.ModuleList(nn.Linear(4, 6) for _ in range(3))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        state = self.start(features)
+        for main, added in zip(self.main, self.added, strict=True):
+            state = torch.relu(main(state) + added(features))
+        return state
+
+
+@BOTH
+def test_a_stream_that_one_signal_is_added_to_again_and_again_is_no_residual_branch(
+    with_sample: bool,
+) -> None:
+    sites = sites_of(Injected(), torch.randn(3, 4), with_sample)
+    # The first sum is one of a branch of two weights and one of one: nothing tells it from a projection.
+    assert closing(sites) == ["main.0.weight"]
+
+
+@BOTH
+def test_the_activation_behind_a_sum_counts_for_what_is_added(with_sample: bool) -> None:
+    sites = sites_of(Injected(), torch.randn(3, 4), with_sample)
+    for name in ("main.0.weight", "added.1.weight", "main.2.weight"):
+        assert (sites[name].after.words, sites[name].after.moment) == ("relu", 0.5)
+    assert sites["start.weight"].after.moment == 1.0
+    recurrent = sites_of(HandWritten(), torch.randn(2, 3, 4), with_sample)
+    assert recurrent["kept.weight"].after.words == "tanh"
+    assert recurrent["kept.weight"].after.moment == pytest.approx(1 / 1.4674**2, rel=1e-4)
+
+
+class PlainResidual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, stream: torch.Tensor) -> torch.Tensor:
+        branch = F.dropout(self.outer(torch.relu(self.inner(stream))), 0.2)
+        return self.last(F.dropout(torch.tanh(stream + branch), 0.5))
+
+
+@BOTH
+def test_slopes_and_dropouts_on_both_sides_of_a_sum_multiply(with_sample: bool) -> None:
+    site = sites_of(PlainResidual(), torch.randn(3, 6), with_sample)["outer.weight"]
+    assert site.after.words == "dropout 0.2, tanh, dropout 0.5"
+    assert site.after.keep == pytest.approx(0.8 * 0.5)
+    assert site.after.moment == pytest.approx(1 / 1.4674**2, rel=1e-4)
+    assert site.closes_residual
+    assert not site.norm_follows
+
+
+class FromTheLeft(nn.Module):
+    """Examples in columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(self.outer, torch.mm(self.inner, features.T).relu()).T
+
+
+@BOTH
+@pytest.mark.parametrize("batch", [5, 6])
+def test_a_weight_may_stand_on_the_left(batch: int, with_sample: bool) -> None:
+    sites = sites_of(FromTheLeft(), torch.randn(batch, 4), with_sample)
+    assert sites["outer"].before.words == "relu"
+    assert [(site.parts, site.outputs_last) for site in sites.values()] == [((), False)] * 2
+
+
+class Maxout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 16), nn.Linear(8, 3)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        pieces = self.first(features)
+        return self.last(torch.maximum(pieces[:, :8], pieces[:, 8:]))
+
+
+@BOTH
+def test_a_maxout_has_two_parts(with_sample: bool) -> None:
+    assert sites_of(Maxout(), torch.randn(3, 4), with_sample)["first.weight"].parts == (8, 8)
+
+
+class ExtraKey(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+
+    def forward(self, stream: torch.Tensor) -> torch.Tensor:
+        return self.attention(stream, stream, stream)[0]
+
+
+@BOTH
+def test_the_extra_key_and_value_of_attention_have_their_reason(with_sample: bool) -> None:
+    walk = find_sites(ExtraKey(), torch.randn(2, 3, 8) if with_sample else None)
+    assert walk.unmet == {
+        "attention.bias_k": "added as a key by multi_head_attention_forward",
+        "attention.bias_v": "added as a value by multi_head_attention_forward",
+    }

@@ -197,6 +197,14 @@ def test_a_model_without_parameters_has_no_sites() -> None:
     assert find_sites(nn.ReLU()).sites == ()
 
 
+# Sums and frozen weights, whose sizes are not followed.
+NOTED = (
+    "lp_pool2d",
+    "embedding_bag_sum_with_offsets",
+    "frozen_weight_asked_for_by_name",
+)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_every_model_of_the_zoo_is_walked_and_left_as_found(problem: Problem) -> None:
@@ -204,7 +212,7 @@ def test_every_model_of_the_zoo_is_walked_and_left_as_found(problem: Problem) ->
     inputs = first_inputs(batch)
     before = snapshot(model, loss, inputs)
     walk = find_sites(model, inputs, problem.forward)
-    assert walk.notes == ()
+    assert bool(walk.notes) == (problem.name in NOTED)
     if problem.forward is None:
         # Where tracing works at all, it tells the same.
         try:

@@ -99,7 +99,7 @@ def apply_scheme_(
         where = "the model has" if layers is None else f"layers={layers!r} names"
         raise ProblemError(f"{where} no weight of two or more dimensions, so a scheme has nothing to set.")
     with _ONE_AT_A_TIME:
-        walk = find_sites(model, sample, forward)
+        walk = find_sites(model, sample, forward, dropout=dropout)
     drafts = draft_all(targets, walk.sites, walk.unmet, Choices(scheme, dropout, residual, gains, drift))
     notes = (*walk.notes, *(draft.note for draft in drafts if draft.note), *_advice(drafts, residual))
     name = (distribution or "normal") if scheme in CLOSED_FORM else None

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from hessinit.schemes.chains import Chain, Link, link_of, moment, product_of, run
+from hessinit.schemes.chains import Chain, Link, function_of, link_of, moment, product_of, put_before
 from hessinit.schemes.gains import second_moment
 from hessinit.schemes.record import Record, Step
-from hessinit.schemes.site import Passage
+from hessinit.schemes.simplify import keeps_elements
+from hessinit.schemes.site import BY_SHAPE, Passage
 
 _PASSED = ("rearrange", "split", "pool", "centre")
 _SIGMOID = Link("sigmoid", torch.sigmoid)
@@ -29,21 +30,19 @@ def passage_before(record: Record, step: Step) -> Passage:
 
 def _back(record: Record, index: int, chain: Chain = (), words: tuple[str, ...] = ()) -> Passage:
     """From step `index` back to its source; `chain` comes after the step, `words` name it."""
-    keep, runs = 1.0, False
+    keep, runs, trouble = 1.0, False, ""
     while True:
         step = record[index]
-        if step.kind == "dropout":
-            keep, runs = keep * step.keep, runs or step.runs
-            words = (step.name, *words)
-        elif step.kind == "elementwise":
-            chain = (link_of(step), *chain)
-            words = (step.name, *words)
-        elif step.kind not in _PASSED or not step.sources:
+        if step.kind in ("elementwise", "dropout"):
+            chain, kept = put_before(step, chain)
+            keep, runs, words = keep * kept, runs or step.runs, (step.name, *words)
+        elif step.kind not in _PASSED or not step.sources or step.resizes:
             break
+        trouble = trouble or (BY_SHAPE if step.name == BY_SHAPE else "")
         index = step.sources[0]
     found = _source(record, step, chain)
     shown = ", ".join(filter(None, (found.words, *words)))
-    trouble = found.trouble or (shown if math.isnan(found.moment) else "")
+    trouble = found.trouble or trouble or (shown if math.isnan(found.moment) else "")
     runs = runs or found.dropout_runs
     return replace(found, words=shown, keep=found.keep * keep, dropout_runs=runs, trouble=trouble)
 
@@ -64,11 +63,13 @@ def _source(record: Record, step: Step, chain: Chain) -> Passage:
     if step.kind == "normalizing":
         return Passage(step.name, end=step.name, trouble=step.name)
     size = moment(chain, second_moment)
+    if step.kind == "pool":  # that changes the size; but a sum of what a softmax has weighed is a mean
+        mixes = _back(record, step.sources[0]).end == "mix"
+        return Passage(step.name, size, end="mix" if mixes else "unknown")
     if step.kind in ("state", "gates"):
         return Passage("hidden state", size, end="state")
     feeder = step.index if step.use is not None else -1
-    function = (lambda value: run(chain, value)) if chain else None
-    return Passage(moment=size, end=step.kind, feeder=feeder, function=function)
+    return Passage(moment=size, end=step.kind, feeder=feeder, function=function_of(chain))
 
 
 def _factors(record: Record, step: Step) -> dict[int, list[Chain]]:
@@ -76,8 +77,9 @@ def _factors(record: Record, step: Step) -> dict[int, list[Chain]]:
     found: dict[int, list[Chain]] = {}
     for index in step.sources:
         chain: Chain = ()
-        while record[index].kind == "elementwise":
-            chain = (link_of(record[index]), *chain)
+        while record[index].kind == "elementwise" or keeps_elements(record, record[index]):
+            if record[index].kind == "elementwise":
+                chain = (link_of(record[index]), *chain)
             index = record[index].sources[0]
         inner = {index: [chain]}
         if record[index].kind == "product" and not chain:
@@ -89,7 +91,8 @@ def _factors(record: Record, step: Step) -> dict[int, list[Chain]]:
 
 def _product(factors: list[Passage], chain: Chain) -> Passage:
     """Of different signals, taken as independent: second moments multiply."""
-    if any(factor.trouble for factor in factors):  # weights from a softmax, as in attention
+    troubles = {factor.trouble for factor in factors if factor.trouble}
+    if troubles - {BY_SHAPE}:  # weights from a softmax, as in attention
         return Passage(end="mix", moment=moment(chain, second_moment))
     size = math.prod(factor.moment for factor in factors)
     return Passage(
@@ -98,6 +101,7 @@ def _product(factors: list[Passage], chain: Chain) -> Passage:
         keep=math.prod(factor.keep for factor in factors),
         dropout_runs=any(factor.dropout_runs for factor in factors),
         end="product",
+        trouble=next(iter(troubles), ""),
     )
 
 

@@ -1,11 +1,17 @@
-"""Chains of elementwise functions, taken from the record and run again on points of our own."""
+"""Chains of elementwise functions, taken from the record and run again on points of our own.
+
+A dropout is a link of the chain if it has to be: f(z/q) is not f(z)/q unless f is positively homogeneous, as
+ReLU. A tanh behind a dropout gives f(z/q) with probability q and f(0) else, and has the second moment
+q·E f(z/q)² + (1 − q)·f(0)².
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
@@ -14,10 +20,11 @@ from hessinit.schemes.record import Step
 
 @dataclass(frozen=True)
 class Link:
-    """One elementwise function and what to call it."""
+    """One elementwise function and what to call it; with probability 1 − `keep` it gives 0 instead."""
 
     name: str
     run: Callable[[Tensor], Tensor]
+    keep: float = 1.0
 
 
 Chain = tuple[Link, ...]  # in the order in which they run
@@ -28,6 +35,52 @@ def link_of(step: Step) -> Link:
     call = step.call
     assert call is not None
     return Link(step.name, lambda value: call.run(lambda signal: value))
+
+
+def put_before(step: Step, chain: Chain) -> tuple[Chain, float]:
+    """The chain with an elementwise step or a dropout before it, and the share kept by what is left out.
+
+    A dropout is left out where it makes no difference on which side of the chain it stands.
+    """
+    if step.kind == "elementwise":
+        return (link_of(step), *chain), 1.0
+    keep = step.keep
+    if not chain or not 0 < keep < 1 or _is_homogeneous(chain, 1 / keep):
+        return chain, keep
+    return (Link(step.name, lambda value: value / keep, keep), *chain), 1.0
+
+
+def _is_homogeneous(chain: Chain, factor: float) -> bool:
+    if any(link.keep < 1 for link in chain):
+        return False
+    points = torch.linspace(-8, 8, 65, dtype=torch.float64, device="cpu")
+    try:
+        with torch.no_grad():
+            value, grown = run(chain, points).double(), run(chain, factor * points).double()
+    except Exception:  # not elementwise: whoever needs the gain says so
+        return True
+    return torch.allclose(grown, factor * value, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def outcomes(chain: Chain) -> list[tuple[float, Chain]]:
+    """Without dropout, one chain for each way in which the masks inside may fall, with its probability."""
+    for place, link in enumerate(chain):
+        if link.keep < 1:
+            dropped = Link(link.name, torch.zeros_like)
+            return [
+                (chance * share, one)
+                for chance, now in ((link.keep, replace(link, keep=1.0)), (1 - link.keep, dropped))
+                for share, one in outcomes((*chain[:place], now, *chain[place + 1 :]))
+            ]
+    return [(1.0, chain)]
+
+
+def function_of(chain: Chain) -> Callable[[Tensor], Tensor] | None:
+    """The chain as one function, its root mean square over the masks inside; None for an empty one."""
+    ways = outcomes(chain)
+    if len(ways) == 1:
+        return (lambda value: run(chain, value)) if chain else None
+    return lambda value: torch.stack([chance * run(one, value) ** 2 for chance, one in ways]).sum(0).sqrt()
 
 
 def product_of(chains: list[Chain]) -> Chain:
@@ -46,7 +99,7 @@ def product_of(chains: list[Chain]) -> Chain:
 
 
 def run(chain: Chain, value: Tensor) -> Tensor:
-    """The value after the whole chain."""
+    """The value after the whole chain, nothing dropped."""
     for link in chain:
         value = link.run(value)
     return value
@@ -57,6 +110,10 @@ def moment(chain: Chain, measure: Callable[[Callable[[Tensor], Tensor]], float],
     if not chain:
         return scale**2
     try:
-        return measure(lambda value: run(chain, scale * value))
+        return sum(chance * measure(_at_scale(one, scale)) for chance, one in outcomes(chain))
     except ProblemError:  # not elementwise after all, or not finite: whoever needs the gain says so
         return math.nan
+
+
+def _at_scale(chain: Chain, scale: float) -> Callable[[Tensor], Tensor]:
+    return lambda value: run(chain, scale * value)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hessinit.schemes.record import Call, Derived, Record, Signal, leaves_of
+from hessinit.schemes.leaves import leaves_of
+from hessinit.schemes.record import Call, Derived, Record, Signal
 from hessinit.schemes.weight_uses import arguments, use_weight
 
 _ATTENTION = (
@@ -23,6 +24,9 @@ _ACTIVATIONS = {"rnn_tanh": torch.tanh, "rnn_relu": torch.relu}
 def _attention(record: Record, name: str, args: Any, kwargs: Any) -> tuple[Signal, Signal]:
     given = arguments(args, kwargs, _ATTENTION)
     data = [given["query"], given["key"], given["value"]]
+    for bias, role in (("bias_k", "key"), ("bias_v", "value")):
+        if isinstance(given.get(bias), Derived):
+            record.other_uses.setdefault(given[bias].name, f"added as a {role} by {name}")
     if given.get("use_separate_proj_weight"):
         weights = [given[f"{part}_proj_weight"] for part in "qkv"]
         projected = [

@@ -6,16 +6,19 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hessinit.problem.problem import Forward
 from hessinit.problem.structures import tensors_in
+from hessinit.schemes.leaves import map_leaves
 from hessinit.schemes.operations import name_of
-from hessinit.schemes.record import Derived, Noise, Record, Signal, map_leaves
+from hessinit.schemes.record import Derived, Noise, Record, Signal
 from hessinit.schemes.recording import Recorder
 from hessinit.schemes.running import left_alone, prepare_sample, run
 
+_IN_PLACE = re.compile(r"^__i|[^_]_$")
 _NORM = re.compile(r"Norm(\d?d)?$")
 
 
@@ -112,9 +115,15 @@ class _Watching(TorchFunctionMode):
         name = name_of(func)
         symbols = map_leaves(self._symbol, args), map_leaves(self._symbol, kwargs)
         version = args[0]._version if args and isinstance(args[0], Tensor) else None
+        if (
+            version is not None
+            and symbols[0][0] is args[0]
+            and _IN_PLACE.search(getattr(func, "__name__", ""))
+        ):
+            symbols = (args[0].clone(), *symbols[0][1:]), symbols[1]  # a constant, as it was before
         result = func(*args, **kwargs)
         if name in ("setitem", "copy"):
-            self._write(name, args[0], symbols[0])
+            self._write(name, args, symbols[0])
             return result
         if isinstance(result, Tensor) and args and result is args[0] and result._version == version:
             result = result.view_as(
@@ -125,13 +134,22 @@ class _Watching(TorchFunctionMode):
         self._assign(result, found)
         return result
 
-    def _write(self, name: str, target: Tensor, symbols: Any) -> None:
+    def _write(self, name: str, args: Any, symbols: Any) -> None:
         """Into a part of a tensor, or over all of it."""
+        target, kind = args[0], "cat"
+        if name == "setitem" and isinstance(symbols[1], Signal) and args[1].dtype is torch.bool:
+            plain = isinstance(symbols[0], Signal) and not isinstance(symbols[2], (Signal, Derived, Noise))
+            if args[1].shape == target.shape and plain:
+                found = self._recorder.call(
+                    torch.masked_fill, symbols, {}, name="masked_fill", shape=tuple(target.shape)
+                )
+                return self._know(target, found)
+            kind = "unknown"  # as in a function by hand, of another form on each side
         sources = tuple(dict.fromkeys(s.index for s in (symbols[0], symbols[-1]) if isinstance(s, Signal)))
         if name == "copy":
             sources = tuple(s.index for s in symbols[1:2] if isinstance(s, Signal))
         if sources:
-            self._know(target, self.record.add(name, "cat", sources, shape=tuple(target.shape)))
+            self._know(target, self.record.add(name, kind, sources, shape=tuple(target.shape)))
 
     def _symbol(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):

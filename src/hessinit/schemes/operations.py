@@ -25,6 +25,8 @@ CASTS = _names(
     "contiguous requires_grad_ nan_to_num identity view_as_real lift_fresh real checkpoint"
 )
 
+TO_INTEGERS = _names("int long bool")
+
 # Every value goes on as it is, in another place; some may be left out, repeated, or masked to zero.
 REARRANGING = CASTS | _names(
     "view reshape flatten unflatten ravel permute transpose t T mT H mH adjoint swapaxes swapdims "
@@ -39,7 +41,7 @@ SPLITS = _names(
     "chunk split tensor_split unbind split_with_sizes hsplit vsplit dsplit unsafe_chunk unsafe_split"
 )
 
-# Means, extremes and sums over positions: passed through, and not counted.
+# Means, extremes and sums over positions: passed through, and not counted, unless they are `RESIZING`.
 REDUCTIONS = _names(
     "mean sum std var std_mean var_mean norm vector_norm amax amin max min nansum nanmean median "
     "logsumexp prod"
@@ -52,6 +54,12 @@ POOLING = REDUCTIONS | _names(
     "fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d grid_sample cumsum segment_reduce "
     "scatter_add index_add scatter_reduce pad_packed_sequence pack_padded_sequence cumprod"
 ) | frozenset(_POOLINGS) | frozenset(f"{name}_with_indices" for name in _POOLINGS)  # fmt: skip
+
+# What they give is not of the size of what they got, by a factor that depends on how much they add up.
+RESIZING = _names(
+    "sum nansum norm vector_norm prod logsumexp cumsum cumprod scatter_add index_add lp_pool1d lp_pool2d "
+    "lp_pool3d"
+)
 
 DROPOUTS = _names("dropout dropout1d dropout2d dropout3d feature_dropout native_dropout")
 # These keep mean and variance: nothing is to be made up for.
@@ -107,7 +115,7 @@ def name_of(function: Callable[..., Any] | str) -> str:
     name = function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
     if name == "__get__":
         name = getattr(getattr(function, "__self__", None), "__name__", name)
-    name = name.strip("_")
+    name = name.strip("_").removeprefix("linalg_")
     return _OPERATORS.get(name, name)
 
 

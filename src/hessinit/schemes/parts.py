@@ -34,8 +34,8 @@ def find_parts(surroundings: Surroundings, step: Step) -> tuple[int, ...]:
         numbers = torch.arange(channels, dtype=torch.float64)
         axis = -1 if use.kind == "dense" else len(shape) - len(use.shape) + 1
         tail = (1,) * (len(shape) - 1 - axis % len(shape))
-        numbers = numbers.reshape(-1, *tail).expand(shape)
         try:
+            numbers = numbers.reshape(-1, *tail).expand(shape)
             arrived = set(_arrivals(surroundings, step, numbers, around))
         except Exception:  # the shapes assumed do not fit these calls
             continue
@@ -96,4 +96,6 @@ def _moved(record: Record, consumer: Step, step: Step, value: Any, around: tuple
 def _distinct(value: Any) -> frozenset[float]:
     if not isinstance(value, Tensor):
         raise TypeError("a tuple was not taken apart")
+    if not value.numel():
+        raise ValueError("nothing is left: the dimension is not what was assumed")
     return frozenset(value.unique().tolist())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from hessinit.schemes.leaves import map_leaves
+from hessinit.schemes.operations import RESIZING
 from hessinit.schemes.site import Kind
 
 
@@ -60,14 +63,29 @@ def shown_name(parameter: str) -> str:
 
 @dataclass(frozen=True)
 class Noise:
-    """A tensor of random numbers, or what was made of one without data: the mask of a stochastic depth."""
+    """A tensor of random numbers, or what was made of one without data: the mask of a stochastic depth.
+
+    Of a mask, `keep` is the share that is not 0, and `scale` the number there. `uniform` numbers lie between
+    0 and 1. `like` says that they were drawn in the shape of a signal, `shape` which shape, where known.
+    """
+
+    keep: float | None = None
+    scale: float = 1.0
+    uniform: bool = False
+    like: bool = False
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A shape, or a number made of one, that is not known without a sample; `call` would tell."""
+    """A shape, or what was made of one, that is not known without a sample; `call`, named `name`, would tell.
+
+    `fill` is the number that it holds everywhere, if it does, as of `zeros_like`.
+    """
 
     call: Call
+    name: str = ""
+    fill: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +107,16 @@ class Call:
 
         args = map_leaves(put, self.args)
         return self.function(*args, **map_leaves(put, dict(self.kwargs)))
+
+
+def passed_on(source: int) -> Call:
+    """The call of a step that gives what it got."""
+    return Call(_pass_on, (Signal(source),))
+
+
+def _pass_on(value: Any) -> Any:
+    # A condition that was cast to numbers is calculated with.
+    return value.double() if isinstance(value, Tensor) and value.dtype is torch.bool else value
 
 
 @dataclass(frozen=True)
@@ -123,6 +151,11 @@ class Step:
     runs: bool = False
     shape: tuple[int, ...] | None = None
 
+    @property
+    def resizes(self) -> bool:
+        """Whether it sums up, or the like: what it gives is not of the size of what it got."""
+        return self.kind == "pool" and self.name in RESIZING
+
 
 @dataclass
 class Record:
@@ -144,31 +177,3 @@ class Record:
 
     def __getitem__(self, index: int) -> Step:
         return self.steps[index]
-
-
-def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
-    """`function` applied to whatever is not a tuple, list, dict or slice."""
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(map_leaves(function, entry) for entry in structure))
-    if isinstance(structure, (tuple, list)):
-        kind = type(structure) if type(structure) in (tuple, list) else tuple
-        return kind(map_leaves(function, entry) for entry in structure)
-    if isinstance(structure, dict):
-        return {key: map_leaves(function, entry) for key, entry in structure.items()}
-    if isinstance(structure, slice):
-        parts = (structure.start, structure.stop, structure.step)
-        return slice(*(map_leaves(function, part) for part in parts))
-    return function(structure)
-
-
-def leaves_of(structure: Any) -> Iterator[Any]:
-    """Whatever `map_leaves` would meet, in order."""
-    if isinstance(structure, (tuple, list)):
-        for entry in structure:
-            yield from leaves_of(entry)
-    elif isinstance(structure, dict):
-        yield from leaves_of(list(structure.values()))
-    elif isinstance(structure, slice):
-        yield from leaves_of([structure.start, structure.stop, structure.step])
-    else:
-        yield structure

@@ -11,8 +11,12 @@ from torch import Tensor
 
 from hessinit.schemes import operations
 from hessinit.schemes.composites import COMPOSITES
+from hessinit.schemes.constants import as_number, fill_of, is_mask, is_scalar, one_number
+from hessinit.schemes.leaves import leaves_of, map_leaves
 from hessinit.schemes.operations import kind_of, name_of
-from hessinit.schemes.record import Call, Derived, Noise, Record, Signal, Unknown, leaves_of, map_leaves
+from hessinit.schemes.random_masks import drawn, made_of_noise, mask_in, multiply_by_mask
+from hessinit.schemes.record import Call, Derived, Noise, Record, Signal, Unknown, passed_on
+from hessinit.schemes.site import BY_SHAPE
 from hessinit.schemes.weight_uses import WEIGHT_USES, arguments
 
 Shape = tuple[int, ...] | None
@@ -47,12 +51,13 @@ class Recorder:
         signals = [leaf for leaf in leaves if isinstance(leaf, Signal)]
         parameters = [leaf for leaf in leaves if isinstance(leaf, Derived)]
         call = Call(function, args, kwargs)
-        noisy = not (signals or parameters) and any(isinstance(leaf, Noise) for leaf in leaves)
-        if noisy or name in operations.DRAWING:
-            return Noise()
+        if name in operations.DRAWING:
+            return drawn(name, args, kwargs, shape)
+        if not (signals or parameters) and any(isinstance(leaf, Noise) for leaf in leaves):
+            return made_of_noise(name, args, shape)
         if name in operations.SHAPE_QUERIES or not (signals or parameters):
             unknown = name in operations.SHAPE_QUERIES or any(isinstance(leaf, Unknown) for leaf in leaves)
-            return Unknown(call) if unknown else None
+            return Unknown(call, name, fill_of(name, args, kwargs)) if unknown else None
         if name in COMPOSITES:
             return COMPOSITES[name](self.record, name, args, kwargs)
         if parameters and name in WEIGHT_USES:
@@ -64,7 +69,7 @@ class Recorder:
         for parameter in parameters:
             for used in parameter.parameters:
                 self.record.other_uses.setdefault(used, name)
-        if name in ("max", "min") and len(args) > 1 and isinstance(args[1], (Signal, Tensor, Derived)):
+        if name in ("max", "min") and _compares(*args[1:2], *kwargs.values()):
             name = "maximum" if name == "max" else "minimum"
         return self._step(name, call, signals, shape)
 
@@ -74,8 +79,13 @@ class Recorder:
         return self.record.add("part", "rearrange", (whole.index,), call=call, shape=shape)
 
     def _step(self, name: str, call: Call, signals: list[Signal], shape: Shape) -> Signal:
+        if name == "where" and isinstance((*call.args, None)[0], Signal):
+            signals = [*signals[1:], signals[0]]  # the condition is not what goes on
         kind, sources = kind_of(name), tuple(dict.fromkeys(signal.index for signal in signals))
-        passed = Call(_identity, (Signal(sources[0]),))
+        passed = passed_on(sources[0])
+        mask = mask_in(name, call.args)
+        if mask is not None and len(sources) == 1:
+            return multiply_by_mask(self.record, sources[0], mask, shape)
         if kind == "dropout":
             given = arguments(call.args, call.kwargs, "input p training")
             p, runs = given.get("p", 0.5), bool(given.get("training", True))
@@ -86,22 +96,31 @@ class Recorder:
             keep = 1.0 if name in operations.ALPHA_DROPOUTS else 1.0 - p
             words = f"{name.replace('native_', '').rstrip('123d')} {p:g}"
             return self.record.add(words, kind, sources[:1], keep=keep, runs=runs, shape=shape)
-        if kind == "elementwise":
+        # A mask that is a signal may be made of the very signal that it is laid on, as in a ReLU by hand.
+        if kind == "elementwise" or (name == "masked_fill" and len(sources) > 1):
             return self._elementwise(name, call, sources, shape)
         if kind in ("rearrange", "norm", "pool", "split"):
             # The further signals are indices, masks, statistics or gains.
-            kept = passed if name in operations.CASTS or name in ("masked_fill", "sort") else call
+            numbers = name in operations.CASTS and name not in operations.TO_INTEGERS
+            kept = passed if numbers or name in ("masked_fill", "sort") else call
             return self.record.add(name, kind, sources[:1], call=kept, shape=shape)
         return self.record.add(name, kind, sources, call=call, shape=shape)
 
     def _elementwise(self, name: str, call: Call, sources: tuple[int, ...], shape: Shape) -> Signal:
-        passed = Call(_identity, (Signal(sources[0]),))
-        others = [leaf for leaf in leaves_of([call.args, call.kwargs]) if isinstance(leaf, (Derived, Tensor))]
-        if any(isinstance(leaf, Noise) for leaf in leaves_of([call.args, call.kwargs])):
+        passed = passed_on(sources[0])
+        given: Any = map_leaves(lambda leaf: as_number(leaf, name), [call.args, dict(call.kwargs)])
+        # One number cannot be written into in place, as the zeros that it stands for.
+        written = isinstance((*given[0], None)[0], Tensor)
+        call = Call(getattr(torch, name, call.function) if written else call.function, *given)
+        leaves = list(leaves_of(given))
+        others = [leaf for leaf in leaves if isinstance(leaf, (Derived, Tensor))]
+        if any(isinstance(leaf, Noise) for leaf in leaves):
             return self.record.add("noise", "rearrange", sources[:1], call=passed, shape=shape)
-        if any(isinstance(leaf, Unknown) for leaf in leaves_of([call.args, call.kwargs])):
-            return self.record.add(f"{name} by a shape", "rearrange", sources[:1], call=passed, shape=shape)
-        if name in operations.SUMS and len(sources) == 1 and any(not _is_scalar(other) for other in others):
+        if any(isinstance(leaf, Unknown) for leaf in leaves):
+            if name in operations.SUMS:  # most likely a table of positions, cut to length
+                return self.record.add(name, "sum", sources, shape=shape)
+            return self.record.add(BY_SHAPE, "rearrange", sources[:1], call=passed, shape=shape)
+        if name in operations.SUMS and len(sources) == 1 and any(not is_scalar(other) for other in others):
             if all(isinstance(other, Derived) and other.is_vector for other in others):
                 return self.record.add("bias", "rearrange", sources, call=passed, shape=shape)
             return self.record.add(name, "sum", sources, shape=shape)
@@ -112,14 +131,14 @@ class Recorder:
         ):
             # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to undo.
             return self.record.add("scale", "rearrange", sources, call=passed, shape=shape)
-        if any(_is_mask(other) for other in others):
+        if any(is_mask(other) for other in others):
             return self.record.add("mask", "rearrange", sources[:1], call=passed, shape=shape)
         known = all(isinstance(other, Tensor) or other.value is not None for other in others)
-        if not known or (name not in _BY_CHANNEL and not all(_is_scalar(other) for other in others)):
+        if not known or (name not in _BY_CHANNEL and not all(is_scalar(other) for other in others)):
             return self.record.add(name, "unknown", sources, shape=shape)
 
         def plain(leaf: Any) -> Any:
-            return _one_number(leaf, name) if isinstance(leaf, (Derived, Tensor)) else leaf
+            return one_number(leaf, name) if isinstance(leaf, (Derived, Tensor)) else leaf
 
         args, kwargs = map_leaves(plain, call.args), map_leaves(plain, dict(call.kwargs))
         if name == "rrelu":
@@ -132,35 +151,10 @@ class Recorder:
         return self.record.add(name, "elementwise", sources, call=call, shape=shape)
 
 
-def _identity(value: Any) -> Any:
-    return value
-
-
-def _is_scalar(other: Derived | Tensor) -> bool:
-    value = other.value if isinstance(other, Derived) else other
-    return value is not None and value.numel() == 1
-
-
-def _is_mask(other: Derived | Tensor) -> bool:
-    """A constant of zeros and one other number: what it lets through keeps its size."""
-    if isinstance(other, Derived) or other.numel() < 2:
-        return False
-    if not (other.is_floating_point() or other.is_complex()):
-        return True
-    rest = other[other != 0]
-    return rest.numel() < other.numel() and bool((rest == rest[:1]).all())
-
-
-def _one_number(other: Derived | Tensor, name: str) -> Tensor:
-    """What stands for a tensor of gains or slopes: their root mean square, right for second moments."""
-    value = other.value if isinstance(other, Derived) else other
-    assert value is not None
-    value = value.detach().cpu()
-    if value.numel() > 1:
-        value = value.double()
-        value = value.reciprocal().square().mean().rsqrt() if name == "div" else value.square().mean().sqrt()
-    value = value.double() if value.is_floating_point() else value
-    return value.reshape(1) if name == "prelu" else value.reshape(())
+def _compares(*others: Any) -> bool:
+    """`max` of two tensors, and not over a dimension."""
+    filled = any(isinstance(other, Unknown) and other.fill is not None for other in others)
+    return filled or any(isinstance(other, (Signal, Tensor, Derived)) for other in others)
 
 
 def _derive(

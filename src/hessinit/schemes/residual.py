@@ -11,7 +11,8 @@ def closes_residual(surroundings: Surroundings, step: Step) -> bool:
     """Whether what the weight gives is added to an ancestor of its input, or to a shorter branch from one.
 
     Elementwise functions, dropout, norms and rearranging may lie between. Where both summands use the same
-    weights, it is a recurrence and no residual branch.
+    weights, it is a recurrence and no residual branch. Against a shorter branch, as a projection is, the
+    longer must be without sums: a stream to which one signal is added again and again is no branch of it.
     """
     path = surroundings.path(step, ("elementwise", "dropout", "norm"))
     recurrent = step.use is not None and step.use.inside in GATES
@@ -26,7 +27,9 @@ def closes_residual(surroundings: Surroundings, step: Step) -> bool:
         skip = _ancestors(record, other)
         mine, others = _weights(record, branch - skip), _weights(record, skip - branch)
         repeated = len(set(mine)) < len(mine) or bool(set(mine) & set(others))
-        if branch & skip and len(mine) > len(others) and not repeated:
+        added = any(record[i].kind == "sum" and len(record[i].sources) > 1 for i in branch - skip)
+        plain = not (others and added)
+        if branch & skip and len(mine) > len(others) and plain and not repeated:
             return True
     return False
 

@@ -19,11 +19,13 @@ class Passage:
 
     `moment` is E f(z)² before a weight and E f'(z)² after it, for z ~ N(0, 1), dropout left out: 1 where no
     activation is. `keep` is the product of 1 − p over the dropouts, and `dropout_runs` whether one of them is
-    active (train mode). `words` says what was met, as "relu, dropout 0.4"; `end` what ends the passage:
-    "input", "tokens", "weight", "norm", "sum", "product", "mix", "cat", "state", "output" …. `trouble` names
-    a function on the way that is not elementwise, as softmax: no moment follows from it. Where a
-    passage before a weight begins at another weight, `feeder` is the `step` of that site, and `function` the
-    elementwise function between them, if there is one.
+    active (train mode). A dropout whose 1/√(1 − p) does not pass through the function behind it, as a tanh,
+    is a part of that function: it counts in `moment` and not in `keep`. `words` says what was met, as
+    "relu, dropout 0.4"; `end` what ends the passage: "input", "tokens", "weight", "norm", "sum", "product",
+    "mix", "cat", "state", "output" …. `trouble` names a function on the way that is not elementwise, as
+    softmax, or is `BY_SHAPE`: no moment follows from it. Where a passage before a weight begins at another
+    weight, `feeder` is the `step` of that site, and `function` the elementwise function between them, if
+    there is one (its root mean square over the masks, where a dropout is a part of it).
     """
 
     words: str = ""

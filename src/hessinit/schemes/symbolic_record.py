@@ -18,8 +18,9 @@ from hessinit.errors import ProblemError
 from hessinit.problem.left_as_found import kept_attributes
 from hessinit.problem.randomness import untouched_random_state
 from hessinit.schemes.function_record import is_norm
+from hessinit.schemes.leaves import leaves_of, map_leaves
 from hessinit.schemes.operations import SHAPE_QUERIES, name_of
-from hessinit.schemes.record import Derived, Record, Signal, Unknown, leaves_of, map_leaves
+from hessinit.schemes.record import Derived, Record, Signal, Unknown
 from hessinit.schemes.recording import Recorder
 from hessinit.schemes.running import without_fast_path
 
@@ -137,7 +138,7 @@ class _Translation:
             stored = (self._names[f"{path}.{name}".lstrip(".")] for name, _ in module.named_parameters())
             return Derived(frozenset(stored), functional_call(module, copies, ()), how="computed")
         if isinstance(module, nn.MultiheadAttention):
-            names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+            names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
             query, key, value = (*args, *(kwargs[name] for name in ("query", "key", "value")[len(args) :]))[
                 :3
             ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -13,6 +13,7 @@ from hessinit.problem.checks import unwrap
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Forward
 from hessinit.schemes.before import passage_before
+from hessinit.schemes.frozen import notes_on_frozen
 from hessinit.schemes.function_record import record_run
 from hessinit.schemes.parts import find_parts
 from hessinit.schemes.record import Record, Step, shown_name
@@ -38,11 +39,14 @@ class Walk:
     notes: tuple[str, ...] = ()
 
 
-def find_sites(model: nn.Module, sample: Any = None, forward: Forward | None = None) -> Walk:
+def find_sites(
+    model: nn.Module, sample: Any = None, forward: Forward | None = None, *, dropout: bool = True
+) -> Walk:
     """Walk the model: run it once on `sample`, or trace it symbolically without one.
 
     A weight that is used several times, or is tied, has several sites under one name. The model, its
-    buffers and the random state are left as found. Costs one forward, or less.
+    buffers and the random state are left as found. Costs one forward, or less. Without `dropout`, what is
+    met of it is named and counts for nothing.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
     >>> for site in find_sites(model).sites:
@@ -58,6 +62,8 @@ def find_sites(model: nn.Module, sample: Any = None, forward: Forward | None = N
             "forward= says how the model is called on a sample, and there is none; pass sample=."
         )
     record = record_trace(model) if sample is None else record_run(model, sample, forward)
+    if not dropout:
+        record.steps = [replace(step, keep=1.0) for step in record.steps]
     simplify(record)
     surroundings = Surroundings(record)
     sites = tuple(
@@ -68,7 +74,8 @@ def find_sites(model: nn.Module, sample: Any = None, forward: Forward | None = N
     telling = {site.parameter for site in sites if site.before.end != "constant"}
     sites = tuple(site for site in sites if site.before.end != "constant" or site.parameter not in telling)
     met = {site.parameter for site in sites}
-    return Walk(sites, _unmet(model, record, met), tuple(dict.fromkeys([*record.notes, *_notes(sites)])))
+    notes = dict.fromkeys([*record.notes, *_notes(sites), *notes_on_frozen(model, sites)])
+    return Walk(sites, _unmet(model, record, met), tuple(notes))
 
 
 def _site(surroundings: Surroundings, step: Step, order: int) -> Site:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hessinit.schemes.record import Derived, Record, Signal, Use, leaves_of
+from hessinit.schemes.leaves import leaves_of
+from hessinit.schemes.record import Derived, Record, Signal, Use
 from hessinit.schemes.site import Kind
 
 Shape = tuple[int, ...] | None
@@ -83,7 +84,9 @@ def _product(record: Record, name: str, args: Any, kwargs: Any, shape: Shape) ->
         for parameter in weight.parameters:
             record.other_uses.setdefault(parameter, f"used by {name} with {weight.value.ndim} dimensions")
         return record.add(name, "weight", (signals[0].index,), shape=shape)
-    return use_weight(record, name, weight, "dense", signals, shape, outputs_last=weight is right)
+    # From the left, the channels of the output are not in its last place, where parts are looked for.
+    known = shape if weight is right or (shape is not None and len(shape) == 1) else None
+    return use_weight(record, name, weight, "dense", signals, known, outputs_last=weight is right)
 
 
 def _einsum(record: Record, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
@@ -113,10 +116,13 @@ def _einsum(record: Record, name: str, args: Any, kwargs: Any, shape: Shape) -> 
 
 
 def _embedding(record: Record, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
-    given = arguments(args, kwargs, "input weight")
+    given = arguments(args, kwargs, "input weight offsets max_norm norm_type scale_grad_by_freq mode")
     if not isinstance(given["weight"], Derived):
         return None
-    return use_weight(record, name, given["weight"], "embedding", given["input"], shape)
+    found = use_weight(record, name, given["weight"], "embedding", given["input"], shape)
+    if name == "embedding_bag" and given.get("mode", "mean") in ("sum", 0):
+        return record.add("sum", "pool", (found.index,), shape=shape)
+    return found
 
 
 def _lookup(record: Record, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
