@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import platform
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -13,14 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit._version import __version__
 from hessinit.diagnostics.diagnose import diagnose
 from hessinit.engines.ends import Effort
 from hessinit.engines.extras import Wanted
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
-from hessinit.operators.evaluation import Evaluation, evaluate
+from hessinit.operators.evaluation import evaluate
+from hessinit.operators.setting import in_running_order, notes_on, versions_of
 from hessinit.problem.checks import check_tolerance, check_whole
-from hessinit.problem.layers import Layer
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.products.measure import measure_products
@@ -92,7 +89,7 @@ def measure(
     with problem.settings(), explained_memory(problem):
         evaluations = evaluate(problem)
         measuring = Rows(problem, evaluations, curvature, estimator, effort, wanted)
-        layers_in_order = _in_running_order(problem, evaluations)
+        layers_in_order = in_running_order(problem, evaluations)
         rows = measuring.layers(layers_in_order)
         whole = measuring.network() if network else measuring.bounded_network(rows)
         names = [layer.parameter for layer in layers_in_order]
@@ -117,44 +114,11 @@ def measure(
             engine_reason=measuring.main.reason,
             seconds=time.perf_counter() - started,
             gradients=None,
-            notes=_notes(problem, rows),
-            versions={
-                "hessinit": __version__,
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-                "device": str(problem.device),
-                "dtype": str(problem.dtype).removeprefix("torch."),
-            },
+            notes=notes_on(problem, evaluations),
+            versions=versions_of(problem),
         )
     _complain(rows if not network else (*rows, whole), tolerance, strict)
     return report
-
-
-def _in_running_order(problem: Problem, evaluations: list[Evaluation]) -> list[Layer]:
-    moments = evaluations[0].moments
-
-    def moment(layer: Layer) -> float:
-        found = moments[layer.parameter]
-        return math.inf if found is None else found
-
-    return sorted(problem.layers, key=moment)
-
-
-def _notes(problem: Problem, rows: Sequence[LayerCurvature]) -> tuple[str, ...]:
-    notes = []
-    unused = [row.name for row in rows if row.norm == 0 and "does not use" in row.reason]
-    if unused:
-        notes.append(f"Not used by the forward, so without curvature: {', '.join(unused)}.")
-    frozen = [
-        name
-        for name, parameter in problem.model.named_parameters()
-        if not parameter.requires_grad and parameter.ndim >= 2 and name not in problem.leaves
-    ]
-    if frozen:
-        notes.append(f"{len(frozen)} frozen {'weight was' if len(frozen) == 1 else 'weights were'} left out.")
-    if problem.dropout == "freeze":
-        notes.append(f"Random layers were frozen to one draw (seed {problem.seed}).")
-    return tuple(notes)
 
 
 def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) -> None:

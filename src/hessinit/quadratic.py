@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import platform
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit._version import __version__
 from hessinit.directions import (
     Directions,
     as_patterns,
@@ -24,7 +21,8 @@ from hessinit.directions import (
     read_given,
 )
 from hessinit.errors import ProblemError
-from hessinit.operators.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.operators.evaluation import Evaluation, evaluate
+from hessinit.operators.setting import in_running_order, notes_on, versions_of
 from hessinit.problem.checks import check_arguments, check_whole
 from hessinit.problem.layers import Layer
 from hessinit.problem.memory import explained_memory
@@ -95,7 +93,7 @@ def quadratic_form(
             return normalize(given[layer.parameter], at_once)
 
         evaluations = [one.evaluation for one in passes]
-        ordered = _in_running_order(problem, evaluations[0])
+        ordered = in_running_order(problem, evaluations)
         return QuadraticForms(
             layers=tuple(_form(passes, layer, along(layer)) for layer in ordered),
             directions=directions if isinstance(directions, str) else "given",
@@ -105,14 +103,8 @@ def quadratic_form(
             batches=len(problem.batches),
             seed=seed,
             seconds=time.perf_counter() - started,
-            notes=_notes(problem, ordered, evaluations),
-            versions={
-                "hessinit": __version__,
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-                "device": str(problem.device),
-                "dtype": str(problem.dtype).removeprefix("torch."),
-            },
+            notes=notes_on(problem, evaluations),
+            versions=versions_of(problem),
         )
 
 
@@ -226,22 +218,3 @@ def _form(passes: Sequence[SharedPass], layer: Layer, along: Iterator[Directions
         theorem1=tuple(theorem1),
         length=tuple(lengths),
     )
-
-
-def _in_running_order(problem: Problem, evaluation: Evaluation) -> list[Layer]:
-    def moment(layer: Layer) -> float:
-        found = evaluation.moments[layer.parameter]
-        return math.inf if found is None else found
-
-    return sorted(problem.layers, key=moment)
-
-
-def _notes(problem: Problem, layers: Sequence[Layer], evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
-    notes = []
-    leaves = unused_leaves(evaluations)
-    unused = [layer.name for layer in layers if layer.parameter in leaves]
-    if unused:
-        notes.append(f"Not used by the forward, so without curvature: {', '.join(unused)}.")
-    if problem.dropout == "freeze":
-        notes.append(f"Random layers were frozen to one draw (seed {problem.seed}).")
-    return tuple(notes)

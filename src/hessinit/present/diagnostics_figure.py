@@ -12,15 +12,13 @@ from hessinit.present.figure import (
     DRAWABLE,
     GREY,
     LABEL_POINTS,
-    LETTER,
     VERMILION,
     draw_points,
-    fit_side_by_side,
+    figure_size,
     is_drawable,
     label_axes,
-    shorten,
 )
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.numbers import format_number
 from hessinit.report.report import CurvatureReport
 
 if TYPE_CHECKING:
@@ -43,10 +41,8 @@ def draw_diagnostics(report: CurvatureReport, ax: Axes | None = None) -> Axes:
     if ax is None:
         from matplotlib import pyplot
 
-        width = min(max(3.5, 0.3 * len(report)), 7.0)
-        names = shorten([printable(name) for name in report.names])
-        on_end = 0.0 if fit_side_by_side(names, width - 1.2) else LETTER * max(map(len, names))
-        _, ax = pyplot.subplots(figsize=(width, 2.9 + on_end), layout="constrained")
+        size = figure_size(report, 2.9, inches_a_layer=0.3, margins=1.2)
+        _, ax = pyplot.subplots(figsize=size, layout="constrained")
     ax.set_yscale("log")
     rows = [row for _, row in diagnosed_layers(report)]
     for values, label, color, marker in (

@@ -31,11 +31,7 @@ def draw_norms(report: CurvatureReport, ax: Axes | None = None) -> Axes:
     if ax is None:
         from matplotlib import pyplot
 
-        # 3.5 inches is a column of a two-column paper, 7 a page. Names on end need their length in height.
-        width = min(max(3.5, 0.175 * len(report)), 7.0)
-        names = shorten([printable(name) for name in report.names])
-        on_end = 0.0 if fit_side_by_side(names, width - 0.7) else LETTER * max(map(len, names))
-        _, ax = pyplot.subplots(figsize=(width, 2.9 + on_end), layout="constrained")
+        _, ax = pyplot.subplots(figsize=figure_size(report, 2.9), layout="constrained")
     ax.set_yscale("log")
     band = f"ok: {format_number(GENTLE_BELOW)} to {format_number(SHARP_ABOVE)}"
     ax.axhspan(GENTLE_BELOW, SHARP_ABOVE, color=GREEN, alpha=0.13, linewidth=0, label=band)
@@ -51,6 +47,16 @@ def draw_norms(report: CurvatureReport, ax: Axes | None = None) -> Axes:
     _draw_edges(ax, report.layers)
     label_axes(ax, report, own_figure)
     return ax
+
+
+def figure_size(
+    report: CurvatureReport, height: float, inches_a_layer: float = 0.175, margins: float = 0.7
+) -> tuple[float, float]:
+    """From 3.5 inches, a column of a two-column paper, to 7, a page; names on end need more height."""
+    width = min(max(3.5, inches_a_layer * len(report)), 7.0)
+    names = shorten([printable(name) for name in report.names])
+    on_end = 0.0 if fit_side_by_side(names, width - margins) else LETTER * max(map(len, names))
+    return width, height + on_end
 
 
 def draw_points(

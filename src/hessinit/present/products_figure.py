@@ -12,15 +12,12 @@ from hessinit.present.figure import (
     GREEN,
     GREY,
     LABEL_POINTS,
-    LETTER,
     VERMILION,
     draw_points,
-    fit_side_by_side,
+    figure_size,
     is_drawable,
     label_axes,
-    shorten,
 )
-from hessinit.present.numbers import printable
 from hessinit.report.products import JacobianProducts
 from hessinit.report.report import CurvatureReport
 
@@ -47,13 +44,10 @@ def draw_products(report: CurvatureReport, axes: Sequence[Axes] | None = None) -
     if axes is None:
         from matplotlib import pyplot
 
-        width = min(max(3.5, 0.175 * len(report)), 7.0)  # as in draw_norms: a column, a page
-        names = shorten([printable(name) for name in report.names])
-        on_end = 0.0 if fit_side_by_side(names, width - 0.7) else LETTER * max(map(len, names))
         _, axes = pyplot.subplots(
             2,
             sharex=True,
-            figsize=(width, 4.4 + on_end),
+            figsize=figure_size(report, 4.4),
             layout="constrained",
             gridspec_kw={"height_ratios": [2, 3]},
         )

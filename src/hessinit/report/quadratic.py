@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from hessinit.report.by_name import ByName
 from hessinit.report.json_form import Plain, to_plain
 from hessinit.report.layer import check_choice
 
@@ -76,7 +75,7 @@ class QuadraticForm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuadraticForms:
+class QuadraticForms(ByName[QuadraticForm]):
     """The quadratic forms of every layer, in the order the layers run; `print` shows them as a table.
 
     `directions` is "random", "gradient" or "given".
@@ -97,33 +96,6 @@ class QuadraticForms:
     seconds: float | None = None
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict, hash=False)
-
-    def __getitem__(self, key: str | int) -> QuadraticForm:
-        """The layer of that name, alias or position."""
-        if isinstance(key, int):
-            return self.layers[key]
-        for layer in self.layers:
-            if key == layer.name or key in layer.aliases:
-                return layer
-        known = [name for layer in self.layers for name in (layer.name, *layer.aliases)]
-        near = get_close_matches(str(key), known, n=3)
-        offered = "Did you mean" if near else "The layers are"
-        names = ", ".join(map(repr, near or known[:8])) + (", …" if not near and len(known) > 8 else "")
-        raise KeyError(f"no layer is called {key!r}. {offered} {names}{'?' if near else '.'}")
-
-    def __iter__(self) -> Iterator[QuadraticForm]:
-        return iter(self.layers)
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def __contains__(self, key: object) -> bool:
-        return any(key in (layer, layer.name, *layer.aliases) for layer in self.layers)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The layers' names, in the order they run."""
-        return tuple(layer.name for layer in self.layers)
 
     def to_dict(self) -> dict[str, Plain]:
         """The forms as what strict JSON can hold."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
 from hessinit.report.atomic import write_text
+from hessinit.report.by_name import ByName
 from hessinit.report.json_form import Plain, read_number, to_plain
 from hessinit.report.layer import MATRICES, LayerCurvature, check_choice
 from hessinit.report.reading import read_if_there, read_layer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class CurvatureReport:
+class CurvatureReport(ByName[LayerCurvature]):
     """The curvature of every layer and of the network, with how far to trust it and what it cost.
 
     It is plain data: it needs no model and no torch, saves to JSON and loads back equal.
@@ -65,34 +65,6 @@ class CurvatureReport:
 
     def __hash__(self) -> int:
         return hash((self.layers, self.network, self.curvature, self.examples, self.seed))
-
-    def __getitem__(self, key: str | int) -> LayerCurvature:
-        """The layer of that name, alias or position."""
-        if isinstance(key, int):
-            return self.layers[key]
-        for layer in self.layers:
-            if key == layer.name or key in layer.aliases:
-                return layer
-        known = [name for layer in self.layers for name in (layer.name, *layer.aliases)]
-        parts = [name for name in known if name and (name in str(key) or str(key) in name)]
-        near = (get_close_matches(str(key), known, n=3) or parts)[:3]
-        offered = "Did you mean" if near else "The layers are"
-        names = ", ".join(map(repr, near or known[:8])) + (", …" if not near and len(known) > 8 else "")
-        raise KeyError(f"no layer is called {key!r}. {offered} {names}{'?' if near else '.'}")
-
-    def __iter__(self) -> Iterator[LayerCurvature]:
-        return iter(self.layers)
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def __contains__(self, key: object) -> bool:
-        return any(key in (layer, layer.name, *layer.aliases) for layer in self.layers)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The layers' names, in the order they run."""
-        return tuple(layer.name for layer in self.layers)
 
     @property
     def learning_rate(self) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from hessinit.report.by_name import ByName
 from hessinit.report.json_form import Plain, to_plain
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class PlannedWeight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchemePlan:
+class SchemePlan(ByName[PlannedWeight]):
     """What a scheme does to each weight, in the order in which they run; `print` shows it as a table.
 
     >>> weight = PlannedWeight(name="fc1", shape=(16, 64), fan_in=(64.0,), fan_out=(16.0,), std=(0.125,))
@@ -55,23 +54,6 @@ class SchemePlan:
     layers: tuple[PlannedWeight, ...]
     distribution: str | None = None
     notes: tuple[str, ...] = ()
-
-    def __getitem__(self, key: str | int) -> PlannedWeight:
-        """The weight of that name, alias or position."""
-        if isinstance(key, int):
-            return self.layers[key]
-        for layer in self.layers:
-            if key == layer.name or key in layer.aliases:
-                return layer
-        known = [name for layer in self.layers for name in (layer.name, *layer.aliases)]
-        near = get_close_matches(str(key), known, n=3) or known[:8]
-        raise KeyError(f"no weight is called {key!r}; there are {', '.join(map(repr, near))}.")
-
-    def __iter__(self) -> Iterator[PlannedWeight]:
-        return iter(self.layers)
-
-    def __len__(self) -> int:
-        return len(self.layers)
 
     def to_dict(self) -> dict[str, Plain]:
         """The plan as what strict JSON can hold."""
