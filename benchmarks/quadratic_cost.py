@@ -19,10 +19,10 @@ import torch  # noqa: E402
 from curvature_cost import processor_name  # noqa: E402
 from torch import nn  # noqa: E402
 
+from hessinit.directions import draw_random  # noqa: E402
 from hessinit.operators.evaluation import evaluate  # noqa: E402
 from hessinit.problem.problem import Problem  # noqa: E402
 from hessinit.quadratic import SharedPass, quadratic_form  # noqa: E402
-from hessinit.spectra.probes import ProbeStream  # noqa: E402
 
 WIDTHS = (784, 512, 256, 128, 64, 10)
 SEED = 0
@@ -74,8 +74,8 @@ def time_parts(network: Network, repetitions: int) -> dict[str, float]:
                 "checks and copies": lambda: Problem(*arguments),
                 "forward, and its check": lambda: evaluate(problem),
                 "shared backward": lambda: SharedPass(evaluation),
-                "random numbers": lambda: [
-                    ProbeStream(leaf.numel(), seed=SEED).draw() for leaf in problem.leaves.values()
+                "drawing directions": lambda: [
+                    list(draw_random(problem, layer, 1, 1)) for layer in problem.layers
                 ],
             },
             repetitions,

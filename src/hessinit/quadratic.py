@@ -55,8 +55,7 @@ def quadratic_form(
 
     Both numbers are right to rounding. They come from one forward and one backward pass shared by all
     layers, and one more pass for each through the layers behind it: for all layers of a five-layer MLP the
-    arithmetic of 2.3 gradients, and the time of four (batch 128) to seven (batch 32, where drawing the
-    directions takes one or two).
+    arithmetic of 2.3 gradients, and the time of three or four (batch 128) to seven (batch 32).
 
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> along = {"weight": torch.tensor([[3.0, 4.0]])}

@@ -10,21 +10,9 @@ import torch
 from scipy import integrate
 from torch import Tensor, nn
 from torch.nn import functional as F
+from walking import BOTH, Between
 
 from hessinit.schemes.walk import Walk, find_sites
-
-BOTH = pytest.mark.parametrize("with_sample", [True, False], ids=["run", "traced"])
-
-
-class Between(nn.Module):
-    """Two layers with a function between them."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first, self.last, self.function = nn.Linear(4, 6), nn.Linear(6, 3), function
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.last(self.function(self.first(features)))
 
 
 def walk(function: Callable[[Tensor], Tensor], with_sample: bool) -> Walk:
