@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class ProblemError(ValueError):
     """The model, the loss or the batch cannot be measured as given; the message says the way out."""
@@ -27,10 +29,11 @@ def did_you_mean(value: str, choices: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def choose(name: str, value: object, choices: list[str]) -> None:
-    """Refuse a `value` of the argument `name` that is not one of `choices`."""
+def choose(name: str, value: object, choices: list[str], synonyms: Mapping[str, str] | None = None) -> None:
+    """Refuse a `value` of the argument `name` that is not one of `choices`; `synonyms` are other words."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ProblemError(
-            f"{name}={value!r} is unknown; choose from {listed}.{did_you_mean(str(value), choices)}"
-        )
+        word = str(value).lower()
+        meant = (synonyms or {}).get(word)
+        hint = f" Did you mean {meant!r}?" if meant else did_you_mean(word, choices)
+        raise ProblemError(f"{name}={value!r} is unknown; choose from {listed}.{hint}")

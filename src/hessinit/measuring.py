@@ -17,7 +17,7 @@ from hessinit.engines.extras import Wanted
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.operators.evaluation import evaluate
 from hessinit.operators.setting import in_running_order, notes_on, versions_of
-from hessinit.problem.checks import check_tolerance, check_whole
+from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.products.measure import measure_products
@@ -78,6 +78,10 @@ def measure(
             "estimator='gram' measures Gauss-Newton curvature only; for curvature='hessian' choose 'auto' or "
             "'lanczos'."
         )
+    check_switches(
+        trace=trace, frobenius=frobenius, density=density, jacobians=jacobians, diagnostics=diagnostics,
+        network=network, strict=strict,
+    )  # fmt: skip
     seed = check_whole("seed", seed, at_least=0)
     effort = Effort(check_tolerance(tolerance), check_whole("max_steps", max_steps, at_least=1), seed)
     wanted = Wanted(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hessinit.diagnostics.correlation import MOST_OUTPUTS, MOST_UNITS
 from hessinit.diagnostics.examples import arrange
 from hessinit.diagnostics.moments import Correlations
-from hessinit.problem.values import Place
+from hessinit.problem.layer_values import Place
 
 LOSS = nn.CrossEntropyLoss()
 

@@ -61,9 +61,11 @@ def test_a_dry_run_touches_nothing(scheme: str) -> None:
     plan = apply_scheme_(model, scheme, sample=sample, generator=generator, dry_run=True)
     assert differences(before, snapshot(model, None, sample)) == []
     assert torch.equal(generator.get_state(), state)
-    assert type(plan) is SchemePlan
+    assert isinstance(plan, SchemePlan)
     assert len(plan) == 2
-    assert not hasattr(plan, "undo")
+    assert not plan.applied
+    with pytest.raises(ValueError, match="nothing to undo: this plan is a dry run"):
+        plan.undo()
     assert all(layer.std for layer in plan)
 
 
@@ -260,6 +262,59 @@ def test_the_use_that_loses_is_told() -> None:
     assert any("embed is drawn for its use as dense" in note for note in plan.notes)
 
 
+class Language(nn.Module):
+    """An embedding, a layer, and the embedding again as output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(100, 64), nn.Linear(64, 64)
+        self.head = nn.Linear(64, 100, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(nn.functional.layer_norm(self.layer(self.embed(tokens)), (64,)))
+
+
+def test_lsuv_suits_a_tied_weight_to_the_use_that_would_explode() -> None:
+    model, tokens = Language(), torch.randint(100, (16, 12))
+    plan = apply_scheme_(model, "lsuv", sample=tokens, generator=seeded())
+    assert float(model(tokens).detach().std()) == pytest.approx(1, rel=0.05)
+    assert any("embed is used again" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("scheme", ["orthogonal", "delta-orthogonal", "he"])
+@pytest.mark.parametrize("words", [1000, 8])
+def test_looked_up_embeddings_have_size_one(scheme: str, words: int) -> None:
+    model, tokens = nn.Sequential(nn.Embedding(words, 32), nn.Linear(32, 5)), torch.arange(words)
+    plan = apply_scheme_(model, scheme, sample=tokens, generator=seeded())
+    assert plan["0"].std == (1.0,)
+    assert float(model[0](tokens).detach().square().mean()) == pytest.approx(1, rel=0.15)
+
+
+def test_a_plan_is_plain_data() -> None:
+    import json
+    import pickle
+
+    applied = apply_scheme_(small(), "he", generator=seeded())
+    assert applied.applied
+    assert applied == apply_scheme_(small(), "he", dry_run=True)
+    travelled = pickle.loads(pickle.dumps(applied))
+    assert travelled == applied
+    assert not travelled.applied
+    assert json.loads(json.dumps(applied.to_dict()))["layers"][1]["name"] == "3"
+    assert repr(applied) == "<SchemePlan 'he' of 2 weights, applied>"
+
+
+def test_lengths_through_changing_widths_are_told_to_be_rough_where_they_are() -> None:
+    def tapered(activation: nn.Module) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(16, 64), activation, nn.Linear(64, 64), activation, nn.Linear(64, 16))
+
+    assert apply_scheme_(tapered(nn.ReLU()), "forward", dry_run=True).notes == ()
+    assert apply_scheme_(tapered(nn.Tanh()), "he", dry_run=True).notes == ()
+    (note,) = apply_scheme_(tapered(nn.Tanh()), "forward", dry_run=True).notes
+    assert "the gain of tanh is that of size 1" in note
+
+
 def test_a_name_beats_a_glob_in_gains_and_numpy_numbers_count() -> None:
     import numpy
 
@@ -339,6 +394,8 @@ class Bare(nn.Module):
 
 REFUSED: list[tuple[str, Any]] = [
     ("scheme='orthognal' is unknown.*Did you mean 'orthogonal'", lambda: apply_scheme_(small(), "orthognal")),
+    ("scheme='Kaiming' is unknown.*Did you mean 'he'", lambda: apply_scheme_(small(), "Kaiming")),
+    ("scheme='xavier' is unknown.*Did you mean 'glorot'", lambda: apply_scheme_(small(), "xavier")),
     ("distribution='gauss' is unknown", lambda: apply_scheme_(small(), "he", distribution="gauss")),
     (
         "distribution='uniform' has no meaning for scheme='orthogonal'",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hessinit.problem.activations import activation_kind
 from hessinit.problem.graph import Node
-from hessinit.problem.values import Passage
+from hessinit.problem.layer_values import Passage
 
 # An entry is saturated when the activation's slope there is below this share of its largest slope.
 SATURATED_BELOW = 0.05

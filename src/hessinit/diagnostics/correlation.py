@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessinit.diagnostics.examples import arrange, gradients_at
 from hessinit.diagnostics.moments import Correlations
-from hessinit.problem.values import Recorded
+from hessinit.problem.layer_values import Recorded
 from hessinit.spectra.probes import ProbeStream
 
 LEAST_EXAMPLES = 8

@@ -11,8 +11,8 @@ from hessinit.diagnostics.activity import activation_name, count_saturated, livi
 from hessinit.diagnostics.correlation import Correlation, CorrelationStudy
 from hessinit.diagnostics.moments import Moments
 from hessinit.operators.evaluation import Evaluation, unused_leaves
+from hessinit.problem.layer_values import Passage, record
 from hessinit.problem.problem import Problem
-from hessinit.problem.values import Passage, record
 from hessinit.report.diagnostics import Diagnostics
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hessinit.engines.plan import in_proportion, probe_examples
-from hessinit.problem.values import Place
+from hessinit.problem.layer_values import Place
 from hessinit.spectra.probes import ProbeStream
 
 

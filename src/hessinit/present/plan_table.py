@@ -30,8 +30,7 @@ def plan_renderables(plan: SchemePlan, width: int) -> Iterator[RenderableType]:
 
 
 def _build_columns(plan: SchemePlan) -> list[Column]:
-    def cells(write: object) -> tuple[str, ...]:
-        assert callable(write)
+    def cells(write: Callable[[PlannedWeight], str]) -> tuple[str, ...]:
         return tuple("" if row.left_alone else write(row) for row in plan)
 
     names = tuple(" = ".join(printable(name) for name in (row.name, *row.aliases)) for row in plan)

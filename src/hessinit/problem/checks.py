@@ -63,6 +63,13 @@ def check_whole(name: str, value: Any, at_least: int) -> int:
     return number
 
 
+def check_switches(**switches: Any) -> None:
+    """True or False, nothing that only looks like it."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ProblemError(f"{name}={value!r} must be True or False.")
+
+
 def check_tolerance(tolerance: Any) -> float:
     """A relative error.
 

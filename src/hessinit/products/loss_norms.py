@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hessinit.engines.ends import Effort
+from hessinit.engines.plan import in_proportion, probe_examples
 from hessinit.operators.evaluation import Evaluation
 from hessinit.products.places import Place
 from hessinit.spectra.by_example import BatchedMap, largest_singular_values
@@ -53,18 +53,14 @@ def loss_norms(evaluation: Evaluation, effort: Effort) -> LossNorms:
 
 
 def _couples(evaluation: Evaluation, output: Tensor, seed: int) -> bool:
-    """Whether a change of some examples' outputs changes the loss gradient of others.
-
-    Two probes for each binary digit of the examples' numbers: every two differ in one, so no pair escapes.
-    """
+    """Whether a change of some examples' outputs changes the loss gradient of others."""
     size = output.shape[0]
-    probe = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device).draw()
-    numbers = torch.arange(size, device=output.device)
-    for digit in range((size - 1).bit_length()):
-        for value in (0, 1):
-            silent = (numbers >> digit) % 2 == value
-            direction = probe.view_as(output).clone()
-            direction[silent] = 0
-            if bool(evaluation.output_hessian(direction)[silent].any()):
-                return True
-    return False
+    stream = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
+    probe = stream.draw()
+    probes = probe_examples(
+        lambda tangent: [evaluation.output_hessian(tangent)], probe[size:].view_as(output), probe[:size]
+    )
+    return any(
+        not in_proportion(whole.reshape(size, -1), shared.reshape(size, -1), factors)
+        for (whole,), (shared,), factors in probes
+    )

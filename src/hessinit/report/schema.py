@@ -18,6 +18,8 @@ def to_present_schema(data: Plain, source: str) -> Plain:
             f"{source} is not a hessinit report: it holds {found}, and a report is an object with "
             "'schema' (a whole number) and 'layers'. Give a file that report.save() wrote."
         )
+    if data.get("kind", KIND) != KIND:
+        raise ValueError(f"{source} holds {data['kind']!r}, and a curvature report is wanted here.")
     schema = data["schema"]
     if schema > SCHEMA:
         raise ValueError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import html
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hessinit.report.by_name import ByName
@@ -40,9 +42,11 @@ class PlannedWeight:
     left_alone: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SchemePlan(ByName[PlannedWeight]):
     """What a scheme does to each weight, in the order in which they run; `print` shows it as a table.
+
+    `undo()` takes it back where it was carried out.
 
     >>> weight = PlannedWeight(name="fc1", shape=(16, 64), fan_in=(64.0,), fan_out=(16.0,), std=(0.125,))
     >>> plan = SchemePlan(scheme="lecun", layers=(weight,))
@@ -54,11 +58,36 @@ class SchemePlan(ByName[PlannedWeight]):
     layers: tuple[PlannedWeight, ...]
     distribution: str | None = None
     notes: tuple[str, ...] = ()
+    # The way back belongs to the model, not to the data: it is neither compared, shown nor pickled.
+    _go_back: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def applied(self) -> bool:
+        """Whether the weights were written; False for a dry run and for a plan that travelled."""
+        return self._go_back is not None
+
+    def undo(self) -> None:
+        """Put every weight and bias back, in place and bit for bit, whatever happened to them since."""
+        if self._go_back is None:
+            raise ValueError(
+                "there is nothing to undo: this plan is a dry run, or a copy of the one applied."
+            )
+        self._go_back()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_go_back": None}
 
     def to_dict(self) -> dict[str, Plain]:
         """The plan as what strict JSON can hold."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        shown = [one.name for one in fields(self) if one.name != "_go_back"]
+        return {name: to_plain(getattr(self, name)) for name in shown}
+
+    def __repr__(self) -> str:
+        state = "applied" if self.applied else "not applied"
+        return f"<SchemePlan {self.scheme!r} of {len(self)} weights, {state}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         from hessinit.present.plan_table import render_plan

@@ -5,40 +5,29 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.checks import check_model, unwrap
+from hessinit.problem.checks import check_model, check_switches, unwrap
 from hessinit.problem.problem import Forward
 from hessinit.problem.weights import check_present
 from hessinit.report.scheme_plan import SchemePlan
+from hessinit.schemes.chains import is_homogeneous
+from hessinit.schemes.draw import DISTRIBUTIONS
+from hessinit.schemes.drawing import Drawn, draw_values
+from hessinit.schemes.geometry import fans_of
 from hessinit.schemes.planning import Choices, Draft, draft_all
-from hessinit.schemes.rules import CLOSED_FORM, DISTRIBUTIONS, SCHEMES, USES_GAIN
+from hessinit.schemes.rules import BY_NORMS, CLOSED_FORM, SCHEMES, SYNONYMS, USES_GAIN
+from hessinit.schemes.site import Site
 from hessinit.schemes.targets import find_targets
-from hessinit.schemes.values import Drawn, draw_values
 from hessinit.schemes.walk import find_sites
 
 # Tracing patches torch.nn.Module for everybody, and a run borrows the global generators.
 _ONE_AT_A_TIME = threading.RLock()
-
-
-class AppliedScheme(SchemePlan):
-    """The plan that was carried out; `undo()` takes it back."""
-
-    _go_back: Callable[[], None]
-
-    def __init__(self, plan: SchemePlan, go_back: Callable[[], None]) -> None:
-        super().__init__(**{one.name: getattr(plan, one.name) for one in fields(plan)})
-        # Not a field: a plan is plain data, and compares and travels without the weights.
-        object.__setattr__(self, "_go_back", go_back)
-
-    def undo(self) -> None:
-        """Put every weight and bias back, in place and bit for bit, whatever happened to them since."""
-        self._go_back()
 
 
 @torch.inference_mode(False)
@@ -69,9 +58,9 @@ def apply_scheme_(
     (`dropout=False` leaves it out) and its true fans. In deep networks of GELU, SiLU and their like a gain is
     not enough, because examples drift apart: there each layer gets a small correction on top (`drift=False`
     leaves it out). `residual="scaled"` divides the weight that ends a residual branch by the root of the
-    number of branches. `gains` overrides the gain of layers by name or
-    glob. Biases become 0 (or PyTorch's, for "default"); `biases="keep"` leaves them. With `dry_run=True` the
-    plan is all you get, and nothing is touched; otherwise the result has `undo()`.
+    number of branches. `gains` overrides the gain of layers by name or glob. Biases become 0 (or PyTorch's,
+    for "default"); `biases="keep"` leaves them. `undo()` of the result takes everything back; with
+    `dry_run=True` the plan is all you get, and nothing is touched.
 
     Everything is drawn in fp32 or better, on the CPU unless `generator` lives elsewhere, before anything is
     written. Costs about one forward and one copy of the weights.
@@ -82,9 +71,7 @@ def apply_scheme_(
     [0.125, 0.282843]
     """
     _check(model, scheme, distribution, forward, residual, biases, generator)
-    for option, switch in (("dropout", dropout), ("drift", drift), ("dry_run", dry_run)):
-        if not isinstance(switch, bool):
-            raise ProblemError(f"{option}={switch!r} must be True or False.")
+    check_switches(dropout=dropout, drift=drift, dry_run=dry_run)
     if gains and scheme not in USES_GAIN:
         raise ProblemError(f"gains has no meaning for scheme={scheme!r}, which uses no gain; leave it out.")
     if scheme == "lsuv" and sample is None:
@@ -101,7 +88,7 @@ def apply_scheme_(
     with _ONE_AT_A_TIME:
         walk = find_sites(model, sample, forward, dropout=dropout)
     drafts = draft_all(targets, walk.sites, walk.unmet, Choices(scheme, dropout, residual, gains, drift))
-    notes = (*walk.notes, *(draft.note for draft in drafts if draft.note), *_advice(drafts, residual))
+    notes = (*walk.notes, *(draft.note for draft in drafts if draft.note), *_advice(drafts, scheme, residual))
     name = (distribution or "normal") if scheme in CLOSED_FORM else None
     if dry_run and scheme in CLOSED_FORM:
         planned = tuple(draft.planned for draft in drafts)
@@ -112,18 +99,18 @@ def apply_scheme_(
     if dry_run:
         return plan
     go_back = _write_(drawn)
-    return AppliedScheme(replace(plan, notes=(*plan.notes, *_changed_on_the_way(drawn))), go_back)
+    return replace(plan, notes=(*plan.notes, *_changed_on_the_way(drawn)), _go_back=go_back)
 
 
 def _check(
     model: Any, scheme: Any, distribution: Any, forward: Any, residual: Any, biases: Any, generator: Any
 ) -> None:
     check_model(model, forward)
-    choose("scheme", scheme, SCHEMES)
+    choose("scheme", scheme, SCHEMES, SYNONYMS)
     choose("residual", residual, ["plain", "scaled"])
     choose("biases", biases, ["auto", "zero", "keep"])
     if distribution is not None:
-        choose("distribution", distribution, DISTRIBUTIONS)
+        choose("distribution", distribution, list(DISTRIBUTIONS))
         if scheme not in CLOSED_FORM:
             raise ProblemError(
                 f"distribution={distribution!r} has no meaning for scheme={scheme!r}, which draws in its own "
@@ -137,18 +124,33 @@ def _check(
         )
 
 
-def _advice(drafts: list[Draft], residual: str) -> list[str]:
-    """A plain start of a deep residual network without normalization explodes: say so before it happens."""
+def _advice(drafts: list[Draft], scheme: str, residual: str) -> list[str]:
+    """What a formula cannot do here, said before it happens."""
     sites = [draft.site for draft in drafts if draft.site is not None]
     branches = sum(site.closes_residual for site in sites)
     normalized = any(site.norm_follows or site.before.end == "norm" for site in sites)
-    if residual == "scaled" or branches < 4 or normalized:
-        return []
-    doubling = (
-        f"{branches} residual branches add up without a normalization: the variance may double with each. "
-        'residual="scaled" keeps it within a factor of 3.'
-    )
-    return [doubling]
+    advice = []
+    if residual == "plain" and branches >= 4 and not normalized:
+        advice.append(
+            f"{branches} residual branches add up without a normalization: the variance may double with "
+            'each. residual="scaled" keeps it within a factor of 3.'
+        )
+    functions = {
+        site.before.words: site.before.function for site in sites if site.before.function is not None
+    }
+    bent = [words for words, function in functions.items() if not is_homogeneous(function)]
+    if scheme in BY_NORMS and bent and _widths_change(sites):
+        advice.append(
+            f"{scheme!r} keeps lengths, so units change in size where widths do, but the gain of {bent[0]} "
+            "is that of size 1: lengths are kept only roughly. 'he' keeps the size of units."
+        )
+    return advice
+
+
+def _widths_change(sites: list[Site]) -> bool:
+    """Whether a layer that feeds another has more than twice as many outputs as inputs, or less than half."""
+    fans = [fans_of(site)[0] for site in sites if site.kind != "embedding"]
+    return any(not 0.5 <= one.outputs / one.inputs <= 2 for one in fans[:-1])
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,18 +46,18 @@ def put_before(step: Step, chain: Chain) -> tuple[Chain, float]:
     if step.kind == "elementwise":
         return (link_of(step), *chain), 1.0
     keep = step.keep
-    if not chain or not 0 < keep < 1 or _is_homogeneous(chain, 1 / keep):
+    inside = any(link.keep < 1 for link in chain)
+    if not chain or not 0 < keep < 1 or (not inside and is_homogeneous(partial(run, chain), 1 / keep)):
         return chain, keep
     return (Link(step.name, lambda value: value / keep, keep), *chain), 1.0
 
 
-def _is_homogeneous(chain: Chain, factor: float) -> bool:
-    if any(link.keep < 1 for link in chain):
-        return False
+def is_homogeneous(function: Callable[[Tensor], Tensor], factor: float = 2.0) -> bool:
+    """Whether `f(c·z) = c·f(z)` for c > 0, as for ReLU: such a function has one gain for all sizes."""
     points = torch.linspace(-8, 8, 65, dtype=torch.float64, device="cpu")
     try:
         with torch.no_grad():
-            value, grown = run(chain, points).double(), run(chain, factor * points).double()
+            value, grown = function(points).double(), function(factor * points).double()
     except Exception:  # not elementwise: whoever needs the gain says so
         return True
     return torch.allclose(grown, factor * value, rtol=1e-5, atol=1e-6, equal_nan=True)

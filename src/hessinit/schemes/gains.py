@@ -25,6 +25,7 @@ NAMES = (
     "logsigmoid", "mish", "relu", "relu6", "rrelu", "selu", "sigmoid", "silu", "softplus", "softshrink",
     "softsign", "tanh", "tanhshrink",
 )  # fmt: skip
+_SYNONYMS = {"swish": "silu", "hard_swish": "hardswish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu"}
 # torch.nn.init.calculate_gain takes these for "linear".
 _LINEAR = ("linear", "identity", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
 
@@ -88,7 +89,9 @@ def _resolve(activation: Activation) -> Function | nn.Module:
     if isinstance(activation, str):
         if activation in _LINEAR:
             return nn.Identity()
-        choose("activation", activation, list(NAMES))
+        if activation.lower() == "prelu":
+            raise ProblemError("activation='prelu' has slopes that are learned; pass the nn.PReLU itself.")
+        choose("activation", activation, list(NAMES), _SYNONYMS)
         return getattr(F, activation)
     if isinstance(activation, type) and issubclass(activation, nn.Module):
         with untouched_random_state(CPU), CPU:

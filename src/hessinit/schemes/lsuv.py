@@ -6,6 +6,7 @@ the corrected output. The original runs the network several times for each layer
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from hessinit.schemes.operations import MIXING, name_of
 _ROUNDS = 10
 _CLOSE = 1e-3
 _CLOSE_ENOUGH = 0.1
+_EXPLODING = 0.5  # a later use may be twice as large as wanted, as it is in recurrences and at random
 
 
 class UnitVariance(TorchFunctionMode):
@@ -29,7 +31,7 @@ class UnitVariance(TorchFunctionMode):
 
     `wanted` holds the standard deviations that are not 1, `factors` what each weight was multiplied by. A
     weight whose output cannot be brought there (its bias alone is too large) is left as it was and named
-    in `failed`.
+    in `failed`; one that a later use would have made explode is in `shrunk`, with the factor.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], wanted: Mapping[str, float]) -> None:
@@ -40,6 +42,7 @@ class UnitVariance(TorchFunctionMode):
         self._wanted = wanted
         self.factors: dict[str, float] = {}
         self.failed: list[str] = []
+        self.shrunk: dict[str, float] = {}
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -48,16 +51,26 @@ class UnitVariance(TorchFunctionMode):
         result = function(*args, **kwargs)
         if name_of(function) in MIXING | {"embedding", "embedding_bag"} and isinstance(result, Tensor):
             for name in self._met(args, kwargs):
-                result = self._scale_(name, result, lambda: function(*args, **kwargs))
+                adjust = self._shrink_ if name in self.factors else self._scale_
+                result = adjust(name, result, functools.partial(function, *args, **kwargs))
         return result
 
     def _met(self, args: Any, kwargs: Any) -> list[str]:
-        """The weights among the arguments that were not met before."""
-        places = [
-            tensor.untyped_storage().data_ptr() for tensor in tensors_in((args, kwargs)) if tensor.numel()
-        ]
-        names = [self._names[place] for place in places if place in self._names]
-        return [name for name in names if name not in self.factors]
+        """The weights among the arguments."""
+        tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.numel()]
+        places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        return [self._names[place] for place in places if place in self._names]
+
+    def _shrink_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
+        """A tied weight must suit the use that would explode first: an output layer tied to an embedding."""
+        deviation = float(result.double().std(correction=0))
+        factor = self._wanted.get(name, 1.0) / deviation if deviation > 0 else 1.0
+        if not factor < _EXPLODING or name in self.failed:
+            return result
+        self._weights[name].mul_(factor)
+        self.factors[name] *= factor
+        self.shrunk[name] = self.shrunk.get(name, 1.0) * factor
+        return again()
 
     def _scale_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
         wanted = self._wanted.get(name, 1.0)

@@ -19,6 +19,11 @@ from hessinit.schemes.site import BY_SHAPE, Passage, Site
 from hessinit.schemes.targets import Target
 
 _GAIN_BEFORE = [scheme for scheme in USES_GAIN if scheme != "backward"]
+_UNIT_RULES = ["he", "orthogonal", "delta-orthogonal"]
+
+
+# What a reader calls the end of a passage without an activation in it.
+_ENDS = {"weight": "a layer", "mix": "attention", "state": "hidden state", "several": "several uses"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ def draft_all(
         by_key.setdefault(site.parameter, []).append(site)
     gains = _resolve_gains(targets, choices.gains)
     branches = len({site.parameter for site in sites if site.closes_residual})
-    drifts = drift_factors(sites) if choices.drift and choices.scheme in _GAIN_BEFORE else {}
+    # A rule by norms lets the size of units change with the widths, which the drift does not know.
+    drifts = drift_factors(sites) if choices.drift and choices.scheme in _UNIT_RULES else {}
     drafts = []
     for target in targets:
         reason = target.reason_to_leave_alone
@@ -124,13 +130,24 @@ def _draft(
         std=std,
     )
     wanted = gain_used(scheme, around) / branch * (1.0 if scheme == "lsuv" else factor)
-    return Draft(target, planned, site, wanted, factor)
+    return Draft(target, planned, site, wanted * _orthogonal_size(scheme, site), factor)
+
+
+def _orthogonal_size(scheme: str, site: Site) -> float:
+    """What makes the entries of an orthogonal table of embeddings as large as those of a normal one.
+
+    Its columns and rows are many; each output is one entry of it.
+    """
+    is_table = site.kind == "embedding" and scheme in ("orthogonal", "delta-orthogonal")
+    return math.sqrt(max(site.shape)) if is_table else 1.0
 
 
 def _unit_std(scheme: str, site: Site) -> tuple[float, ...]:
     """The root mean square of the entries of a (delta-)orthogonal weight of gain 1; none for others."""
     if scheme not in ("orthogonal", "delta-orthogonal"):
         return ()
+    if site.kind == "embedding":
+        return (1.0,)  # a lookup sums over nothing, see `_orthogonal_size`
     roots = []
     for groups in blocks_of(site, torch.empty(site.shape, device="meta")):
         outputs, inputs, *taps = groups[0].shape
@@ -186,7 +203,7 @@ def _checked_keep(target: Target, keep: float) -> float:
 def _words(passage: Passage) -> str:
     """What was met, shortened where an activation is written out step by step."""
     met = passage.words.split(", ")
-    return ", ".join([*met[:2], "…", met[-1]] if len(met) > 4 else met) or passage.end
+    return ", ".join([*met[:2], "…", met[-1]] if len(met) > 4 else met) or _ENDS.get(passage.end, passage.end)
 
 
 def _left_alone(target: Target, reason: str) -> PlannedWeight:

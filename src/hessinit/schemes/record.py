@@ -49,16 +49,24 @@ class Derived:
         return self.value is not None and self.value.numel() <= max(self.value.shape, default=1)
 
 
+def parametrized_name(parameter: str) -> str:
+    """`fc.weight` for what `torch.nn.utils.parametrize` stores for it.
+
+    >>> parametrized_name("fc.parametrizations.weight.original0"), parametrized_name("fc.weight")
+    ('fc.weight', 'fc.weight')
+    """
+    owner, found, rest = f".{parameter}".partition(".parametrizations.")
+    return f"{owner}.{rest.partition('.')[0]}".lstrip(".") if found else parameter
+
+
 def shown_name(parameter: str) -> str:
-    """`fc.weight` for what `torch.nn.utils.parametrize` and the older `weight_norm` store for it.
+    """The same, and `conv.weight` for what the older `weight_norm` stores for it.
 
     >>> shown_name("parametrizations.weight.original"), shown_name("conv.weight_g"), shown_name("fc.bias")
     ('weight', 'conv.weight', 'fc.bias')
     """
-    owner, found, rest = f".{parameter}".partition(".parametrizations.")
-    if found:
-        return f"{owner}.{rest.partition('.')[0]}".lstrip(".")
-    return parameter[:-2] if parameter.endswith(("weight_g", "weight_v")) else parameter
+    name = parametrized_name(parameter)
+    return name[:-2] if name.endswith(("weight_g", "weight_v")) else name
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from hessinit.schemes.geometry import Fans
 CLOSED_FORM = ["forward", "backward", "compromise", "lecun", "glorot", "he"]
 SCHEMES = [*CLOSED_FORM, "orthogonal", "delta-orthogonal", "lsuv", "default"]
 USES_GAIN = ["forward", "backward", "compromise", "he", "orthogonal", "delta-orthogonal"]
-DISTRIBUTIONS = ["normal", "truncated normal", "uniform"]
+SYNONYMS = {"kaiming": "he", "xavier": "glorot", "msra": "he", "pytorch": "default", "torch": "default"}
+BY_NORMS = ["forward", "backward", "compromise"]
 
 
 @dataclass(frozen=True)

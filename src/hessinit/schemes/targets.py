@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hessinit.problem.layers import find_layers, layer_name
-
-PARAMETRIZED = ".parametrizations."
+from hessinit.schemes.record import parametrized_name
 
 
 @dataclass(frozen=True)
@@ -115,24 +114,15 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or (wanted is not None and name not in wanted):
             continue
-        key = _key(name)
+        key = parametrized_name(name)
         path, _, attribute = key.rpartition(".")
         owner = model.get_submodule(path)
         stored = [parameter]
         if parametrize.is_parametrized(owner, attribute):
-            stored = list(owner.parametrizations[attribute].parameters(recurse=False))  # type: ignore[index,union-attr]
-        aliases = tuple(layer_name(_key(other)) for other in names[id(parameter)] if other != name)
+            inside: Any = owner.parametrizations
+            stored = list(inside[attribute].parameters(recurse=False))
+        aliases = tuple(
+            layer_name(parametrized_name(other)) for other in names[id(parameter)] if other != name
+        )
         targets.setdefault(key, Target(key, aliases, owner, tuple(stored)))
     return list(targets.values())
-
-
-def _key(name: str) -> str:
-    """`fc.parametrizations.weight.original0` is stored for `fc.weight`.
-
-    >>> _key("fc.parametrizations.weight.original0"), _key("fc.weight")
-    ('fc.weight', 'fc.weight')
-    """
-    if PARAMETRIZED not in f".{name}":
-        return name
-    owner, _, rest = f".{name}".partition(PARAMETRIZED)
-    return f"{owner}.{rest.partition('.')[0]}".lstrip(".")

@@ -107,11 +107,19 @@ def _scale_to_unit_variance_(
     for draft in drafts:
         weights[draft.target.key] *= mode.factors.get(draft.target.key, 1.0) * draft.factor
     shown = {draft.target.key: draft.target.name for draft in drafts}
-    unseen = [name for key, name in shown.items() if key not in mode.factors]
+    through = [target.name for target in (draft.target for draft in drafts) if target.is_parametrized]
+    unseen = [name for key, name in shown.items() if key not in mode.factors and name not in through]
     failed = [shown[key] for key in mode.failed]
     notes = []
     if unseen:
         notes.append(f"{', '.join(unseen)}: no output of their own to measure, so left orthogonal.")
+    if through:
+        notes.append(f"{', '.join(through)}: parametrized, so not scaled; left orthogonal.")
+    for key, factor in mode.shrunk.items():
+        notes.append(
+            f"{shown[key]} is used again, where its output would be {1 / factor:.2g} times too large, so it "
+            "is that much smaller, and what follows its first use starts small."
+        )
     if failed:
         notes.append(f"{', '.join(failed)}: no scale gives variance 1 (a bias? max_norm?), left orthogonal.")
     return tuple(notes)
