@@ -23,8 +23,7 @@ from hessinit.report.diagnostics import Diagnostics, read_diagnostics
 from hessinit.report.json_form import to_plain
 
 NOTHING_WRONG = (
-    "No layer has 10 % dead units; activations and gradients keep their size within a factor of 100 from "
-    "layer to layer."
+    "No layer has 10 % dead units; behind activations, sizes stay within a factor of 100 over the depth."
 )
 
 

@@ -115,17 +115,22 @@ def test_nine_weights_a_channel_leave_a_tanh_five_percent_short() -> None:
 @pytest.mark.parametrize("dropout", [0.4, 0.8])
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.GELU], ids=lambda kind: kind.__name__)
 def test_twenty_layers_with_dropout_keep_the_variance(dropout: float, activation: type[nn.Module]) -> None:
-    torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Linear(512, 512)]
     for _ in range(19):
         layers += [activation(), nn.Dropout(dropout), nn.Linear(512, 512)]
     model = nn.Sequential(*layers)
-    apply_scheme_(model, "he", generator=seeded(1))
-    variance = float(model(torch.randn(512, 512)).detach().var())
-    assert 0.5 <= variance <= 2
-    apply_scheme_(model, "he", dropout=False, generator=seeded(1))
-    uncorrected = float(model(torch.randn(512, 512)).detach().var())
-    assert not 0.5 <= uncorrected <= 2
+
+    def end_variance(seed: int, **options: bool) -> float:
+        torch.manual_seed(seed)  # the same seed: the weights must not be the numbers of the data
+        apply_scheme_(model, "he", generator=seeded(seed), **options)
+        with torch.no_grad():
+            return float(model(torch.randn(256, 512)).square().mean())
+
+    found = [end_variance(seed) for seed in range(6)]
+    # Single draws scatter, the more the less linear the activation: one in six may miss, the mean may not.
+    assert 0.5 <= sum(found) / len(found) <= 2, found
+    assert sum(0.5 <= one <= 2 for one in found) >= 5, found
+    assert not 0.5 <= end_variance(0, dropout=False) <= 2
 
 
 def test_every_part_of_a_fused_projection_has_the_std_of_its_own_fans() -> None:

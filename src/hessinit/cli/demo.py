@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hessinit.cli.failures import failures_explained
-from hessinit.cli.options import LARGEST_SEED, AsHtml, AsJson
+from hessinit.cli.options import LARGEST_SEED, AsHtml, AsJson, Diagnostics, Jacobians
 from hessinit.cli.output import Output, print_text
 from hessinit.cli.progress import working
 
@@ -30,6 +30,8 @@ def demo(
     seed: Annotated[
         int, typer.Option(min=0, max=LARGEST_SEED, metavar="N", help="Seed of the initial weights.")
     ] = 0,
+    jacobians: Jacobians = False,
+    diagnostics: Diagnostics = False,
     as_json: AsJson = False,
     html: AsHtml = None,
 ) -> None:
@@ -39,6 +41,7 @@ def demo(
     Examples:
       hessinit demo
       hessinit demo --seed 1 --html demo.html
+      hessinit demo --jacobians --diagnostics
     """
     output = Output(as_json, html)
     output.check()
@@ -50,7 +53,9 @@ def demo(
 
         # So small a network gains nothing from threads, and on a busy machine they wait for each other.
         torch.set_num_threads(1)
-        report = measure_curvature(*problem(seed), curvature="both", seed=seed)
+        report = measure_curvature(
+            *problem(seed), curvature="both", seed=seed, jacobians=jacobians, diagnostics=diagnostics
+        )
     if not as_json:
         print_text(INTRODUCTION)
     output.give(report)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hessinit.cli.failures import failures_explained, stop
-from hessinit.cli.options import LARGEST_SEED, AsHtml, AsJson, Curvature
+from hessinit.cli.options import LARGEST_SEED, AsHtml, AsJson, Curvature, Diagnostics, Jacobians
 from hessinit.cli.output import Output
 from hessinit.cli.progress import working
 from hessinit.problem_file import find_problem, load_problem
@@ -43,12 +43,8 @@ def measure(
             callback=_check_tolerance, metavar="X", help="Relative accuracy of the norms.  [default: 0.001]"
         ),
     ] = None,
-    jacobians: Annotated[
-        bool, typer.Option("--jacobians", help="Also the Jacobian products around each layer, and bounds.")
-    ] = False,
-    diagnostics: Annotated[
-        bool, typer.Option("--diagnostics", help="Also activations, gradients, dead and saturated units.")
-    ] = False,
+    jacobians: Jacobians = False,
+    diagnostics: Diagnostics = False,
     seed: Annotated[
         int | None,
         typer.Option(

@@ -23,3 +23,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON, 
 AsHtml = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Also write the report as a web page.")
 ]
+Jacobians = Annotated[
+    bool, typer.Option("--jacobians", help="Also the Jacobian products around each layer, and bounds.")
+]
+Diagnostics = Annotated[
+    bool, typer.Option("--diagnostics", help="Also activations, gradients, dead and saturated units.")
+]

@@ -41,7 +41,7 @@ def conclude_diagnostics(report: CurvatureReport) -> str:
         )
         if any(share is not None for share in shares)
     ]
-    spread = "activations and gradients keep their size within a factor of 100 from layer to layer"
+    spread = "behind activations, sizes stay within a factor of 100 over the depth"
     sentence = "; ".join([*judged, spread])
     return f"{sentence[0].upper()}{sentence[1:]}."
 

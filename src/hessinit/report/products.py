@@ -17,8 +17,9 @@ class JacobianProducts:
     `activation` is the largest |f'| at the layer's own outputs, 1 without an activation.
 
     `rigorous_bound` is never below the norm: ‖backward‖, ‖activation‖ and the actual input of the layer.
-    `paper_bound` has ‖forward‖·‖x‖ for that input: no bound in the presence of biases, or of activations
-    with f(0) ≠ 0. `lipschitz_bound` is the naive product of the norms of all other layers. A number that is
+    `paper_bound` has ‖forward‖·‖x‖ for that input: no bound in the presence of biases, of activations with
+    f(0) ≠ 0, or far from 0. `lipschitz_bound` is the naive product of the norms of all other layers and ‖x‖,
+    with the same gaps. A number that is
     None has its `reason`, the last of them `lipschitz_reason`; `note` says what else to know.
 
     >>> one = Estimate(1.0, 0.0, True, "exact", 3)

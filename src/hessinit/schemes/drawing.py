@@ -45,6 +45,7 @@ def draw_values(
     """New weights for all drafts that are not left alone, and new biases."""
     if scheme == "default":
         return _default_values(drafts, biases, generator)
+    generator = _apart(generator)
     planned = {draft.target.key: draft.planned for draft in drafts}
     written = [draft for draft in drafts if draft.site is not None]
     weights = {draft.target.key: _draw(draft, scheme, distribution, generator) for draft in written}
@@ -77,6 +78,17 @@ def _draw(draft: Draft, scheme: str, distribution: str | None, generator: torch.
     if draft.site.kind == "embedding" and padding is not None:
         value[padding] = 0
     return value
+
+
+def _apart(generator: torch.Generator | None) -> torch.Generator:
+    """A generator of our own, seeded from the one that was given, or from the global one.
+
+    After torch.manual_seed(0) the user's data are the numbers that seed 0 gives. Weights drawn from another
+    generator of that seed would be those very numbers: the first layer's output is several times too large.
+    """
+    device = generator.device if generator is not None else torch.device("cpu")
+    seed = torch.randint(2**62, (1,), generator=generator, device=device)
+    return torch.Generator(device).manual_seed(int(seed))
 
 
 def _zero_biases(drafts: Sequence[Draft]) -> dict[nn.Parameter, Tensor]:
@@ -174,7 +186,7 @@ def _reset_twin(owner: nn.Module, generator: torch.Generator | None) -> dict[str
         getattr(twin, reset)()
         return dict(twin.named_parameters(recurse=False))
     # Modules draw from the global generator only: it is seeded from the one that was given, and put back.
-    seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+    seed = _apart(generator).initial_seed()
     with untouched_random_state(torch.device("cpu")):
         torch.default_generator.manual_seed(seed)
         getattr(twin, reset)()
