@@ -30,7 +30,7 @@ def products_columns(report: CurvatureReport) -> list[Column]:
         column("forward", lambda found: found.forward, 8),
         column("‖A‖", lambda found: found.activation, 4),
         column("backward", lambda found: found.backward, 8),
-        Column("‖H‖", norms, 8),
+        Column("‖H‖" if report.curvature != "both" else "‖H‖ (GN)", norms, 8),
         column("rigorous", lambda found: found.rigorous_bound, 7),
         column("paper", lambda found: found.paper_bound, 6),
         column("Lipschitz", lambda found: found.lipschitz_bound, 5),
@@ -43,6 +43,7 @@ def products_columns(report: CurvatureReport) -> list[Column]:
 
 def conclude_products(report: CurvatureReport) -> str:
     """Say what the bounds are worth here; "" without them."""
+    what = "‖H‖" if report.curvature == "gauss-newton" else "the Gauss-Newton ‖H‖"
     rows = [
         (row.name, norm.value, row.jacobians)
         for row in report
@@ -54,9 +55,7 @@ def conclude_products(report: CurvatureReport) -> str:
     bounds = [(norm, found.rigorous_bound) for _, norm, found in rows if found.rigorous_bound is not None]
     tight = [bound / norm for norm, bound in bounds if math.isfinite(bound)]
     if tight:
-        sentences.append(
-            f"The rigorous bound is {_range(tight)} times ‖H‖: no layer is sharper than its bound."
-        )
+        sentences.append(f"The rigorous bound is {_range(tight)} times {what}: no layer is above its bound.")
     below = [name for name, norm, found in rows if found.paper_bound is not None and found.paper_bound < norm]
     if below:
         verb = "is" if len(below) == 1 else "are"
