@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from hessinit.errors import ProblemError, did_you_mean
+from hessinit.errors import ProblemError
 from hessinit.report.scheme_plan import PlannedWeight
 from hessinit.schemes.drift import drift_factors
 from hessinit.schemes.geometry import blocks_of, fans_of
+from hessinit.schemes.given_gains import resolve_gains
 from hessinit.schemes.rules import CLOSED_FORM, USES_GAIN, Around, gain_used, variance
 from hessinit.schemes.site import BY_SHAPE, Passage, Site
 from hessinit.schemes.targets import Target
 
 _GAIN_BEFORE = [scheme for scheme in USES_GAIN if scheme != "backward"]
 _UNIT_RULES = ["he", "orthogonal", "delta-orthogonal"]
-
 
 # What a reader calls the end of a passage without an activation in it.
 _ENDS = {"weight": "a layer", "mix": "attention", "state": "hidden state", "several": "several uses"}
@@ -60,7 +58,7 @@ def draft_all(
     by_key: dict[str, list[Site]] = {}
     for site in sites:
         by_key.setdefault(site.parameter, []).append(site)
-    gains = _resolve_gains(targets, choices.gains)
+    gains = resolve_gains(targets, choices.gains)
     branches = len({site.parameter for site in sites if site.closes_residual})
     # A rule by norms lets the size of units change with the widths, which the drift does not know.
     drifts = drift_factors(sites) if choices.drift and choices.scheme in _UNIT_RULES else {}
@@ -209,38 +207,3 @@ def _words(passage: Passage) -> str:
 def _left_alone(target: Target, reason: str) -> PlannedWeight:
     shape = tuple(target.stored[0].shape)
     return PlannedWeight(name=target.name, aliases=target.aliases, shape=shape, left_alone=reason)
-
-
-def _resolve_gains(targets: Sequence[Target], gains: Mapping[str, float] | None) -> dict[str, float]:
-    """Names and globs to keys; a pattern that fits no weight is refused."""
-    if gains is not None and not isinstance(gains, Mapping):
-        raise ProblemError(f"gains is a {type(gains).__name__}; it must map names to gains: {{'fc2': 1.5}}.")
-    found: dict[str, float] = {}
-    names_of = {target.key: {target.name, target.key, *target.aliases} for target in targets}
-    whole = {name for names in names_of.values() for name in names}
-    # A name beats a glob, whatever their order.
-    for pattern, gain in sorted((gains or {}).items(), key=lambda entry: entry[0] in whole):
-        if not isinstance(pattern, str):
-            raise ProblemError(f"gains holds the key {pattern!r}; keys are names or globs, such as 'fc2'.")
-        if not _is_gain(gain):
-            raise ProblemError(f"gains[{pattern!r}] is {gain!r}; a gain is a positive number.")
-        fitting = [
-            key
-            for key, names in names_of.items()
-            if pattern in names or any(fnmatch.fnmatchcase(name, pattern) for name in names)
-        ]
-        if not fitting:
-            names = [target.name for target in targets]
-            raise ProblemError(
-                f"gains names {pattern!r}, which fits no weight; there are {', '.join(names[:8])}."
-                + did_you_mean(str(pattern), names)
-            )
-        found.update(dict.fromkeys(fitting, float(gain)))
-    return found
-
-
-def _is_gain(value: Any) -> bool:
-    try:
-        return not isinstance(value, (bool, str)) and 0 < float(value) < math.inf
-    except (TypeError, ValueError):
-        return False
