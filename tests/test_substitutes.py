@@ -22,3 +22,30 @@ def test_a_sparse_embedding_is_measured_like_a_dense_one(curvature: str) -> None
     )
     assert [layer.norm for layer in found] == [layer.norm for layer in truth]
     assert found.network.norm == truth.network.norm > 0
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_hardsigmoid_has_the_second_derivative_that_torch_lacks(inplace: bool) -> None:
+    torch.manual_seed(0)
+    batch, loss = (torch.randn(9, 5).double(), torch.randint(3, (9,))), nn.CrossEntropyLoss()
+    first, last = nn.Linear(5, 6).double(), nn.Linear(6, 3).double()
+    options = {"curvature": "both", "jacobians": True, "tolerance": 1e-8}
+    report = hessinit.measure(nn.Sequential(first, nn.Hardsigmoid(inplace), last), loss, batch, **options)
+    by_hand = nn.Sequential(first, Sixth(), last)
+    truth = hessinit.measure(by_hand, loss, batch, **options)
+    for row, other in zip(report, truth, strict=True):
+        assert row.norm == pytest.approx(other.norm, rel=1e-6)
+    assert report["0"].jacobians.activation == pytest.approx(1 / 6)
+
+
+class Sixth(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu6(x + 3) / 6
+
+
+def test_a_second_derivative_that_torch_lacks_is_named() -> None:
+    def spread(output: torch.Tensor, target: None) -> torch.Tensor:
+        return torch.cdist(output, output.roll(1, 0)).square().mean()
+
+    with pytest.raises(hessinit.ProblemError, match="torch has no second derivative of cdist"):
+        hessinit.measure(nn.Linear(4, 3), spread, (torch.randn(6, 4), None), curvature="hessian")

@@ -34,6 +34,7 @@ def choose(name: str, value: object, choices: list[str], synonyms: Mapping[str, 
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         word = str(value).lower()
-        meant = (synonyms or {}).get(word)
+        stem = word.strip("_").removesuffix("_normal").removesuffix("_uniform")
+        meant = stem if stem in choices else (synonyms or {}).get(stem)
         hint = f" Did you mean {meant!r}?" if meant else did_you_mean(word, choices)
         raise ProblemError(f"{name}={value!r} is unknown; choose from {listed}.{hint}")

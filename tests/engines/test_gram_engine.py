@@ -174,3 +174,14 @@ def test_the_bound_without_the_network_stands_beside_a_layer_that_is_not_finite(
     assert report["0"].norm == math.inf
     assert report.network.top.value == math.inf
     assert report.network.top.error == report["1"].norm
+
+
+def test_a_small_gram_matrix_is_searched_to_the_end() -> None:
+    # Its second eigenvalue is close to the first, which this start hardly sees: 1.75 % too low if stopped.
+    torch.manual_seed(49)
+    convolution = [nn.Conv2d(2, 4, 3, stride=2), nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*convolution, nn.Linear(4, 3)).double()
+    batch = torch.randn(3, 2, 6, 6).double(), torch.randn(3, 3).double()
+    report = hessinit.measure(model, nn.MSELoss(), batch, network=False)
+    dense = hessinit.gauss_newton(model, nn.MSELoss(), batch, layers="0").to_dense()
+    assert report["0"].norm == pytest.approx(torch.linalg.eigvalsh(dense)[-1].item(), rel=1e-9)

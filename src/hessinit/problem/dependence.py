@@ -49,7 +49,8 @@ def check_no_reentrant_checkpoints(output: Tensor) -> None:
 def custom_functions(output: Tensor) -> list[str]:
     """The user's own `torch.autograd.Function`s behind `output`: their backward may be anything."""
     found = [getattr(node, "_forward_cls", None) for node in _nodes(output.grad_fn)]
-    return sorted({function.__name__ for function in found if function is not None})
+    own = [one for one in found if one is not None and not one.__module__.startswith("hessinit.")]
+    return sorted({function.__name__ for function in own})
 
 
 def _nodes(start: Any, stop: Any = None) -> Iterator[Any]:

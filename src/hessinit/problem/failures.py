@@ -14,6 +14,7 @@ from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch
 from hessinit.problem.structures import tensors_in
 
+_NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)'? is not implemented")
 _RECOMPUTES = (
     "the forward recomputes activations (torch.utils.checkpoint) or stores them by hooks, which would run "
     "outside of measuring, on other weights and buffers. Turn it off while measuring "
@@ -53,6 +54,22 @@ def explained(
                 "by itself; let it follow the weights instead, as in x.to(self.linear.weight.dtype)."
             ) from failure
         raise
+
+
+@contextlib.contextmanager
+def explained_derivatives() -> Iterator[None]:
+    """Some functions of torch have a first derivative only; it says so in words of its own."""
+    try:
+        yield
+    except RuntimeError as failure:
+        missing = _NO_DERIVATIVE.search(str(failure))
+        if missing is None:
+            raise
+        raise ProblemError(
+            f"torch has no second derivative of {missing[1].strip('_').removesuffix('_backward')}. "
+            "Gauss-Newton with few outputs needs none (curvature='gauss-newton' without jacobians); else "
+            "write that function with others, such as torch.relu and torch.exp."
+        ) from failure
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from hessinit.errors import ProblemError
 from hessinit.problem import checks, weights
 from hessinit.problem.batches import Batch, cast, read_batches
-from hessinit.problem.failures import explained, explained_loss
+from hessinit.problem.failures import explained, explained_derivatives, explained_loss
 from hessinit.problem.layers import Layer, find_layers
 from hessinit.problem.left_as_found import kept_attributes, twice_differentiable
 from hessinit.problem.randomness import Draws, untouched_random_state
@@ -98,7 +98,7 @@ class Problem:
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
         """Everything that evaluates the problem runs inside this."""
-        with untouched_random_state(self.device), twice_differentiable(self.model):
+        with untouched_random_state(self.device), twice_differentiable(self.model), explained_derivatives():
             yield
 
     def output(self, batch: Batch, *, draw: int = 0) -> Tensor:

@@ -82,4 +82,30 @@ def _embedding(
     return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
 
 
-_SUBSTITUTES = {torch._weight_norm: _weight_norm, F.embedding_bag: _embedding_bag, F.embedding: _embedding}
+class Hardsigmoid(torch.autograd.Function):
+    """Torch's own has no second derivative, not even the zero that it is almost everywhere."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, inplace: bool) -> Tensor:
+        ctx.save_for_backward((input.abs() < 3).to(input.dtype) / 6)
+        if inplace:
+            ctx.mark_dirty(input)
+        return F.hardsigmoid(input, inplace)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return gradient * slope, None
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    result: Tensor = Hardsigmoid.apply(input, inplace)  # type: ignore[no-untyped-call]
+    return result
+
+
+_SUBSTITUTES = {
+    torch._weight_norm: _weight_norm,
+    F.embedding: _embedding,
+    F.embedding_bag: _embedding_bag,
+    F.hardsigmoid: _hardsigmoid,
+}

@@ -20,9 +20,7 @@ def check_present(model: nn.Module) -> None:
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            raise ProblemError(
-                f"{name} is lazy and has no shape yet; run the model on a batch once, then measure."
-            )
+            raise ProblemError(f"{name} is lazy and has no shape yet; run the model on a batch once first.")
         kind = type(parameter.data).__name__
         if kind in ("DTensor", "ShardedTensor"):
             raise ProblemError(_sharded(name, kind))

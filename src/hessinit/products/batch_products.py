@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from hessinit.engines.ends import Effort
 from hessinit.operators.evaluation import Evaluation
@@ -142,9 +143,11 @@ def _slopes(layer: LayerUses, like: Tensor) -> Array:
         if use.activation is not None:
             shape = shape_behind(use.activation)
             steps = use.call.rows // layer.size if use.after_time_first else 0
-            with torch.no_grad():
-                derivative = use.activation(like.new_ones(shape))
-            derivative = derivative[0] if isinstance(derivative, tuple) else derivative
+            # Elementwise, so its derivative times ones is the diagonal.
+            ends = GradientEdge(use.activation, 0), GradientEdge(*use.activation.next_functions[0])
+            (derivative,) = torch.autograd.grad(
+                [ends[0]], [ends[1]], [like.new_ones(shape)], retain_graph=True
+            )
             by_example = Place(derivative, shape, layer.size, steps).gather(derivative)
             found = by_example.abs().amax(dim=1).double().cpu().numpy()
         slopes = np.maximum(slopes, found)

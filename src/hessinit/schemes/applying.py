@@ -19,10 +19,9 @@ from hessinit.report.scheme_plan import SchemePlan
 from hessinit.schemes.chains import is_homogeneous
 from hessinit.schemes.draw import DISTRIBUTIONS
 from hessinit.schemes.drawing import Drawn, draw_values
-from hessinit.schemes.geometry import fans_of
+from hessinit.schemes.geometry import widths_change
 from hessinit.schemes.planning import Choices, Draft, draft_all
 from hessinit.schemes.rules import BY_NORMS, CLOSED_FORM, SCHEMES, SYNONYMS, USES_GAIN
-from hessinit.schemes.site import Site
 from hessinit.schemes.targets import find_targets
 from hessinit.schemes.walk import find_sites
 
@@ -139,18 +138,12 @@ def _advice(drafts: list[Draft], scheme: str, residual: str) -> list[str]:
         site.before.words: site.before.function for site in sites if site.before.function is not None
     }
     bent = [words for words, function in functions.items() if not is_homogeneous(function)]
-    if scheme in BY_NORMS and bent and _widths_change(sites):
+    if scheme in BY_NORMS and bent and widths_change(sites):
         advice.append(
             f"{scheme!r} keeps lengths, so units change in size where widths do, but the gain of {bent[0]} "
             "is that of size 1: lengths are kept only roughly. 'he' keeps the size of units."
         )
     return advice
-
-
-def _widths_change(sites: list[Site]) -> bool:
-    """Whether a layer that feeds another has more than twice as many outputs as inputs, or less than half."""
-    fans = [fans_of(site)[0] for site in sites if site.kind != "embedding"]
-    return any(not 0.5 <= one.outputs / one.inputs <= 2 for one in fans[:-1])
 
 
 @contextlib.contextmanager

@@ -120,6 +120,6 @@ def _joined(record: Record, step: Step, branches: list[Passage]) -> Passage:
         moment=sum(squares) / sum(sizes),
         keep=sum(squares) / sum(dropped) if sum(squares) else 1.0,
         dropout_runs=any(branch.dropout_runs for branch in branches),
-        end="cat",
+        end="unknown" if any(branch.end == "unknown" for branch in branches) else "cat",
         trouble=next((branch.trouble for branch in branches if branch.trouble), ""),
     )

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessinit.errors import ProblemError
+from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Forward
 from hessinit.problem.randomness import untouched_random_state
 from hessinit.report.scheme_plan import PlannedWeight
@@ -116,6 +118,11 @@ def _scale_to_unit_variance_(
     mode = UnitVariance(stand_ins, wanted)
     with left_alone(model):
         run(model, prepare_sample(model, sample), forward, {**buffers, **replaced}, mode)
+    if mode.silent and not mode.factors:
+        raise ProblemError(
+            f"all that {layer_name(mode.silent[0])} gives on this sample is 0, and so behind it, so there is "
+            "nothing to measure. Pass a sample of several examples that differ."
+        )
     for draft in drafts:
         weights[draft.target.key] *= mode.factors.get(draft.target.key, 1.0) * draft.factor
     shown = {draft.target.key: draft.target.name for draft in drafts}

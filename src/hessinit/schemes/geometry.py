@@ -8,6 +8,7 @@ outputs an input feeds, on average.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -68,6 +69,12 @@ def blocks_of(site: Site, weight: Tensor) -> list[list[Tensor]]:
         return [list(part.chunk(site.groups)) for part in parts]
     matrix = weight.T if site.outputs_last else weight
     return [[part] for part in matrix.split(_parts(site))]
+
+
+def widths_change(sites: Sequence[Site]) -> bool:
+    """Whether a layer that feeds another has more than twice as many outputs as inputs, or less than half."""
+    fans = [fans_of(site)[0] for site in sites if site.kind != "embedding"]
+    return any(not 0.5 <= one.outputs / one.inputs <= 2 for one in fans[:-1])
 
 
 def _parts(site: Site) -> list[int]:

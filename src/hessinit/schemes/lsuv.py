@@ -43,6 +43,7 @@ class UnitVariance(TorchFunctionMode):
         self.factors: dict[str, float] = {}
         self.failed: list[str] = []
         self.shrunk: dict[str, float] = {}
+        self.silent: list[str] = []
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -74,9 +75,18 @@ class UnitVariance(TorchFunctionMode):
 
     def _scale_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
         wanted = self._wanted.get(name, 1.0)
+        if not bool(result.any()):
+            self.silent.append(
+                name
+            )  # as on the zero state that a recurrence starts from: its next use may tell
+            return result
         self.factors[name] = 1.0
         for _ in range(_ROUNDS):
             deviation = float(result.double().std(correction=0))
+            if math.isnan(deviation):
+                raise ProblemError(
+                    f"what {layer_name(name)} gives on this sample holds NaN or inf; clean it."
+                )
             if not 0 < deviation < math.inf:
                 raise ProblemError(
                     f"what {layer_name(name)} gives on this sample has standard deviation {deviation:g}, so "

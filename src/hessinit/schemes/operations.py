@@ -52,12 +52,13 @@ _POOLINGS = [
 POOLING = REDUCTIONS | _names(
     "interpolate upsample upsample_nearest upsample_bilinear fractional_max_pool2d "
     "fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d grid_sample cumsum segment_reduce "
-    "scatter_add index_add scatter_reduce pad_packed_sequence pack_padded_sequence cumprod"
+    "scatter_add scatter_reduce index_add pad_packed_sequence pack_padded_sequence cumprod"
 ) | frozenset(_POOLINGS) | frozenset(f"{name}_with_indices" for name in _POOLINGS)  # fmt: skip
 
 # What they give is not of the size of what they got, by a factor that depends on how much they add up.
 RESIZING = _names(
-    "sum nansum norm vector_norm prod logsumexp cumsum cumprod scatter_add index_add lp_pool1d lp_pool2d "
+    "sum nansum norm vector_norm prod logsumexp cumsum cumprod scatter_add scatter_reduce index_add "
+    "lp_pool1d lp_pool2d "
     "lp_pool3d"
 )
 

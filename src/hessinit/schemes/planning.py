@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ import torch
 from hessinit.errors import ProblemError
 from hessinit.report.scheme_plan import PlannedWeight
 from hessinit.schemes.drift import drift_factors
-from hessinit.schemes.geometry import blocks_of, fans_of
+from hessinit.schemes.geometry import blocks_of, fans_of, widths_change
 from hessinit.schemes.given_gains import resolve_gains
 from hessinit.schemes.rules import CLOSED_FORM, USES_GAIN, Around, gain_used, variance
 from hessinit.schemes.site import BY_SHAPE, Passage, Site
@@ -61,7 +62,8 @@ def draft_all(
     gains = resolve_gains(targets, choices.gains)
     branches = len({site.parameter for site in sites if site.closes_residual})
     # A rule by norms lets the size of units change with the widths, which the drift does not know.
-    drifts = drift_factors(sites) if choices.drift and choices.scheme in _UNIT_RULES else {}
+    by_units = choices.scheme in _UNIT_RULES or (choices.scheme == "forward" and not widths_change(sites))
+    drifts = drift_factors(sites) if choices.drift and by_units else {}
     drafts = []
     for target in targets:
         reason = target.reason_to_leave_alone
@@ -200,7 +202,7 @@ def _checked_keep(target: Target, keep: float) -> float:
 
 def _words(passage: Passage) -> str:
     """What was met, shortened where an activation is written out step by step."""
-    met = passage.words.split(", ")
+    met = re.sub(r"\bweight\b", "a layer", passage.words).split(", ")
     return ", ".join([*met[:2], "…", met[-1]] if len(met) > 4 else met) or _ENDS.get(passage.end, passage.end)
 
 

@@ -26,6 +26,10 @@ _BY_CHANNEL = ("mul", "div", "prelu")
 _SLICING = {"getitem", "narrow", "select", "chunk", "split", "unbind", "tensor_split"}
 
 
+# What only layers call, so that their first argument is never a weight.
+_MODULES = {"linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
+
+
 class Recorder:
     """Appends to `record` what a call does; gives back what stands for the call's result.
 
@@ -58,6 +62,12 @@ class Recorder:
         if name in operations.SHAPE_QUERIES or not (signals or parameters):
             unknown = name in operations.SHAPE_QUERIES or any(isinstance(leaf, Unknown) for leaf in leaves)
             return Unknown(call, name, fill_of(name, args, kwargs)) if unknown else None
+        if name in _MODULES and args and isinstance(args[0], Derived) and len(parameters) > 1:
+            # A learned start, as the queries of a Perceiver: what a layer is called on is a signal.
+            for used in args[0].parameters:
+                self.record.other_uses.setdefault(used, "a learned start of the signal, not a map of it")
+            start = self.record.add("parameter", "input", shape=_shape_of(args[0]))
+            return self.call(function, (start, *args[1:]), kwargs, name=name, shape=shape, value=value)
         if name in COMPOSITES:
             return COMPOSITES[name](self.record, name, args, kwargs)
         if parameters and name in WEIGHT_USES:
@@ -82,6 +92,12 @@ class Recorder:
         if name == "where" and isinstance((*call.args, None)[0], Signal):
             signals = [*signals[1:], signals[0]]  # the condition is not what goes on
         kind, sources = kind_of(name), tuple(dict.fromkeys(signal.index for signal in signals))
+        if (
+            kind == "mix"
+            and len(sources) == 1
+            and any(isinstance(leaf, Tensor) for leaf in leaves_of(call.args))
+        ):
+            kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
         passed = passed_on(sources[0])
         mask = mask_in(name, call.args)
         if mask is not None and len(sources) == 1:
@@ -177,3 +193,7 @@ def _derive(
 
 def _same_shape(first: Derived, value: Any) -> bool:
     return first.value is not None and isinstance(value, Tensor) and value.shape == first.value.shape
+
+
+def _shape_of(derived: Derived) -> Shape:
+    return None if derived.value is None else tuple(derived.value.shape)

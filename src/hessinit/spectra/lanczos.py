@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hessinit.estimate import Estimate
 from hessinit.spectra.krylov import LanczosProcess, worth_checking
-from hessinit.spectra.outcome import SETTLING_STEPS, conclude, not_finite
+from hessinit.spectra.outcome import SETTLING_STEPS, SMALL, conclude, not_finite
 from hessinit.spectra.protocol import Operator, operator_size, require_at_least, require_tolerance
 from hessinit.spectra.residuals import CAUTION, RitzEnd, read_end, spectral_norm
 from hessinit.spectra.start import random_start
@@ -92,7 +92,7 @@ def lanczos(
         if process.steps == 1:
             checks.append((1, process.alphas[0], process.alphas[0]))
         last = process.exhausted or process.steps == limit
-        if not last and not worth_checking(process.steps):
+        if not last and (size <= SMALL or not worth_checking(process.steps)):
             continue
         values, small_vectors = process.ritz()
         residuals = process.residuals(small_vectors)

@@ -12,6 +12,9 @@ from hessinit.spectra.residuals import CAUTION, RitzEnd
 
 # A value has settled when it has not moved over this many steps; see RitzEnd.is_converged.
 SETTLING_STEPS = 3
+# So small an operator is searched to the end: the few steps cost little, and a start that hardly sees the
+# leading eigenvector, which takes the second one for it, is not rare among so few dimensions.
+SMALL = 16
 
 
 class Run(Protocol):

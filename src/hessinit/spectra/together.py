@@ -13,7 +13,7 @@ from torch import Tensor
 from hessinit.estimate import Estimate
 from hessinit.spectra.krylov import Array, small_eigenpairs
 from hessinit.spectra.lanczos import LEADING
-from hessinit.spectra.outcome import SETTLING_STEPS, conclude
+from hessinit.spectra.outcome import SETTLING_STEPS, SMALL, conclude
 from hessinit.spectra.protocol import Operator
 from hessinit.spectra.residuals import read_end
 from hessinit.spectra.scale import power_of_two_scale
@@ -61,13 +61,13 @@ def tops_together(
     for step in range(1, limit + 1):
         lockstep.advance()
         over = [run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs]
-        if step <= SETTLING_STEPS and not any(over):
+        if (step <= SETTLING_STEPS or lockstep.size <= SMALL) and not any(over):
             continue
         values, vectors, residuals = lockstep.ritz()
         finished = []
         for row, run in enumerate(lockstep.runs):
             # Most runs are far from done most of the time: one comparison tells.
-            if residuals[row, -1] > 0.1 * values[row, -1] and not over[row]:
+            if (lockstep.size <= SMALL or residuals[row, -1] > 0.1 * values[row, -1]) and not over[row]:
                 continue
             change = 0.0 if run.exhausted else abs(values[row, -1] - lockstep.earlier(row))
             end = read_end(values[row], residuals[row], -1, float(change))
