@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.engines.plan import in_proportion, probe_examples
+from hessinit.engines.separation import in_proportion, probe_examples
 from hessinit.problem.layer_values import Place
 from hessinit.spectra.probes import ProbeStream
 

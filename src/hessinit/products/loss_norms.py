@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from hessinit.engines.ends import Effort
-from hessinit.engines.plan import in_proportion, probe_examples
+from hessinit.engines.separation import in_proportion, probe_examples
 from hessinit.operators.evaluation import Evaluation
 from hessinit.products.places import Place
 from hessinit.spectra.by_example import BatchedMap, largest_singular_values

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hessinit.engines.plan import in_proportion, probe_examples
+from hessinit.engines.separation import in_proportion, probe_examples
 from hessinit.products.layer_uses import LayerUses, shape_behind
 from hessinit.products.places import Jacobian, Place, Reach
 from hessinit.products.start import Start, Traced
