@@ -80,6 +80,7 @@ def test_a_table_shows_what_there_is() -> None:
         "mean": ("0.4", "", "0.4"),
         "std": ("0.6", "", "0.6"),
         "std before": ("1", "", ""),
+        "grad mean": ("0", "", "0"),
         "grad std": ("0.001", "", "0.001"),
         "dead": ("61 %", "", ""),
         "corr": ("0.21", "", ""),
@@ -160,7 +161,10 @@ def test_a_picture_on_the_users_axes_makes_no_figure() -> None:
 
 def test_a_picture_of_extremes_is_drawn() -> None:
     rows = [make_diagnostics(activation_std=1e-100, gradient_std=1e100)]
-    draw_diagnostics(make_report(*rows)).figure.canvas.draw()
+    axes = draw_diagnostics(make_report(*rows))
+    axes.figure.canvas.draw()
+    low, high = axes.get_ylim()
+    assert low <= 1e-100 < 1e100 <= high
 
 
 @pytest.mark.parametrize("rows", [[], [None]])

@@ -34,6 +34,7 @@ def diagnostics_columns(report: CurvatureReport) -> list[Column]:
         column("mean", lambda row: _write(row.activation_mean), 4),
         column("std", lambda row: _write(row.activation_std), 8),
         column("std before", lambda row: _write(row.preactivation_std) if row.activation else "", 3),
+        column("grad mean", lambda row: _write(row.gradient_mean), 1),
         column("grad std", lambda row: _write(row.gradient_std), 8),
         column("dead", lambda row: format_share(row.dead), 7),
         column("saturated", lambda row: format_share(row.saturated), 7),
