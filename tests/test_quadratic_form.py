@@ -17,6 +17,7 @@ from dense import dense_curvature, ends
 from hessinit.errors import ProblemError
 from hessinit.present.quadratic_table import render_forms
 from hessinit.quadratic import quadratic_form
+from hessinit.report import CurvatureReport
 from hessinit.report.quadratic import QuadraticForm, QuadraticForms
 from tiny import LOSS, Calling, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
@@ -420,6 +421,15 @@ def test_json_is_strict_and_holds_every_number() -> None:
     assert (read["kind"], read["schema"]) == ("hessinit quadratic forms", 1)
     assert (read["layers"][0]["exact"], read["layers"][0]["theorem1"]) == (["inf"], [0.1])
     assert read == forms.to_dict()
+
+
+def test_forms_come_back_from_json_equal() -> None:
+    forms = quadratic_form(network(), LOSS, batch(), draws=3)
+    assert QuadraticForms.from_json(forms.to_json()) == forms
+    with pytest.raises(ValueError, match="not 'hessinit quadratic forms' of schema 1"):
+        QuadraticForms.from_json('{"kind": "hessinit curvature report", "schema": 2}')
+    with pytest.raises(ValueError, match="holds 'hessinit quadratic forms'"):
+        CurvatureReport.from_json(forms.to_json())
 
 
 ONE_DRAW = """\

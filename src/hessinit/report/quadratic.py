@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hessinit.report.by_name import ByName
-from hessinit.report.json_form import Plain, to_plain
+from hessinit.report.json_form import Plain, read_number, read_numbers, to_plain
 from hessinit.report.layer import check_choice
 
 if TYPE_CHECKING:
@@ -102,8 +102,29 @@ class QuadraticForms(ByName[QuadraticForm]):
         return {"kind": KIND, "schema": SCHEMA, **to_plain(self)}
 
     def to_json(self) -> str:
-        """The forms as strict JSON; inf and nan travel as strings."""
+        """The forms as strict JSON, inf and nan as strings; `from_json` gives equal ones back."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> QuadraticForms:
+        """Rebuild the forms from what `to_json` gave."""
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("kind") != KIND or data.get("schema") != SCHEMA:
+            raise ValueError(
+                f"this is not {KIND!r} of schema {SCHEMA}; give what QuadraticForms.to_json wrote."
+            )
+        return cls(
+            layers=tuple(map(_read_form, data["layers"])),
+            directions=str(data["directions"]),
+            draws=int(data["draws"]),
+            loss=read_number(data["loss"]),
+            examples=int(data["examples"]),
+            batches=int(data["batches"]),
+            seed=int(data["seed"]),
+            seconds=None if data["seconds"] is None else read_number(data["seconds"]),
+            notes=tuple(map(str, data["notes"])),
+            versions={str(key): str(value) for key, value in data["versions"].items()},
+        )
 
     def __repr__(self) -> str:
         count = f"{self.draws} draw{'' if self.draws == 1 else 's'}"
@@ -118,6 +139,17 @@ class QuadraticForms(ByName[QuadraticForm]):
         from hessinit.present.quadratic_table import form_renderables
 
         yield from form_renderables(self, options.max_width)
+
+
+def _read_form(data: Plain) -> QuadraticForm:
+    return QuadraticForm(
+        name=str(data["name"]),
+        aliases=tuple(map(str, data["aliases"])),
+        shape=tuple(map(int, data["shape"])),
+        exact=read_numbers(data["exact"]),
+        theorem1=read_numbers(data["theorem1"]),
+        length=read_numbers(data["length"]),
+    )
 
 
 def _error(exact: float, theorem1: float, yardstick: float) -> float:
