@@ -62,7 +62,7 @@ def measure(
     the whole network out and bounds its norm by the layers'.
 
     Costs 10 to 20 gradients for a classifier with ten outputs, all layers and the network together; with
-    diagnostics 1.5 times, with Jacobian products 9 to 26 times as much.
+    diagnostics up to twice, with Jacobian products 9 to 26 times as much.
 
     >>> model = nn.Linear(3, 1, bias=False).double()
     >>> inputs = torch.eye(3, dtype=torch.float64)

@@ -29,7 +29,7 @@ from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.report.quadratic import QuadraticForm, QuadraticForms
 
-# So many directions go through one batched pass: up to 1.5 times faster than one by one; more are not.
+# So many directions at most go through one batched pass.
 _MOST_AT_ONCE = 16
 _BYTES_AT_ONCE = 2**25
 

@@ -7,9 +7,8 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hessinit.present.columns import build_columns
-from hessinit.present.diagnostics_columns import diagnostics_columns
+from hessinit.present.further import further_tables
 from hessinit.present.numbers import format_number, printable
-from hessinit.present.products_columns import products_columns
 from hessinit.present.sentences import describe_cost
 from hessinit.report.report import CurvatureReport
 
@@ -30,7 +29,7 @@ def _render(template: str, report: CurvatureReport) -> str:
         .get_template(template)
         .render(
             columns=build_columns(report),
-            further=[one for one in (products_columns(report), diagnostics_columns(report)) if one],
+            further=further_tables(report),
             layers=len(report),
             verdict=report.verdict,
             cost=describe_cost(report),

@@ -8,10 +8,9 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hessinit.present.columns import build_columns
-from hessinit.present.diagnostics_columns import diagnostics_columns
+from hessinit.present.further import further_tables
 from hessinit.present.grid import build_grid, fit, name_left_out, render, terminal_width
 from hessinit.present.numbers import printable
-from hessinit.present.products_columns import products_columns
 from hessinit.present.sentences import describe_cost
 from hessinit.report.report import CurvatureReport
 
@@ -26,12 +25,13 @@ def renderables(report: CurvatureReport, width: int) -> Iterator[RenderableType]
     """Give the parts of the report to a rich console of that width: the table, then the sentences."""
     columns, left_out = fit(build_columns(report), width)
     yield build_grid(columns, width, rule_before=len(report))
-    for further in (products_columns(report), diagnostics_columns(report)):
-        if further:
-            kept, dropped = fit(further, width)
-            left_out += dropped
-            yield Text()
-            yield build_grid(kept, width)
+    for table in further_tables(report):
+        kept, dropped = fit(table.columns, width)
+        left_out += dropped
+        yield Text()
+        yield Text(table.caption)
+        yield Text()
+        yield build_grid(kept, width)
     # Text, never str: rich would read a layer called "[red]" as markup.
     yield Text()
     yield Text(report.verdict)

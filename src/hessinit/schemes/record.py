@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,6 +182,17 @@ class Record:
         """Append a step."""
         self.steps.append(Step(len(self.steps), name, kind, sources, **details))
         return Signal(len(self.steps) - 1)
+
+    def behind(self, indices: Iterable[int]) -> set[int]:
+        """These steps and all whose results go into them."""
+        found: set[int] = set()
+        waiting = list(indices)
+        while waiting:
+            index = waiting.pop()
+            if index not in found:
+                found.add(index)
+                waiting.extend(self[index].sources)
+        return found
 
     def __getitem__(self, index: int) -> Step:
         return self.steps[index]

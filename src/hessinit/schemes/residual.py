@@ -20,11 +20,11 @@ def closes_residual(surroundings: Surroundings, step: Step) -> bool:
         return False
     own = path.steps[-1].index if path.steps else step.index
     record = surroundings.record
-    branch = _ancestors(record, own)
+    branch = record.behind([own])
     for other in path.last.sources:
         if other == own:
             continue
-        skip = _ancestors(record, other)
+        skip = record.behind([other])
         mine, others = _weights(record, branch - skip), _weights(record, skip - branch)
         repeated = len(set(mine)) < len(mine) or bool(set(mine) & set(others))
         added = any(record[i].kind == "sum" and len(record[i].sources) > 1 for i in branch - skip)
@@ -32,17 +32,6 @@ def closes_residual(surroundings: Surroundings, step: Step) -> bool:
         if branch & skip and len(mine) > len(others) and plain and not repeated:
             return True
     return False
-
-
-def _ancestors(record: Record, index: int) -> set[int]:
-    found: set[int] = set()
-    waiting = [index]
-    while waiting:
-        index = waiting.pop()
-        if index not in found:
-            found.add(index)
-            waiting.extend(record[index].sources)
-    return found
 
 
 def _weights(record: Record, indices: set[int]) -> list[str]:

@@ -113,11 +113,4 @@ def _live(record: Record) -> set[int]:
     """The steps behind the outputs; all of them where no output is a signal."""
     if not record.outputs:
         return set(range(len(record.steps)))
-    live: set[int] = set()
-    waiting = list(record.outputs)
-    while waiting:
-        index = waiting.pop()
-        if index not in live:
-            live.add(index)
-            waiting.extend(record[index].sources)
-    return live
+    return record.behind(record.outputs)
