@@ -10,65 +10,89 @@ from typing import TYPE_CHECKING, Any
 from hessinit._version import __version__
 
 if TYPE_CHECKING:
+    from hessinit.advising.advise import advise
+    from hessinit.comparing.compare import compare
+    from hessinit.comparing.sweep import sweep
     from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
     from hessinit.estimate import Estimate
+    from hessinit.initializing.initialize import initialize_
     from hessinit.measuring import measure
     from hessinit.operators import gauss_newton, hessian, jacobian
     from hessinit.quadratic import quadratic_form
     from hessinit.report import CurvatureReport, LayerCurvature, load
+    from hessinit.report.advice import LearningRateAdvice
+    from hessinit.report.comparison import Comparison
     from hessinit.report.diagnostics import Diagnostics
+    from hessinit.report.initialization import Initialization
     from hessinit.report.products import JacobianProducts
     from hessinit.report.quadratic import QuadraticForm, QuadraticForms
+    from hessinit.report.run import Run
     from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
     from hessinit.schemes.applying import apply_scheme_
     from hessinit.schemes.gains import gain
 
 # Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
 _HOMES = {
+    "Comparison": "hessinit.report.comparison",
     "ConvergenceError": "hessinit.errors",
     "ConvergenceWarning": "hessinit.errors",
     "CurvatureReport": "hessinit.report",
     "Diagnostics": "hessinit.report.diagnostics",
     "Estimate": "hessinit.estimate",
+    "Initialization": "hessinit.report.initialization",
     "JacobianProducts": "hessinit.report.products",
     "LayerCurvature": "hessinit.report",
+    "LearningRateAdvice": "hessinit.report.advice",
     "PlannedWeight": "hessinit.report.scheme_plan",
     "ProblemError": "hessinit.errors",
     "QuadraticForm": "hessinit.report.quadratic",
     "QuadraticForms": "hessinit.report.quadratic",
+    "Run": "hessinit.report.run",
     "SchemePlan": "hessinit.report.scheme_plan",
+    "advise": "hessinit.advising.advise",
     "apply_scheme_": "hessinit.schemes.applying",
+    "compare": "hessinit.comparing.compare",
     "gain": "hessinit.schemes.gains",
     "gauss_newton": "hessinit.operators",
     "hessian": "hessinit.operators",
+    "initialize_": "hessinit.initializing.initialize",
     "jacobian": "hessinit.operators",
     "load": "hessinit.report",
     "measure": "hessinit.measuring",
     "quadratic_form": "hessinit.quadratic",
+    "sweep": "hessinit.comparing.sweep",
 }
 
 __all__ = [
+    "Comparison",
     "ConvergenceError",
     "ConvergenceWarning",
     "CurvatureReport",
     "Diagnostics",
     "Estimate",
+    "Initialization",
     "JacobianProducts",
     "LayerCurvature",
+    "LearningRateAdvice",
     "PlannedWeight",
     "ProblemError",
     "QuadraticForm",
     "QuadraticForms",
+    "Run",
     "SchemePlan",
     "__version__",
+    "advise",
     "apply_scheme_",
+    "compare",
     "gain",
     "gauss_newton",
     "hessian",
+    "initialize_",
     "jacobian",
     "load",
     "measure",
     "quadratic_form",
+    "sweep",
 ]
 
 

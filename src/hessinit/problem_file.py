@@ -69,8 +69,17 @@ def load_problem(place: Place) -> LoadedProblem:
 
     The file's folder (for a module, the working folder) is put on `sys.path`, as `python file.py` does.
     """
+    return call_problem(load_function(place), place)
+
+
+def load_function(place: Place) -> Callable[[], Any]:
+    """Run the file or import the module, and find the function; it is not called yet."""
     module = _run_file(Path(place.source)) if place.is_file else _import_module(place.source)
-    function = _find_function(module, place)
+    return _find_function(module, place)
+
+
+def call_problem(function: Callable[[], Any], place: Place) -> LoadedProblem:
+    """Call the function of that place, and check what it returned."""
     try:
         result = function()
     except (Exception, SystemExit) as failure:

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from hessinit._version import __version__
+from hessinit.cli.compare import compare
 from hessinit.cli.demo import demo
 from hessinit.cli.measure import measure
 from hessinit.cli.output import print_text
 from hessinit.cli.show import show
+from hessinit.cli.sweep import sweep
 
 app = typer.Typer(
     name="hessinit",
@@ -21,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, measure, show):
+for command in (demo, measure, compare, sweep, show):
     app.command()(command)
 
 
@@ -55,5 +57,7 @@ def describe(
     Examples:
       hessinit demo                      a small network
       hessinit measure net.py:problem    your network
-      hessinit show report.json          a saved report
+      hessinit compare net.py:problem    which start is best
+      hessinit sweep net.py:problem      the size of weights
+      hessinit show report.json          a saved result
     """

@@ -28,7 +28,7 @@ def stop(message: str, code: int = WRONG_USE) -> NoReturn:
 
 
 @contextmanager
-def failures_explained(what: str) -> Iterator[None]:
+def failures_explained(what: str, doing: str = "measuring") -> Iterator[None]:
     """Refusals become a paragraph, and failures of the user's code a traceback without our frames."""
     try:
         yield
@@ -50,9 +50,9 @@ def failures_explained(what: str) -> Iterator[None]:
     except Exception as failure:
         if not _is_theirs(failure):
             typer.echo("".join(traceback.format_exception(failure)), err=True, nl=False)
-            stop(f"measuring {what} failed inside hessinit. Please report it, with the traceback above.")
+            stop(f"{doing} {what} failed inside hessinit. Please report it, with the traceback above.")
         typer.echo(format_their_traceback(failure), err=True, nl=False)
-        stop(f"measuring {what} failed, as shown above.")
+        stop(f"{doing} {what} failed, as shown above.")
 
 
 def format_their_traceback(failure: BaseException) -> str:

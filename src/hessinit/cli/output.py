@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -16,6 +17,10 @@ from hessinit.cli.failures import NOT_CONVERGED, stop
 
 if TYPE_CHECKING:
     from hessinit.report import CurvatureReport
+    from hessinit.report.comparison import Comparison
+
+
+PICTURES = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True)
@@ -25,16 +30,25 @@ class Output:
     json: bool = False
     html: Path | None = None
     save: Path | None = None
+    picture: Path | None = None  # of a comparison
 
     def check(self) -> None:
         """Refuse a file that cannot be written, before any work is done."""
-        if self.html and self.save and self.html.resolve() == self.save.resolve():
-            stop(f"--html and --save both name {self.html}; give them different files.")
-        for option, path in (("--html", self.html), ("--save", self.save)):
+        options = {"--html": self.html, "--save": self.save, "--picture": self.picture}
+        named: dict[Path, str] = {}
+        for option, path in options.items():
+            if path is None:
+                continue
+            other = named.setdefault(path.resolve(), option)
+            if other != option:
+                stop(f"{other} and {option} both name {options[other]}; give them different files.")
+        for option, path in options.items():
             if path is not None:
                 _check_writable(option, path)
+        if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
+            stop(f"--picture {self.picture} must end in one of {', '.join(PICTURES)}.")
 
-    def give(self, report: CurvatureReport) -> None:
+    def give(self, report: CurvatureReport | Comparison) -> None:
         """Print the report, then write the files: a full disk does not take the result from the screen."""
         if self.json:
             sys.stdout.write(report.to_json())
@@ -51,9 +65,13 @@ class Output:
                 NOT_CONVERGED,
             )
 
-    def write_files(self, report: CurvatureReport) -> None:
+    def write_files(self, report: CurvatureReport | Comparison) -> None:
         """Write what was asked for, each file whole or not at all, and say so on stderr."""
-        for path, write in ((self.html, report.to_html), (self.save, report.save)):
+
+        def draw(path: Path) -> None:
+            _draw(cast("Comparison", report), path)
+
+        for path, write in ((self.html, report.to_html), (self.save, report.save), (self.picture, draw)):
             if path is None:
                 continue
             try:
@@ -63,7 +81,7 @@ class Output:
             typer.echo(f"Wrote {path}.", err=True)
 
 
-def print_report(report: CurvatureReport) -> None:
+def print_report(report: CurvatureReport | Comparison) -> None:
     """Print in colour and as wide as the terminal is; into a pipe, what print(report) gives."""
     from rich.console import Console
 
@@ -81,6 +99,17 @@ def print_text(text: str) -> None:
     width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
     for line in text.split("\n"):
         sys.stdout.write(textwrap.fill(line, width, break_on_hyphens=False) + "\n")
+
+
+def _draw(comparison: Comparison, path: Path) -> None:
+    from hessinit.present.comparison_figure import draw_comparison
+
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+    try:  # whole or not at all, like the other files
+        draw_comparison(comparison).savefig(temporary, format=path.suffix[1:].lower(), dpi=200)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _check_writable(option: str, path: Path) -> None:

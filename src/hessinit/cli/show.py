@@ -1,7 +1,8 @@
-"""`hessinit show`: a saved report."""
+"""`hessinit show`: a saved report or comparison."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,36 +15,49 @@ from hessinit.errors import did_you_mean
 
 if TYPE_CHECKING:
     from hessinit.report import CurvatureReport
+    from hessinit.report.comparison import Comparison
 
 
 def show(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="What --save, --json or report.save() wrote.", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="What --save, --json or save() wrote.", show_default=False),
     ],
     html: AsHtml = None,
 ) -> None:
-    """Print a saved report. It needs no torch, and no model.
+    """Print a saved report or comparison. It needs no torch, and no model.
 
     \b
     Examples:
       hessinit show report.json
       hessinit show report.json --html report.html
+      hessinit show comparison.json
     """
     output = Output(html=html)
     output.check()
     output.give(_load_report(path))
 
 
-def _load_report(path: Path) -> CurvatureReport:
-    from hessinit.report import load
+def _load_report(path: Path) -> CurvatureReport | Comparison:
+    from hessinit.report import CurvatureReport
+    from hessinit.report.comparison import KIND, Comparison
 
     try:
-        return load(path)
+        text = path.read_bytes()
+        if _kind(text) == KIND:
+            return Comparison.from_json(text, source=str(path))
+        return CurvatureReport.from_json(text, source=str(path))
     except FileNotFoundError:
         names = [each.name for each in path.parent.glob("*.json")] if path.parent.is_dir() else []
         stop(f"{path} does not exist.{did_you_mean(path.name, sorted(names))}")
     except (OSError, ValueError) as failure:
         stop(f"{path} cannot be read: {failure.strerror}." if isinstance(failure, OSError) else str(failure))
+
+
+def _kind(text: bytes) -> object:
+    """What the file says it is; None where it says nothing, which is for the reader of reports to refuse."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return None
+    return data.get("kind") if isinstance(data, dict) else None

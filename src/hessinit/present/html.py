@@ -25,7 +25,7 @@ def render_page(report: CurvatureReport) -> str:
 
 def _render(template: str, report: CurvatureReport) -> str:
     return (
-        _templates()
+        templates()
         .get_template(template)
         .render(
             columns=build_columns(report),
@@ -42,7 +42,8 @@ def _render(template: str, report: CurvatureReport) -> str:
 
 
 @cache
-def _templates() -> Environment:
+def templates() -> Environment:
+    """Where all pages come from."""
     # autoescape for all: jinja2's own choice goes by the file's ending, and .j2 would not be escaped.
     return Environment(
         loader=PackageLoader("hessinit.present"),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from hessinit.report.advice import LearningRateAdvice
+
 # `present` is imported inside the methods only: it imports this module, and measuring needs none of it.
 
 
@@ -101,6 +103,23 @@ class CurvatureReport(ByName[LayerCurvature]):
         from hessinit.present.sentences import conclude
 
         return " ".join(filter(None, (conclude(self), conclude_products(self), conclude_diagnostics(self))))
+
+    def advice(
+        self,
+        optimizer: str = "sgd",
+        *,
+        lr: float | None = None,
+        momentum: float | None = None,
+        dampening: float | None = None,
+        weight_decay: float | None = None,
+    ) -> LearningRateAdvice:
+        """Rates for gradient descent ("sgd", "momentum", "nesterov"), and whether to warm up to `lr`.
+
+        Adam's depend on the gradient, too: `hessinit.advise` measures them.
+        """
+        from hessinit.report.report_advice import advise_from_report
+
+        return advise_from_report(self, optimizer, lr, momentum, dampening, weight_decay)
 
     def to_dict(self) -> dict[str, Plain]:
         """The report as what strict JSON can hold."""

@@ -57,7 +57,8 @@ def apply_scheme_(
     (`dropout=False` leaves it out) and its true fans. In deep networks of GELU, SiLU and their like a gain is
     not enough, because examples drift apart: there each layer gets a small correction on top (`drift=False`
     leaves it out). `residual="scaled"` divides the weight that ends a residual branch by the root of the
-    number of branches. `gains` overrides the gain of layers by name or glob. Biases become 0 (or PyTorch's,
+    number of branches. `gains` overrides the gain of layers by name or glob, or, for "lsuv", the standard
+    deviation that their output shall have. Biases become 0 (or PyTorch's,
     for "default"); `biases="keep"` leaves them. `undo()` of the result takes everything back; with
     `dry_run=True` the plan is all you get, and nothing is touched.
 
@@ -71,7 +72,7 @@ def apply_scheme_(
     """
     _check(model, scheme, distribution, forward, residual, biases, generator)
     check_switches(dropout=dropout, drift=drift, dry_run=dry_run)
-    if gains and scheme not in USES_GAIN:
+    if gains and scheme not in [*USES_GAIN, "lsuv"]:
         raise ProblemError(f"gains has no meaning for scheme={scheme!r}, which uses no gain; leave it out.")
     if scheme == "lsuv" and sample is None:
         raise ProblemError(

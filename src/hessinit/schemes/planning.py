@@ -113,6 +113,7 @@ def _draft(
         measured = scheme == "lsuv" and site.before.dropout_runs  # then the data show what dropout does
         factor = 1.0 if measured else math.sqrt(around.keep_before)
         std = tuple(gain_used(scheme, around) * factor / branch * root for root in _unit_std(scheme, site))
+    asked = gain if scheme == "lsuv" and gain is not None else gain_used(scheme, plain)
     planned = PlannedWeight(
         name=target.name,
         aliases=target.aliases,
@@ -124,12 +125,12 @@ def _draft(
         after=_words(site.after),
         norm_follows=site.norm_follows,
         closes_residual=site.closes_residual,
-        gain=gain_used(scheme, plain),
+        gain=asked,
         dropout_factor=factor,
         drift_factor=gain_used(scheme, around) / gain_used(scheme, plain),
         std=std,
     )
-    wanted = gain_used(scheme, around) / branch * (1.0 if scheme == "lsuv" else factor)
+    wanted = asked / branch if scheme == "lsuv" else gain_used(scheme, around) / branch * factor
     return Draft(target, planned, site, wanted * _orthogonal_size(scheme, site), factor)
 
 

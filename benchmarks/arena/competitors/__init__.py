@@ -1,0 +1,9 @@
+"""The starts that hessinit is compared with and that the library does not have, written from their papers."""
+
+from __future__ import annotations
+
+from arena.competitors.fixup import fixup_
+from arena.competitors.gradinit import gradinit_
+from arena.competitors.metainit import metainit_
+
+__all__ = ["fixup_", "gradinit_", "metainit_"]

@@ -1,0 +1,117 @@
+"""The arena's scores as pictures. `python benchmarks/arena/figures.py FOLDER` draws made-up ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if __name__ == "__main__":  # as `arena.figures` it is found already
+    sys.path.append(str(Path(__file__).parents[1]))
+
+from arena.outcomes import Outcome
+from arena.scores import divergences, mean_ranks, rank_errors, regret
+from hessinit.present.figure import BLUE, GREY
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LARGEST = 0.3  # regret at which the colours end
+
+
+def draw_regret(
+    outcomes: Sequence[Outcome], start: str, ours: Collection[str], ax: Axes | None = None
+) -> Axes:
+    """Tasks × rates: how far `start` is behind the best competitor (red) or ahead (blue), in percent.
+
+    A cell in which nothing trains is grey; one in which `start` fails though a competitor trains has a cross.
+    """
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=(6.5, 0.9 + 0.27 * len(outcomes)), layout="constrained")
+    columns = max(len(outcome.rates) for outcome in outcomes)
+    cells = regret(outcomes, start, ours).cells
+    failed = divergences(outcomes, start, ours)
+    values = np.full((len(outcomes), columns), np.nan)
+    for row, outcome in enumerate(outcomes):
+        for column, rate in enumerate(outcome.rates):
+            value = cells.get((outcome.task, rate), np.nan)
+            values[row, column] = value
+            cross = "✕ " if (outcome.task, rate) in failed else ""
+            text = "nothing trains" if np.isnan(value) else f"{cross}{100 * value:+.0f} %"
+            dark = abs(value) > 0.5 * _LARGEST
+            ax.text(
+                column, row - 0.13, text, ha="center", va="center", fontsize=7, color="w" if dark else "k"
+            )
+            ax.text(
+                column,
+                row + 0.28,
+                f"{rate:g}",
+                ha="center",
+                va="center",
+                fontsize=5,
+                color="w" if dark else GREY,
+            )
+    ax.set_facecolor("#dddddd")
+    ax.imshow(values, cmap="RdBu_r", vmin=-_LARGEST, vmax=_LARGEST, aspect="auto")
+    ax.set_yticks(range(len(outcomes)), [outcome.task for outcome in outcomes], fontsize=8)
+    ax.set_xticks([0, columns - 1], ["lowest rate", "highest rate"], fontsize=8)
+    ax.tick_params(length=0)
+    ax.set_title(f"{start}: loss against the best competitor at the same rate", fontsize=9)
+    return ax
+
+
+def draw_ranks(outcomes: Sequence[Outcome], ours: Collection[str], ax: Axes | None = None) -> Axes:
+    """Mean rank of every start, the best on top, with its standard error over seeds."""
+    ranks = mean_ranks(outcomes)
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=(5, 0.8 + 0.24 * len(ranks)), layout="constrained")
+    places = range(len(ranks))
+    found = rank_errors(outcomes)
+    errors = [found[start] for start in ranks]
+    ax.barh(
+        places,
+        [each.rank for each in ranks.values()],
+        xerr=None if np.isnan(errors).any() else errors,
+        color=[BLUE if start in ours else "#bbbbbb" for start in ranks],
+        error_kw={"linewidth": 0.8, "ecolor": GREY},
+    )
+    most = max(each.cells for each in ranks.values())
+    names = [
+        start if each.cells == most else f"{start} ({each.cells} cells)" for start, each in ranks.items()
+    ]
+    ax.set_yticks(places, names, fontsize=8)
+    ax.invert_yaxis()
+    ax.set_xlim(left=0)
+    ax.set_xlabel(f"mean rank over {most} cells (task, rate); 1 is best", fontsize=8)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def draw(outcomes: Sequence[Outcome], ours: str, file: Path) -> None:
+    """Both pictures side by side, into a file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 1.2 + 0.32 * len(outcomes)), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    draw_regret(outcomes, ours, {ours}, left)
+    draw_ranks(outcomes, {ours}, right)
+    figure.savefig(file, dpi=130)
+
+
+if __name__ == "__main__":
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from arena.example import made_up_outcomes
+
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    outcomes, ours, _ = made_up_outcomes()
+    draw_regret(outcomes, ours[0], ours).figure.savefig(folder / "regret.png", dpi=130)
+    draw_ranks(outcomes, ours).figure.savefig(folder / "ranks.png", dpi=130)

@@ -1,0 +1,114 @@
+"""What `hessinit compare` and `hessinit sweep` share: the problem is loaded, trained, and shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hessinit.cli.failures import failures_explained
+from hessinit.cli.output import Output
+from hessinit.cli.progress import working
+from hessinit.errors import ConvergenceWarning, ProblemError
+from hessinit.problem_file import find_problem
+
+if TYPE_CHECKING:
+    from hessinit.report.comparison import Comparison
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+# The library's arguments, as they are called here.
+OPTIONS = {
+    "schemes": "--start",
+    "learning_rates": "--lr",
+    "learning_rate": "--lr",
+    "stds": "--std",
+    "batch_size": "--batch-size",
+    "folder": "--folder",
+    "workers": "--workers",
+    "steps": "--steps",
+    "seeds": "--seeds",
+    "warmup": "--warmup",
+    "optimizer": "--optimizer",
+    "device": "--device",
+    "layers": "--layers",
+}
+
+
+def conduct(
+    problem: str, load_verb: Callable[[], Callable[..., Comparison]], output: Output, **options: Any
+) -> None:
+    """Load the problem, run the verb with the options that were given, and show what it found."""
+    output.check()
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        with failures_explained(problem, "comparing starts of"), _in_words_of_options():
+            place = find_problem(problem)
+            with working(f"Loading {problem} …"):
+                from hessinit.cli.rebuilding import load_rebuildable
+
+                verb = load_verb()
+                loaded = load_rebuildable(place)
+            _name_unused(problem, loaded.loaded.keywords)
+            with _stdout_for_the_result():
+                comparison = verb(loaded.build, loaded.loss, loaded.data, forward=loaded.forward, **given)
+    except KeyboardInterrupt as interruption:
+        reason = translate(str(interruption)) or "stopped before the first run."
+        typer.echo(f"Interrupted: {reason.replace('The same call', 'The same command')}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    output.give(comparison)
+
+
+def translate(message: str) -> str:
+    """Call the library's arguments by the names of the options.
+
+    >>> translate("schemes='hee' is unknown"), translate("Pass workers=1, or folder= to keep them.")
+    ("--start 'hee' is unknown", 'Pass --workers 1, or --folder to keep them.')
+    """
+    names = "|".join(OPTIONS)
+    message = re.sub(rf"\b({names})=(?=\S)", lambda found: f"{OPTIONS[found[1]]} ", message)
+    message = re.sub(rf"\b({names})=", lambda found: OPTIONS[found[1]], message)
+    # Those that are words of no other meaning also without an equals sign.
+    alone = r"\b(schemes|learning_rates?|batch_size|stds)\b"
+    return re.sub(alone, lambda found: OPTIONS[found[1]], message)
+
+
+@contextmanager
+def _in_words_of_options() -> Iterator[None]:
+    try:
+        yield
+    except ProblemError as refusal:
+        raise ProblemError(translate(str(refusal))) from refusal.__cause__
+
+
+@contextmanager
+def _stdout_for_the_result() -> Iterator[None]:
+    """What the user's code prints goes to stderr, also from worker processes, which share our descriptors."""
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the notes say it
+        try:
+            kept = os.dup(1)
+        except OSError:  # closed: nothing to keep clean
+            yield
+            return
+        try:
+            os.dup2(2, 1)
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _name_unused(problem: str, keywords: dict[str, Any]) -> None:
+    unused = [name for name in keywords if name != "forward"]
+    if unused:
+        names = ", ".join(unused)
+        typer.echo(f"{problem} also gives {names}, which only hessinit measure looks at.", err=True)

@@ -1,0 +1,1 @@
+"""Initial weights whose curvature fits the learning rate."""

@@ -1,0 +1,80 @@
+"""What the caller asked for, checked before any work: the value, the rule, the way out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hessinit.errors import ProblemError, choose
+from hessinit.initializing import defaults
+from hessinit.initializing.freedoms import FREEDOMS
+from hessinit.problem.checks import check_whole
+from hessinit.schemes.rules import SCHEMES, SYNONYMS
+
+
+def read_target(lr: Any, target: Any) -> tuple[float, float | None, float | None]:
+    """The norm to aim at, with the rate and κ it came from.
+
+    >>> read_target(None, None), read_target(0.1, None)[0] == defaults.KAPPA / 0.1
+    ((1.0, None, None), True)
+    """
+    if lr is not None and target is not None:
+        raise ProblemError(
+            f"lr={lr!r} and target={target!r} both set the norm to aim at (lr means a target of "
+            f"{defaults.KAPPA:g}/lr); pass one of them."
+        )
+    if lr is not None:
+        rate = _positive("lr", lr, "a learning rate such as 0.1")
+        return defaults.KAPPA / rate, rate, defaults.KAPPA
+    if target is not None:
+        return _positive("target", target, "the ‖H‖ to aim at, such as 1.0"), None, None
+    return 1.0, None, None
+
+
+def check_choices(
+    rule: Any, scheme: Any, freedom: Any, curvature: Any, biases: Any, residual: Any, dropout: Any
+) -> None:
+    """Words that are known."""
+    choose("rule", rule, ["network", "layers"])
+    choose("scheme", scheme, ["auto", "keep", *SCHEMES], SYNONYMS)
+    choose("freedom", freedom, ["auto", *FREEDOMS])
+    choose("curvature", curvature, ["gauss-newton", "hessian"])
+    choose("biases", biases, ["auto", "zero", "keep"])
+    choose("residual", residual, ["plain", "scaled"])
+    choose("dropout", dropout, ["refuse", "freeze"])
+    if rule == "layers" and freedom != "auto":
+        raise ProblemError(
+            f"freedom={freedom!r} has no meaning for rule='layers', which moves every weight; leave it out."
+        )
+
+
+def read_measurements(value: Any, rule: str) -> int:
+    """How many measurements the search may take."""
+    if value is None:
+        return defaults.MOST_MEASUREMENTS[rule]
+    return check_whole("max_measurements", value, at_least=1)
+
+
+def read_most_sharpening(value: Any) -> float:
+    """A factor from 1 up; inf for no limit."""
+    number = _number(value)
+    if not number >= 1:
+        raise ProblemError(
+            f"most_sharpening={value!r} must be 1 or more: how many times the loss of a silent network the "
+            "loss at the start may be. Pass math.inf for no limit."
+        )
+    return number
+
+
+def _positive(name: str, value: Any, meaning: str) -> float:
+    number = _number(value)
+    if not 0 < number < math.inf:
+        raise ProblemError(f"{name}={value!r} must be a positive, finite number: {meaning}.")
+    return number
+
+
+def _number(value: Any) -> float:
+    try:
+        return math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        return math.nan

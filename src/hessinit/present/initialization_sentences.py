@@ -1,0 +1,33 @@
+"""What an initialization achieved, in sentences."""
+
+from __future__ import annotations
+
+from hessinit.present.numbers import format_number, printable
+from hessinit.report.initialization import Initialization
+
+
+def describe_target(result: Initialization) -> str:
+    """The norm that was aimed at, and where it came from."""
+    what = "every layer's ‖H‖" if result.rule == "layers" else "the network's ‖H‖"
+    target = format_number(result.target)
+    if result.lr is not None and result.kappa is not None:
+        rate, kappa = format_number(result.lr), format_number(result.kappa)
+        return f"Target: {what} = κ/lr = {kappa}/{rate} = {target}."
+    return f"Target: {what} = {target}."
+
+
+def conclude_initialization(result: Initialization) -> str:
+    """Whether the target was met, and why not."""
+    reason = printable(result.reason).strip().rstrip(".")
+    return f"{'Met' if result.converged else 'Not met'}: {reason}."
+
+
+def describe_work(result: Initialization) -> str:
+    """The start, what was moved, and the cost."""
+    looks = len(result.measurements)
+    count = f"{looks} measurement{'' if looks == 1 else 's'}"
+    spent = f" in {format_number(result.seconds, 2)} s" if result.seconds is not None else ""
+    start = "the weights as found" if result.scheme == "keep" else f"start by {result.scheme}"
+    moved = f", moved by {result.freedom}" if result.freedom else ""
+    state = "" if result.applied else " Nothing was written, or this is a copy."
+    return f"{start[0].upper()}{start[1:]}{moved}; {count}{spent}.{state}"

@@ -1,0 +1,266 @@
+"""Which start trains best: the runs of starts × learning rates × seeds as plain data, with what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hessinit.report.atomic import write_text
+from hessinit.report.json_form import Plain, read_number, read_numbers, to_plain
+from hessinit.report.layer import check_choice
+from hessinit.report.run import NETWORK, Run, run_from_dict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+KIND = "hessinit comparison"
+SCHEMA = 1
+EXPERIMENTS = ("compare", "sweep")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Comparison:
+    """What `compare` or `sweep` found: every run, and what follows from them.
+
+    `kind` is "compare" or "sweep"; a sweep has one learning rate, and `stds` holds the standard deviation of
+    each of `starts`. `rate_dependent` names the starts that choose their weights by the learning rate.
+    Two comparisons are equal when they hold the same numbers; the time they took does not count.
+
+    >>> shared = {"learning_rate": 0.1, "losses": (2.0,), "first_loss": 2.3, "steps_done": 20, "seconds": 1}
+    >>> runs = tuple(
+    ...     Run(start=start, seed=seed, final_loss=loss, diverged=False, norms=None, **shared)
+    ...     for start, seed, loss in [("he", 0, 1.0), ("he", 1, 1.4), ("lsuv", 0, 0.5), ("lsuv", 1, 0.7)])
+    >>> comparison = Comparison(
+    ...     kind="compare", starts=("he", "lsuv"), learning_rates=(0.1,), seeds=(0, 1), runs=runs, steps=20,
+    ...     batch_size=8, optimizer="sgd", examples=100)
+    >>> comparison.loss("he", 0.1), round(comparison.error("he", 0.1), 3), comparison.best
+    (1.2, 0.2, ('lsuv', 0.1))
+    >>> Comparison.from_json(comparison.to_json()) == comparison
+    True
+    """
+
+    kind: str
+    starts: tuple[str, ...]
+    learning_rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[Run, ...]
+    steps: int
+    batch_size: int
+    optimizer: str
+    examples: int
+    warmup: int | None = None  # steps of the starts with "+warmup"; None where there is none of them
+    stds: tuple[float, ...] = ()
+    rate_dependent: tuple[str, ...] = ()
+    seconds: float | None = None
+    notes: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)  # what else was asked for: plain data
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, EXPERIMENTS)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers whose norms were measured, in the order they run; without the network."""
+        measured = next((run.norms for run in self.runs if run.norms), {})
+        return tuple(name for name in measured if name != NETWORK)
+
+    def runs_of(self, start: str, learning_rate: float) -> tuple[Run, ...]:
+        """The runs of all seeds, in the order of the seeds."""
+        if start not in self.starts:
+            raise ValueError(f"start={start!r} was not compared; choose from {_listed(self.starts)}.")
+        if learning_rate not in self.learning_rates:
+            raise ValueError(
+                f"learning_rate={learning_rate!r} was not tried; choose from {_listed(self.learning_rates)}."
+            )
+        return tuple(run for run in self.runs if (run.start, run.learning_rate) == (start, learning_rate))
+
+    def applies(self, start: str) -> bool:
+        """False where the start failed on this model at every rate and seed; the runs' `note` says why."""
+        return any(run.applies for run in self.runs if run.start == start)
+
+    def loss(self, start: str, learning_rate: float) -> float:
+        """The mean final loss over seeds: inf where one is not finite, nan where the start does not apply."""
+        losses = self._final_losses(start, learning_rate)
+        if not losses:
+            return math.nan
+        return statistics.fmean(losses) if all(map(math.isfinite, losses)) else math.inf
+
+    def error(self, start: str, learning_rate: float) -> float:
+        """The standard error of `loss` over seeds; nan for one seed, or where a loss is not finite."""
+        losses = self._final_losses(start, learning_rate)
+        if len(losses) < 2 or not all(map(math.isfinite, losses)):
+            return math.nan
+        return statistics.stdev(losses) / math.sqrt(len(losses))
+
+    def diverged(self, start: str, learning_rate: float) -> int:
+        """How many seeds diverged: not finite, or a final loss more than 5 % above the first."""
+        return sum(run.diverged for run in self.runs_of(start, learning_rate))
+
+    def norm(self, start: str, learning_rate: float | None = None, layer: str = NETWORK) -> float:
+        """‖H‖ of a layer, or of the network, at the start: the mean over seeds; nan where not measured.
+
+        For a start that depends on the rate, no `learning_rate` means its best one.
+        """
+        if learning_rate is None:
+            best = self.best_rate(start)
+            learning_rate = self.learning_rates[0] if math.isnan(best) else best
+        chosen = self.runs_of(start, learning_rate)
+        if start not in self.rate_dependent:
+            chosen = tuple(run for run in self.runs if run.start == start)
+        norms = [run.norms[layer] for run in chosen if run.norms is not None and layer in run.norms]
+        if not all(map(math.isfinite, norms)):
+            return math.nan if any(map(math.isnan, norms)) else math.inf
+        return statistics.fmean(norms) if norms else math.nan
+
+    def best_rate(self, start: str) -> float:
+        """The rate of the start's lowest finite loss; nan where it has none."""
+        losses = {rate: self.loss(start, rate) for rate in self.learning_rates}
+        finite = [rate for rate, loss in losses.items() if math.isfinite(loss)]
+        return min(finite, key=losses.__getitem__, default=math.nan)
+
+    @property
+    def best(self) -> tuple[str, float]:
+        """The start and the rate of the lowest loss of all."""
+        rates = {start: self.best_rate(start) for start in self.starts}
+        trained = [start for start, rate in rates.items() if not math.isnan(rate)]
+        if not trained:
+            raise ValueError("no start ended in a finite loss at any rate, so none is best; try lower rates.")
+        best = min(trained, key=lambda start: self.loss(start, rates[start]))
+        return best, rates[best]
+
+    def to_dict(self) -> dict[str, Plain]:
+        """The comparison as what strict JSON can hold; `kind` becomes "experiment"."""
+        data = to_plain(self)
+        return {"kind": KIND, "schema": SCHEMA, "experiment": data.pop("kind"), **data}
+
+    def to_json(self) -> str:
+        """The comparison as strict JSON, inf and nan as strings; `from_json` gives an equal one back."""
+        data = self.to_dict()
+        runs = ",\n    ".join(json.dumps(run, allow_nan=False) for run in data.pop("runs"))
+        head = json.dumps(data, indent=2, allow_nan=False).removesuffix("\n}")
+        return f'{head},\n  "runs": [\n    {runs}\n  ]\n}}\n'  # one run, one line
+
+    @classmethod
+    def from_dict(cls, data: Plain, *, source: str = "the data") -> Comparison:
+        """Rebuild a comparison; unknown keys are ignored."""
+        if not isinstance(data, dict) or data.get("kind") != KIND or type(data.get("schema")) is not int:
+            found = data.get("kind") if isinstance(data, dict) else None
+            held = repr(found) if found else f"a {type(data).__name__} of another kind"
+            raise ValueError(
+                f"{source} is not a hessinit comparison: it holds {held}. "
+                "Give a file that comparison.save() wrote."
+            )
+        if data["schema"] > SCHEMA:
+            raise ValueError(
+                f"{source} has comparison schema {data['schema']}, and this hessinit reads up to {SCHEMA}: "
+                "it comes from a newer version. Upgrade with `pip install --upgrade hessinit`."
+            )
+        try:
+            return cls(
+                kind=str(data["experiment"]),
+                starts=tuple(map(str, data["starts"])),
+                learning_rates=read_numbers(data["learning_rates"]),
+                seeds=tuple(map(int, data["seeds"])),
+                runs=tuple(map(run_from_dict, data["runs"])),
+                steps=int(data["steps"]),
+                batch_size=int(data["batch_size"]),
+                optimizer=str(data["optimizer"]),
+                examples=int(data["examples"]),
+                warmup=None if data["warmup"] is None else int(data["warmup"]),
+                stds=read_numbers(data["stds"]),
+                rate_dependent=tuple(map(str, data["rate_dependent"])),
+                seconds=None if data["seconds"] is None else read_number(data["seconds"]),
+                notes=tuple(map(str, data["notes"])),
+                settings=dict(data["settings"]),
+                versions={str(key): str(value) for key, value in data["versions"].items()},
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as problem:
+            what = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
+            raise ValueError(
+                f"{source} is not a whole comparison: {what}. Was the file edited or cut? Compare again."
+            ) from problem
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, source: str = "the text") -> Comparison:
+        """Rebuild a comparison from what `to_json` gave."""
+        try:
+            data = json.loads(text)
+        except ValueError as problem:
+            raise ValueError(
+                f"{source} is not JSON ({problem}). Give a file that comparison.save() wrote."
+            ) from problem
+        return cls.from_dict(data, source=source)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the comparison as JSON, whole or not at all; `Comparison.load` reads it."""
+        write_text(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Comparison:
+        """Read a comparison that `save` wrote; it equals what was saved."""
+        return cls.from_json(Path(path).read_bytes(), source=str(path))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the comparison as one web page that needs nothing else."""
+        from hessinit.present.comparison_html import render_comparison_page
+
+        write_text(path, render_comparison_page(self))
+
+    def plot_losses(self, learning_rate: float | None = None, axes: Sequence[Axes] | None = None) -> Any:
+        """Draw the loss curves, one panel for each rate or for the one given; returns matplotlib axes."""
+        from hessinit.present.comparison_figure import draw_losses
+
+        return draw_losses(self, learning_rate, axes)
+
+    def plot_heatmap(self, ax: Axes | None = None) -> Axes:
+        """Draw the final losses, start × rate, divergences marked, on `ax` or a new figure."""
+        from hessinit.present.comparison_figure import draw_heatmap
+
+        return draw_heatmap(self, ax)
+
+    # In plain form, where nan equals nan.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Comparison):
+            return NotImplemented
+        return bool(_without_times(self.to_dict()) == _without_times(other.to_dict()))
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.starts, self.learning_rates, self.seeds, self.steps))
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.starts)} starts × {len(self.learning_rates)} rates × {len(self.seeds)} seeds"
+        return f"<Comparison of {counts}: kind={self.kind!r}, steps={self.steps}>"
+
+    def __str__(self) -> str:
+        from hessinit.present.comparison_table import render_comparison
+
+        return render_comparison(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from hessinit.present.comparison_table import comparison_renderables
+
+        yield from comparison_renderables(self, options.max_width)
+
+    def _repr_html_(self) -> str:
+        from hessinit.present.comparison_html import render_comparison_fragment
+
+        return render_comparison_fragment(self)
+
+    def _final_losses(self, start: str, learning_rate: float) -> list[float]:
+        return [run.final_loss for run in self.runs_of(start, learning_rate) if run.applies]
+
+
+def _without_times(data: dict[str, Plain]) -> dict[str, Plain]:
+    return {**data, "seconds": None, "runs": [{**run, "seconds": 0} for run in data["runs"]]}
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(repr, values))

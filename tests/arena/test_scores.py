@@ -1,0 +1,181 @@
+"""Two tasks worked out by hand. Chance is 2, so a run fails from 1.96."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from arena import scores
+from arena.outcomes import Outcome, count_losses, outcome_of
+from hessinit.report.comparison import Comparison
+from hessinit.report.run import Run
+
+NAN, INF = math.nan, math.inf
+OURS = ("ours", "ours, other")
+
+# Means over the two seeds, as counted:      rate 0.1   rate 1
+#   first   he                                 1.0        2.0 (nan and 9 count as 2)
+#           lsuv                               0.5        1.0
+#           ours                               0.5        1.5 (1 and inf)
+FIRST = Outcome(
+    task="first",
+    starts=("he", "lsuv", "ours"),
+    rates=(0.1, 1.0),
+    losses=np.array([[[0.8, 1.2], [NAN, 9.0]], [[0.4, 0.6], [1.0, 1.0]], [[0.5, 0.5], [1.0, INF]]]),
+    chance=2.0,
+)
+#   second  he 0.4 and 2, ours 0.3 and 2; lsuv does not apply. At rate 1 nothing trains.
+SECOND = Outcome(
+    task="second",
+    starts=("he", "ours"),
+    rates=(0.1, 1.0),
+    losses=np.array([[[0.4, 0.4], [1.99, 2.0]], [[0.2, 0.4], [1.97, NAN]]]),
+    chance=2.0,
+)
+BOTH = [FIRST, SECOND]
+
+
+def test_losses_above_chance_or_not_finite_count_as_chance() -> None:
+    assert count_losses([0.5, 2.1, NAN, INF, -INF], 2.0).tolist() == [0.5, 2.0, 2.0, 2.0, 2.0]
+    np.testing.assert_allclose(FIRST.means, [[1.0, 2.0], [0.5, 1.0], [0.5, 1.5]])
+    assert SECOND.trainable.tolist() == [True, False]
+
+
+def test_mean_ranks_share_ties_and_leave_out_cells_where_nothing_trains() -> None:
+    ranks = scores.mean_ranks(BOTH)
+    # first at 0.1: he 3, lsuv and ours share 1.5; at 1: he 3, lsuv 1, ours 2; second at 0.1: he 2, ours 1.
+    assert list(ranks) == ["lsuv", "ours", "he"]
+    assert ranks["lsuv"] == scores.MeanRank(1.25, 2)
+    assert ranks["ours"] == scores.MeanRank(1.5, 3)
+    assert ranks["he"] == scores.MeanRank(pytest.approx(8 / 3), 3)
+
+
+def test_regret_is_held_against_the_best_competitor_at_each_cell() -> None:
+    found = scores.regret(BOTH, "ours", OURS)
+    assert found.cells == {
+        ("first", 0.1): pytest.approx(0.0),
+        ("first", 1.0): pytest.approx(0.5),
+        ("second", 0.1): pytest.approx(-0.25),
+    }
+    assert found.mean == pytest.approx(0.25 / 3)
+    assert found.mean_of_losses == pytest.approx(0.5 / 3)
+    assert found.worst == pytest.approx(0.5)
+    assert found.worst_cell == ("first", 1.0)
+
+
+def test_a_competitor_is_not_held_against_itself_nor_against_ours() -> None:
+    assert scores.regret(BOTH, "he", OURS).cells == {("first", 0.1): 1.0, ("first", 1.0): 1.0}
+    assert scores.regret(BOTH, "lsuv", OURS).cells == {("first", 0.1): -0.5, ("first", 1.0): -0.5}
+
+
+def test_another_variant_of_ours_is_no_rival() -> None:
+    better = np.full((1, 2, 2), 0.01)
+    twice = Outcome(
+        task="first",
+        starts=(*FIRST.starts, "ours, other"),
+        rates=FIRST.rates,
+        losses=np.concatenate([FIRST.losses, better]),
+        chance=2.0,
+    )
+    assert scores.regret([twice], "ours", OURS).worst == pytest.approx(0.5)
+
+
+def test_divergences_count_where_a_rival_trains_in_all_seeds() -> None:
+    assert scores.divergences(BOTH, "ours", OURS) == {("first", 1.0): (1,)}
+    assert scores.divergences(BOTH, "he", OURS) == {("first", 1.0): (0, 1)}
+    assert scores.divergences(BOTH, "lsuv", OURS) == {}
+
+
+def test_no_divergence_where_every_rival_fails_in_some_seed() -> None:
+    losses = np.array([[[0.5, NAN]], [[NAN, 0.5]]])
+    outcome = Outcome(task="t", starts=("he", "ours"), rates=(0.1,), losses=losses, chance=2.0)
+    assert scores.divergences([outcome], "ours", OURS) == {}
+
+
+def test_a_run_fails_from_98_percent_of_chance() -> None:
+    losses = np.array([[[0.5, 0.5, 0.5]], [[1.95, 1.96, 1.97]]])
+    outcome = Outcome(task="t", starts=("he", "ours"), rates=(0.1,), losses=losses, chance=2.0)
+    assert scores.divergences([outcome], "ours", OURS) == {("t", 0.1): (1, 2)}
+
+
+def test_the_best_rate_of_each_start() -> None:
+    assert scores.best_of_grid(FIRST) == {
+        "he": (pytest.approx(1.0), 0.1),
+        "lsuv": (pytest.approx(0.5), 0.1),
+        "ours": (pytest.approx(0.5), 0.1),
+    }
+    ranks = scores.best_rate_ranks(BOTH)
+    assert ranks["ours"] == scores.MeanRank(1.25, 2)
+    assert ranks["he"] == scores.MeanRank(2.5, 2)
+    assert ranks["lsuv"] == scores.MeanRank(1.5, 1)
+
+
+def test_zero_tuning_is_held_against_the_competitors_best_of_the_grid() -> None:
+    rows = scores.zero_tuning(BOTH, {"first": [0.5, 0.55], "second": [0.3, INF]}, OURS)
+    assert rows[0] == scores.ZeroTuning("first", 0.525, pytest.approx(0.5), "lsuv", 0.1)
+    assert rows[0].excess == pytest.approx(0.05)
+    assert rows[1].loss == pytest.approx(1.15)  # inf counts as 2
+    assert rows[1].best == pytest.approx(0.4)
+    assert scores.share_within(rows, 0.051) == 0.5
+    assert scores.share_within(rows, 0.049) == 0.0
+
+
+def test_the_bootstrap_finds_the_standard_error_of_a_mean() -> None:
+    losses = np.random.default_rng(0).normal(1.0, 0.2, (1, 1, 40))
+    outcome = Outcome(task="t", starts=("he",), rates=(0.1,), losses=losses, chance=9.0)
+
+    def mean(drawn: list[Outcome]) -> dict[str, float]:
+        return {"he": float(drawn[0].means[0, 0])}
+
+    error = scores.bootstrap_errors([outcome], mean, draws=2000)["he"]
+    assert error == pytest.approx(losses.std(ddof=1) / math.sqrt(40), rel=0.06)
+    assert math.isnan(scores.bootstrap_errors([outcome.with_seeds([0])], mean)["he"])
+
+
+def run(start: str, rate: float, seed: int, final_loss: float, steps_done: int = 10) -> Run:
+    return Run(
+        start=start,
+        learning_rate=rate,
+        seed=seed,
+        losses=(final_loss,),
+        first_loss=2.0,
+        final_loss=final_loss,
+        steps_done=steps_done,
+        diverged=False,
+        norms=None,
+        seconds=0.0,
+    )
+
+
+def comparison(runs: list[Run], starts: tuple[str, ...]) -> Comparison:
+    return Comparison(
+        starts=starts,
+        learning_rates=(0.1,),
+        seeds=(0, 1),
+        runs=tuple(runs),
+        steps=10,
+        batch_size=4,
+        optimizer="sgd",
+        kind="compare",
+        examples=8,
+    )
+
+
+def test_a_comparison_becomes_an_outcome_without_the_starts_that_do_not_apply() -> None:
+    runs = [run("he", 0.1, 1, 0.7), run("he", 0.1, 0, 0.6)]
+    runs += [run(start, 0.1, seed, NAN, 0) for start in ("fixup", "ours") for seed in (0, 1)]
+    outcome = outcome_of("t", comparison(runs, ("he", "fixup", "ours")), 2.0, OURS)
+    assert outcome.starts == ("he", "ours")  # ours may not leave the field
+    np.testing.assert_array_equal(outcome.losses, [[[0.6, 0.7]], [[NAN, NAN]]])
+
+
+def test_missing_runs_and_wrong_shapes_are_refused() -> None:
+    unfinished = comparison([run("he", 0.1, 0, 0.6)], ("he",))
+    with pytest.raises(
+        ValueError, match=r"the run of 'he' at 0.1 with seed 1 is missing; run the comparison"
+    ):
+        outcome_of("t", unfinished, 2.0)
+    with pytest.raises(ValueError, match=r"shape \(2, 2\); 2 starts and 2 rates need \(2, 2, seeds\)"):
+        Outcome(task="t", starts=("a", "b"), rates=(1, 2), losses=np.zeros((2, 2)), chance=2.0)

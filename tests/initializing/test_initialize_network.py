@@ -1,0 +1,201 @@
+"""rule="network": the norm of the whole network meets κ/lr, or the result says why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from initialized_networks import (
+    LOSS,
+    cnn,
+    digits,
+    lstm,
+    mlp,
+    normalized,
+    residual,
+    text,
+    text_loss,
+    transformer,
+)
+from torch import nn
+
+from dense import dense_curvature, ends
+from hessinit.errors import ConvergenceError, ConvergenceWarning
+from hessinit.initializing.defaults import KAPPA
+from hessinit.initializing.initialize import initialize_
+from hessinit.measuring import measure
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
+    "relu 3": (lambda: mlp(3), LOSS, digits),
+    "relu 30": (lambda: mlp(30), LOSS, digits),
+    "tanh 10": (lambda: mlp(10, nn.Tanh), LOSS, digits),
+    "tanh 30": (lambda: mlp(30, nn.Tanh), LOSS, digits),
+    "gelu 10": (lambda: mlp(10, nn.GELU), LOSS, digits),
+    "sigmoid 3": (lambda: mlp(3, nn.Sigmoid), LOSS, digits),
+    "cnn": (lambda: cnn(6), LOSS, digits),
+    "batch norm": (normalized, LOSS, digits),
+    "batch norm, eval": (lambda: normalized().eval(), LOSS, digits),
+    "residual": (lambda: residual(12), LOSS, digits),
+    "residual with layer norm": (lambda: residual(6, norm=True), LOSS, digits),
+    "transformer, pre": (lambda: transformer(True), text_loss, text),
+    "transformer, post": (lambda: transformer(False), text_loss, text),
+    "lstm": (lstm, text_loss, text),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("freedom", ["gain", "last"])
+def test_the_network_norm_meets_the_target(name: str, freedom: str) -> None:
+    build, loss, data = CASES[name]
+    model, batch = build(), data()
+    # A last layer's own norm is a floor that it cannot lower.
+    target = 4.0 if freedom == "gain" or "sigmoid" in name else 7.0
+    result = initialize_(model, loss, batch, target=target, freedom=freedom)
+    assert result.converged, result.reason
+    assert len(result.measurements) <= 8
+    # Measured again, tightly and in double precision, by the verb that the search does not use.
+    again = measure(model, loss, batch, tolerance=1e-5, dtype=torch.float64, dropout="freeze", seed=9).network
+    assert again.norm == pytest.approx(target, rel=0.051)
+    assert result.after is not None
+    assert result.after.network.norm == pytest.approx(again.norm, rel=6e-3)
+
+
+def test_the_norm_is_right_against_a_dense_matrix() -> None:
+    model, batch = mlp(3, nn.Tanh, width=6).double(), digits(12)
+    batch = (batch[0].double(), batch[1])
+    result = initialize_(model, LOSS, batch, lr=0.7)
+    truth = ends(dense_curvature(model, LOSS, batch, "gauss-newton").network).norm
+    assert result.target == KAPPA / 0.7
+    assert result.kappa == KAPPA
+    assert truth == pytest.approx(result.target, rel=0.05)
+
+
+def test_the_exact_hessian_can_be_the_measure() -> None:
+    model, batch = mlp(3, nn.Tanh, width=6).double(), digits(12)
+    batch = (batch[0].double(), batch[1])
+    initialize_(model, LOSS, batch, target=2.0, curvature="hessian")
+    truth = ends(dense_curvature(model, LOSS, batch, "hessian").network).norm
+    assert truth == pytest.approx(2.0, rel=0.05)
+
+
+def test_neither_rate_nor_target_means_one() -> None:
+    result = initialize_(mlp(3), LOSS, digits())
+    assert (result.target, result.lr, result.kappa) == (1.0, None, None)
+    assert result.after is not None
+    assert result.after.network.norm == pytest.approx(1.0, rel=0.05)
+
+
+def test_fifty_six_residual_blocks_that_overflow_are_brought_back() -> None:
+    """A start that is not finite is too sharp, never flat."""
+    model = residual(56)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(25) if "weight" in name else parameter.zero_()
+    assert not torch.isfinite(model(digits()[0])).all()
+    result = initialize_(model, LOSS, digits(), lr=0.1, scheme="keep")
+    assert result.before is None
+    assert "not finite" in " ".join(result.notes)
+    assert result.converged, result.reason
+    assert all(scale < 0.1 for scale in result.scales.values())
+
+
+def test_fifty_six_plain_residual_blocks_drawn_by_he_train_gently() -> None:
+    result = initialize_(residual(56), LOSS, digits(), lr=0.1, scheme="he", residual="plain")
+    assert result.converged, result.reason
+    assert result.after is not None
+    assert result.after.loss < 3
+
+
+def test_numbers_that_underflow_are_revived() -> None:
+    model = mlp(30)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.02)
+    result = initialize_(model, LOSS, digits(), target=2.0, scheme="keep", biases="zero")
+    assert result.measurements[0].norm == 0
+    assert result.converged, result.reason
+
+
+def test_a_target_beyond_saturation_is_capped_and_said() -> None:
+    model = mlp(3, nn.Tanh)
+    with pytest.warns(ConvergenceWarning, match="saturate|rises no further"):
+        result = initialize_(model, LOSS, digits(), lr=1e-4)
+    assert not result.converged
+    assert result.after is not None
+    assert result.after.loss < 2.01 * math.log(10)  # twice the loss of a silent network
+    assert result.after.network.norm > result.measurements[0].norm  # as far as it went
+
+
+def test_the_cap_can_be_lifted() -> None:
+    with pytest.warns(ConvergenceWarning, match="rises no further|not enough|saturate"):
+        free = initialize_(mlp(3), LOSS, digits(), target=1e6, most_sharpening=math.inf)
+    with pytest.warns(ConvergenceWarning, match="pass 1.2 times"):
+        tight = initialize_(mlp(3), LOSS, digits(), target=1e6, most_sharpening=1.2)
+    assert free.after is not None
+    assert tight.after is not None
+    assert tight.after.loss <= 1.21 * math.log(10) < free.after.loss
+
+
+def test_a_saturated_start_takes_the_smallest_root() -> None:
+    """From beyond the top of λ the way leads down to the rising branch, not up into saturation."""
+    model = mlp(4)
+    initialize_(model, LOSS, digits(), target=3.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8)
+    result = initialize_(model, LOSS, digits(), target=3.0, scheme="keep")
+    assert result.converged, result.reason
+    for scale in result.scales.values():
+        assert scale == pytest.approx(1 / 8, rel=0.02)
+
+
+def test_a_dead_network_is_said_to_be_dead() -> None:
+    model = mlp(3)
+    with torch.no_grad():
+        model[3].bias.fill_(-1e4)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.warns(ConvergenceWarning, match="no curvature"):
+        result = initialize_(model, LOSS, digits(), scheme="keep")
+    assert not result.converged
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_what_falls_no_further_is_said() -> None:
+    """The last layer's own norm does not depend on its scale: below it, that freedom cannot get."""
+    with pytest.warns(ConvergenceWarning, match="falls no further"):
+        result = initialize_(mlp(6), LOSS, digits(), target=1e-3, freedom="last")
+    assert {name for name, scale in result.scales.items() if scale != 1} == {"11"}
+
+
+def test_strict_raises_and_leaves_the_model_as_found() -> None:
+    model = mlp(3)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(ConvergenceError, match="saturate"):
+        initialize_(model, LOSS, digits(), lr=1e-4, strict=True)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_weights_before_a_normalization_keep_the_scale_of_the_scheme() -> None:
+    result = initialize_(normalized(), LOSS, digits(), target=2.0)
+    assert [scale == 1 for scale in result.scales.values()] == [True, True, True, False]
+
+
+def test_gentler_for_larger_rates() -> None:
+    losses = []
+    for rate in (0.1, 1.0, 10.0):
+        result = initialize_(mlp(10), LOSS, digits(), lr=rate)
+        assert result.converged
+        losses.append(max(result.scales.values()))
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_several_batches_count_together() -> None:
+    images, labels = digits()
+    batches = [(images[:40], labels[:40]), (images[40:], labels[40:])]
+    model = mlp(3)
+    result = initialize_(model, LOSS, iter(batches), target=3.0)
+    assert result.converged
+    assert measure(model, LOSS, (images, labels)).network.norm == pytest.approx(3.0, rel=0.05)
