@@ -46,14 +46,21 @@ class Start:
         return describe(self.how) + (f" with {self.warmup} steps of warmup" if self.warmup else "")
 
     def write_(
-        self, model: nn.Module, loss: Loss, batch: Batch, lr: float, seed: int, forward: Forward | None
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batch: Batch,
+        lr: float,
+        seed: int,
+        forward: Forward | None,
+        optimizer: Any = "sgd",
     ) -> str:
         """Write the weights in place; returns what a reader should know of it, mostly nothing."""
         seed_everything(seed, "start")
         if self.how == UNTOUCHED:
             return ""
         if self.how == OURS:
-            return _initialize_(model, loss, batch, lr, seed, forward)
+            return _initialize_(model, loss, batch, lr, seed, forward, optimizer)
         if isinstance(self.how, str):
             source = generator(seed, "start")
             apply_scheme_(model, self.how, sample=batch.inputs, forward=forward, generator=source)
@@ -90,12 +97,22 @@ class Normal:
 
 
 def _initialize_(
-    model: nn.Module, loss: Loss, batch: Batch, lr: float, seed: int, forward: Forward | None
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    lr: float,
+    seed: int,
+    forward: Forward | None,
+    optimizer: Any,
 ) -> str:
     from hessinit.initializing.initialize import initialize_  # only here: the other starts do not need it
 
-    data = (batch.inputs, batch.targets)
-    result = initialize_(model, loss, data, lr=lr, seed=derive(seed, "start"), forward=forward)
+    # What a function of the user's own makes is not known: it is taken for plain descent.
+    known = optimizer if isinstance(optimizer, str) else "sgd"
+    result = initialize_(
+        model, loss, (batch.inputs, batch.targets), lr=lr, optimizer=known, forward=forward,
+        seed=derive(seed, "start"),
+    )  # fmt: skip
     return "" if result.converged else str(result.reason)
 
 

@@ -45,7 +45,9 @@ def train_one(experiment: Experiment, job: Job) -> Run:
         batch = place(experiment.data.starting_batch(job.seed), device_of(model))
         start = experiment.start(job.start)
         try:
-            remark = start.write_(model, loss, batch, job.learning_rate, job.seed, experiment.forward)
+            remark = start.write_(
+                model, loss, batch, job.learning_rate, job.seed, experiment.forward, experiment.optimizer
+            )
         except Exception as failure:  # whatever a start does not like about this model
             return _not_applicable(job, failure, time.perf_counter() - started)
         model.train()

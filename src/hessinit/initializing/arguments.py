@@ -8,27 +8,41 @@ from typing import Any
 from hessinit.errors import ProblemError, choose
 from hessinit.initializing import defaults
 from hessinit.initializing.freedoms import FREEDOMS
+from hessinit.initializing.wish import ADAPTIVE
 from hessinit.problem.checks import check_whole
 from hessinit.schemes.rules import SCHEMES, SYNONYMS
 
 
-def read_target(lr: Any, target: Any) -> tuple[float, float | None, float | None]:
-    """The norm to aim at, with the rate and κ it came from.
+def read_aim(lr: Any, target: Any) -> tuple[float | str | None, float | None]:
+    """A learning rate, "auto" or None; and a norm, where that was given instead.
 
-    >>> read_target(None, None), read_target(0.1, None)[0] == defaults.KAPPA / 0.1
-    ((1.0, None, None), True)
+    >>> read_aim(0.1, None), read_aim("auto", None), read_aim(None, 2)
+    ((0.1, None), ('auto', None), (None, 2.0))
     """
     if lr is not None and target is not None:
         raise ProblemError(
             f"lr={lr!r} and target={target!r} both set the norm to aim at (lr means a target of "
-            f"{defaults.KAPPA:g}/lr); pass one of them."
+            f"{defaults.KAPPA:g}/lr, or {defaults.KAPPA_NORMALIZED:g}/lr for a normalized network); pass one "
+            "of them."
         )
     if lr is not None:
-        rate = _positive("lr", lr, "a learning rate such as 0.1")
-        return defaults.KAPPA / rate, rate, defaults.KAPPA
+        return (lr if lr == "auto" else _positive("lr", lr, "a learning rate such as 0.1, or 'auto'")), None
     if target is not None:
-        return _positive("target", target, "the ‖H‖ to aim at, such as 1.0"), None, None
-    return 1.0, None, None
+        return None, _positive("target", target, "the ‖H‖ to aim at, such as 1.0")
+    return None, None
+
+
+def read_momentum(optimizer: Any, momentum: Any) -> float:
+    """0 for optimizers without momentum, and for those whose steps do not grow with the gradient.
+
+    >>> read_momentum("sgd", 0.9), read_momentum("momentum", 0.9)
+    (0.0, 0.9)
+    """
+    choose("optimizer", optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
+    number = _number(momentum)
+    if not 0 <= number < 1:
+        raise ProblemError(f"momentum={momentum!r} must be a number from 0 up to, but not, 1.")
+    return number if optimizer in ("momentum", "nesterov") else 0.0
 
 
 def check_choices(
@@ -40,7 +54,7 @@ def check_choices(
     choose("freedom", freedom, ["auto", *FREEDOMS])
     choose("curvature", curvature, ["gauss-newton", "hessian"])
     choose("biases", biases, ["auto", "zero", "keep"])
-    choose("residual", residual, ["plain", "scaled"])
+    choose("residual", residual, ["auto", "plain", "scaled"])
     choose("dropout", dropout, ["refuse", "freeze"])
     if rule == "layers" and freedom != "auto":
         raise ProblemError(

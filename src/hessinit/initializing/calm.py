@@ -9,7 +9,8 @@ Smaller pre-activations bring χ back to 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from hessinit.schemes.gains import second_moment, slope_moment
 from hessinit.schemes.site import Site
 
 # So much may the square of the gradient grow over a chain; the smallest size that is tried against more.
-MOST_GROWTH = 4.0
+MOST_GROWTH = 5.0
 SMALLEST = 0.25
 
 Function = Callable[[Tensor], Tensor]
@@ -29,11 +30,13 @@ def calm_stds(sites: Sequence[Site]) -> dict[str, float]:
     by_step = {site.step: site for site in sites}
     chains: dict[int, list[Site]] = {}  # by the step of the site at its end
     for site in sites:
-        chains[site.step] = [*chains.get(site.before.feeder, []), site]
+        chains[site.step] = [*chains.pop(site.before.feeder, []), site]
+    # What is called the same is the same: one integral for all layers of tanh.
+    functions = {site.before.words: site.before.function for site in sites}
     found: dict[str, float] = {}
     for chain in chains.values():
-        functions = [site.before.function for site in chain[1:] if site.before.function is not None]
-        std = _calm_std(functions)
+        counts = Counter(site.before.words for site in chain[1:])
+        std = _calm_std({function: counts[words] for words, function in functions.items() if function})
         if std < 1:
             for site in chain[1:]:
                 feeder = by_step[site.before.feeder].parameter
@@ -41,17 +44,19 @@ def calm_stds(sites: Sequence[Site]) -> dict[str, float]:
     return found
 
 
-def _calm_std(functions: Sequence[Function]) -> float:
+def _calm_std(functions: Mapping[Function, int]) -> float:
     """The largest size up to 1 at which the whole chain grows by no more than it may."""
-    most = math.log(MOST_GROWTH)
-    if sum(_growth(function, 1.0) for function in functions) <= most:
+
+    def is_calm(std: float) -> bool:
+        grown = sum(count * _growth(function, std) for function, count in functions.items() if count)
+        return grown <= math.log(MOST_GROWTH)
+
+    if is_calm(1.0):
         return 1.0
     low, high = SMALLEST, 1.0
     while high - low > 0.01:
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if sum(_growth(one, middle) for one in functions) <= most else (low, middle)
-        )
+        low, high = (middle, high) if is_calm(middle) else (low, middle)
     return low
 
 

@@ -1,17 +1,26 @@
-"""The numbers and choices that `initialize_` makes when it is not told; all of them, here."""
+"""The numbers and choices that `initialize_` makes when it is not told; all of them, here.
+
+How each was chosen, and what else was tried, is in docs/how-the-default-was-chosen.md.
+"""
 
 from __future__ import annotations
 
-# lr·‖H‖ of the network at the start.
-KAPPA = 2.0
+# lr·‖H‖ of the network at the start. Training soon lowers the curvature of a plain network, so that twice the
+# edge of stability is safe; that of a normalized one rises first.
+KAPPA = 4.0
+KAPPA_NORMALIZED = 0.5
 
-# What scheme="auto" and freedom="auto" stand for.
+# What scheme="auto" stands for; its pre-activations are smaller than 1 where `calm` says so.
 AUTO_SCHEME = "lsuv"
-AUTO_FREEDOM = "gain"
 
-# Sharpening stops where it would raise the loss above this many times that of a silent network: beyond, the
-# curvature comes with a softmax that is sure of what it does not know, and soon falls again.
-MOST_SHARPENING = 2.0
+# The root mean square of the output of a network that is sharpened quietly.
+QUIET = 0.5
+# A start that is sharper than it should be by no more than this is made quiet, too, where that is possible.
+QUIET_UP_TO = 2.0
+
+# Sharpening by the last weight stops where it would raise the loss above this many times that of a silent
+# network: beyond, the curvature comes with a softmax that is sure of what it does not know, and soon falls.
+MOST_SHARPENING = 4.0
 
 MOST_MEASUREMENTS = {"network": 10, "layers": 12}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +14,10 @@ from torch import nn
 
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.initializing import arguments, defaults
-from hessinit.initializing.freedoms import FREEDOMS
-from hessinit.initializing.judging import judge, worst_distance
-from hessinit.initializing.rules import LayersRule, NetworkRule, Outcome
+from hessinit.initializing.carrying_out import UNSHARPENED, carry_out
 from hessinit.initializing.saving import save_model_weights
-from hessinit.initializing.workbench import Setting, Workbench, keep_all, read_once
+from hessinit.initializing.wish import Wish
+from hessinit.initializing.workbench import Setting, keep_all, read_once
 from hessinit.problem.checks import (
     check_arguments,
     check_dropout,
@@ -31,27 +29,7 @@ from hessinit.problem.checks import (
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.weights import check_present
 from hessinit.report.initialization import Initialization
-from hessinit.report.report import CurvatureReport
-from hessinit.report.scheme_plan import SchemePlan
-from hessinit.schemes.applying import apply_scheme_
-from hessinit.schemes.site import Site
-from hessinit.schemes.targets import Target, find_targets
-from hessinit.schemes.walk import find_sites
-
-
-@dataclass(frozen=True)
-class _Wish:
-    """What was asked for, read and checked."""
-
-    target: float
-    rule: str
-    scheme: str
-    freedom: str
-    biases: str
-    residual: str
-    tolerance: float
-    most: int
-    most_sharpening: float
+from hessinit.schemes.targets import find_targets
 
 
 @torch.inference_mode(False)
@@ -60,8 +38,10 @@ def initialize_(
     loss: Loss,
     batch: Any,
     *,
-    lr: float | None = None,
+    lr: float | str | None = None,
     target: float | None = None,
+    optimizer: str = "sgd",
+    momentum: float = 0.9,
     rule: str = "network",
     scheme: str = "auto",
     freedom: str = "auto",
@@ -70,7 +50,7 @@ def initialize_(
     forward: Forward | None = None,
     dropout: str = "freeze",
     biases: str = "auto",
-    residual: str = "scaled",
+    residual: str = "auto",
     tolerance: float = 0.05,
     max_measurements: int | None = None,
     most_sharpening: float = defaults.MOST_SHARPENING,
@@ -80,19 +60,29 @@ def initialize_(
 ) -> Initialization:
     """Draw new weights and scale them until the curvature fits the step; in place, on the same Parameters.
 
-    `lr` means a target of κ/lr for the network's ‖H‖; `target` gives the norm itself; neither means 1, the
-    paper's principle. `rule="network"` moves one number: with freedom="gain" all weights that matter, with
-    "last" those before the output. `rule="layers"` brings the norm of every layer to the target. `scheme` is
-    the start: a closed form or "lsuv" as `apply_scheme_` knows them, "auto", or "keep" for the weights as
-    they are. `residual="scaled"` tames branches that are added up. Biases become 0 with the weights that are
-    drawn; biases="keep" leaves them. Frozen weights are never touched.
+    `lr` means a target of κ/lr for the network's ‖H‖, κ = 4 (1 for a network with normalizations); "auto"
+    takes γ* = 1/‖H‖ of the start and says so in `result.lr`. `target` gives the norm itself; neither means 1,
+    the paper's principle. `optimizer` is that of the training: "momentum" and "nesterov" make steps 1/(1 −
+    `momentum`) times as long; the steps of "adam" and "adamw" do not grow with the gradient, so that the
+    scheme alone decides.
+
+    `rule="network"` moves one number. With freedom="auto" a start that is too sharp gets one smaller gain for
+    all weights; one that is too gentle is sharpened: quietly where the network is homogeneous, as with ReLU
+    (the largest weight small, the others larger), else by its last weight. By a rate, normalized networks
+    and those that read tokens are not sharpened. "gain", "last" and "quiet" insist. `rule="layers"` brings
+    the norm of every layer to the target.
+
+    `scheme` is the start: a closed form or "lsuv" as `apply_scheme_` knows them, "keep" for the weights as
+    they are, or "auto": "lsuv", with smaller pre-activations where the gradient would explode.
+    `residual="scaled"` tames branches that are added up; "auto" does so in normalized networks. Biases become
+    0 with the weights that are drawn; biases="keep" leaves them. Frozen weights are never touched.
 
     The result says whether the target was met to `tolerance`, and why not: a target that only a saturated
     network could reach is capped where the loss would pass `most_sharpening` times that of a silent one. Not
     meeting it warns, or raises with `strict=True`. Whatever is raised, the model is then as it was found.
     `undo()` takes all back; `dry_run=True` does so at once.
 
-    Costs 50 to 100 gradients for a classifier with ten outputs, most of it two reports and two to five
+    Costs 50 to 150 gradients for a classifier with ten outputs, most of it two reports and two to five
     measurements of the network's norm.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -106,13 +96,16 @@ def initialize_(
     check_arguments(model, loss, forward, None, dropout)
     arguments.check_choices(rule, scheme, freedom, curvature, biases, residual, dropout)
     check_switches(dry_run=dry_run, strict=strict)
-    aim, rate, kappa = arguments.read_target(lr, target)
     seed = check_whole("seed", seed, at_least=0)
-    wish = _Wish(
-        aim,
+    rate, norm = arguments.read_aim(lr, target)
+    wish = Wish(
+        rate,
+        norm,
+        optimizer,
+        arguments.read_momentum(optimizer, momentum),
         rule,
-        defaults.AUTO_SCHEME if scheme == "auto" else scheme,
-        defaults.AUTO_FREEDOM if freedom == "auto" else freedom,
+        scheme,
+        freedom,
         biases,
         residual,
         check_tolerance(tolerance),
@@ -134,8 +127,7 @@ def initialize_(
         )
     go_back = keep_all(movable)
     try:
-        result = _initialize_(setting, movable, wish)
-        result = replace(result, lr=rate, kappa=kappa, seed=seed, seconds=time.perf_counter() - started)
+        result = replace(carry_out(setting, movable, wish), seconds=time.perf_counter() - started)
         if strict and not result.converged:
             raise ConvergenceError(result.reason)
     except BaseException:
@@ -146,98 +138,6 @@ def initialize_(
     else:
         save = partial(save_model_weights, inside)
         result = replace(result, _go_back=go_back, _save_weights=save)
-    if not result.converged:
+    if not result.converged and result.freedom != UNSHARPENED:
         warnings.warn(result.reason, ConvergenceWarning, stacklevel=3)  # past the decorator
     return result
-
-
-def _initialize_(setting: Setting, targets: list[Target], wish: _Wish) -> Initialization:
-    every_layer = wish.rule == "layers"
-    before, notes = _measure_before(setting, every_layer)
-    as_found = keep_all(targets)
-    plan = _start_(setting, targets, wish)
-    bench = Workbench(setting, targets, wish.tolerance * defaults.SEARCH_SHARE)
-    sites, remarks = _walk(setting)
-    notes += remarks
-    stuck = bench.unmovable()
-    if stuck:
-        notes.append(f"{', '.join(stuck)}: the parametrization takes the scale away again, so not scaled.")
-    scalable = [one for one in targets if one.name not in stuck]
-    # What the search allows itself leaves room for its own errors of measurement.
-    tolerance = math.log1p(wish.tolerance) * (1 - 2 * defaults.SEARCH_SHARE)
-    if wish.rule == "network":
-        exponents = FREEDOMS[wish.freedom](scalable, sites)
-        outcome = NetworkRule(bench, exponents, wish.target, tolerance, wish.most, wish.most_sharpening).run()
-    else:
-        met = {site.parameter for site in sites}
-        names = [one.name for one in scalable if not met or one.key in met]
-        outcome = LayersRule(bench, names, wish.target, tolerance, wish.most, wish.most_sharpening).run()
-    after = bench.report(every_layer)
-    scales = bench.scales
-    if wish.rule == "layers" and before is not None and _is_worse(before, after, wish, outcome):
-        as_found()
-        after, scales = before, dict.fromkeys(scales, 1.0)
-        outcome = replace(outcome, reason=f"{outcome.reason}; the weights as found were closer, and are back")
-    converged, reason = judge(after, wish.rule, wish.target, wish.tolerance, outcome)
-    return Initialization(
-        before=before,
-        after=after,
-        scales=scales,
-        target=wish.target,
-        rule=wish.rule,
-        scheme=wish.scheme,
-        freedom=wish.freedom if wish.rule == "network" else None,
-        tolerance=wish.tolerance,
-        converged=converged,
-        reason=reason,
-        measurements=outcome.measurements,
-        plan=plan,
-        notes=tuple(notes),
-    )
-
-
-def _start_(setting: Setting, targets: list[Target], wish: _Wish) -> SchemePlan | None:
-    """The scheme's weights, or those found; and the biases."""
-    if wish.scheme == "keep":
-        if wish.biases == "zero":
-            with torch.no_grad():
-                for bias in (bias for target in targets for bias in target.biases().values()):
-                    bias.zero_()
-        return None
-    plan = apply_scheme_(
-        setting.model,
-        wish.scheme,
-        sample=setting.sample,
-        forward=setting.forward,
-        layers=setting.layers,
-        residual=wish.residual,
-        biases="keep" if wish.biases == "keep" else "zero",
-        generator=torch.Generator().manual_seed(setting.seed),
-    )
-    return replace(plan, _go_back=None)  # the way back of the whole holds one copy of the weights already
-
-
-def _measure_before(setting: Setting, every_layer: bool) -> tuple[CurvatureReport | None, list[str]]:
-    """None where what was found cannot be measured; what new weights do not cure comes up again later."""
-    found = Workbench(setting, [], 0.1)
-    try:
-        if found.look().is_finite:
-            return found.report(every_layer), []
-    except ProblemError as failure:
-        return None, [f"before: {failure}"]
-    return None, ["before: the weights as found, or what the network gives with them, are not finite."]
-
-
-def _walk(setting: Setting) -> tuple[tuple[Site, ...], list[str]]:
-    """Where the weights are used; a forward that cannot be walked costs only that knowledge."""
-    try:
-        return find_sites(setting.model, setting.sample, setting.forward).sites, []
-    except ProblemError as failure:
-        return (), [f"the forward could not be walked ({failure}), so every weight is scaled."]
-
-
-def _is_worse(before: CurvatureReport, after: CurvatureReport, wish: _Wish, outcome: Outcome) -> bool:
-    left_out = outcome.unreachable
-    return bool(outcome.reason) and worst_distance(before, wish.target, left_out) < worst_distance(
-        after, wish.target, left_out
-    )

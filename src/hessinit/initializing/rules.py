@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from hessinit.engines.output_root import LINEAR_LOSS
 from hessinit.errors import ProblemError
 from hessinit.initializing.coupled_solve import CoupledSolve, Vector
+from hessinit.initializing.freedoms import Path
 from hessinit.initializing.gain_search import SATURATES, GainSearch
 from hessinit.initializing.workbench import Look, Workbench
 from hessinit.report.initialization import Measurement
@@ -31,14 +32,15 @@ class Outcome:
 
 @dataclass
 class NetworkRule:
-    """Multiply each weight by exp(t·exponent) until the network's norm meets the target."""
+    """Follow a path of scales until the network's norm meets the target; `first` is the norm at its start."""
 
     bench: Workbench
-    exponents: Mapping[str, float]
+    path: Path
     target: float
     tolerance: float
     most: int
     most_sharpening: float
+    first: float | None = None
     _looks: dict[float, Look] = field(default_factory=dict)
     _rows: list[Measurement] = field(default_factory=list)
 
@@ -55,7 +57,7 @@ class NetworkRule:
         return Outcome(tuple(self._rows), reason)
 
     def _scale_(self, t: float) -> None:
-        self.bench.scale_({name: t * exponent for name, exponent in self.exponents.items()})
+        self.bench.scale_(self.path.logs(t))
 
     def _look(self, t: float) -> Look:
         if t not in self._looks:
@@ -66,7 +68,8 @@ class NetworkRule:
     def _measure(self, t: float) -> float:
         look = self._look(t)
         self._scale_(t)
-        norm = self._norm() if look.is_finite else math.inf
+        known = self.first if t == 0 else None
+        norm = known or (self._norm() if look.is_finite else math.inf)
         self._rows.append(Measurement(t=t, norm=norm, loss=look.loss))
         if norm == 0:
             return -math.inf
@@ -94,7 +97,9 @@ class NetworkRule:
         return least + (self.most_sharpening - 1) * abs(least) if least else math.inf
 
     def _volume(self, t: float) -> float:
-        """Twice the log of the output's size."""
+        """Twice the log of the output's size, or what stands for it."""
+        if self.path.pace is not None:
+            return self.path.pace * t
         size = self._look(t).size
         return 2 * math.log(size) if size > 0 else -math.inf
 

@@ -1,0 +1,201 @@
+"""From a wish to weights: measure, start, solve, measure again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from hessinit.advising.advise import advise
+from hessinit.errors import ProblemError
+from hessinit.initializing import defaults
+from hessinit.initializing.calm import calm_stds
+from hessinit.initializing.freedoms import FREEDOMS, Path
+from hessinit.initializing.judging import judge, worst_distance
+from hessinit.initializing.nature import Nature, nature_of
+from hessinit.initializing.rules import LayersRule, NetworkRule, Outcome
+from hessinit.initializing.wish import Aim, Wish
+from hessinit.initializing.workbench import Setting, Workbench, keep_all
+from hessinit.report.initialization import Initialization, Measurement
+from hessinit.report.report import CurvatureReport
+from hessinit.report.scheme_plan import SchemePlan
+from hessinit.schemes.applying import apply_scheme_
+from hessinit.schemes.site import Site
+from hessinit.schemes.targets import Target
+from hessinit.schemes.walk import find_sites
+
+# In the place of a freedom: what was left as gentle as the scheme made it.
+UNSHARPENED = "none"
+
+
+def carry_out(setting: Setting, targets: list[Target], wish: Wish) -> Initialization:
+    """The weights are written; whoever calls puts them back if anything is raised."""
+    every_layer = wish.rule == "layers"
+    before, notes = _measure_before(setting, every_layer)
+    as_found = keep_all(targets)
+    sites, remarks = _walk(setting)
+    nature = nature_of(sites)
+    plan = _start_(setting, targets, sites, nature, wish)
+    bench = Workbench(setting, targets, wish.tolerance * defaults.SEARCH_SHARE)
+    stuck = bench.unmovable()
+    if stuck:
+        remarks.append(f"{', '.join(stuck)}: the parametrization takes the scale away again, so not scaled.")
+    scalable = [one for one in targets if one.name not in stuck]
+    if wish.rule == "network":
+        aim, outcome, freedom = _solve_network(bench, scalable, sites, nature, wish)
+    else:
+        (aim, outcome), freedom = _solve_layers(bench, scalable, sites, nature, wish), None
+    after = bench.report(every_layer)
+    scales = bench.scales
+    if every_layer and before is not None and _is_worse(before, after, aim, outcome):
+        as_found()
+        after, scales = before, dict.fromkeys(scales, 1.0)
+        outcome = replace(outcome, reason=f"{outcome.reason}; the weights as found were closer, and are back")
+    if wish.scheme_alone:
+        aim = replace(aim, target=after.network.norm)
+        converged, reason = True, outcome.reason
+    else:
+        converged, reason = judge(after, wish.rule, aim.target, wish.tolerance, outcome)
+    return Initialization(
+        before=before,
+        after=after,
+        scales=scales,
+        target=aim.target,
+        lr=aim.lr,
+        kappa=aim.kappa,
+        rule=wish.rule,
+        scheme=_scheme_of(wish),
+        freedom=freedom,
+        tolerance=wish.tolerance,
+        converged=converged,
+        reason=reason,
+        measurements=outcome.measurements,
+        plan=plan,
+        notes=(*notes, *remarks),
+        seed=setting.seed,
+    )
+
+
+def _solve_network(
+    bench: Workbench, targets: list[Target], sites: tuple[Site, ...], nature: Nature, wish: Wish
+) -> tuple[Aim, Outcome, str]:
+    look = bench.look()
+    norm = bench.network_norm() if look.is_finite else math.inf
+    rows = (Measurement(t=0.0, norm=norm, loss=look.loss),)
+    if wish.scheme_alone:
+        reason = f"steps of {wish.optimizer} do not grow with the gradient, so the rate asks for no curvature"
+        return Aim(norm, _rate_of_adaptive(bench.setting, wish)), Outcome(rows, reason), UNSHARPENED
+    aim = wish.aim(nature, norm)
+    too_gentle = norm <= aim.target
+    calm = nature.reason_not_to_sharpen if wish.by_rate and wish.freedom == "auto" else ""
+    if too_gentle and calm and norm > 0:
+        reason = f"it is gentle enough for the rate, and since {calm}, it would learn no faster if sharpened"
+        return aim, Outcome(rows, reason), UNSHARPENED
+    path = _choose_path(bench, targets, sites, wish, norm / aim.target)
+    known = norm if not path.offsets and norm > 0 else None
+    outcome = NetworkRule(
+        bench, path, aim.target, _search_tolerance(wish), wish.most, wish.most_sharpening, known
+    ).run()
+    if known is None:
+        outcome = replace(outcome, measurements=(*rows, *outcome.measurements))
+    return aim, outcome, path.name
+
+
+def _choose_path(
+    bench: Workbench, targets: list[Target], sites: tuple[Site, ...], wish: Wish, excess: float
+) -> Path:
+    """`excess` is how many times too sharp the start is; a start without curvature is not sharpened."""
+    if wish.freedom != "auto":
+        return FREEDOMS[wish.freedom](targets, sites, bench)
+    if 0 < excess <= defaults.QUIET_UP_TO:
+        path = FREEDOMS["quiet"](targets, sites, bench)
+        if path.name == "quiet" or excess <= 1:
+            return path
+    return FREEDOMS["gain"](targets, sites, bench)
+
+
+def _solve_layers(
+    bench: Workbench, targets: list[Target], sites: tuple[Site, ...], nature: Nature, wish: Wish
+) -> tuple[Aim, Outcome]:
+    norm = bench.network_norm() if wish.lr == "auto" and bench.look().is_finite else math.inf
+    aim = wish.aim(nature, norm)
+    met = {site.parameter for site in sites}
+    names = [one.name for one in targets if not met or one.key in met]
+    rule = LayersRule(bench, names, aim.target, _search_tolerance(wish), wish.most, wish.most_sharpening)
+    return aim, rule.run()
+
+
+def _search_tolerance(wish: Wish) -> float:
+    """What the search allows itself leaves room for its own errors of measurement."""
+    return math.log1p(wish.tolerance) * (1 - 2 * defaults.SEARCH_SHARE)
+
+
+def _scheme_of(wish: Wish) -> str:
+    return defaults.AUTO_SCHEME if wish.scheme == "auto" else wish.scheme
+
+
+def _start_(
+    setting: Setting, targets: list[Target], sites: tuple[Site, ...], nature: Nature, wish: Wish
+) -> SchemePlan | None:
+    """The scheme's weights, or those found; and the biases."""
+    if wish.scheme == "keep":
+        if wish.biases == "zero":
+            with torch.no_grad():
+                for bias in (bias for target in targets for bias in target.biases().values()):
+                    bias.zero_()
+        return None
+    scaled = nature.normalized if wish.residual == "auto" else wish.residual == "scaled"
+    plan = apply_scheme_(
+        setting.model,
+        _scheme_of(wish),
+        sample=setting.sample,
+        forward=setting.forward,
+        layers=setting.layers,
+        gains=_calm_gains(targets, sites) if wish.scheme == "auto" else None,
+        residual="scaled" if scaled else "plain",
+        biases="keep" if wish.biases == "keep" else "zero",
+        generator=torch.Generator().manual_seed(setting.seed),
+    )
+    return replace(plan, _go_back=None)  # the way back of the whole holds one copy of the weights already
+
+
+def _calm_gains(targets: list[Target], sites: tuple[Site, ...]) -> dict[str, float]:
+    names = {target.key: target.name for target in targets}
+    return {names[key]: std for key, std in calm_stds(sites).items() if key in names}
+
+
+def _rate_of_adaptive(setting: Setting, wish: Wish) -> float | None:
+    if not isinstance(wish.lr, str):
+        return wish.lr
+    advice = advise(
+        setting.model, setting.loss, setting.batch, optimizer=wish.optimizer, layers=setting.layers,
+        forward=setting.forward, dropout=setting.dropout, seed=setting.seed,
+    )  # fmt: skip
+    return advice.learning_rate
+
+
+def _measure_before(setting: Setting, every_layer: bool) -> tuple[CurvatureReport | None, list[str]]:
+    """None where what was found cannot be measured; what new weights do not cure comes up again later."""
+    found = Workbench(setting, [], 0.1)
+    try:
+        if found.look().is_finite:
+            return found.report(every_layer), []
+    except ProblemError as failure:
+        return None, [f"before: {failure}"]
+    return None, ["before: the weights as found, or what the network gives with them, are not finite."]
+
+
+def _walk(setting: Setting) -> tuple[tuple[Site, ...], list[str]]:
+    """Where the weights are used; a forward that cannot be walked costs only that knowledge."""
+    try:
+        return find_sites(setting.model, setting.sample, setting.forward).sites, []
+    except ProblemError as failure:
+        return (), [f"the forward could not be walked ({failure}), so every weight is scaled."]
+
+
+def _is_worse(before: CurvatureReport, after: CurvatureReport, aim: Aim, outcome: Outcome) -> bool:
+    left_out = outcome.unreachable
+    return bool(outcome.reason) and worst_distance(before, aim.target, left_out) < worst_distance(
+        after, aim.target, left_out
+    )
