@@ -86,10 +86,11 @@ def _solve_network(
     if wish.scheme_alone:
         reason = f"steps of {wish.optimizer} do not grow with the gradient, so the rate asks for no curvature"
         return Aim(norm, _rate_of_adaptive(bench.setting, wish)), Outcome(rows, reason), UNSHARPENED
-    aim = wish.aim(nature, norm)
+    as_it_is = wish.lr == "auto" and FREEDOMS["quiet"](targets, sites, bench).name != "quiet"
+    aim = wish.aim(nature, norm, as_it_is)
     too_gentle = norm <= aim.target
     calm = nature.reason_not_to_sharpen if wish.by_rate and wish.freedom == "auto" else ""
-    if too_gentle and calm and norm > 0:
+    if too_gentle and calm and norm > 0 and norm < aim.target * (1 - wish.tolerance):
         reason = f"it is gentle enough for the rate, and since {calm}, it would learn no faster if sharpened"
         return aim, Outcome(rows, reason), UNSHARPENED
     path = _choose_path(bench, targets, sites, wish, norm / aim.target)
@@ -119,7 +120,7 @@ def _solve_layers(
     bench: Workbench, targets: list[Target], sites: tuple[Site, ...], nature: Nature, wish: Wish
 ) -> tuple[Aim, Outcome]:
     norm = bench.network_norm() if wish.lr == "auto" and bench.look().is_finite else math.inf
-    aim = wish.aim(nature, norm)
+    aim = wish.aim(nature, norm, as_it_is=True)
     met = {site.parameter for site in sites}
     names = [one.name for one in targets if not met or one.key in met]
     rule = LayersRule(bench, names, aim.target, _search_tolerance(wish), wish.most, wish.most_sharpening)

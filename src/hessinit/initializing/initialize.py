@@ -60,8 +60,8 @@ def initialize_(
 ) -> Initialization:
     """Draw new weights and scale them until the curvature fits the step; in place, on the same Parameters.
 
-    `lr` means a target of κ/lr for the network's ‖H‖, κ = 4 (1 for a network with normalizations); "auto"
-    takes γ* = 1/‖H‖ of the start and says so in `result.lr`. `target` gives the norm itself; neither means 1,
+    `lr` means a target of κ/lr for the network's ‖H‖, κ = 4 (1/2 for a network with normalizations);
+    "auto" takes a rate that suits the start, and says so in `result.lr`. `target` gives the norm itself; neither means 1,
     the paper's principle. `optimizer` is that of the training: "momentum" and "nesterov" make steps 1/(1 −
     `momentum`) times as long; the steps of "adam" and "adamw" do not grow with the gradient, so that the
     scheme alone decides.

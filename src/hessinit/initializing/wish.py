@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hessinit.initializing import defaults
@@ -47,14 +48,19 @@ class Wish:
         """Whether nothing is left to do after the scheme."""
         return self.by_rate and self.optimizer in ADAPTIVE and self.rule == "network"
 
-    def aim(self, nature: Nature, norm: float) -> Aim:
+    def aim(self, nature: Nature, norm: float, as_it_is: bool) -> Aim:
         """The norm to aim at, for a network of that nature whose start has that norm.
 
-        Momentum makes lasting steps 1/(1 − momentum) times as long. A rate of our own is γ* = 1/‖H‖.
+        Momentum makes lasting steps 1/(1 − momentum) times as long. A rate of our own is the one that suits
+        the start `as_it_is`, κ/‖H‖; or γ* = 1/‖H‖, where the start can be scaled to suit any rate, and a
+        normalized network always.
         """
         if self.lr is None:
             return Aim(1.0 if self.target is None else self.target)
         kappa = defaults.KAPPA_NORMALIZED if nature.normalized else defaults.KAPPA
         shorter = 1 - self.momentum
-        rate = self.lr if not isinstance(self.lr, str) else shorter / norm if 0 < norm < float("inf") else 1.0
+        if not isinstance(self.lr, str):
+            return Aim(kappa * shorter / self.lr, self.lr, kappa)
+        times = defaults.KAPPA if as_it_is and not nature.normalized else 1.0
+        rate = times * shorter / norm if 0 < norm < math.inf else 1.0
         return Aim(kappa * shorter / rate, rate, kappa)
