@@ -22,7 +22,10 @@ class UserCodeError(Exception):
     """The user's own code failed while `doing`; the failure itself is the `__cause__`."""
 
     def __init__(self, doing: str) -> None:
-        super().__init__(f"{doing} failed")
+        super().__init__(doing)  # as it came, for a worker sends it pickled: made anew from its arguments
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} failed"
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,27 @@ def _check_file(path: Path) -> None:
     raise ProblemError(f"{path} does not exist (looked in {path.parent.resolve()}).{near}")
 
 
+def is_name_taken(path: Path) -> bool:
+    """Whether another module than the file itself goes by its name, loaded or only installed.
+
+    >>> is_name_taken(Path("random.py")), is_name_taken(Path("some_net.py"))
+    (True, False)
+    """
+    if path.stem in sys.modules:
+        return True
+    try:
+        spec = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+    except (ImportError, ValueError):
+        return True
+    return spec is not None and not (spec.origin and Path(spec.origin).resolve() == path.resolve())
+
+
 def _run_file(path: Path) -> ModuleType:
     path = path.resolve()
-    _put_on_path(str(path.parent))
+    is_taken = is_name_taken(path)
+    _put_on_path(str(path.parent), first=not is_taken)
     # Under its own name, so that worker processes find it again; but a torch.py must not take torch's place.
-    name = path.stem if path.stem not in sys.modules else f"_hessinit_{path.stem}"
+    name = f"_hessinit_{path.stem}" if is_taken else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:  # the name ends in .py, so both are there
         raise ProblemError(f"{path} cannot be loaded as Python.")
@@ -135,9 +154,9 @@ def _import_module(name: str) -> ModuleType:
         raise UserCodeError(f"importing {name}") from failure
 
 
-def _put_on_path(folder: str) -> None:
+def _put_on_path(folder: str, *, first: bool = True) -> None:
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.insert(0 if first else len(sys.path), folder)
 
 
 def _find_function(module: ModuleType, place: Place) -> Callable[[], Any]:

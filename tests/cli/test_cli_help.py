@@ -30,7 +30,8 @@ def test_help_gives_examples_line_by_line(run, arguments, example):
 
 def test_help_names_no_command_that_does_not_exist(run):
     listed = run("--help").stdout.split("Commands:")[1]
-    assert re.findall(r"^  (\w+)", listed, flags=re.MULTILINE) == ["demo", "measure", "compare", "sweep", "show"]
+    commands = re.findall(r"^  (\w+)", listed, flags=re.MULTILINE)
+    assert commands == ["demo", "measure", "compare", "sweep", "show"]
 
 
 def test_help_fits_a_narrow_terminal(run_process):

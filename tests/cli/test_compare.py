@@ -219,6 +219,52 @@ def test_a_function_that_fails_shows_its_own_frames(run, tmp_path):
     assert result.stderr.endswith("failed, as shown above.\n")
 
 
+def test_a_failure_in_a_worker_is_the_user_s_own(run_process, tmp_path):
+    (tmp_path / "late_net.py").write_text(
+        DIGITS
+        + """
+import multiprocessing
+
+
+def only_here():
+    if multiprocessing.parent_process() is not None:
+        raise LookupError("no data in a worker")
+    return problem()
+
+
+def wrong_target():
+    model, loss, (images, labels) = problem()
+    labels = labels.clone()
+    labels[7] = 99
+    return model, loss, (images, labels)
+"""
+    )
+    shown = run_process("compare", "late_net.py:only_here", *SMALL, "--workers", "2").stderr
+    assert shown.count("Traceback") == 1, shown
+    assert 'raise LookupError("no data in a worker")' in shown
+    assert re.search(r"Error: only_here\(\) of .*late_net.py failed, as shown above\.\n$", shown)
+    shown = run_process("compare", "late_net.py:wrong_target", *SMALL, "--workers", "2").stderr
+    assert "Target 99 is out of bounds" in shown
+    assert "concurrent" not in shown
+    assert shown.endswith("Error: comparing starts of late_net.py:wrong_target failed, as shown above.\n")
+
+
+@pytest.mark.parametrize("name", ["random", "torch"])
+def test_a_file_with_the_name_of_a_library_is_refused(run, digits, tmp_path, name):
+    (tmp_path / f"{name}.py").write_text(digits.read_text())
+    result = run("compare", f"{tmp_path / name}.py:problem", *SMALL)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{name}.py has the name of a module that hessinit itself needs" in result.stderr
+    assert f"rename the file, such as my_{name}.py." in result.stderr
+
+
+def test_a_file_with_the_name_of_a_module_that_nobody_loads_runs_in_workers(run_process, tmp_path, digits):
+    (tmp_path / "this.py").write_text(digits.read_text())  # Python's own prints a poem
+    command = ("compare", "this.py:with_functions_of_the_file", *SMALL, "--json", "--workers", "2")
+    result = run_process(*command)
+    assert (result.returncode, result.stderr) == (0, "the file is run\n")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_an_interrupted_command_says_how_to_go_on_and_goes_on(run, digits, tmp_path):
     options = ("digits_net.py:slow", *SMALL, "--lr", "0.01", "--lr", "0.03", "--workers", "2")

@@ -59,13 +59,15 @@ def test_losses_errors_and_divergences_by_hand() -> None:
     assert [table.applies(start) for start in table.starts] == [True, True, False]
 
 
-def test_the_best_rate_is_that_of_the_lowest_finite_loss() -> None:
+def test_the_best_rate_is_one_at_which_no_seed_diverges() -> None:
     table = _comparison()
     assert (table.best_rate("he"), table.best_rate("lsuv")) == (0.1, 0.01)
     assert math.isnan(table.best_rate("odd"))
     assert table.best == ("lsuv", 0.01)
+    rising = _comparison(starts=("he",), learning_rates=(0.01,))
+    assert math.isnan(rising.best_rate("he"))  # the loss is finite, and above the first with one seed
     hopeless = _comparison(starts=("odd",))
-    with pytest.raises(ValueError, match="no start ended in a finite loss at any rate"):
+    with pytest.raises(ValueError, match="no start trains with every seed at any rate"):
         hopeless.best
 
 

@@ -68,6 +68,46 @@ def test_a_list_a_loader_and_an_endless_generator_give_the_same_runs() -> None:
     assert (by_list.batch_size, by_list.examples) == (40, 400)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loader_that_shuffles_gives_the_same_runs_whatever_was_drawn_before(own: bool) -> None:
+    generator = torch.Generator().manual_seed(3) if own else None
+    loader: DataLoader[Any] = DataLoader(
+        TensorDataset(*problem.data()), batch_size=40, shuffle=True, generator=generator
+    )
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(problem.small(data=loader, schemes=["default"], seeds=1))
+        assert torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(seed)))
+    assert found[0] == found[1]
+
+
+def _build_writing() -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.2, inplace=True), problem.build())
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_model_that_writes_into_its_inputs_changes_no_data(ready: bool) -> None:
+    images, labels = problem.data()
+    data = _cut(40) if ready else (images.clone(), labels)
+    before = [images.clone() for images, _ in (data if ready else [data])]
+    settings: dict[str, Any] = {"build": _build_writing, "data": data, "seeds": 1}
+    first = problem.small(**settings)
+    assert all(map(torch.equal, before, [images for images, _ in (data if ready else [data])]))
+    for run in problem.small(**settings, schemes=("he", "default")).runs:
+        assert run in first.runs
+
+
+def test_what_a_start_does_to_its_batch_is_not_measured() -> None:
+    def leave(model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None: ...
+
+    def overwrite(model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:
+        batch[0].mul_(100.0)
+
+    comparison = problem.small(schemes={"one": leave, "other": overwrite}, seeds=1)
+    assert comparison.norm("one") == comparison.norm("other")
+
+
 def test_two_batches_in_a_list_are_two_batches() -> None:
     assert problem.small(data=_cut(200), schemes=["default"], seeds=1).batch_size == 200
 

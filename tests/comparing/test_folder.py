@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ import pytest
 import torch
 from torch import nn
 
+from hessinit.comparing.store import RunStore, file_name
 from hessinit.errors import ProblemError
+from hessinit.report.atomic import write_text
 from hessinit.report.comparison import Comparison
 from hessinit.report.run import Run
 
@@ -93,7 +97,125 @@ def test_another_length_of_warmup_is_another_start(tmp_path: Path) -> None:
     problem.small(folder=tmp_path, schemes=["he+warmup"], seeds=1, warmup=3)
     with pytest.raises(ProblemError, match="he with 3 steps of warmup and is he with 4 steps of warmup here"):
         problem.small(folder=tmp_path, schemes=["he+warmup"], seeds=1, warmup=4)
-    assert problem.small(folder=tmp_path, schemes=["he"], seeds=1, warmup=4).warmup is None
+    assert problem.small(folder=tmp_path, schemes=["he"], seeds=1).warmup is None
+
+
+def _scaled_by(factor: float) -> Any:
+    def start(model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(factor)
+
+    return start
+
+
+def _descent(share: float = 1.0, **settings: float) -> Any:
+    return lambda parameters, lr: torch.optim.SGD(parameters, share * lr, **settings)
+
+
+def _smoothed(share: float) -> Any:
+    return lambda output, target: problem.LOSS(output, target) + share * output.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({"optimizer": _descent()}, {"optimizer": _descent(momentum=0.99)}, "optimizer was SGD.* and is SGD"),
+        ({"optimizer": _descent()}, {"optimizer": _descent(0.5)}, "optimizer was SGD.* and is SGD.* here"),
+        ({"schemes": {"mine": _scaled_by(1)}}, {"schemes": {"mine": _scaled_by(0)}}, "'start mine' that did"),
+        ({"schemes": {"mine": _scaled_by(1)}}, {"schemes": {"mine": _scaled_by(-1)}}, "its code has changed"),
+        ({"schemes": {"mine": problem.fail}}, {"schemes": {"mine": problem.draw}}, "that was .*fail and is"),
+        ({"loss": _smoothed(0)}, {"loss": _smoothed(1e-3)}, "so build, loss or forward has changed"),
+    ],
+)  # fmt: skip
+def test_other_code_behind_the_same_name_is_another_experiment(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], message: str
+) -> None:
+    settings: dict[str, Any] = {"schemes": ["default"], "seeds": 1, "folder": tmp_path}
+    first = problem.small(**{**settings, **before})
+    with pytest.raises(ProblemError, match=message):
+        problem.small(**{**settings, **after})
+    assert problem.small(**{**settings, **before}) == first
+
+
+def test_more_rates_and_seeds_of_ones_own_functions_are_welcome(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "schemes": {"drawn": problem.draw},
+        "optimizer": problem.adam_without_momentum,
+    }
+    problem.small(folder=tmp_path, learning_rates=[0.5], seeds=[1], **settings)
+    assert problem.small(folder=tmp_path, **settings) == problem.small(**settings)
+
+
+def test_norms_that_an_interrupted_run_would_have_measured_are_measured_later(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"schemes": ["he"], "seeds": 1, "folder": tmp_path}
+    whole = problem.small(**settings, learning_rates=[0.1, 0.5])
+    (tmp_path / "runs" / file_name(("he", 0.1, 0))).unlink()  # that which measured
+    narrow = problem.small(**settings, learning_rates=[0.5])
+    assert narrow.norm("he") == whole.norm("he")
+    assert narrow.runs[0].losses == whole.runs[1].losses
+    (tmp_path / "runs" / file_name(("he", 0.5, 0))).unlink()
+    assert problem.small(**settings, learning_rates=[0.5, 0.7]).norm("he") == whole.norm("he")
+
+
+def test_of_two_experiments_that_begin_at_once_one_is_refused(tmp_path: Path) -> None:
+    for attempt in range(40):
+        together, accepted = threading.Barrier(2), []
+
+        def begin(
+            steps: int, folder: Path, together: threading.Barrier = together, accepted: list[int] = accepted
+        ) -> None:
+            together.wait()
+            try:
+                RunStore(folder).open({"steps": steps}, (), {}, {})
+            except ProblemError:
+                return
+            accepted.append(steps)
+
+        threads = [
+            threading.Thread(target=begin, args=(steps, tmp_path / str(attempt))) for steps in (20, 200)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(accepted) == 1
+        assert json.loads((tmp_path / str(attempt) / "experiment.json").read_text())["experiment"] == {
+            "steps": accepted[0]
+        }
+
+
+def test_a_run_of_another_experiment_in_the_folder_is_named(tmp_path: Path) -> None:
+    problem.small(folder=tmp_path / "one", seeds=1)
+    problem.small(folder=tmp_path / "two", seeds=1, steps=13)
+    name = file_name(("he", 0.1, 0))
+    (tmp_path / "two" / "runs" / name).replace(tmp_path / "one" / "runs" / name)
+    with pytest.raises(ProblemError, match=f"{name} belongs to another experiment .*Delete it"):
+        problem.small(folder=tmp_path / "one", seeds=1)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "file/inside"])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProblemError, match=r"(?s)folder='.*' cannot be used: .*Pass a folder"):
+        problem.small(folder=tmp_path / name)
+
+
+def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = iter(range(100))
+
+    def full(path: Path, text: str) -> None:
+        if next(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_text(path, text)
+
+    monkeypatch.setattr("hessinit.comparing.store.write_text", full)
+    create = "hessinit.comparing.store.create_text"
+    monkeypatch.setattr(create, lambda path, text: write_text(path, text) or True)
+    with pytest.raises(ProblemError, match="No space left on device. 2 runs are kept there; .*goes on from"):
+        problem.small(folder=tmp_path)
+    monkeypatch.undo()
+    assert problem.small(folder=tmp_path) == problem.small()
 
 
 def test_a_file_that_was_edited_is_named(tmp_path: Path) -> None:

@@ -115,3 +115,22 @@ def test_an_error_in_a_run_reaches_the_caller() -> None:
         problem.small(**settings, workers=None, executor=executor)
     with pytest.raises(IndexError, match="Target 99 is out of bounds"):
         problem.small(**settings)
+
+
+class StubbornError(Exception):
+    """Cannot be made anew from its arguments, so no process can send it to another."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def _refuse(model: Any, images: torch.Tensor) -> torch.Tensor:
+    if multiprocessing.parent_process() is not None:
+        raise StubbornError("this", "that")
+    output: torch.Tensor = model(images)
+    return output
+
+
+def test_an_error_that_cannot_be_sent_still_says_what_it_was() -> None:
+    with pytest.raises(RuntimeError, match="^StubbornError: this and that$"):
+        problem.small(forward=_refuse, schemes=["default"], workers=2, curvature_at_start=False)

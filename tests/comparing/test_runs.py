@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from hessinit.comparing.divergence import has_diverged
 from hessinit.comparing.seeds import derive
 from hessinit.measuring import measure
 from hessinit.schemes.applying import apply_scheme_
@@ -122,6 +123,47 @@ def test_a_loss_that_grows_is_a_divergence() -> None:
     assert math.isfinite(run.final_loss)  # 2/‖H‖ is far below 1: each step multiplies the error
     assert run.diverged
     assert run.steps_done == 12
+
+
+def test_a_run_that_does_not_move_has_not_diverged() -> None:
+    """Single mini-batches of four differ by far more than 5 %; of 20 runs, half began below their mean."""
+    source = torch.Generator().manual_seed(0)
+    data = torch.randn(1000, 8, generator=source), torch.randn(1000, 1, generator=source)
+    still = problem.small(
+        build=lambda: nn.Linear(8, 1), loss=nn.MSELoss(), data=data, schemes=["default"],
+        learning_rates=[1e-9], seeds=20, steps=60, batch_size=4, curvature_at_start=False,
+    )  # fmt: skip
+    assert sum(run.final_loss > 1.05 * run.first_loss for run in still.runs) > 5
+    assert still.diverged("default", 1e-9) == 0
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([2.0] * 5 + [2.2] * 15, True),  # without noise, 5 % are enough
+        ([2.0] * 5 + [2.09] * 15, False),
+        ([2.3] + [90.0, 110.0, 80.0, 120.0, 100.0] * 4, True),  # jumps at once, and stays there, noisily
+        ([2.3, 230.0] + [24.0, 22.0, 25.0] * 6, True),  # jumps, and comes back in part
+        ([2.3, 230.0] + [2.0, 1.9, 2.1] * 6, False),  # jumps, and recovers
+        ([1.5**step for step in range(12)], True),
+        ([-3.0] * 10 + [-2.0] * 10, True),
+        ([-3.0, -2.0, -4.0, -1.5, -3.5, -2.5] * 4, False),
+        ([1.0, math.inf], True),
+        ([math.nan], True),
+    ],
+)
+def test_divergence_is_told_from_chance(losses: list[float], expected: bool) -> None:
+    assert has_diverged(losses, 10) is expected
+
+
+def test_a_function_whose_name_ends_in_warmup_has_one() -> None:
+    def leave(model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None: ...
+
+    schemes = {"mine+warmup": leave, "mine": leave, "named+warmup": "default", "word": "default+warmup"}
+    comparison = problem.small(schemes=schemes, warmup=12, seeds=1)
+    losses = {start: comparison.loss(start, 0.5) for start in schemes}
+    assert losses["mine+warmup"] == losses["named+warmup"] == losses["word"] != losses["mine"]
+    assert comparison.warmup == 12
 
 
 def test_a_forward_that_refuses_nan_is_a_divergence_too() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import matplotlib as mpl
 import pytest
@@ -120,6 +121,53 @@ def test_where_no_seed_reaches_the_end_the_line_goes_as_far_as_all_do():
     curve = curve_of(runs, 20)
     assert (curve.mean, curve.low, curve.high) == ((2.0, 5.0), (2.0, 4.0), (2.0, 6.0))
     assert (curve.stopped.step, curve.stopped.loss, curve.stopped.seeds) == (2.5, 9.0, 2)
+
+
+def test_where_all_seeds_break_off_the_cross_is_on_their_line_at_the_top():
+    runs = [make_run("a", 1.0, 0, math.inf, losses=(2.0, 4.0, 20.0, math.inf)), make_run("b", 1.0, 0, 4.5)]
+    comparison = make_comparison({("a", 1.0): (math.inf,), ("b", 1.0): (4.5,)}, runs=tuple(runs))
+    (axes,) = comparison.plot_losses()
+    cross = next(cross for cross in crosses(axes) if cross.get_color() == line(axes, "a").get_color())
+    top = axes.get_ylim()[1]
+    assert 4.5 < top < 20
+    # Between the second point, (1.5, 4), and the third, (2.5, 20).
+    assert cross.get_xdata()[0] == pytest.approx(1.5 + (top - 4) / 16)
+    assert cross.get_ydata()[0] == pytest.approx(top)
+
+
+def test_seeds_that_rise_and_come_to_the_end_are_crossed_there():
+    (axes,) = make_comparison({("a", 0.1): (1.0, 1.0), ("b", 0.1): (2.0, 3.0)}).plot_losses()
+    (cross,) = crosses(axes)
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (1.5, 2.5)
+    assert "1/2" in texts(axes)
+    assert "diverged" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+@pytest.mark.parametrize(("optimizer", "drawn"), [("sgd", True), ("momentum", False), ("adam", False)])
+def test_the_edge_of_stability_is_drawn_for_plain_descent_only(optimizer, drawn):
+    swept = replace(make_sweep({0.1: (1.0,)}, {0.1: 8.0}), optimizer=optimizer)
+    _, norms = swept.plot_losses()
+    assert ("lr·‖H‖ = 2" in texts(norms)) is drawn
+
+
+@pytest.mark.parametrize("name", ["he", "h" * 90])
+@pytest.mark.parametrize("rates", [1, 2, 3, 4, 6])
+def test_no_text_leaves_the_picture(name, rates):
+    losses = {(start, 0.1 * (rate + 1)): (1.0,) for start in (name, "b") for rate in range(rates)}
+    comparison = make_comparison(losses)
+    for figure in (comparison.plot_heatmap().figure, comparison.plot_losses()[0].figure):
+        figure.canvas.draw()
+        written = [ax.title for ax in figure.axes] + [ax._left_title for ax in figure.axes]
+        written += [text for ax in figure.axes if ax.get_legend() for text in ax.get_legend().get_texts()]
+        for text in filter(lambda text: text.get_text(), written):
+            assert text.get_window_extent().x1 <= figure.bbox.x1 + 1, text.get_text()
+
+
+def test_the_legend_of_a_sweep_of_twelve_fits():
+    stds = [0.01 * number for number in range(1, 13)]
+    curves, _ = make_sweep(dict.fromkeys(stds, (1.0,)), dict.fromkeys(stds, 1.0)).plot_losses()
+    curves.figure.canvas.draw()
+    assert curves.get_legend().get_window_extent().y0 >= -1
 
 
 @pytest.mark.parametrize(("steps", "middles"), [(20, (0.5, 1.5)), (200, (2.0, 6.0)), (120, (1.5, 4.5))])

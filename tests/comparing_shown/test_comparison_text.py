@@ -9,8 +9,9 @@ from rich.console import Console
 from shown_examples import make_comparison, make_run, make_sweep, make_two_starts
 
 from hessinit.present.comparison_example import example_comparison, example_sweep
-from hessinit.present.comparison_sentences import collect_notes, conclude_comparison
+from hessinit.present.comparison_sentences import collect_notes
 from hessinit.present.comparison_table import render_comparison
+from hessinit.present.comparison_verdict import conclude_comparison
 
 
 def flat(text: str) -> str:
@@ -37,7 +38,39 @@ def test_the_most_forgiving_start_is_named_with_how_much_it_loses():
     # a: √(1/0.5 · 1) = 1.41; b: √(1 · 2/0.1) = 4.47
     assert (
         "a is the most forgiving over the 2 rates: on average 1.41 times the loss of the best start at each; "
-        "next b, 4.47 times." in conclude_comparison(comparison)
+        "next b, 4.47 times (a divergence counts as guessing)." in conclude_comparison(comparison)
+    )
+
+
+def test_a_start_that_diverges_where_another_trains_is_not_called_forgiving():
+    comparison = make_comparison(
+        {("bold", 0.1): (0.1,), ("bold", 1.0): (math.inf,), ("calm", 0.1): (1.0,), ("calm", 1.0): (1.9,)}
+    )
+    # bold: √(1 · 2/1.9) = 1.03; calm: √(1/0.1 · 1) = 3.16
+    assert (
+        "Over the 2 rates bold loses least, on average 1.03 times the loss of the best start at each, but it "
+        "diverges at lr 1, which counts as guessing; calm diverges nowhere that another start trains, at "
+        "3.16 times." in conclude_comparison(comparison)
+    )
+
+
+def test_a_tie_passes_over_no_start_that_is_nearer():
+    comparison = make_comparison(
+        {("a", 0.1): (1.0, 1.02), ("b", 0.1): (1.2, 1.22), ("c", 0.1): (0.9, 1.7), ("d", 0.1): (1.8, 1.81)}
+    )
+    verdict = conclude_comparison(comparison)
+    assert verdict.startswith(
+        "a wins at its best rate: 1.01 ± 0.01 at lr 0.1; next b, 1.21 ± 0.01 at lr 0.1."
+    )
+    assert verdict.endswith("c, farther off but less certain, is within two standard errors, too.")
+
+
+def test_the_same_loss_with_one_seed_is_a_tie():
+    comparison = make_comparison({(start, rate): (1.0,) for start in "ab" for rate in (0.1, 0.2)})
+    assert conclude_comparison(comparison) == (
+        "a and b tie at their best rates: 1.00 at lr 0.1 and 1.00 at lr 0.1, the same loss (one seed: no "
+        "error bars). a is the most forgiving over the 2 rates: on average 1.00 times the loss of the best "
+        "start at each; next b, 1.00 times, the same."
     )
 
 
@@ -66,6 +99,57 @@ def test_nothing_that_trains_is_said_plainly():
     comparison = make_comparison({("a", 0.1): (math.inf, math.nan), ("b", 0.1): (None, None)})
     assert conclude_comparison(comparison) == "No start trains at any of these rates; try lower ones."
     assert "*" not in render_comparison(comparison).split("\n\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "changes", "verdict"),
+    [
+        ((None, None), {}, "No start applies to this model; the notes say why."),
+        (
+            (math.nan, math.nan),
+            {"first_loss": math.nan},
+            "the very first loss is not finite, whatever the rate",
+        ),
+        ((math.inf, 1.0), {}, "No start trains with every seed at any of these rates; try lower ones."),
+    ],
+)
+def test_what_is_said_where_nothing_trains_fits_the_reason(losses, changes, verdict):
+    runs = tuple(make_run("a", 0.1, seed, loss, **changes) for seed, loss in enumerate(losses))
+    assert verdict in conclude_comparison(make_comparison({("a", 0.1): losses}, runs=runs))
+
+
+def test_one_seed_of_three_that_diverges_is_not_all_of_them():
+    losses = {("a", 0.1): (1.0, 1.1, 1.2), ("b", 0.1): (1.0, 1.1, math.inf)}
+    verdict = conclude_comparison(make_comparison(losses))
+    assert verdict.endswith("b trains at none of these rates with every seed.")
+    swept = make_sweep({1.0: (math.inf, 1.0, 1.0), 0.1: (1.0, 1.1, 1.2)}, {1.0: 80.0, 0.1: 8.0})
+    assert conclude_comparison(swept).endswith("std 1 diverges with 1 of 3 seeds.")
+
+
+def test_what_is_not_shown_is_not_explained():
+    narrow = render_comparison(make_comparison({("a", 0.1): (1.0, 1.2), ("b", 0.1): (2.0, 2.0)}), width=24)
+    assert "‖H‖:" not in narrow
+    assert "✗" not in narrow
+    assert "standard error over" not in flat(narrow)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shown"),
+    [
+        ("__main__.<lambda>", "your optimizer"),
+        ("net.f.<locals>.g", "your optimizer"),
+        ("__main__.lion", "lion"),
+    ],
+)
+def test_an_optimizer_without_a_name_is_the_reader_s(optimizer, shown):
+    text = render_comparison(make_comparison({("a", 0.1): (1.0,)}, optimizer=optimizer))
+    assert f"s: {shown}, batches of 8" in flat(text)
+
+
+@pytest.mark.parametrize(("steps", "last"), [(20, 10), (500, 50)])
+def test_the_losses_that_the_final_one_is_the_mean_of_are_counted(steps, last):
+    text = flat(render_comparison(make_comparison({("a", 0.1): (1.0,)}, steps=steps)))
+    assert f"Final loss: the mean training loss of the last {last} steps" in text
 
 
 def test_a_start_that_does_not_apply_says_why_once():
@@ -143,7 +227,7 @@ def test_a_sweep_has_a_row_for_each_std_with_the_norms_of_its_layers():
     assert flat(text.splitlines()[0]).endswith("loss after 20 steps")
     assert rows[2] == ["1", "40", "80", "8", "diverged", "2/2"]
     assert rows[3] == ["0.1", "4", "8", "0.8", "1.10", "±", "0.10*"]
-    assert rows[4] == ["0.01", "0.1", "0.2", "0.02", "1.90", "±", "0.00"]
+    assert rows[4] == ["0.01", "0.1", "0.2", "0.02", "1.90", "±", "0"]
     assert (
         "The loss is lowest at std 0.1: 1.10 ± 0.10, where lr·‖H‖ = 0.8 at the start. std 1 diverges."
         in flat(text)

@@ -14,7 +14,7 @@ from initialized_networks import LOSS, digits, lstm, mlp, normalized, state, tex
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hessinit.initializing import initialize, rules
+from hessinit.initializing import carrying_out, rules
 from hessinit.initializing.initialize import initialize_
 from hessinit.measuring import measure
 
@@ -76,7 +76,7 @@ def test_an_error_while_writing_puts_everything_back(monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> None:
         raise RuntimeError("while judging")
 
-    monkeypatch.setattr(initialize, "judge", fail)
+    monkeypatch.setattr(carrying_out, "judge", fail)
     with pytest.raises(RuntimeError, match="while judging"):
         initialize_(model, LOSS, digits())
     assert state(model) == before
@@ -122,17 +122,19 @@ def test_frozen_weights_are_never_touched() -> None:
 def test_biases_become_zero_unless_they_are_kept() -> None:
     model = mlp(3)
     kept = model[1].bias.detach().clone()
-    initialize_(model, LOSS, digits(), biases="keep")
+    initialize_(model, LOSS, digits(), target=5.0, biases="keep")
     assert torch.equal(model[1].bias, kept)
-    initialize_(model, LOSS, digits(), scheme="keep")
+    initialize_(model, LOSS, digits(), target=5.0, scheme="keep")
     assert torch.equal(model[1].bias, kept)
-    initialize_(model, LOSS, digits(), scheme="default")
+    initialize_(model, LOSS, digits(), target=5.0, scheme="default")
     assert not model[1].bias.any()
 
 
 def test_tied_weights_are_scaled_once_and_stay_tied() -> None:
     model = transformer(tied=True)
-    result = initialize_(model, text_loss, text(), target=8.0, scheme="keep", freedom="last")
+    result = initialize_(
+        model, text_loss, text(), target=8.0, scheme="keep", freedom="last", most_sharpening=2.0
+    )
     assert model.head.weight is model.embed.weight
     assert [name for name, scale in result.scales.items() if scale != 1] == ["embed"]
     assert result.converged

@@ -109,7 +109,7 @@ def advise(
             "examples": problem.examples,
             "weights": tuple(layer.name for layer in in_running_order(problem, evaluations)),
             "parameters": sum(layer.size for layer in problem.layers),
-            "notes": (*notes_on(problem, evaluations), *reading.notes),
+            "notes": (*notes_on(problem, evaluations), *reading.notes, *_left_out(problem)),
             "versions": versions_of(problem),
         }
         measuring = _Measuring(reading, curvature, second_moment, effort)
@@ -212,3 +212,14 @@ def _complain(advice: LearningRateAdvice, tolerance: float, strict: bool) -> Non
     if strict:
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
+def _left_out(problem: Problem) -> tuple[str, ...]:
+    """Biases are trained at the same rate, and may be the sharper ones where the inputs are small."""
+    trained = [name for name, parameter in problem.model.named_parameters() if parameter.requires_grad]
+    others = len([name for name in trained if name not in problem.leaves])
+    if not others:
+        return ()
+    return (
+        f"Not counted: {others} biases and gains; name them in layers=, beside the weights, to count them.",
+    )

@@ -11,6 +11,7 @@ from torch import Tensor
 from hessinit.operators.base import join
 from hessinit.operators.evaluation import Evaluation, reduces_by_sum
 from hessinit.problem.batches import Batch
+from hessinit.problem.structures import map_tensors
 
 # Seven degrees of freedom know a variance to a factor of about 1.5, and the parts cost one gradient together.
 PARTS = 8
@@ -63,7 +64,7 @@ def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:
         return None
     found = []
     for first in range(count):
-        part: Batch = evaluation.batch.take(torch.arange(first, size, count))
+        part = _part(evaluation.batch, torch.arange(first, size, count))
         try:
             gradient = _gradient(problem.loss_of(problem.output(part), part), evaluation)
         except (RuntimeError, ValueError, IndexError, TypeError):
@@ -71,6 +72,19 @@ def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:
         found.append(gradient * (size / part.size) if sums else gradient)
     noise = torch.stack(found).var(0) / count
     return noise if bool(torch.isfinite(noise).all()) else None
+
+
+def _part(batch: Batch, examples: Tensor) -> Batch:
+    """Some of the examples; targets may be flat, with several in a row for each example, as of a text."""
+
+    def pick(tensor: Tensor) -> Tensor:
+        each, rest = divmod(len(tensor), batch.size) if tensor.ndim else (0, 1)
+        if rest or each < 2:
+            return tensor
+        return tensor.unflatten(0, (batch.size, each))[examples.to(tensor.device)].flatten(0, 1)
+
+    taken = batch.take(examples)
+    return Batch(taken.inputs, map_tensors(pick, taken.targets), taken.size)
 
 
 def _weighted(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import typer
 
+from hessinit.cli.remote_tracebacks import Part, read_parts
 from hessinit.errors import ConvergenceError, ProblemError
 from hessinit.problem_file import UserCodeError
 
@@ -40,6 +41,10 @@ def failures_explained(what: str, doing: str = "measuring") -> Iterator[None]:
         stop(f"Not converged: {failure}", NOT_CONVERGED)
     except UserCodeError as failure:
         cause = failure.__cause__
+        parts = read_parts(failure)
+        if parts:
+            typer.echo(_format_parts(parts[:-1] or parts), err=True, nl=False)
+            stop(f"{failure}, as shown above.")
         if isinstance(cause, SystemExit):
             stop(
                 f"{failure}: it called sys.exit({cause.code!r}). Keep what only a script does, such as "
@@ -57,6 +62,9 @@ def failures_explained(what: str, doing: str = "measuring") -> Iterator[None]:
 
 def format_their_traceback(failure: BaseException) -> str:
     """The traceback from the first frame of the user's files on; without any, all frames but ours."""
+    parts = read_parts(failure)
+    if parts:
+        return _format_parts(parts)
     whole = traceback.TracebackException.from_exception(failure)
     link: traceback.TracebackException | None = whole
     while link is not None:
@@ -67,15 +75,30 @@ def format_their_traceback(failure: BaseException) -> str:
     return "".join(whole.format())
 
 
+def _format_parts(parts: list[Part]) -> str:
+    """The same for the traceback of a worker."""
+    texts = []
+    for part in parts:
+        frames = [(frame, text) for frame, text in part.frames if not _is_machinery(frame)]
+        theirs = [position for position, (frame, _) in enumerate(frames) if not _is_library(frame)]
+        shown = frames[theirs[0] if theirs else 0 :]
+        texts.append(part.before + "".join(text for _, text in shown) + part.after)
+    return "\n".join(texts)
+
+
 def _is_theirs(failure: BaseException) -> bool:
     """Whether it came out of the user's code, or of a torch module or loss that they chose."""
-    frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if not _is_machinery(frame)]
+    frames = list(traceback.extract_tb(failure.__traceback__))
+    frames += [frame for part in read_parts(failure) for frame, _ in part.frames]
+    frames = [frame for frame in frames if not _is_machinery(frame)]
     return any(not _is_library(frame) or "/torch/nn/" in Path(frame.filename).as_posix() for frame in frames)
 
 
 def _is_machinery(frame: traceback.FrameSummary) -> bool:
-    """Ours, or a link between the frames that matter: importlib, or how torch calls a module."""
+    """Ours, or a link between the frames that matter: importlib, a pool, or how torch calls a module."""
     path = Path(frame.filename)
+    if path.parts[-3:-1] == ("concurrent", "futures"):
+        return True
     is_call = frame.name in {"_wrapped_call_impl", "_call_impl", "_functional_call", "functional_call"}
     return OUR_FOLDER in path.parents or is_call or frame.filename.startswith("<frozen importlib")
 

@@ -9,12 +9,15 @@ import contextlib
 import io
 import pickle
 import random
+import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hessinit.errors import ProblemError
 from hessinit.problem_file import LoadedProblem, Place, call_problem, load_function
 
 
@@ -63,6 +66,7 @@ def load_rebuildable(place: Place) -> Rebuildable:
     """Call the function once, and say how workers find its parts again."""
     if place.is_file:
         place = replace(place, source=str(Path(place.source).resolve()))
+        _check_name(Path(place.source))
     function = _function(place)
     _seed()
     loaded = call_problem(function, place)
@@ -74,6 +78,21 @@ def load_rebuildable(place: Place) -> Rebuildable:
         forward=forward if forward is None or _can_travel(forward, place) else ForwardOf(place),
         loaded=loaded,
     )
+
+
+def _check_name(path: Path) -> None:
+    """Refuse a random.py: a worker that starts in its folder would load it in place of the library's."""
+    other = sys.modules.get(path.stem)
+    origin = getattr(other, "__file__", None)
+    if other is None or (origin is not None and Path(origin).resolve() == path):
+        return
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+    is_library = path.stem in sys.stdlib_module_names or path.stem == "hessinit"
+    if is_library or (origin is not None and any(folder in Path(origin).parents for folder in installed)):
+        raise ProblemError(
+            f"{path.name} has the name of a module that hessinit itself needs, {path.stem}, and worker "
+            f"processes would mistake one for the other; rename the file, such as my_{path.stem}.py."
+        )
 
 
 def _can_travel(part: Any, place: Place) -> bool:

@@ -116,6 +116,11 @@ def read_device(device: Any) -> str | None:
             f"device={device!r} cannot be used here: {reason}. Leave it out to train where build() puts the "
             "model."
         ) from failure
+    if found.type == "meta":
+        raise ProblemError(
+            f"device={device!r} holds no numbers, so nothing can be trained there; pass a real device, such "
+            "as 'cpu', or leave it out to train where build() puts the model."
+        )
     return str(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.comparing.seeds import generator
+from hessinit.comparing.seeds import generator, seed_everything
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.randomness import untouched_random_state
@@ -97,7 +98,8 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
         if len(read) == 1:
             return _check_examples(read[0][1], batch_size)
         return ReadyBatches(tuple(batch for _, batch in read))
-    with untouched_random_state():
+    with untouched_random_state(), _left_where_they_are(data):
+        seed_everything(0, "data")  # a loader that shuffles draws from the caller's generators
         # An iterator may be endless, and no run sees more batches than it has steps.
         pairs = list(data if isinstance(data, Sequence) else itertools.islice(data, steps))
     if not pairs:
@@ -108,12 +110,25 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
 
 
 def place(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the model's device."""
+    """A copy of the batch on the model's device: a model may write into its inputs, and others need them."""
 
     def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device)
+        return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
 
     return Batch(map_tensors(move, batch.inputs), map_tensors(move, batch.targets), batch.size)
+
+
+@contextlib.contextmanager
+def _left_where_they_are(data: Any) -> Iterator[None]:
+    """The generators that a loader has of its own go on from where they are."""
+    owners = (data, getattr(data, "sampler", None))
+    own = [getattr(owner, "generator", None) for owner in owners]
+    states = [(each, each.get_state()) for each in own if isinstance(each, torch.Generator)]
+    try:
+        yield
+    finally:
+        for each, state in states:
+            each.set_state(state)
 
 
 def _read_pair(index: int, pair: Any) -> Batch:

@@ -14,7 +14,8 @@ from hessinit.comparing.conducting import conduct
 from hessinit.comparing.experiment import Build
 from hessinit.comparing.optimizers import MakeOptimizer
 from hessinit.comparing.preparing import prepare
-from hessinit.comparing.starts import WriteWeights, read_starts
+from hessinit.comparing.starts import Start, WriteWeights, read_starts
+from hessinit.errors import ProblemError
 from hessinit.problem.checks import check_whole
 from hessinit.problem.problem import Forward, Loss
 from hessinit.report.comparison import Comparison
@@ -73,7 +74,7 @@ def compare(
     """
     steps = check_whole("steps", steps, at_least=FEWEST_STEPS)
     experiment = prepare(
-        "compare", build, loss, data, starts=read_starts(schemes, read_warmup(warmup, steps)), steps=steps,
+        "compare", build, loss, data, starts=_read_starts(schemes, warmup, steps), steps=steps,
         batch_size=batch_size, optimizer=optimizer, forward=forward, device=device,
     )  # fmt: skip
     return conduct(
@@ -86,3 +87,14 @@ def compare(
         executor=executor,
         progress=progress,
     )
+
+
+def _read_starts(schemes: Any, warmup: int | None, steps: int) -> tuple[Start, ...]:
+    starts = read_starts(schemes, read_warmup(warmup, steps))
+    if warmup is not None and not any(start.warmup for start in starts):
+        name = next((start.name for start in starts if isinstance(start.how, str)), "he")
+        raise ProblemError(
+            f"warmup={warmup} would change nothing, for no start has a warmup; name one with it, such as "
+            f"'{name}+warmup', or leave warmup out."
+        )
+    return starts

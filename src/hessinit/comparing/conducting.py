@@ -14,12 +14,13 @@ from torch import nn
 
 from hessinit._version import __version__
 from hessinit.comparing.arguments import check_execution
+from hessinit.comparing.behaviour import behaviour
 from hessinit.comparing.executing import execute
 from hessinit.comparing.experiment import Experiment, Job, fingerprint
 from hessinit.comparing.seeds import as_if_alone
 from hessinit.comparing.starts import Normal, describe
 from hessinit.comparing.store import Key, RunStore, check_folder
-from hessinit.comparing.training import build_model, device_of, first_look
+from hessinit.comparing.training import NOT_MEASURED, build_model, device_of, first_look
 from hessinit.errors import ProblemError
 from hessinit.problem.checks import check_switches
 from hessinit.report.comparison import Comparison
@@ -69,7 +70,8 @@ def conduct(
     store = RunStore(folder)
     # Reading all data for their fingerprint is for nothing without a folder.
     known = fingerprint(experiment, model, seen, curvature_at_start) if folder is not None else None
-    remarks = store.open(known, experiment.starts, versions)
+    seen_to_do = behaviour(experiment) if folder is not None else {}
+    remarks = store.open(known, experiment.starts, versions, seen_to_do)
     grid = Grid(tuple(start.name for start in experiment.starts), learning_rates, seeds)
     dependent = tuple(start.name for start in experiment.starts if start.depends_on_rate)
     jobs = _missing(grid, store, dependent if curvature_at_start else (), curvature_at_start)
@@ -113,6 +115,11 @@ def _look_at_model(experiment: Experiment) -> tuple[nn.Module, tuple[float, floa
                 "build() returned the same model twice, or models that share their weights, and every run "
                 "needs its own; create the model inside build, or return copy.deepcopy(model)."
             )
+        if device_of(model).type == "meta":
+            raise ProblemError(
+                "build() puts its weights on the device 'meta', where there are no numbers to train; build "
+                "the model on a real one, such as 'cpu'."
+            )
         for start in experiment.starts:
             if isinstance(start.how, Normal):
                 start.how.check(model)
@@ -122,14 +129,27 @@ def _look_at_model(experiment: Experiment) -> tuple[nn.Module, tuple[float, floa
 def _missing(grid: Grid, store: RunStore, dependent: Sequence[str], curvature_at_start: bool) -> list[Job]:
     """The runs to make, seed by seed, so that there is something to compare early.
 
-    A start that does not look at the rate is measured at the lowest one only.
+    A start that does not look at the rate is measured at the lowest one that is missing. Where all runs are
+    there, but not the one that would have measured, the lowest is made again for its norms alone.
     """
-    lowest = min(grid.learning_rates)
-    return [
-        Job(start, rate, seed, measures=curvature_at_start and (rate == lowest or start in dependent))
-        for start, rate, seed in sorted(grid, key=lambda key: grid.seeds.index(key[2]))
-        if (start, rate, seed) not in store.runs
-    ]
+    jobs = []
+    for start, rate, seed in sorted(grid, key=lambda key: grid.seeds.index(key[2])):
+        is_there = (start, rate, seed) in store.runs
+        measures = curvature_at_start and (
+            start in dependent or rate == _measures_at(grid, store, start, seed)
+        )
+        if not is_there or (measures and start not in dependent):
+            jobs.append(Job(start, rate, seed, measures))
+    return jobs
+
+
+def _measures_at(grid: Grid, store: RunStore, start: str, seed: int) -> float | None:
+    """The rate at which a start that does not look at it is measured; None where that has been done."""
+    made = [run for run in store.runs.values() if (run.start, run.seed) == (start, seed)]
+    if any(run.norms is not None or NOT_MEASURED in run.note or not run.applies for run in made):
+        return None
+    missing = [rate for rate in grid.learning_rates if (start, rate, seed) not in store.runs]
+    return min(missing or grid.learning_rates)
 
 
 def _with_its_norms(store: RunStore, key: Key, grid: Grid, dependent: Sequence[str]) -> Run:

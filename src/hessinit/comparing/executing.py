@@ -42,7 +42,6 @@ def execute(
     if not jobs:
         return ()
     runs, remarks = _choose_place(experiment, jobs, workers, executor)
-    before = len(store.runs)
     with watched(total, total - len(jobs), progress) as announce:
         try:
             with contextlib.closing(runs):
@@ -50,8 +49,8 @@ def execute(
                     store.add(run)
                     announce(run)
         except KeyboardInterrupt:
-            made = len(store.runs) - before
-            raise KeyboardInterrupt(_how_to_go_on(store, total, total - len(jobs) + made)) from None
+            missing = sum((job.start, job.learning_rate, job.seed) not in store.runs for job in jobs)
+            raise KeyboardInterrupt(_how_to_go_on(store, total, total - missing)) from None
         except BrokenProcessPool as failure:
             raise ProblemError(
                 "a worker process ended before its run was done: it was killed, ran out of memory, or could "

@@ -98,7 +98,7 @@ def fingerprint(
         "device": torch.device(experiment.device).type if experiment.device else None,
         "default dtype": str(experiment.settings.dtype),
         "curvature_at_start": curvature_at_start,
-        **{name: f"{number:.6g}" for name, number in zip(NUMBERS, seen, strict=True)},
+        **{name: f"{number:.7g}" for name, number in zip(NUMBERS, seen, strict=True)},
     }
 
 

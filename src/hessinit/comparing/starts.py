@@ -150,7 +150,7 @@ def _read_start(name: Any, how: Any, warmup: int) -> Start:
         if base not in KNOWN:
             allowed = [*KNOWN, *(f"{known}{WARMUP}" for known in KNOWN)] if "+" in how else KNOWN
             choose("schemes", how, allowed, SYNONYMS)
-        return Start(name, base, warmup if how.endswith(WARMUP) else 0)
+        return Start(name, base, warmup if WARMUP in (how[-len(WARMUP) :], name[-len(WARMUP) :]) else 0)
     if not callable(how) or isinstance(how, (type, nn.Module)):
         raise ProblemError(
             f"schemes holds {how!r}, a {type(how).__name__}; a start is a name, such as 'he', or a function "
@@ -161,7 +161,7 @@ def _read_start(name: Any, how: Any, warmup: int) -> Start:
         raise ProblemError(
             f"schemes holds a function without a name; pass a mapping: {{{shown!r}: {shown}}}."
         )
-    return Start(name, how)
+    return Start(name, how, warmup if name.endswith(WARMUP) else 0)
 
 
 def describe(thing: Any) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
+import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from hessinit.comparing.experiment import NUMBERS
+from hessinit.comparing.agreement import check_same, compare_versions
 from hessinit.comparing.starts import Start
 from hessinit.errors import ProblemError
 from hessinit.report.atomic import write_text
@@ -22,9 +23,6 @@ RUN = "hessinit run"
 SCHEMA = 1
 RECORD = "experiment.json"
 RUNS = "runs"
-# How far the fingerprint's numbers may differ: another machine rounds otherwise.
-SAME_NUMBER = 1e-3
-
 Key = tuple[str, float, int]
 
 
@@ -38,44 +36,113 @@ class RunStore:
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self.folder = None if folder is None else Path(folder)
         self.runs: dict[Key, Run] = {}
+        self._experiment = ""
 
-    def open(self, fingerprint: Plain, starts: Iterable[Start], versions: dict[str, str]) -> tuple[str, ...]:
+    def open(
+        self, fingerprint: Plain, starts: Iterable[Start], versions: dict[str, str], behaviour: Plain
+    ) -> tuple[str, ...]:
         """Read what is there, refuse another experiment's folder; returns remarks for the reader."""
         if self.folder is None:
             return ()
+        wanted = {
+            "kind": KIND, "schema": SCHEMA, "experiment": fingerprint,
+            "starts": {start.name: start.description for start in starts}, "behaviour": behaviour,
+            "versions": versions,
+        }  # fmt: skip
+        try:
+            found = self._agree_with(wanted)
+            self._experiment = _digest(found["experiment"])
+            for path in sorted((self.folder / RUNS).glob("*.json")):
+                run = _read_run(path, self._experiment)
+                self.runs[key_of(run)] = run
+        except ProblemError:
+            raise
+        except (OSError, ValueError) as failure:
+            raise ProblemError(
+                f"folder={str(self.folder)!r} cannot be used: {_reason(failure)}. Pass a folder that can be "
+                "read and written."
+            ) from failure
+        return compare_versions(found["versions"], versions)
+
+    def add(self, run: Run) -> None:
+        """Keep a finished run, on disk whole or not at all; of one that is there, only the norms are new."""
+        key = key_of(run)
+        before = self.runs.get(key)
+        if before is not None:
+            note = before.note or run.note
+            run = replace(before, norms=run.norms, note=note)
+        if self.folder is not None:
+            data = {"kind": RUN, "schema": SCHEMA, "experiment": self._experiment, **run.to_dict()}
+            try:
+                write_text(
+                    self.folder / RUNS / file_name(key), json.dumps(data, indent=1, allow_nan=False) + "\n"
+                )
+            except OSError as failure:
+                many = len(self.runs)
+                raise ProblemError(
+                    f"a run could not be written to {self.folder}: {_reason(failure)}. {many} "
+                    f"run{' is' if many == 1 else 's are'} kept there; once it can be written again, the "
+                    "same call goes on from them."
+                ) from failure
+        self.runs[key] = run
+
+    def _agree_with(self, wanted: Plain) -> Plain:
+        """The folder's record: a new one, or the one that is there, with what it did not know yet."""
+        assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / RUNS).mkdir(exist_ok=True)
         record = self.folder / RECORD
-        named = {start.name: start.description for start in starts}
-        remarks: tuple[str, ...] = ()
-        if record.exists():
-            found = _read(record, KIND)
-            _check_same(self.folder, found, fingerprint, named)
-            named = {**found["starts"], **named}
-            remarks = _compare_versions(found["versions"], versions)
-            versions = found["versions"]
-        elif any((self.folder / RUNS).glob("*.json")):
-            raise ProblemError(
-                f"folder={str(self.folder)!r} holds runs but no {RECORD}, so nobody knows which experiment "
-                "they belong to; pass another folder, or delete this one."
-            )
-        data = {
-            "kind": KIND, "schema": SCHEMA, "experiment": fingerprint, "starts": named, "versions": versions,
-        }  # fmt: skip
-        text = json.dumps(data, indent=2, allow_nan=False) + "\n"
-        if not record.exists() or record.read_text(encoding="utf-8") != text:
-            write_text(record, text)
-        for path in sorted((self.folder / RUNS).glob("*.json")):
-            run = _read_run(path)
-            self.runs[key_of(run)] = run
-        return remarks
+        if not record.exists():
+            if any((self.folder / RUNS).glob("*.json")):
+                raise ProblemError(
+                    f"folder={str(self.folder)!r} holds runs but no {RECORD}, so nobody knows which "
+                    "experiment they belong to; pass another folder, or delete this one."
+                )
+            if create_text(record, _to_text(wanted)):
+                return wanted
+        # Also where another process was quicker by a moment: its experiment may be another one.
+        found = _read(record, KIND)
+        check_same(self.folder, found, wanted)
+        merged = {
+            **found,
+            "starts": {**found["starts"], **wanted["starts"]},
+            "behaviour": {**wanted["behaviour"], **found.get("behaviour", {})},
+        }
+        if merged != found:
+            write_text(record, _to_text(merged))
+        return merged
 
-    def add(self, run: Run) -> None:
-        """Keep a finished run, on disk whole or not at all."""
-        self.runs[key_of(run)] = run
-        if self.folder is not None:
-            text = json.dumps({"kind": RUN, "schema": SCHEMA, **run.to_dict()}, indent=1, allow_nan=False)
-            write_text(self.folder / RUNS / file_name(key_of(run)), text + "\n")
+
+def create_text(path: Path, text: str) -> bool:
+    """Write a new file, whole or not at all; False where there is one, whoever made it and however late."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        write_text(temporary, text)
+        try:
+            os.link(temporary, path)  # unlike a renaming, it replaces nothing
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            try:
+                with open(path, "x", encoding="utf-8", newline="\n") as file:
+                    file.write(text)
+            except FileExistsError:
+                return False
+        return True
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _to_text(data: Plain) -> str:
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+
+def _digest(fingerprint: Plain) -> str:
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _reason(failure: Exception) -> str:
+    return (getattr(failure, "strerror", None) or str(failure)).rstrip(".")
 
 
 def check_folder(folder: object) -> None:
@@ -85,6 +152,15 @@ def check_folder(folder: object) -> None:
     if not isinstance(folder, (str, os.PathLike)) or not str(folder):
         raise ProblemError(f"folder={folder!r} must be the path of a folder, or None to keep nothing.")
     path = Path(folder)
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as failure:
+        raise ProblemError(
+            f"folder={str(folder)!r} cannot be used: {_reason(failure)}. Pass a folder that can be read and "
+            "written."
+        ) from failure
     if path.exists() and not path.is_dir():
         raise ProblemError(
             f"folder={str(folder)!r} is a file; pass the name of a folder, new or used before."
@@ -125,8 +201,13 @@ def _read(path: Path, kind: str) -> Plain:
     return data
 
 
-def _read_run(path: Path) -> Run:
+def _read_run(path: Path, experiment: str) -> Run:
     data = _read(path, RUN)
+    if data.get("experiment", experiment) != experiment:
+        raise ProblemError(
+            f"{path} belongs to another experiment than the {RECORD} of its folder: two were made there at "
+            "once. Delete it, and it is run again, or pass another folder."
+        )
     try:
         return run_from_dict(data)
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
@@ -134,53 +215,3 @@ def _read_run(path: Path) -> Run:
         raise ProblemError(
             f"{path} is not a whole run: {what}. Was it edited? Delete it, and it is run again."
         ) from problem
-
-
-def _check_same(folder: Path, found: Plain, wanted: Plain, starts: dict[str, str]) -> None:
-    stored = found["experiment"]
-    different = [key for key in wanted if not _same(key, stored.get(key), wanted[key])]
-    if different and set(different) <= set(NUMBERS):
-        there, here = (", ".join(str(each.get(name)) for name in NUMBERS) for each in (stored, wanted))
-        raise ProblemError(
-            f"folder={str(folder)!r} belongs to another experiment: a new model's first loss and the length "
-            f"of its gradient were {there} there and are {here} here, so build, loss or forward has changed. "
-            "Pass another folder, or delete this one to begin anew."
-        )
-    if different:
-        shown = "; ".join(_difference(key, stored.get(key), wanted[key]) for key in different[:3])
-        raise ProblemError(
-            f"folder={str(folder)!r} belongs to another experiment: {shown}. "
-            "Pass another folder, or delete this one to begin anew."
-        )
-    for name, how in starts.items():
-        if found["starts"].get(name, how) != how:
-            raise ProblemError(
-                f"folder={str(folder)!r} has runs of a start {name!r} that was {found['starts'][name]} and "
-                f"is {how} here; give the new one another name, or pass another folder."
-            )
-
-
-def _same(key: str, stored: Plain, wanted: Plain) -> bool:
-    if key not in NUMBERS or not isinstance(stored, str) or stored == wanted:
-        return bool(stored == wanted)
-    return math.isclose(float(stored), float(wanted), rel_tol=SAME_NUMBER, abs_tol=1e-6)
-
-
-def _difference(key: str, stored: Plain, wanted: Plain) -> str:
-    if key == "data":
-        return "the data hold other values"
-    if isinstance(stored, str) and max(len(stored), len(str(wanted))) > 60:
-        return f"the {key} differ" if key.endswith("s") and key != "loss" else f"the {key} differs"
-    return f"{key} was {stored!r} there and is {wanted!r} here"
-
-
-def _compare_versions(stored: dict[str, str], present: dict[str, str]) -> tuple[str, ...]:
-    changed = [
-        f"{name} {stored[name]} then, {present[name]} now"
-        for name in stored.keys() & present.keys()
-        if stored[name] != present[name]
-    ]
-    if not changed:
-        return ()
-    shown = "; ".join(sorted(changed))
-    return (f"Some runs were read from the folder, which was begun with other versions: {shown}.",)

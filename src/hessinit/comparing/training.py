@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.comparing.batching import place
+from hessinit.comparing.divergence import has_diverged
 from hessinit.comparing.experiment import Experiment, Job
 from hessinit.comparing.optimizers import Warmup, make_optimizer
 from hessinit.comparing.seeds import as_if_alone, derive, seed_everything
@@ -22,12 +23,11 @@ from hessinit.measuring import measure
 from hessinit.problem.batches import Batch
 from hessinit.problem.checks import check_loss_value, check_model
 from hessinit.problem.problem import Forward, Loss
-from hessinit.report.run import MOST_POINTS, NETWORK, Run, round_loss
+from hessinit.report.run import MOST_POINTS, NETWORK, Run, round_loss, window
 
 # Accuracy of the norms at the start: a percent is enough to compare starts.
 TOLERANCE = 1e-2
-# A final loss above the first by more than this share of it means that the run diverged.
-WORSE = 0.05
+NOT_MEASURED = "The curvature at the start was not measured"
 
 # A run borrows the global generators and the thread count, so threads of an executor take turns.
 _ONE_AT_A_TIME = threading.RLock()
@@ -42,16 +42,19 @@ def train_one(experiment: Experiment, job: Job) -> Run:
         )  # the first model's warnings were shown when the arguments were checked
         model = build_model(experiment, job.seed)
         loss = own_loss(experiment, model)
-        batch = place(experiment.data.starting_batch(job.seed), device_of(model))
+        chosen, device = experiment.data.starting_batch(job.seed), device_of(model)
         start = experiment.start(job.start)
         try:
             remark = start.write_(
-                model, loss, batch, job.learning_rate, job.seed, experiment.forward, experiment.optimizer
-            )
+                model, loss, place(chosen, device), job.learning_rate, job.seed, experiment.forward,
+                experiment.optimizer,
+            )  # fmt: skip
         except Exception as failure:  # whatever a start does not like about this model
             return _not_applicable(job, failure, time.perf_counter() - started)
         model.train()
-        norms, trouble = _measure(model, loss, batch, experiment.forward, job) if job.measures else (None, "")
+        norms, trouble = None, ""
+        if job.measures:
+            norms, trouble = _measure(model, loss, place(chosen, device), experiment.forward, job)
         training = _Training(experiment, job, model, loss)
         training.run()
     return Run(
@@ -133,11 +136,12 @@ class _Training:
         warmup = Warmup(optimizer, self.experiment.start(self.job.start).warmup)
         minibatches = self.experiment.data.minibatches(self.job.seed)
         for step in range(self.experiment.steps):
-            batch = place(next(minibatches), device_of(self.model))
+            batch = next(minibatches)
             warmup.set(step)
             optimizer.zero_grad(set_to_none=True)
             try:
-                value = evaluate_loss(self.model, self.loss, batch, self.experiment.forward)
+                placed = place(batch, device_of(self.model))
+                value = evaluate_loss(self.model, self.loss, placed, self.experiment.forward)
             except Exception as failure:
                 if isinstance(failure, torch.OutOfMemoryError) or not self._weights_are_to_blame(batch):
                     raise
@@ -162,18 +166,16 @@ class _Training:
         """The mean over the last tenth of the steps, at least ten; what broke the run off, where it did."""
         if not math.isfinite(self.losses[-1]):
             return self.losses[-1]
-        return statistics.fmean(self.losses[-max(10, math.ceil(self.experiment.steps / 10)) :])
+        return statistics.fmean(self.losses[-window(self.experiment.steps) :])
 
     def diverged(self) -> bool:
-        first, final = self.losses[0], self.final_loss()
-        return not math.isfinite(final) or final > first + WORSE * abs(first)
+        return has_diverged(self.losses, window(self.experiment.steps))
 
     def _weights_are_to_blame(self, batch: Batch) -> bool:
         """Whether a new model takes the mini-batch on which this one failed."""
         try:
-            evaluate_loss(
-                build_model(self.experiment, self.job.seed), self.loss, batch, self.experiment.forward
-            )
+            model = build_model(self.experiment, self.job.seed)
+            evaluate_loss(model, self.loss, place(batch, device_of(model)), self.experiment.forward)
         except Exception:
             return False
         return True
@@ -193,7 +195,7 @@ def _measure(
                 seed=derive(job.seed, "measure"),
             )  # fmt: skip
         except Exception as failure:
-            return None, f"The curvature at the start was not measured: {failure}"
+            return None, f"{NOT_MEASURED}: {failure}"
     norms = {layer.name: layer.norm for layer in report.layers}
     if NETWORK in norms:  # a layer of that name keeps its own number, under its parameter's name
         norms = {f"{name}.weight" if name == NETWORK else name: norm for name, norm in norms.items()}

@@ -72,12 +72,24 @@ def train_packed(packed: bytes, name: bytes, job: Job) -> Run:
         experiment: Experiment = pickle.loads(packed)
         experiment.settings.apply()
         _received[name] = experiment
-    return train_one(_received[name], job)
+    return _train(_received[name], job)
 
 
 def train_received(job: Job) -> Run:
     """One run in a worker that `_receive` has set up."""
-    return train_one(_received[b""], job)
+    return _train(_received[b""], job)
+
+
+def _train(experiment: Experiment, job: Job) -> Run:
+    """One run; a failure that could not be sent back, and would break the pool, is sent as its words."""
+    try:
+        return train_one(experiment, job)
+    except Exception as failure:
+        try:
+            pickle.loads(pickle.dumps(failure))
+        except Exception:
+            raise RuntimeError(f"{type(failure).__name__}: {failure}") from failure
+        raise
 
 
 @contextlib.contextmanager

@@ -62,6 +62,15 @@ def check_choices(
         )
 
 
+def check_rule(rule: str, optimizer: str, lr: Any) -> None:
+    """Adam's rate says nothing about curvature, so that the layers need a target."""
+    if rule == "layers" and lr is not None and optimizer in ADAPTIVE:
+        raise ProblemError(
+            f"rule='layers' with optimizer={optimizer!r} and lr={lr!r}: its steps do not grow with the "
+            "gradient, so that no rate says how sharp a layer may be; pass target= instead of lr=."
+        )
+
+
 def read_measurements(value: Any, rule: str) -> int:
     """How many measurements the search may take."""
     if value is None:

@@ -1,9 +1,9 @@
 """How large the pre-activations of a deep chain may be before its gradients explode.
 
-A start of unit variance keeps the signal's size, not the gradient's: with each layer of an activation f at the
-size s that grows by χ = s²·E f'(s·z)² / E f(s·z)². For ReLU that is 1 at any size. For tanh it is 1.17 at
-s = 1, so that thirty layers multiply the gradient's square by 100, and the first ones are as much too sharp.
-Smaller pre-activations bring χ back to 1.
+A start of unit variance keeps the signal's size, not the gradient's: with each layer of an activation f at
+the size s, its square grows by χ = s²·E f'(s·z)² / E f(s·z)². For ReLU that is 1 at any size. For tanh it is
+1.18 at s = 1, so that thirty layers multiply it by 100, and the first ones are as much too sharp. Smaller
+pre-activations bring χ back to 1.
 """
 
 from __future__ import annotations

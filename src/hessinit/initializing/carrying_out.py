@@ -11,7 +11,7 @@ from hessinit.advising.advise import advise
 from hessinit.errors import ProblemError
 from hessinit.initializing import defaults
 from hessinit.initializing.calm import calm_stds
-from hessinit.initializing.freedoms import FREEDOMS, Path
+from hessinit.initializing.freedoms import FREEDOMS, is_homogeneous
 from hessinit.initializing.judging import judge, worst_distance
 from hessinit.initializing.nature import Nature, nature_of
 from hessinit.initializing.rules import LayersRule, NetworkRule, Outcome
@@ -35,9 +35,11 @@ def carry_out(setting: Setting, targets: list[Target], wish: Wish) -> Initializa
     before, notes = _measure_before(setting, every_layer)
     as_found = keep_all(targets)
     sites, remarks = _walk(setting)
-    nature = nature_of(sites)
-    plan = _start_(setting, targets, sites, nature, wish)
+    plan = _start_(setting, targets, sites, wish)
     bench = Workbench(setting, targets, wish.tolerance * defaults.SEARCH_SHARE)
+    nature = nature_of(sites, bench.loss_is_quadratic())
+    if nature.quadratic:  # it does not saturate
+        wish = replace(wish, most_sharpening=math.inf)
     stuck = bench.unmovable()
     if stuck:
         remarks.append(f"{', '.join(stuck)}: the parametrization takes the scale away again, so not scaled.")
@@ -81,39 +83,39 @@ def _solve_network(
     bench: Workbench, targets: list[Target], sites: tuple[Site, ...], nature: Nature, wish: Wish
 ) -> tuple[Aim, Outcome, str]:
     look = bench.look()
-    norm = bench.network_norm() if look.is_finite else math.inf
-    rows = (Measurement(t=0.0, norm=norm, loss=look.loss),)
+    # A rate of our own needs a norm in any case; else a saturated start is only too sharp.
+    too_loud = look.is_saturated(wish.most_sharpening) and wish.lr != "auto"
+    norm = bench.network_norm() if look.is_finite and not too_loud else math.inf
+    rows: tuple[Measurement, ...] = (Measurement(t=0.0, norm=norm, loss=look.loss),)
     if wish.scheme_alone:
         reason = f"steps of {wish.optimizer} do not grow with the gradient, so the rate asks for no curvature"
         return Aim(norm, _rate_of_adaptive(bench.setting, wish)), Outcome(rows, reason), UNSHARPENED
-    as_it_is = wish.lr == "auto" and FREEDOMS["quiet"](targets, sites, bench).name != "quiet"
+    as_it_is = wish.lr == "auto" and not is_homogeneous(targets, sites, bench)
     aim = wish.aim(nature, norm, as_it_is)
     too_gentle = norm <= aim.target
     calm = nature.reason_not_to_sharpen if wish.by_rate and wish.freedom == "auto" else ""
     if too_gentle and calm and norm > 0 and norm < aim.target * (1 - wish.tolerance):
         reason = f"it is gentle enough for the rate, and since {calm}, it would learn no faster if sharpened"
         return aim, Outcome(rows, reason), UNSHARPENED
-    path = _choose_path(bench, targets, sites, wish, norm / aim.target)
-    known = norm if not path.offsets and norm > 0 else None
-    outcome = NetworkRule(
-        bench, path, aim.target, _search_tolerance(wish), wish.most, wish.most_sharpening, known
-    ).run()
-    if known is None:
-        outcome = replace(outcome, measurements=(*rows, *outcome.measurements))
-    return aim, outcome, path.name
-
-
-def _choose_path(
-    bench: Workbench, targets: list[Target], sites: tuple[Site, ...], wish: Wish, excess: float
-) -> Path:
-    """`excess` is how many times too sharp the start is; a start without curvature is not sharpened."""
     if wish.freedom != "auto":
-        return FREEDOMS[wish.freedom](targets, sites, bench)
-    if 0 < excess <= defaults.QUIET_UP_TO:
-        path = FREEDOMS["quiet"](targets, sites, bench)
-        if path.name == "quiet" or excess <= 1:
-            return path
-    return FREEDOMS["gain"](targets, sites, bench)
+        freedoms = [wish.freedom]
+    elif 0 < norm <= aim.target:
+        freedoms = ["quiet"]
+    elif 0 < norm <= defaults.QUIET_UP_TO * aim.target and is_homogeneous(targets, sites, bench):
+        freedoms = ["quiet", "gain"]
+    else:
+        freedoms = ["gain"]
+    for freedom in freedoms:
+        bench.scale_({})
+        path = FREEDOMS[freedom](targets, sites, bench, aim.target)
+        known = norm if not path.offsets and 0 < norm < math.inf else None
+        outcome = NetworkRule(
+            bench, path, aim.target, _search_tolerance(wish), wish.most, wish.most_sharpening, known
+        ).run()
+        rows += outcome.measurements[known is not None :]
+        if not outcome.reason:
+            break
+    return aim, replace(outcome, measurements=rows), path.name
 
 
 def _solve_layers(
@@ -137,7 +139,7 @@ def _scheme_of(wish: Wish) -> str:
 
 
 def _start_(
-    setting: Setting, targets: list[Target], sites: tuple[Site, ...], nature: Nature, wish: Wish
+    setting: Setting, targets: list[Target], sites: tuple[Site, ...], wish: Wish
 ) -> SchemePlan | None:
     """The scheme's weights, or those found; and the biases."""
     if wish.scheme == "keep":
@@ -146,7 +148,8 @@ def _start_(
                 for bias in (bias for target in targets for bias in target.biases().values()):
                     bias.zero_()
         return None
-    scaled = nature.normalized if wish.residual == "auto" else wish.residual == "scaled"
+    normalized = nature_of(sites, quadratic=False).normalized
+    scaled = normalized if wish.residual == "auto" else wish.residual == "scaled"
     plan = apply_scheme_(
         setting.model,
         _scheme_of(wish),
@@ -173,7 +176,7 @@ def _rate_of_adaptive(setting: Setting, wish: Wish) -> float | None:
         setting.model, setting.loss, setting.batch, optimizer=wish.optimizer, layers=setting.layers,
         forward=setting.forward, dropout=setting.dropout, seed=setting.seed,
     )  # fmt: skip
-    return advice.learning_rate
+    return advice.learning_rate if math.isfinite(advice.learning_rate) else None
 
 
 def _measure_before(setting: Setting, every_layer: bool) -> tuple[CurvatureReport | None, list[str]]:

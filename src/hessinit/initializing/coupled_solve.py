@@ -22,6 +22,8 @@ _SINGULAR = 1e-2
 _HALVINGS = 10
 _SHORTEST_STEP = 1e-3
 
+_CAPPED = "a sharper start would saturate; most_sharpening= says how loud it may be"
+
 
 @dataclass(frozen=True)
 class Solved:
@@ -52,6 +54,7 @@ class CoupledSolve:
     tolerance: float
     most: int
     visited: list[Vector] = field(default_factory=list)
+    capped: bool = False  # whether the last step was cut short
 
     def run(self, start: Vector | None = None) -> Solved:
         """Damped quasi-Newton steps from `start` (zeros); the best point met is what comes back.
@@ -74,7 +77,8 @@ class CoupledSolve:
             step = _limited(_solve(jacobian, -best.distances), reach)
             step = self._admissible_step(best.scales, step)
             if np.abs(step).max() < _SHORTEST_STEP:
-                return Solved(best.scales, best.distances, _unmoved(best, self.tolerance))
+                why = _CAPPED if self.capped else _unmoved(best, self.tolerance)
+                return Solved(best.scales, best.distances, why)
             trial = Solved(best.scales + step, self._measured(best.scales + step))
             if not np.isfinite(trial.distances).all():
                 reach = float(np.abs(step).max()) / 4
@@ -92,7 +96,8 @@ class CoupledSolve:
 
     def _admissible_step(self, at: Vector, step: Vector) -> Vector:
         """As much of it as stays finite and does not saturate."""
-        if self.is_admissible(at + step):
+        self.capped = not self.is_admissible(at + step)
+        if not self.capped:
             return step
         low, high = 0.0, 1.0
         for _ in range(_HALVINGS):

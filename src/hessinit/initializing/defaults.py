@@ -9,6 +9,10 @@ from __future__ import annotations
 # edge of stability is safe; that of a normalized one rises first.
 KAPPA = 4.0
 KAPPA_NORMALIZED = 0.5
+# A quadratic loss bends as much wherever training gets to: there is nothing to wait for.
+KAPPA_QUADRATIC = 1.0
+# Normalizations undo much of a gain: a smaller one would have to be so small that it stops the learning.
+SMALLEST_GAIN_NORMALIZED = 0.5
 
 # What scheme="auto" stands for; its pre-activations are smaller than 1 where `calm` says so.
 AUTO_SCHEME = "lsuv"

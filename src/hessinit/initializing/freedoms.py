@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hessinit.initializing.defaults import QUIET
+from hessinit.initializing import defaults
 from hessinit.initializing.workbench import Workbench
 from hessinit.schemes.site import Site
 from hessinit.schemes.targets import Target
@@ -23,45 +23,58 @@ _ROUNDING = 1e-3
 class Path:
     """With the number `t`, the log of a weight's factor is its offset plus `t` times its exponent.
 
-    `pace` is how fast log λ grows with `t` where the size of the output does not tell.
+    `pace` is how fast log λ grows with `t` where the size of the output does not tell; `lowest` is the
+    smallest `t` that makes sense.
     """
 
     name: str
     exponents: Mapping[str, float]
     offsets: Mapping[str, float] = field(default_factory=dict)
     pace: float | None = None
+    lowest: float = -math.inf
 
     def logs(self, t: float) -> dict[str, float]:
         return {name: self.offsets.get(name, 0.0) + t * power for name, power in self.exponents.items()}
 
 
-Freedom = Callable[[Sequence[Target], Sequence[Site], Workbench], Path]
+Freedom = Callable[[Sequence[Target], Sequence[Site], Workbench, float], Path]
 
 
-def gain(targets: Sequence[Target], sites: Sequence[Site], bench: Workbench) -> Path:
+def gain(targets: Sequence[Target], sites: Sequence[Site], bench: Workbench, aim: float) -> Path:
     """One gain for all weights that matter."""
-    return Path("gain", dict.fromkeys(_mattering(targets, sites), 1.0))
+    normalized = any(site.norm_follows or site.before.end == "norm" for site in sites)
+    lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if normalized else -math.inf
+    return Path("gain", dict.fromkeys(_mattering(targets, sites), 1.0), lowest=lowest)
 
 
-def last(targets: Sequence[Target], sites: Sequence[Site], bench: Workbench) -> Path:
+def last(targets: Sequence[Target], sites: Sequence[Site], bench: Workbench, aim: float) -> Path:
     """The weights whose result is the output, or else the one that runs last."""
     return Path("last", dict.fromkeys(_ends(targets, sites), 1.0))
 
 
-def quiet(targets: Sequence[Target], sites: Sequence[Site], bench: Workbench) -> Path:
+def quiet(targets: Sequence[Target], sites: Sequence[Site], bench: Workbench, aim: float) -> Path:
     """The largest weight as small as makes the output quiet, all others larger: sharp without being loud.
 
     A weight's own curvature does not depend on its own size, only on that of the others. So the largest one
-    gets as sharp as the rate allows, and what it begins with is next to nothing. Where branches are added
-    up, scaling them would change their shares: the first weight on the trunk is the quiet one, and those of
-    the output grow. Only homogeneous networks can be scaled like this; for others it is `last`.
+    gets as sharp as `aim`, a norm, allows, and what it begins with is next to nothing. Where branches are
+    added up, scaling them would change their shares: the first weight on the trunk is the quiet one, and
+    those of the output grow. Only homogeneous networks can be scaled like this; for others it is `last`.
     """
     found = _quiet_and_loud(targets, sites, bench)
     if found is None:
-        return last(targets, sites, bench)
+        return last(targets, sites, bench, aim)
     quietest, loud, size = found
     powers = dict.fromkeys(loud, 1.0) | {quietest: -float(len(loud))}
-    return Path("quiet", powers, {quietest: math.log(QUIET / size)}, pace=2.0 * len(loud))
+    # The network is about as sharp as that weight alone will be, and that follows from its norm now.
+    own = bench.own_norm(quietest)
+    first = math.log(aim / own) / (2 * len(loud)) if 0 < own < math.inf else 0.0
+    offsets = dict.fromkeys(loud, first) | {quietest: math.log(defaults.QUIET / size) - first * len(loud)}
+    return Path("quiet", powers, offsets, pace=2.0 * len(loud))
+
+
+def is_homogeneous(targets: Sequence[Target], sites: Sequence[Site], bench: Workbench) -> bool:
+    """Whether `quiet` can scale it."""
+    return _quiet_and_loud(targets, sites, bench) is not None
 
 
 FREEDOMS: dict[str, Freedom] = {"gain": gain, "last": last, "quiet": quiet}

@@ -41,6 +41,7 @@ class Found:
 SATURATES = "a sharper start would saturate"
 _FLAT_ABOVE = "‖H‖ rises no further when the weights grow"
 _FLAT_BELOW = "‖H‖ falls no further when the weights shrink"
+_LOWEST = "normalizations undo much of a gain, and a smaller one would stop the learning"
 _DEAD = "the network has no curvature (‖H‖ = 0), so no scale gives it any"
 _NEVER_FINITE = "the network is not finite, or saturated, however small its weights are"
 _JUMPS = "‖H‖ jumps over the target between two nearly equal gains"
@@ -55,6 +56,7 @@ class GainSearch:
     volume: Callable[[float], float]
     tolerance: float
     most: int
+    lowest: float = -math.inf
     points: list[Point] = field(default_factory=list)
     _low: Point | None = None  # too gentle
     _high: Point | None = None  # too sharp
@@ -104,6 +106,12 @@ class GainSearch:
             self._high = point
 
     def _downwards(self, high: Point) -> float | Found:
+        if high.t <= self.lowest:
+            return Found(self.lowest, _LOWEST)
+        step = self._downwards_freely(high)
+        return step if isinstance(step, Found) else max(step, self.lowest)
+
+    def _downwards_freely(self, high: Point) -> float | Found:
         if not math.isfinite(high.distance):
             return self._retreat(high.t)
         slope, known = self._slope(high)

@@ -60,17 +60,17 @@ def initialize_(
 ) -> Initialization:
     """Draw new weights and scale them until the curvature fits the step; in place, on the same Parameters.
 
-    `lr` means a target of κ/lr for the network's ‖H‖, κ = 4 (1/2 for a network with normalizations);
-    "auto" takes a rate that suits the start, and says so in `result.lr`. `target` gives the norm itself; neither means 1,
-    the paper's principle. `optimizer` is that of the training: "momentum" and "nesterov" make steps 1/(1 −
-    `momentum`) times as long; the steps of "adam" and "adamw" do not grow with the gradient, so that the
-    scheme alone decides.
+    `lr` means a target of κ/lr for the network's ‖H‖, κ = 4 (1/2 for a network with normalizations, 1 for a
+    quadratic loss); "auto" takes a rate that suits the start, and says so in `result.lr`. `target` gives the
+    norm itself; neither means 1, the paper's principle. `optimizer` is that of the training: "momentum" and
+    "nesterov" make steps 1/(1 − `momentum`) times as long; the steps of "adam" and "adamw" do not grow with
+    the gradient, so that the scheme alone decides.
 
     `rule="network"` moves one number. With freedom="auto" a start that is too sharp gets one smaller gain for
     all weights; one that is too gentle is sharpened: quietly where the network is homogeneous, as with ReLU
-    (the largest weight small, the others larger), else by its last weight. By a rate, normalized networks
-    and those that read tokens are not sharpened. "gain", "last" and "quiet" insist. `rule="layers"` brings
-    the norm of every layer to the target.
+    (the largest weight small, the others larger), else by its last weight. By a rate, normalized networks,
+    those that read tokens and those with a quadratic loss are not sharpened. "gain", "last" and "quiet"
+    insist. `rule="layers"` brings the norm of every layer to the target.
 
     `scheme` is the start: a closed form or "lsuv" as `apply_scheme_` knows them, "keep" for the weights as
     they are, or "auto": "lsuv", with smaller pre-activations where the gradient would explode.
@@ -98,6 +98,7 @@ def initialize_(
     check_switches(dry_run=dry_run, strict=strict)
     seed = check_whole("seed", seed, at_least=0)
     rate, norm = arguments.read_aim(lr, target)
+    arguments.check_rule(rule, optimizer, lr)
     wish = Wish(
         rate,
         norm,
@@ -128,7 +129,7 @@ def initialize_(
     go_back = keep_all(movable)
     try:
         result = replace(carry_out(setting, movable, wish), seconds=time.perf_counter() - started)
-        if strict and not result.converged:
+        if strict and not result.converged and result.freedom != UNSHARPENED:
             raise ConvergenceError(result.reason)
     except BaseException:
         go_back()

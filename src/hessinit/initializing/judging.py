@@ -17,7 +17,7 @@ def judge(
     """Met or not, and a sentence with the numbers."""
     if after is None:
         return False, outcome.reason
-    limit = f"{tolerance:.0%}".replace("%", " %")
+    limit = f"{100 * tolerance:.3g} %"
     if rule == "network":
         norm = after.network.norm
         if abs(norm / target - 1) <= tolerance:

@@ -45,14 +45,16 @@ class NetworkRule:
     _rows: list[Measurement] = field(default_factory=list)
 
     def run(self) -> Outcome:
-        search = GainSearch(self._measure, self._is_admissible, self._volume, self.tolerance, self.most)
+        search = GainSearch(
+            self._measure, self._is_admissible, self._volume, self.tolerance, self.most, self.path.lowest
+        )
         found = search.run()
         self._scale_(found.t)
         reason = found.reason
         if reason == SATURATES:
             reason += (
-                f": the loss would pass {self.most_sharpening:g} times that of a silent network "
-                f"({self._ceiling():.3g})"
+                f": the loss would pass {self._ceiling():.3g}, {self.most_sharpening:g} times that of a "
+                "silent network"
             )
         return Outcome(tuple(self._rows), reason)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hessinit.initializing import defaults
 from hessinit.initializing.nature import Nature
 
 # Their steps do not grow with the gradient, so that no rate asks for a curvature.
@@ -52,15 +51,17 @@ class Wish:
         """The norm to aim at, for a network of that nature whose start has that norm.
 
         Momentum makes lasting steps 1/(1 − momentum) times as long. A rate of our own is the one that suits
-        the start `as_it_is`, κ/‖H‖; or γ* = 1/‖H‖, where the start can be scaled to suit any rate, and a
-        normalized network always.
+        the start `as_it_is`, κ/‖H‖ (at least γ* = 1/‖H‖); or γ*, where the start can be scaled to suit any
+        rate. There is none for a start without curvature.
         """
         if self.lr is None:
             return Aim(1.0 if self.target is None else self.target)
-        kappa = defaults.KAPPA_NORMALIZED if nature.normalized else defaults.KAPPA
+        kappa = nature.kappa
         shorter = 1 - self.momentum
         if not isinstance(self.lr, str):
             return Aim(kappa * shorter / self.lr, self.lr, kappa)
-        times = defaults.KAPPA if as_it_is and not nature.normalized else 1.0
-        rate = times * shorter / norm if 0 < norm < math.inf else 1.0
+        times = max(kappa, 1.0) if as_it_is else 1.0
+        rate = times * shorter / norm if 0 < norm < math.inf else None
+        if rate is None:
+            return Aim(kappa, None, kappa)
         return Aim(kappa * shorter / rate, rate, kappa)

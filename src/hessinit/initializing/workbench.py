@@ -71,6 +71,12 @@ class Look:
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.size)
 
+    def is_saturated(self, most_sharpening: float) -> bool:
+        """Whether the loss is more than so many times that of zeros, where zeros lose anything."""
+        if not self.silent or not math.isfinite(self.silent):
+            return False
+        return self.loss > self.silent + (most_sharpening - 1) * abs(self.silent)
+
 
 NOT_FINITE = Look(math.inf, math.inf, math.inf)
 
@@ -127,10 +133,30 @@ class Workbench:
             sum(look.silent * share for look, share in zip(looks, shares, strict=True)),
         )
 
+    def loss_is_quadratic(self) -> bool:
+        """Whether the loss bends as much at twice the output: a softmax does not."""
+        problem = self.setting.problem()
+        with problem.settings(), explained_memory(problem):
+            batch = problem.batches[0]
+            output = problem.output(batch).detach()
+            bends = [_bend(problem, batch, factor * output, output) for factor in (0.5, 1.0, 2.0)]
+        first = bends[0]
+        return bool(first.abs().max() > 0) and all(torch.allclose(first, bend, rtol=1e-3) for bend in bends)
+
     def network_norm(self) -> float:
         """‖H‖ of all measured weights, to the search's tolerance; inf where it is not finite."""
         with self._engine(every_layer=False) as (problem, engine):
             return _size(engine.ends([layer.parameter for layer in problem.layers]).norm.value)
+
+    def own_norm(self, name: str) -> float:
+        """‖H‖ of one weight."""
+        with self._engine(every_layer=False) as (problem, engine):
+            own = [
+                layer.parameter
+                for layer in problem.layers
+                if layer_name(parametrized_name(layer.parameter)) == name
+            ]
+            return _size(engine.ends(own).norm.value) if own else 0.0
 
     def layer_norms(self) -> dict[str, float]:
         """‖H‖ of every weight; of the sharper part where a parametrization makes it of several."""
@@ -172,6 +198,17 @@ def _look(problem: Problem, batch: Batch) -> Look:
         loss = float(problem.loss_of(output, batch))
         silent = _loss_of_silence(problem, batch, output)
     return Look(loss, float(output.double().square().mean().sqrt()), silent)
+
+
+def _bend(problem: Problem, batch: Batch, at: Tensor, along: Tensor) -> Tensor:
+    """The second derivative of the loss at an output, times a direction; zeros for a loss without one."""
+    place = at.clone().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(problem.loss_of(place, batch), place, create_graph=True)
+        if not slope.requires_grad:
+            return torch.zeros_like(at)
+        (bend,) = torch.autograd.grad((slope * along).sum(), place)
+    return bend.detach()
 
 
 def _loss_of_silence(problem: Problem, batch: Batch, output: Tensor) -> float:

@@ -50,13 +50,16 @@ def strokes(starts: Sequence[str]) -> dict[str, Stroke]:
 
 
 def ramp(values: Sequence[float]) -> list[str]:
-    """A colour for each value, from dark (small) to light, evenly by rank; the palest end is left out."""
+    """A colour for each value, from dark (small) to light, evenly by rank.
+
+    Both ends are left out: the palest is lost on a light page, the darkest on a dark one.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
     ranks = {value: rank for rank, value in enumerate(sorted(set(values)))}
     last = max(1, len(ranks) - 1)
-    return [to_hex(colormaps[RAMP](0.88 * ranks[value] / last)) for value in values]
+    return [to_hex(colormaps[RAMP](0.28 + 0.6 * ranks[value] / last)) for value in values]
 
 
 def readable_on(color: tuple[float, float, float, float]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hessinit.present.comparison_sentences import format_result
-from hessinit.present.comparison_standing import Result, best_rate, best_start, ordered_starts
+from hessinit.present.comparison_standing import Result, best_start, ordered_starts
 from hessinit.present.grid import Column
 from hessinit.present.numbers import format_number, printable
 from hessinit.report.comparison import Comparison
@@ -87,7 +87,7 @@ def write_cell(comparison: Comparison, start: str, rate: float, *, short: bool =
 
 def _importances(comparison: Comparison) -> list[int]:
     """A narrow terminal leaves out the rates farthest from the best one, and never that."""
-    rates = [best_rate(comparison, start) for start in ordered_starts(comparison)[:1]]
+    rates = [comparison.best_rate(start) for start in ordered_starts(comparison)[:1]]
     best = comparison.learning_rates.index(rates[0]) if rates and not math.isnan(rates[0]) else 0
     return [8 if at == best else max(1, 7 - abs(at - best)) for at in range(len(comparison.learning_rates))]
 
@@ -104,7 +104,7 @@ def _write_norms(comparison: Comparison, start: str) -> str:
 
 
 def _write_best_rate(comparison: Comparison, start: str) -> str:
-    rate = best_rate(comparison, start)
+    rate = comparison.best_rate(start)
     return NOTHING if math.isnan(rate) else format_number(rate)
 
 

@@ -47,6 +47,7 @@ class Curve:
     high: tuple[float, ...]
     seeds: int
     stopped: Break | None = None
+    rose: int = 0  # seeds that came to the end, above where they began
 
 
 def curve_of(runs: Sequence[Run], steps: int) -> Curve:
@@ -75,6 +76,7 @@ def curve_of(runs: Sequence[Run], steps: int) -> Curve:
         tuple(map(max, columns)),
         len(runs),
         stopped,
+        rose=sum(run.diverged for run in whole),
     )
 
 
@@ -122,25 +124,45 @@ def set_heights(axes: Sequence[Axes], drawn: Sequence[dict[str, Curve]], top: fl
 
 
 def mark_breaks(ax: Axes, curves: dict[str, Curve], look: dict[str, Stroke]) -> None:
-    """A cross where seeds stopped, at the upper edge where they left the panel; with how many, if not all."""
+    """A cross where seeds stopped, at the upper edge where they left the panel; with how many, if not all.
+
+    Seeds that came to the end and diverged have theirs where the line ends.
+    """
     low, high = ax.get_ylim()
     for start, curve in curves.items():
-        if curve.stopped is None:
-            continue
-        is_all = curve.stopped.seeds == curve.seeds
-        # Where every seed stopped, the line drawn is theirs, and leaves the panel at its first point above.
-        above = [step for step, loss in zip(curve.steps, curve.mean, strict=True) if is_all and loss > high]
-        step = above[0] if above else curve.stopped.step
-        height = min(max(curve.stopped.loss, low), high)
         color = look[start].color
-        shared: dict[str, Any] = {"color": color, "linestyle": "none", "clip_on": False, "zorder": 6}
-        ax.plot(
-            step, height, marker="X", markersize=6, markeredgecolor="white", markeredgewidth=0.6, **shared
-        )
-        if not is_all:
-            text = f"{curve.stopped.seeds}/{curve.seeds}"
-            ax.annotate(text, (step, height), xytext=(5, -1), textcoords="offset points", color=color,
-                        fontsize=LABEL_POINTS, va="center", annotation_clip=False)  # fmt: skip
+        if curve.stopped is not None:
+            at = curve.stopped.step, curve.stopped.loss
+            if curve.stopped.seeds == curve.seeds and curve.mean:
+                at = _end_of_line(curve, high, ax.get_yscale() == "log")  # the line is that of those seeds
+            _cross(ax, at[0], min(max(at[1], low), high), color, curve.stopped.seeds, curve.seeds)
+        if curve.rose and curve.mean:
+            step, loss = _end_of_line(curve, high, ax.get_yscale() == "log")
+            _cross(ax, step, min(max(loss, low), high), color, curve.rose, curve.seeds)
+
+
+def _end_of_line(curve: Curve, high: float, logarithmic: bool) -> tuple[float, float]:
+    """The last point, or where the line leaves the panel at the top for good."""
+    points = list(zip(curve.steps, curve.mean, strict=True))
+    inside = [at for at, (_, loss) in enumerate(points) if loss <= high]
+    if not inside or inside[-1] == len(points) - 1:
+        return points[-1] if inside else (points[0][0], high)
+    (before, low), (after, top) = points[inside[-1]], points[inside[-1] + 1]
+    if logarithmic:
+        low, top, high_at = math.log(max(low, LEAST)), math.log(top), math.log(high)
+    else:
+        high_at = high
+    share = (high_at - low) / (top - low)
+    return before + share * (after - before), high
+
+
+def _cross(ax: Axes, step: float, height: float, color: str, many: int, seeds: int) -> None:
+    shared: dict[str, Any] = {"color": color, "linestyle": "none", "clip_on": False, "zorder": 6}
+    ax.plot(step, height, marker="X", markersize=6, markeredgecolor="white", markeredgewidth=0.6, **shared)
+    if many < seeds:
+        beside: dict[str, Any] = {"xytext": (5, -1), "textcoords": "offset points", "va": "center"}
+        text = f"{many}/{seeds}"
+        ax.annotate(text, (step, height), color=color, fontsize=LABEL_POINTS, annotation_clip=False, **beside)
 
 
 def ceiling(comparison: Comparison, headroom: float = HEADROOM) -> float:

@@ -15,11 +15,11 @@ from hessinit.present.comparison_curves import (
     set_heights,
     tidy,
 )
-from hessinit.present.comparison_heatmap import draw_heatmap, heatmap_size
+from hessinit.present.comparison_heatmap import draw_heatmap, heatmap_size, shorten_names
 from hessinit.present.comparison_standing import ordered_starts
 from hessinit.present.comparison_sweep_figure import draw_sweep
-from hessinit.present.figure import GREY, LABEL_POINTS
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.figure import GREY, LABEL_POINTS, LETTER
+from hessinit.present.numbers import format_number
 from hessinit.report.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = ["draw_comparison", "draw_heatmap", "draw_losses"]
 
 PANEL = (2.5, 2.2)  # inches
 PANELS_IN_A_ROW = 3
+LEGEND_LINE = 0.155  # inches
 
 
 def draw_losses(
@@ -47,7 +48,7 @@ def draw_losses(
         return _draw_on(comparison, rates, tuple(axes))
     from matplotlib import pyplot
 
-    figure = pyplot.figure(figsize=_losses_size(panels), layout="constrained")
+    figure = pyplot.figure(figsize=_losses_size(comparison, panels), layout="constrained")
     return _draw_on(comparison, rates, _panels(figure, panels, shared=comparison.kind != "sweep"))
 
 
@@ -58,7 +59,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
     if comparison.kind == "sweep":
         return draw_losses_apart(comparison)
     rates = comparison.learning_rates
-    above, below = heatmap_size(comparison), _losses_size(len(rates))
+    above, below = heatmap_size(comparison), _losses_size(comparison, len(rates))
     figure = Figure(figsize=(max(above[0], below[0]), above[1] + below[1]), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=[above[1], below[1]])
     top, bottom = parts
@@ -72,7 +73,7 @@ def draw_losses_apart(comparison: Comparison) -> Figure:
     from matplotlib.figure import Figure
 
     panels = 2 if comparison.kind == "sweep" else len(comparison.learning_rates)
-    figure = Figure(figsize=_losses_size(panels), layout="constrained")
+    figure = Figure(figsize=_losses_size(comparison, panels), layout="constrained")
     _draw_on(
         comparison, comparison.learning_rates, _panels(figure, panels, shared=comparison.kind != "sweep")
     )
@@ -94,7 +95,7 @@ def _draw_on(comparison: Comparison, rates: Sequence[float], axes: tuple[Axes, .
         return axes
     starts = [start for start in ordered_starts(comparison) if comparison.applies(start)]
     look = strokes(comparison.starts)
-    labels = {start: printable(start) for start in starts}
+    labels = dict(zip(starts, shorten_names(starts), strict=True))
     drawn = [curves_at(comparison, rate) for rate in rates]
     for ax, rate, curves in zip(axes, rates, drawn, strict=True):
         draw_curves(ax, curves, look, labels)
@@ -106,7 +107,7 @@ def _draw_on(comparison: Comparison, rates: Sequence[float], axes: tuple[Axes, .
         mark_breaks(ax, curves, look)
     for ax in axes[::PANELS_IN_A_ROW]:
         ax.set_ylabel("training loss", fontsize=LABEL_POINTS + 1)
-    crossed = any(curve.stopped is not None for curves in drawn for curve in curves.values())
+    crossed = any(curve.stopped is not None or curve.rose for curves in drawn for curve in curves.values())
     _draw_legend(axes, starts, look, labels, crossed)
     return axes
 
@@ -156,10 +157,13 @@ def _panels(figure: FigureBase, many: int, *, shared: bool = True) -> tuple[Axes
     return tuple(panels)
 
 
-def _losses_size(panels: int) -> tuple[float, float]:
+def _losses_size(comparison: Comparison, panels: int) -> tuple[float, float]:
+    """Inches; a legend that has no free place in the last row needs some beside it."""
     across = min(panels, PANELS_IN_A_ROW)
-    beside = 1.1 if panels % PANELS_IN_A_ROW in (0, panels) else 0.0
-    return PANEL[0] * across + beside, PANEL[1] * math.ceil(panels / across)
+    names = 0.5 + LETTER * max(map(len, shorten_names(comparison.starts)))
+    beside = max(1.1, names) if panels % PANELS_IN_A_ROW in (0, panels) else 0.0
+    tallest = LEGEND_LINE * (len(comparison.starts) + 3) if panels <= PANELS_IN_A_ROW else 0.0
+    return PANEL[0] * across + beside, max(PANEL[1] * math.ceil(panels / across), tallest)
 
 
 if __name__ == "__main__":

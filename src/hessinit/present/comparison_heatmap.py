@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hessinit.present.comparison_colours import PAPER, readable_on
 from hessinit.present.comparison_columns import write_cell
 from hessinit.present.comparison_curves import write_plainly
-from hessinit.present.comparison_standing import best_start, guessing, ordered_starts, trains
+from hessinit.present.comparison_standing import best_start, guessing, ordered_starts
 from hessinit.present.figure import GREY, LABEL_POINTS, LETTER, VERMILION, shorten
 from hessinit.present.numbers import format_number, printable
 from hessinit.report.comparison import Comparison
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # Dark is low: what trains well stands out. Blue to yellow is told apart by every common kind of vision.
 COLOURS = "YlGnBu_r"
 CELL_POINTS = 7.5
+RATES_FOR_ONE_LINE = 4  # so many columns are as wide as the title
 
 
 def draw_heatmap(comparison: Comparison, ax: Axes | None = None) -> Axes:
@@ -46,7 +48,7 @@ def draw_heatmap(comparison: Comparison, ax: Axes | None = None) -> Axes:
         best = best_start(comparison, rate)
         for down, start in enumerate(starts):
             color = None
-            if scale is not None and trains(comparison, start, rate):
+            if scale is not None and comparison.trains(start, rate):
                 color = palette(float(scale(comparison.loss(start, rate))))
             _draw_cell(ax, comparison, start, rate, (across, down), color)
         if best is not None:
@@ -54,14 +56,17 @@ def draw_heatmap(comparison: Comparison, ax: Axes | None = None) -> Axes:
     ax.set_xlim(-0.5, len(rates) - 0.5)
     ax.set_ylim(len(starts) - 0.5, -0.5)
     ax.set_xticks(range(len(rates)), [format_number(rate) for rate in rates])
-    ax.set_yticks(range(len(starts)), shorten([printable(start) for start in starts]))
+    ax.set_yticks(range(len(starts)), shorten_names(starts))
     for tick in ax.get_yticklabels():
         tick.set_parse_math(False)  # a "$" in a name is a "$"
     ax.tick_params(labelsize=LABEL_POINTS + 1, length=0)
     ax.set_xlabel("learning rate", fontsize=LABEL_POINTS + 1)
     ax.spines[:].set_visible(False)
-    small = "; small: lr·‖H‖ at the start" if comparison.layers else ""
-    ax.set_title(f"final loss (framed: lowest at that rate{small})", fontsize=LABEL_POINTS + 1, loc="left")
+    small = "small: lr·‖H‖ at the start" if comparison.layers else ""
+    # A title goes on to the right of its axes, and out of a narrow picture.
+    between = "; " if len(rates) >= RATES_FOR_ONE_LINE else ";\n"
+    title = between.join(filter(None, ("final loss (framed: lowest at that rate", small)))
+    ax.set_title(f"{title})", fontsize=LABEL_POINTS + 1, loc="left")
     if scale is not None:
         bar = ax.figure.colorbar(ScalarMappable(scale, palette), ax=ax, shrink=0.9, pad=0.02, aspect=18)
         if scale.vmin is not None and scale.vmin > 0:
@@ -73,9 +78,16 @@ def draw_heatmap(comparison: Comparison, ax: Axes | None = None) -> Axes:
 
 
 def heatmap_size(comparison: Comparison) -> tuple[float, float]:
-    """Inches: room for "diverged 2/3" in every cell, and for the names beside them."""
-    names = LETTER * 1.15 * max(len(printable(start)) for start in comparison.starts)
-    return 1.2 + min(names, 2.5) + 0.85 * len(comparison.learning_rates), 0.9 + 0.44 * len(comparison.starts)
+    """Inches: room for "diverged 2/3" in every cell, for the names beside them and the title above."""
+    names = LETTER * 1.15 * max(map(len, shorten_names(comparison.starts)))
+    rates = len(comparison.learning_rates)
+    title = 0.0 if rates >= RATES_FOR_ONE_LINE else 0.13
+    return 1.2 + min(names, 2.5) + max(0.85 * rates, 1.9), 0.9 + title + 0.44 * len(comparison.starts)
+
+
+def shorten_names(starts: Sequence[str]) -> list[str]:
+    """The names as pictures show them."""
+    return shorten([printable(start) for start in starts])
 
 
 def _choose_scale(comparison: Comparison) -> Normalize | None:
@@ -86,7 +98,7 @@ def _choose_scale(comparison: Comparison) -> Normalize | None:
         comparison.loss(start, rate)
         for start in comparison.starts
         for rate in comparison.learning_rates
-        if trains(comparison, start, rate)
+        if comparison.trains(start, rate)
     ]
     if not losses:
         return None

@@ -12,10 +12,10 @@ from hessinit.present.comparison_colours import PAPER
 from hessinit.present.comparison_columns import BEST, DIVERGED, comparison_columns
 from hessinit.present.comparison_sentences import (
     collect_notes,
-    conclude_comparison,
     describe_runs,
     explain_comparison,
 )
+from hessinit.present.comparison_verdict import conclude_comparison
 from hessinit.present.figure import GREY
 from hessinit.present.html import templates
 from hessinit.present.numbers import printable
@@ -46,17 +46,18 @@ def render_comparison_page(comparison: Comparison) -> str:
 
 
 def _render(template: str, comparison: Comparison, pictures: list[tuple[str, Markup]]) -> str:
+    columns = comparison_columns(comparison)
     versions = [(printable(name), printable(version)) for name, version in comparison.versions.items()]
     return (
         templates()
         .get_template(template)
         .render(
             title="Comparison of starts" if comparison.kind == "compare" else "Sweep of standard deviations",
-            columns=comparison_columns(comparison),
+            columns=columns,
             classes=CLASSES,
             rows=len(comparison.starts),
             verdict=conclude_comparison(comparison),
-            explanation=explain_comparison(comparison),
+            explanation=explain_comparison(comparison, columns),
             cost=describe_runs(comparison),
             notes=collect_notes(comparison),
             pictures=pictures,

@@ -18,38 +18,28 @@ class Result:
     error: float
 
     def ties_with(self, other: Result) -> bool:
-        """Whether the two differ by at most two standard errors of their difference; never for one seed.
+        """Whether the two differ by at most two standard errors of their difference; with one seed, by 0.
 
         >>> Result(1.0, 0.1).ties_with(Result(1.2, 0.1)), Result(1.0, 0.1).ties_with(Result(1.3, 0.1))
         (True, False)
         """
         if not (math.isfinite(self.mean) and math.isfinite(other.mean)):
             return False
-        # nan compares as False: without an error nothing is called a tie.
+        if self.mean == other.mean:
+            return True
+        # nan compares as False: without an error nothing else is called a tie.
         return abs(self.mean - other.mean) <= 2 * math.hypot(self.error, other.error)
-
-
-def trains(comparison: Comparison, start: str, learning_rate: float) -> bool:
-    """Whether every seed came down to a finite loss."""
-    is_finite = math.isfinite(comparison.loss(start, learning_rate))
-    return is_finite and comparison.diverged(start, learning_rate) == 0
-
-
-def best_rate(comparison: Comparison, start: str) -> float:
-    """The rate of the lowest loss among those at which the start trains; nan where there is none."""
-    rates = [rate for rate in comparison.learning_rates if trains(comparison, start, rate)]
-    return min(rates, key=lambda rate: comparison.loss(start, rate), default=math.nan)
 
 
 def best_start(comparison: Comparison, learning_rate: float) -> str | None:
     """The start of the lowest loss at that rate among those that train there."""
-    starts = [start for start in comparison.starts if trains(comparison, start, learning_rate)]
+    starts = [start for start in comparison.starts if comparison.trains(start, learning_rate)]
     return min(starts, key=lambda start: comparison.loss(start, learning_rate), default=None)
 
 
 def at_best_rate(comparison: Comparison, start: str) -> Result:
     """The start's loss at its own best rate; inf where it trains at none."""
-    rate = best_rate(comparison, start)
+    rate = comparison.best_rate(start)
     if math.isnan(rate):
         return Result(math.inf, math.nan)
     return Result(comparison.loss(start, rate), comparison.error(start, rate))
@@ -82,21 +72,21 @@ def guessing(comparison: Comparison) -> float:
 def regrets(comparison: Comparison) -> dict[str, Result]:
     """The logarithm of each start's loss over the best start's at that rate, on average over the rates.
 
-    Logarithms, because one rate at which the best loss is nearly 0 would outweigh all others. A run that ends
-    above `guessing`, or in no number, counts as guessing; rates at which no start trains are left out, and
-    so are starts that do not apply. Empty where nothing can be compared, or a loss is not positive.
+    Logarithms, because one rate at which the best loss is nearly 0 would outweigh all others. A run that
+    diverges counts as guessing, or as the highest loss of a start that trains there, where that is above: to
+    diverge is never better than to train. Rates at which no start trains are left out, and so are starts that
+    do not apply. Empty where nothing can be compared, or a loss is not positive.
     """
-    worst = guessing(comparison)
-    winners = {rate: best_start(comparison, rate) for rate in comparison.learning_rates}
-    best = {rate: comparison.loss(start, rate) for rate, start in winners.items() if start is not None}
+    best = _best_losses(comparison)
+    worst = {rate: _worst_loss(comparison, rate) for rate in best}
     found = {}
     for start in comparison.starts:
         by_seed = []
         for seed in comparison.seeds:
             losses = {
-                run.learning_rate: run.final_loss if run.final_loss < worst else worst  # nan is not below
+                run.learning_rate: worst[run.learning_rate] if run.diverged else run.final_loss
                 for run in comparison.runs
-                if (run.start, run.seed) == (start, seed) and run.applies
+                if (run.start, run.seed) == (start, seed) and run.applies and run.learning_rate in best
             }
             if not best or any(losses.get(rate, 1.0) <= 0 or low <= 0 for rate, low in best.items()):
                 return {}
@@ -105,6 +95,21 @@ def regrets(comparison: Comparison) -> dict[str, Result]:
         if by_seed:
             found[start] = _summarize(by_seed)
     return found
+
+
+def diverges_at(comparison: Comparison, start: str) -> tuple[float, ...]:
+    """The rates at which the start diverges with some seed, and another start does not."""
+    return tuple(rate for rate in _best_losses(comparison) if comparison.diverged(start, rate))
+
+
+def _best_losses(comparison: Comparison) -> dict[float, float]:
+    winners = {rate: best_start(comparison, rate) for rate in comparison.learning_rates}
+    return {rate: comparison.loss(start, rate) for rate, start in winners.items() if start is not None}
+
+
+def _worst_loss(comparison: Comparison, rate: float) -> float:
+    trained = [comparison.loss(start, rate) for start in comparison.starts if comparison.trains(start, rate)]
+    return max(guessing(comparison), *trained)
 
 
 def _summarize(values: Sequence[float]) -> Result:

@@ -16,7 +16,6 @@ from hessinit.present.comparison_curves import (
     tidy,
     write_plainly,
 )
-from hessinit.present.comparison_standing import trains
 from hessinit.present.figure import GREY, LABEL_POINTS, is_drawable
 from hessinit.present.numbers import format_number
 from hessinit.report.comparison import Comparison
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HEADROOM = 30.0  # large weights begin far above guessing, and coming down is what the curves show
-EDGE = 2.0  # lr·‖H‖, above which gradient descent leaves a quadratic bowl
+EDGE = 2.0  # lr·‖H‖, above which gradient descent leaves a quadratic bowl; other optimizers have other edges
 
 
 def draw_sweep(comparison: Comparison, curves_axes: Axes, norms_axes: Axes) -> None:
@@ -43,7 +42,7 @@ def draw_sweep(comparison: Comparison, curves_axes: Axes, norms_axes: Axes) -> N
     curves_axes.set_ylabel("training loss", fontsize=LABEL_POINTS + 1)
     curves_axes.set_title(f"lr {format_number(rate)}", fontsize=LABEL_POINTS + 1, loc="left")
     # Between the panels: its colours are those of both.
-    points = {"fontsize": LABEL_POINTS, "title_fontsize": LABEL_POINTS}
+    points: dict[str, Any] = {"fontsize": LABEL_POINTS, "title_fontsize": LABEL_POINTS, "labelspacing": 0.4}
     curves_axes.legend(title="std", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, **points)
     _draw_norms(norms_axes, comparison, colours)
 
@@ -55,14 +54,14 @@ def _draw_norms(ax: Axes, comparison: Comparison, colours: dict[str, str]) -> No
         product = rate * comparison.norm(start, rate)
         if is_drawable(product):
             points.append((start, product, comparison.loss(start, rate)))
-    trained = [loss for start, _, loss in points if trains(comparison, start, rate)]
+    trained = [loss for start, _, loss in points if comparison.trains(start, rate)]
     is_logarithmic = bool(trained) and 0 < LOGARITHMIC_FROM * min(trained) < max(trained)
     ax.set_xscale("log")
     ax.set_yscale("log" if is_logarithmic else "linear")
     small: dict[str, Any] = {"fontsize": LABEL_POINTS, "textcoords": "offset points"}
     for start, product, loss in points:
         drawn: dict[str, Any] = {"color": colours[start], "linestyle": "none", "markersize": 6}
-        if trains(comparison, start, rate):
+        if comparison.trains(start, rate):
             error = comparison.error(start, rate)
             ax.errorbar(product, loss, None if math.isnan(error) else error, marker="o", capsize=2, **drawn)
         else:
@@ -71,7 +70,7 @@ def _draw_norms(ax: Axes, comparison: Comparison, colours: dict[str, str]) -> No
             ax.annotate(
                 "diverged", (product, 0.97), xycoords=edge, xytext=(0, -6), ha="center", va="top", **small
             )
-    if points:
+    if points and comparison.optimizer == "sgd":
         ax.axvline(EDGE, color=GREY, linestyle="--", linewidth=0.9, zorder=0)
         place: dict[str, Any] = {
             "xycoords": ax.get_xaxis_transform(),
@@ -80,7 +79,7 @@ def _draw_norms(ax: Axes, comparison: Comparison, colours: dict[str, str]) -> No
             "va": "bottom",
         }
         ax.annotate(f"lr·‖H‖ = {EDGE:g}", (EDGE, 1.0), color=GREY, **place, **small)
-    else:
+    if not points:
         middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": ax.transAxes}
         ax.text(0.5, 0.5, "‖H‖ was not measured", fontsize=LABEL_POINTS + 1, color=GREY, **middle)
     ax.margins(x=0.12, y=0.2)

@@ -10,10 +10,10 @@ from rich.text import Text
 from hessinit.present.comparison_columns import comparison_columns
 from hessinit.present.comparison_sentences import (
     collect_notes,
-    conclude_comparison,
     describe_runs,
     explain_comparison,
 )
+from hessinit.present.comparison_verdict import conclude_comparison
 from hessinit.present.grid import Column, build_grid, fit, name_left_out, render, terminal_width
 from hessinit.report.comparison import Comparison
 
@@ -36,7 +36,7 @@ def comparison_renderables(comparison: Comparison, width: int) -> Iterator[Rende
     # Text, never str: rich would read a start called "[red]" as markup.
     yield Text()
     yield Text(conclude_comparison(comparison))
-    yield Text(explain_comparison(comparison, short=short))
+    yield Text(explain_comparison(comparison, columns))
     yield Text(describe_runs(comparison))
     for note in collect_notes(comparison):
         yield Text(f"Note: {note}")

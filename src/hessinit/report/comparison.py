@@ -101,7 +101,7 @@ class Comparison:
         return statistics.stdev(losses) / math.sqrt(len(losses))
 
     def diverged(self, start: str, learning_rate: float) -> int:
-        """How many seeds diverged: not finite, or a final loss more than 5 % above the first."""
+        """How many seeds diverged: not finite, or above the first loss by 5 % and more than chance allows."""
         return sum(run.diverged for run in self.runs_of(start, learning_rate))
 
     def norm(self, start: str, learning_rate: float | None = None, layer: str = NETWORK) -> float:
@@ -120,19 +120,24 @@ class Comparison:
             return math.nan if any(map(math.isnan, norms)) else math.inf
         return statistics.fmean(norms) if norms else math.nan
 
+    def trains(self, start: str, learning_rate: float) -> bool:
+        """Whether every seed ended in a finite loss, and none diverged."""
+        return math.isfinite(self.loss(start, learning_rate)) and not self.diverged(start, learning_rate)
+
     def best_rate(self, start: str) -> float:
-        """The rate of the start's lowest finite loss; nan where it has none."""
-        losses = {rate: self.loss(start, rate) for rate in self.learning_rates}
-        finite = [rate for rate, loss in losses.items() if math.isfinite(loss)]
-        return min(finite, key=losses.__getitem__, default=math.nan)
+        """The rate of the lowest loss among those at which the start trains; nan where there is none."""
+        rates = [rate for rate in self.learning_rates if self.trains(start, rate)]
+        return min(rates, key=lambda rate: self.loss(start, rate), default=math.nan)
 
     @property
     def best(self) -> tuple[str, float]:
-        """The start and the rate of the lowest loss of all."""
+        """The start and the rate of the lowest loss of all, where every seed trains."""
         rates = {start: self.best_rate(start) for start in self.starts}
         trained = [start for start, rate in rates.items() if not math.isnan(rate)]
         if not trained:
-            raise ValueError("no start ended in a finite loss at any rate, so none is best; try lower rates.")
+            raise ValueError(
+                "no start trains with every seed at any rate, so none is best; print(comparison) says more."
+            )
         best = min(trained, key=lambda start: self.loss(start, rates[start]))
         return best, rates[best]
 

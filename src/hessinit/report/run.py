@@ -12,6 +12,15 @@ MOST_POINTS = 50  # points of a loss curve
 DIGITS = 5  # significant digits of a loss curve; first and final loss keep every bit
 
 
+def window(steps: int) -> int:
+    """How many losses the final one is the mean of: a tenth of the steps, at least ten.
+
+    >>> window(50), window(201)
+    (10, 21)
+    """
+    return max(10, math.ceil(steps / 10))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """How one training went.
@@ -36,7 +45,7 @@ class Run:
     first_loss: float
     final_loss: float
     steps_done: int
-    diverged: bool  # not finite, or final_loss above first_loss by more than 5 %
+    diverged: bool  # not finite, or final_loss above first_loss by more than 5 % and more than chance allows
     norms: dict[str, float] | None
     seconds: float
     note: str = ""
