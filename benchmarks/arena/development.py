@@ -1,6 +1,6 @@
 """How the default of `initialize_` was chosen: what was tried, on the development tasks only.
 
-    HESSINIT_DATA=folder python benchmarks/arena/development.py          (about 20 minutes on 2 cores)
+    HESSINIT_DATA=folder python benchmarks/arena/development.py          (half an hour on 2 cores)
     python benchmarks/arena/development.py --show                        the table of the committed record
 
 Every variant is a start of its own; its regret is held against the best of the plain starts at the same rate.
@@ -94,7 +94,10 @@ def run(task: Task, seeds: int, folder: Path, workers: int) -> dict[str, dict[st
     )  # fmt: skip
     return {
         start: {
-            f"{rate:g}": [run.final_loss if run.finite else 1e9 for run in comparison.runs_of(start, rate)]
+            f"{rate:g}": [
+                float(f"{one.final_loss:.5g}") if one.finite else 1e9
+                for one in comparison.runs_of(start, rate)
+            ]
             for rate in task.rates
         }
         for start in comparison.starts
@@ -141,13 +144,11 @@ def main() -> None:
     parser.add_argument("--show", action="store_true")
     arguments = parser.parse_args()
     if not arguments.show:
-        tasks = {
-            task.name: run(task, arguments.seeds, arguments.folder, arguments.workers)
-            for task in CPU
-            if task.development
-        }
-        record = {"torch": torch.__version__, "seeds": arguments.seeds, "tasks": tasks}
-        write_text(RECORD, json.dumps(record) + "\n")
+        tasks: dict[str, Any] = {}
+        for task in (task for task in CPU if task.development):
+            tasks[task.name] = run(task, arguments.seeds, arguments.folder, arguments.workers)
+            record = {"torch": torch.__version__, "seeds": arguments.seeds, "tasks": tasks}
+            write_text(RECORD, json.dumps(record) + "\n")
     show(json.loads(RECORD.read_text()), Console(width=150, highlight=False))
 
 

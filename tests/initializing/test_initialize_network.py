@@ -24,7 +24,7 @@ from torch import nn
 
 from dense import dense_curvature, ends
 from hessinit.errors import ConvergenceError, ConvergenceWarning
-from hessinit.initializing.defaults import KAPPA, KAPPA_NORMALIZED, QUIET
+from hessinit.initializing.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, QUIET
 from hessinit.initializing.initialize import initialize_
 from hessinit.measuring import measure
 
@@ -104,6 +104,33 @@ def test_by_a_rate_normalized_networks_and_those_of_tokens_are_not_sharpened() -
         assert (result.freedom, result.kappa, result.converged) == ("none", kappa, False)
         assert why in result.reason
         assert set(result.scales.values()) == {1.0}
+
+
+def test_the_gain_of_a_normalized_network_is_not_driven_to_nothing() -> None:
+    """What normalizations undo is not worth a weight of next to nothing."""
+    model = residual(6, norm=True)
+    with pytest.warns(ConvergenceWarning, match="undo much of a gain"):
+        result = initialize_(model, LOSS, digits(), lr=1e4)
+    assert {round(scale, 6) for scale in result.scales.values()} <= {0.5, 1.0}
+
+
+def test_a_quadratic_loss_has_a_kappa_of_its_own_and_is_not_sharpened() -> None:
+    data = digits()[0], digits()[1].float().unsqueeze(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
+    gentle = initialize_(model, nn.MSELoss(), data, lr=1e-5)
+    assert (gentle.kappa, gentle.freedom) == (KAPPA_QUADRATIC, "none")
+    assert "quadratic" in gentle.reason
+    own = initialize_(model, nn.MSELoss(), data, lr="auto")
+    assert own.lr is not None
+    assert own.after is not None
+    assert own.lr * own.after.network.norm == pytest.approx(1.0, rel=0.05)
+    for _ in range(50):  # stable: the loss falls at that rate
+        value = nn.functional.mse_loss(model(data[0]), data[1])
+        gradients = torch.autograd.grad(value, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= own.lr * gradient
+    assert float(value.detach()) < own.after.loss
 
 
 def test_a_rate_of_our_own_suits_the_start() -> None:
@@ -194,7 +221,7 @@ def test_a_target_beyond_saturation_is_capped_and_said() -> None:
 
 def test_the_cap_can_be_lifted() -> None:
     free = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, most_sharpening=math.inf)
-    with pytest.warns(ConvergenceWarning, match="pass 1.2 times"):
+    with pytest.warns(ConvergenceWarning, match="1.2 times that of a silent network"):
         tight = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, most_sharpening=1.2)
     assert free.after is not None
     assert tight.after is not None

@@ -108,6 +108,8 @@ def _solve_network(
     for freedom in freedoms:
         bench.scale_({})
         path = FREEDOMS[freedom](targets, sites, bench, aim.target)
+        if not wish.by_rate or wish.freedom != "auto":  # whoever names the norm or the freedom means it
+            path = replace(path, lowest=-math.inf)
         known = norm if not path.offsets and 0 < norm < math.inf else None
         outcome = NetworkRule(
             bench, path, aim.target, _search_tolerance(wish), wish.most, wish.most_sharpening, known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hessinit.engines.choose import gauss_newton_engine, hessian_engine
 from hessinit.engines.ends import Effort, Engine
-from hessinit.initializing.reports import make_report, network_estimator
+from hessinit.initializing.reports import TOLERANCE, make_report, network_estimator
 from hessinit.operators.evaluation import evaluate
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.layers import layer_name
@@ -183,7 +183,9 @@ class Workbench:
                 yield problem, hessian_engine(evaluations, self._effort)
             else:
                 estimator = "auto" if every_layer else network_estimator(evaluations)
-                yield problem, gauss_newton_engine(evaluations, self._effort, estimator)
+                # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
+                effort = replace(self._effort, tolerance=TOLERANCE) if estimator == "auto" else self._effort
+                yield problem, gauss_newton_engine(evaluations, effort, estimator)
 
 
 def _look(problem: Problem, batch: Batch) -> Look:
