@@ -1,4 +1,4 @@
-"""What `initialize_` costs, in gradients (one forward + backward of the same batch), on the tasks of the arena.
+"""What `initialize_` costs, in gradients (a forward and a backward of the same batch), on the arena's tasks.
 
     HESSINIT_DATA=folder python benchmarks/initialize_cost.py
 
