@@ -92,14 +92,14 @@ def test_a_script_that_would_start_itself_again_is_refused(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text("import hessinit\n")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     with pytest.raises(ProblemError, match="script.py would run as a whole in every worker.*__name__"):
         problem.small(workers=2)
 
 
 def test_a_program_from_stdin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     with pytest.raises(
         ProblemError, match="comes from <stdin>, no file .*Put it into a file. Or pass workers=1"
