@@ -82,7 +82,7 @@ def initialize_(
     meeting it warns, or raises with `strict=True`. Whatever is raised, the model is then as it was found.
     `undo()` takes all back; `dry_run=True` does so at once.
 
-    Costs 50 to 150 gradients for a classifier with ten outputs, most of it two reports and two to five
+    Costs 50 to 170 gradients for a classifier with ten outputs, most of it two reports and two to five
     measurements of the network's norm.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
