@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import matplotlib as mpl
 import pytest
+from matplotlib.text import Text
 from shown_examples import make_comparison, make_run, make_sweep, make_two_starts
 
 mpl.use("Agg")
@@ -83,9 +84,15 @@ def test_lower_losses_are_darker_and_what_diverged_is_hatched():
 )
 def test_extremes_are_drawn_all_the_same(losses):
     comparison = make_comparison(losses)
-    comparison.plot_heatmap().figure.canvas.draw()
-    comparison.plot_losses()[0].figure.canvas.draw()
-    draw_comparison(comparison).canvas.draw()
+    drawn = [
+        comparison.plot_heatmap().figure,
+        comparison.plot_losses()[0].figure,
+        draw_comparison(comparison),
+    ]
+    for figure in drawn:
+        figure.canvas.draw()
+    names = [text.get_text() for figure in drawn[:2] for text in figure.findobj(Text)]
+    assert any("b" in name for name in names)
 
 
 def test_curves_are_means_over_seeds_with_a_band_and_one_panel_for_each_rate():
