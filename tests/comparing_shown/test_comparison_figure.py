@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import matplotlib as mpl
 import pytest
-from matplotlib.text import Text
 from shown_examples import make_comparison, make_run, make_sweep, make_two_starts
 
 mpl.use("Agg")
@@ -84,15 +83,11 @@ def test_lower_losses_are_darker_and_what_diverged_is_hatched():
 )
 def test_extremes_are_drawn_all_the_same(losses):
     comparison = make_comparison(losses)
-    drawn = [
-        comparison.plot_heatmap().figure,
-        comparison.plot_losses()[0].figure,
-        draw_comparison(comparison),
-    ]
-    for figure in drawn:
+    heatmap, curves = comparison.plot_heatmap(), comparison.plot_losses()[0]
+    for figure in (heatmap.figure, curves.figure, draw_comparison(comparison)):
         figure.canvas.draw()
-    names = [text.get_text() for figure in drawn[:2] for text in figure.findobj(Text)]
-    assert any("b" in name for name in names)
+        assert len(figure.axes) >= 1
+    assert [label.get_text() for label in heatmap.get_xticklabels()] == ["0.1"]
 
 
 def test_curves_are_means_over_seeds_with_a_band_and_one_panel_for_each_rate():
