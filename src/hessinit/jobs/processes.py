@@ -1,4 +1,4 @@
-"""Worker processes on this machine: each gets the experiment once, and ends when its parent does."""
+"""Worker processes on this machine: each gets the work once, and ends when its parent does."""
 
 from __future__ import annotations
 
@@ -13,20 +13,29 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Protocol
 
-from hessinit.comparing.experiment import Experiment, Job
-from hessinit.comparing.training import train_one
 from hessinit.errors import ProblemError
-from hessinit.report.run import Run
-
-_received: dict[bytes, Experiment] = {}
 
 
-def pack(experiment: Experiment) -> bytes:
-    """The experiment as bytes that another process can read; refuses what cannot travel."""
+class Work(Protocol):
+    """What the processes do together, piece by piece."""
+
+    def begin(self) -> None:
+        """Called once in every other process, before the first piece."""
+
+    def do(self, job: Any) -> Any:
+        """One piece; what it returns travels back."""
+
+
+_received: dict[bytes, Work] = {}
+
+
+def pack(work: Work) -> bytes:
+    """The work as bytes that another process can read; refuses what cannot travel."""
     try:
         # Not as an argument of the process: torch would move the user's tensors to shared memory for that.
-        packed = pickle.dumps(experiment)
+        packed = pickle.dumps(work)
     except Exception as failure:
         raise ProblemError(
             f"the experiment cannot be sent to other processes: {failure}. build, loss, forward, optimizer "
@@ -40,7 +49,7 @@ def pack(experiment: Experiment) -> bytes:
 
 
 def _trouble_with_main(uses_main: bool) -> str:
-    """A new process runs the main file again: it must be a file, and must not start the comparison again."""
+    """A new process runs the main file again: it must be a file, and must not start the work again."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     if file is None:
@@ -60,30 +69,30 @@ def _trouble_with_main(uses_main: bool) -> str:
     if "__main__" in Path(file).read_text(encoding="utf-8", errors="replace"):
         return ""
     return (
-        f"{Path(file).name} would run as a whole in every worker process, and start the comparison again. "
+        f"{Path(file).name} would run as a whole in every worker process, and start all this again. "
         "Put what it does under `if __name__ == '__main__':`."
     )
 
 
-def train_packed(packed: bytes, name: bytes, job: Job) -> Run:
-    """One run of an experiment that came as bytes, in a process or on a machine of somebody's executor."""
+def do_packed(packed: bytes, name: bytes, job: Any) -> Any:
+    """One piece of work that came as bytes, in a process or on a machine of somebody's executor."""
     if name not in _received:
         _received.clear()
-        experiment: Experiment = pickle.loads(packed)
-        experiment.settings.apply()
-        _received[name] = experiment
-    return _train(_received[name], job)
+        work: Work = pickle.loads(packed)
+        work.begin()
+        _received[name] = work
+    return _do(_received[name], job)
 
 
-def train_received(job: Job) -> Run:
-    """One run in a worker that `_receive` has set up."""
-    return _train(_received[b""], job)
+def do_received(job: Any) -> Any:
+    """One piece in a worker that `_receive` has set up."""
+    return _do(_received[b""], job)
 
 
-def _train(experiment: Experiment, job: Job) -> Run:
-    """One run; a failure that could not be sent back, and would break the pool, is sent as its words."""
+def _do(work: Work, job: Any) -> Any:
+    """One piece; a failure that could not be sent back, and would break the pool, is sent as its words."""
     try:
-        return train_one(experiment, job)
+        return work.do(job)
     except Exception as failure:
         try:
             pickle.loads(pickle.dumps(failure))
@@ -128,9 +137,9 @@ def deaf_to_interrupts() -> Iterator[None]:
 
 def _receive(packed: bytes, listening: Connection) -> None:
     threading.Thread(target=_end_with_parent, args=(listening,), daemon=True).start()
-    experiment: Experiment = pickle.loads(packed)
-    experiment.settings.apply()
-    _received[b""] = experiment
+    work: Work = pickle.loads(packed)
+    work.begin()
+    _received[b""] = work
 
 
 def _end_with_parent(listening: Connection) -> None:

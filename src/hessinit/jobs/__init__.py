@@ -1,0 +1,1 @@
+"""Pieces of work, done in this process, in worker processes, or on somebody's executor."""
