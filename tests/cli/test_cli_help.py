@@ -19,6 +19,7 @@ LOADED = (
         (["--help"], "hessinit measure net.py:problem"),
         (["demo", "--help"], "hessinit demo --seed 1 --html demo.html"),
         (["measure", "-h"], "hessinit measure net.py:problem --curvature both --layers 'conv*'"),
+        (["reproduce", "--help"], "hessinit reproduce table-4 --reading one-hidden"),
         (["show", "--help"], "hessinit show report.json --html report.html"),
     ],
 )
@@ -31,11 +32,11 @@ def test_help_gives_examples_line_by_line(run, arguments, example):
 def test_help_names_no_command_that_does_not_exist(run):
     listed = run("--help").stdout.split("Commands:")[1]
     commands = re.findall(r"^  (\w+)", listed, flags=re.MULTILINE)
-    assert commands == ["demo", "measure", "compare", "sweep", "show"]
+    assert commands == ["demo", "measure", "compare", "sweep", "reproduce", "show"]
 
 
 def test_help_fits_a_narrow_terminal(run_process):
-    for arguments in (["--help"], ["demo", "--help"], ["show", "--help"]):
+    for arguments in (["--help"], ["demo", "--help"], ["reproduce", "--help"], ["show", "--help"]):
         assert max(map(len, run_process(*arguments, COLUMNS="60").stdout.splitlines())) <= 60
 
 
@@ -57,7 +58,9 @@ def test_a_mistyped_command_is_wrong_usage(run_process):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["measure", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["measure", "--help"], ["reproduce", "--help"], ["--version"]]
+)
 def test_help_loads_nothing_heavy(run_python, arguments):
     result = run_python(LOADED.format(arguments))
     assert result.returncode == 0, result.stderr

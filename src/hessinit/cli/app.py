@@ -12,6 +12,7 @@ from hessinit.cli.compare import compare
 from hessinit.cli.demo import demo
 from hessinit.cli.measure import measure
 from hessinit.cli.output import print_text
+from hessinit.cli.reproduce import reproduce
 from hessinit.cli.show import show
 from hessinit.cli.sweep import sweep
 
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, measure, compare, sweep, show):
+for command in (demo, measure, compare, sweep, reproduce, show):
     app.command()(command)
 
 
@@ -59,5 +60,6 @@ def describe(
       hessinit measure net.py:problem    your network
       hessinit compare net.py:problem    which start is best
       hessinit sweep net.py:problem      the size of weights
+      hessinit reproduce table-4         the paper's numbers
       hessinit show report.json          a saved result
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ import typer
 from hessinit.cli.failures import failures_explained
 from hessinit.cli.output import Output
 from hessinit.cli.progress import working
-from hessinit.errors import ConvergenceWarning, ProblemError
+from hessinit.cli.wording import in_words_of, translate
+from hessinit.errors import ConvergenceWarning
 from hessinit.problem_file import find_problem
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def conduct(
     output.check()
     given = {name: value for name, value in options.items() if value is not None}
     try:
-        with failures_explained(problem, "comparing starts of"), _in_words_of_options():
+        with failures_explained(problem, "comparing starts of"), in_words_of(OPTIONS):
             place = find_problem(problem)
             with working(f"Loading {problem} …"):
                 from hessinit.cli.rebuilding import load_rebuildable
@@ -56,39 +56,17 @@ def conduct(
                 verb = load_verb()
                 loaded = load_rebuildable(place)
             _name_unused(problem, loaded.loaded.keywords)
-            with _stdout_for_the_result():
+            with stdout_for_the_result():
                 comparison = verb(loaded.build, loaded.loss, loaded.data, forward=loaded.forward, **given)
     except KeyboardInterrupt as interruption:
-        reason = translate(str(interruption)) or "stopped before the first run."
+        reason = translate(str(interruption), OPTIONS) or "stopped before the first run."
         typer.echo(f"Interrupted: {reason.replace('The same call', 'The same command')}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     output.give(comparison)
 
 
-def translate(message: str) -> str:
-    """Call the library's arguments by the names of the options.
-
-    >>> translate("schemes='hee' is unknown"), translate("Pass workers=1, or folder= to keep them.")
-    ("--start 'hee' is unknown", 'Pass --workers 1, or --folder to keep them.')
-    """
-    names = "|".join(OPTIONS)
-    message = re.sub(rf"\b({names})=(?=\S)", lambda found: f"{OPTIONS[found[1]]} ", message)
-    message = re.sub(rf"\b({names})=", lambda found: OPTIONS[found[1]], message)
-    # Those that are words of no other meaning also without an equals sign.
-    alone = r"\b(schemes|learning_rates?|batch_size|stds)\b"
-    return re.sub(alone, lambda found: OPTIONS[found[1]], message)
-
-
 @contextmanager
-def _in_words_of_options() -> Iterator[None]:
-    try:
-        yield
-    except ProblemError as refusal:
-        raise ProblemError(translate(str(refusal))) from refusal.__cause__
-
-
-@contextmanager
-def _stdout_for_the_result() -> Iterator[None]:
+def stdout_for_the_result() -> Iterator[None]:
     """What the user's code prints goes to stderr, also from worker processes, which share our descriptors."""
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(sys.stderr))

@@ -18,6 +18,7 @@ from hessinit.cli.failures import NOT_CONVERGED, stop
 if TYPE_CHECKING:
     from hessinit.report import CurvatureReport
     from hessinit.report.comparison import Comparison
+    from hessinit.report.reproduction import Reproduction
 
 
 PICTURES = (".png", ".pdf", ".svg")
@@ -48,7 +49,7 @@ class Output:
         if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
             stop(f"--picture {self.picture} must end in one of {', '.join(PICTURES)}.")
 
-    def give(self, report: CurvatureReport | Comparison) -> None:
+    def give(self, report: CurvatureReport | Comparison | Reproduction) -> None:
         """Print the report, then write the files: a full disk does not take the result from the screen."""
         if self.json:
             sys.stdout.write(report.to_json())
@@ -65,7 +66,7 @@ class Output:
                 NOT_CONVERGED,
             )
 
-    def write_files(self, report: CurvatureReport | Comparison) -> None:
+    def write_files(self, report: CurvatureReport | Comparison | Reproduction) -> None:
         """Write what was asked for, each file whole or not at all, and say so on stderr."""
 
         def draw(path: Path) -> None:
@@ -81,7 +82,7 @@ class Output:
             typer.echo(f"Wrote {path}.", err=True)
 
 
-def print_report(report: CurvatureReport | Comparison) -> None:
+def print_report(report: CurvatureReport | Comparison | Reproduction) -> None:
     """Print in colour and as wide as the terminal is; into a pipe, what print(report) gives."""
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""`hessinit show`: a saved report or comparison."""
+"""`hessinit show`: a saved report, comparison or reproduction."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hessinit.errors import did_you_mean
 if TYPE_CHECKING:
     from hessinit.report import CurvatureReport
     from hessinit.report.comparison import Comparison
+    from hessinit.report.reproduction import Reproduction
 
 
 def show(
@@ -25,27 +26,30 @@ def show(
     ],
     html: AsHtml = None,
 ) -> None:
-    """Print a saved report or comparison. It needs no torch, and no model.
+    """Print a saved report, comparison or reproduction. It needs no torch, and no model.
 
     \b
     Examples:
       hessinit show report.json
       hessinit show report.json --html report.html
       hessinit show comparison.json
+      hessinit show table-4-mnist.json --html table-4.html
     """
     output = Output(html=html)
     output.check()
     output.give(_load_report(path))
 
 
-def _load_report(path: Path) -> CurvatureReport | Comparison:
-    from hessinit.report import CurvatureReport
-    from hessinit.report.comparison import KIND, Comparison
+def _load_report(path: Path) -> CurvatureReport | Comparison | Reproduction:
+    from hessinit.report import CurvatureReport, comparison, reproduction
 
     try:
         text = path.read_bytes()
-        if _kind(text) == KIND:
-            return Comparison.from_json(text, source=str(path))
+        kind = _kind(text)
+        if kind == comparison.KIND:
+            return comparison.Comparison.from_json(text, source=str(path))
+        if kind == reproduction.KIND:
+            return reproduction.Reproduction.from_json(text, source=str(path))
         return CurvatureReport.from_json(text, source=str(path))
     except FileNotFoundError:
         names = [each.name for each in path.parent.glob("*.json")] if path.parent.is_dir() else []

@@ -19,6 +19,8 @@ from hessinit.spectra.together import Top, tops_together
 
 # Beyond, the Cholesky factor of a matrix of that size costs more than the search it saves.
 _LARGEST_MATRIX = 2048
+# Of the lesser half of the examples in a guess that is trusted.
+_LEAST_SHARE = 0.02
 
 
 class GramCurvature(LinearOperator):
@@ -46,6 +48,17 @@ class GramCurvature(LinearOperator):
 
 def _is_singular(grams: Sequence[LayerGram]) -> bool:
     return grams[0].shape[0] < sum(gram.weights for gram in grams)
+
+
+def _is_spread(vector: Tensor, examples: int) -> bool:
+    """Whether the lesser half of the examples has a share in it.
+
+    Where examples have little to do with each other, as those of an embedding that have no word in common, an
+    eigenvector lives on a few of them, and the leading one of the network may live on others. A search that
+    starts from such a guess ends at once, in the wrong place.
+    """
+    shares = vector.view(examples, -1).square().sum(1).sort().values.cumsum(0)
+    return bool(shares[(examples - 1) // 2] > _LEAST_SHARE * shares[-1])
 
 
 class GramEngine:
@@ -146,4 +159,5 @@ class GramEngine:
         ]
         vectors = torch.cat(parts, dim=1)
         _, weights = torch.linalg.eigh((vectors.T @ vectors).double().cpu())
-        return vectors @ weights[:, -1].to(vectors)
+        guess = vectors @ weights[:, -1].to(vectors)
+        return guess if _is_spread(guess, self._grams[0][names[0]].examples) else None

@@ -1,0 +1,57 @@
+"""What a folder of records holds together: the page, and the pictures."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from hessinit.report.atomic import write_text
+from hessinit.report.reproduction import Figure, Reproduction
+
+PAGE = "reproduce.html"
+
+
+def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
+    """All records that lie in a folder, by name; other files are left alone."""
+    found = []
+    for path in sorted(Path(folder).glob("*.json")):
+        try:
+            found.append(Reproduction.load(path))
+        except ValueError:
+            continue
+    return found
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page of all records there."""
+    from hessinit.present.reproduction_html import render_reproductions_page
+
+    path = folder / PAGE
+    write_text(path, render_reproductions_page(load_records(folder)))
+    return path
+
+
+def write_pictures(reproduction: Reproduction, folder: Path) -> list[Path]:
+    """Draw every figure into a file of its own."""
+    return [
+        _draw(figure, folder / picture_name(reproduction, figure)) for figure in reproduction.findings.figures
+    ]
+
+
+def picture_name(reproduction: Reproduction, figure: Figure) -> str:
+    """A figure's file: "figure-1-mnist.png"."""
+    rest = reproduction.name.removeprefix(reproduction.experiment)
+    return f"{figure.name}{rest}.png"
+
+
+def _draw(figure: Figure, path: Path) -> Path:
+    from hessinit.present.reproduction_figure import draw_figure_apart
+
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:  # whole or not at all
+        draw_figure_apart(figure).savefig(temporary, format="png", dpi=200)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

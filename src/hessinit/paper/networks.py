@@ -1,0 +1,109 @@
+"""The networks of the paper: built with all weights zero, for an experiment draws them from its own seeds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hessinit.errors import choose
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
+POOLS: dict[str, type[nn.Module]] = {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
+SMALL = 12  # images of fewer pixels to a side would vanish under two kernels of 5 and two pools
+
+
+def dense(widths: Sequence[int], activation: str) -> nn.Sequential:
+    """Fully connected layers dense1, dense2, …, the activation between them and none after the last.
+
+    >>> [name for name, _ in dense([784, 64, 10], "relu").named_children()]
+    ['dense1', 'activation1', 'dense2']
+    """
+    with torch.device("meta"):
+        return without_weights(nn.Sequential(dense_layers(widths, activation)))
+
+
+def lenet(
+    shape: tuple[int, int, int],
+    *,
+    channels: tuple[int, int] = (6, 16),
+    kernel: int = 5,
+    pool: str = "average",
+    head: Sequence[int] = (120, 84),
+    classes: int = 10,
+    activation: str = "tanh",
+) -> nn.Sequential:
+    """Two convolutions, each followed by the activation and a pool of 2, then dense layers.
+
+    The layers are conv1, conv2, dense1, dense2, …; the kernels have no padding. Images of fewer than 12
+    pixels to a side get kernels of 3 with a padding of 1, which keep their size. A maximum is taken before
+    the activation: the same for one that never falls, such as ReLU and tanh, and a quarter of the work.
+
+    >>> lenet((3, 32, 32)).dense1  # LeNet-5: 32 − 4 = 28, halved 14, − 4 = 10, halved 5
+    Linear(in_features=400, out_features=120, bias=True)
+    """
+    choose("activation", activation, list(ACTIVATIONS))
+    choose("pool", pool, list(POOLS))
+    small = min(shape[1:]) < SMALL
+    kernel, padding = (3, 1) if small else (kernel, 0)
+    sides = list(shape[1:])
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    with torch.device("meta"):
+        for number, (before, after) in enumerate(itertools.pairwise((shape[0], *channels)), start=1):
+            layers[f"conv{number}"] = nn.Conv2d(before, after, kernel, padding=padding)
+            after_it = {"pool": POOLS[pool](2), "conv_activation": ACTIVATIONS[activation]()}
+            for name in sorted(after_it, reverse=pool == "max"):
+                layers[f"{name}{number}"] = after_it[name]
+            sides = [(side + 2 * padding - kernel + 1) // 2 for side in sides]
+        layers["flatten"] = nn.Flatten()
+        layers.update(dense_layers([channels[-1] * sides[0] * sides[1], *head, classes], activation))
+        return without_weights(nn.Sequential(layers))
+
+
+def dense_layers(widths: Sequence[int], activation: str) -> OrderedDict[str, nn.Module]:
+    choose("activation", activation, list(ACTIVATIONS))
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (before, after) in enumerate(itertools.pairwise(widths), start=1):
+        layers[f"dense{number}"] = nn.Linear(before, after)
+        if number < len(widths) - 1:
+            layers[f"activation{number}"] = ACTIVATIONS[activation]()
+    return layers
+
+
+def without_weights(model: nn.Sequential) -> nn.Sequential:
+    """From the meta device, where no random numbers are drawn, to the CPU, all parameters zero."""
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
+
+
+def glorot_(model: nn.Module, generator: torch.Generator, kind: str = "uniform") -> None:
+    """Every weight of two or more dimensions by Glorot's rule, uniform or normal; every bias zero."""
+    choose("kind", kind, ["uniform", "normal"])
+    draw_ = nn.init.xavier_uniform_ if kind == "uniform" else nn.init.xavier_normal_
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            draw_(parameter, generator=generator)
+        else:
+            nn.init.zeros_(parameter)
+
+
+def default_(model: nn.Module, generator: torch.Generator) -> None:
+    """Weights and biases as PyTorch draws them for a new layer: uniform up to 1/√fan-in."""
+    for layer in model.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            if layer.bias is not None:
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+def normal_(layer: nn.Module, std: float, generator: torch.Generator) -> None:
+    """The layer's weight from N(0, std²); its bias is left as it is."""
+    nn.init.normal_(layer.get_parameter("weight"), 0.0, std, generator=generator)

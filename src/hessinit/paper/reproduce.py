@@ -1,0 +1,205 @@
+"""The verb `reproduce`: the paper's tables and figures, beside the printed numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hessinit.comparing.arguments import check_execution
+from hessinit.errors import ProblemError
+from hessinit.jobs.doing import Results, count_cores, do_here, do_in_processes, do_on_executor
+from hessinit.jobs.processes import pack
+from hessinit.jobs.watching import watched
+from hessinit.paper.experiment import Experiment, Job, Setting
+from hessinit.paper.experiments import choose_data, choose_experiments, choose_reading, name_of
+from hessinit.paper.gathering import write_page, write_pictures
+from hessinit.paper.provenance import hardware, versions
+from hessinit.paper.store import ResultStore
+from hessinit.paper.working import Done, PaperWork
+from hessinit.problem.checks import check_switches, check_whole
+from hessinit.report.reproduction import Reproduction
+
+FOLDER = "reproduction"
+
+
+def reproduce(
+    *names: str,
+    data: str = "paper",
+    data_dir: str | os.PathLike[str] | None = None,
+    seeds: int | None = None,
+    reading: str | None = None,
+    folder: str | os.PathLike[str] | None = FOLDER,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    progress: bool = True,
+) -> tuple[Reproduction, ...]:
+    """Run experiments of the paper by name ("table-4", …, or "all"), and compare with what it prints.
+
+    `data` is "paper" for all sets of images and text that an experiment has, one of them by name, or "digits"
+    for what is embedded and needs no download. Files are looked for in `data_dir`; without it, images are
+    downloaded once into a cache. `seeds` is how many restarts are made, by default as many as the experiment
+    needs; `reading` is another way to fill in what the paper leaves unsaid.
+
+    Every finished piece of work is kept in `folder`, so that the same call goes on after an interruption, and
+    gives the same numbers as an undisturbed one. A record of each experiment, its pictures, and the page
+    reproduce.html with all that the folder has are written there; None keeps and writes nothing.
+
+    >>> table, = reproduce("table-2", data="digits", seeds=4, folder=None, workers=1)
+    >>> print(table.name, table.findings.tables[0].columns)
+    table-2-digits ('rtol ≤ 0.5', 'rtol ≤ 1', 'rtol ≤ 1.5')
+    """
+    check_switches(progress=progress)
+    check_execution(workers, executor)
+    if seeds is not None:
+        check_whole("seeds", seeds, at_least=1)
+    root = _check_folder(folder)
+    chosen = choose_data(choose_experiments(names), data)
+    where = None if data_dir is None else os.fspath(data_dir)
+    studies = [
+        _begin(experiment, name, choose_reading(experiment, reading), where, seeds, root)
+        for experiment, name in chosen
+    ]
+    jobs = [job for study in studies for job in study.jobs]
+    missing = [job for study in studies for job in study.missing()]
+    by_setting = {study.setting: study for study in studies}
+    found: dict[Setting, Reproduction] = {}
+
+    def conclude(study: Study) -> None:
+        if study.setting not in found and not study.missing():
+            found[study.setting] = study.conclude()
+
+    for study in studies:
+        conclude(study)
+    with watched(
+        "Reproducing", _cost(jobs), _cost(jobs) - _cost(missing), progress, counts=False
+    ) as announce:
+        try:
+            for done in _do(missing, workers, executor):
+                study = by_setting[done.job.setting]
+                study.store.add(done.job.key, done.value, done.seconds)
+                announce(f"{study.name}: {done.job.key}", done.job.cost)
+                conclude(study)
+        except KeyboardInterrupt:
+            left = sum(len(study.missing()) for study in studies)
+            raise KeyboardInterrupt(_how_to_go_on(root, len(jobs) - left, len(jobs))) from None
+    results = tuple(found[study.setting] for study in studies)
+    if root is not None:
+        write_page(root)
+    return results
+
+
+@dataclass(frozen=True)
+class Study:
+    """A setting, its jobs, and where their results go."""
+
+    name: str
+    experiment: Experiment
+    setting: Setting
+    source: str
+    jobs: Sequence[Job]
+    store: ResultStore
+    root: Path | None
+
+    def missing(self) -> list[Job]:
+        return [job for job in self.jobs if job.key not in self.store.results]
+
+    def conclude(self) -> Reproduction:
+        """What the results say, with the record; written at once, for the other studies may take long."""
+        kept = {job.key: self.store.results[job.key] for job in self.jobs}
+        values = {key: result.value for key, result in kept.items()}
+        reproduction = Reproduction(
+            name=self.name,
+            experiment=self.experiment.name,
+            title=self.experiment.title,
+            data=self.setting.data,
+            reading=self.setting.reading,
+            about_reading=self.experiment.readings[self.setting.reading],
+            findings=self.experiment.conclude(self.setting, values),
+            seeds=self.setting.seeds,
+            configuration=self.experiment.configure(self.setting),
+            source=self.source,
+            revision=", ".join(sorted({result.revision for result in kept.values()})),
+            versions=versions(),
+            hardware=hardware(),
+            seconds=round(sum(result.seconds for result in kept.values()), 3),
+            results=values,
+        )
+        if self.root is not None:
+            reproduction.save(self.root / f"{self.name}.json")
+            write_pictures(reproduction, self.root)
+        return reproduction
+
+
+def _begin(
+    experiment: Experiment, data: str, reading: str, data_dir: str | None, seeds: int | None,
+    root: Path | None,
+) -> Study:  # fmt: skip
+    """Look at the data, and at what is there already."""
+    cache = None if root is None else str(root / "corpus")
+    setting = Setting(
+        experiment.name, data, reading, tuple(range(seeds or experiment.seeds)), data_dir, cache
+    )
+    source = experiment.prepare(setting)
+    name = name_of(setting)
+    store = ResultStore(None if root is None else root / name)
+    store.open(
+        {
+            "experiment": experiment.name,
+            "data": data,
+            "reading": reading,
+            "source": source,
+            "configuration": experiment.configure(setting),
+            "versions": versions(),
+        }
+    )
+    return Study(name, experiment, setting, source, experiment.plan(setting), store, root)
+
+
+def _do(jobs: Sequence[Job], workers: int | None, executor: Executor | None) -> Iterator[Done]:
+    if not jobs:
+        return
+    work = PaperWork()
+    count = min(len(jobs), workers or count_cores())
+    results: Results
+    if executor is not None:
+        results = do_on_executor(executor, pack(work), jobs)
+    elif count == 1:
+        results = do_here(work, jobs)
+    else:
+        results = do_in_processes(pack(work), jobs, count)
+    with contextlib.closing(results):
+        yield from results
+
+
+def _cost(jobs: Sequence[Job]) -> float:
+    return sum(job.cost for job in jobs)
+
+
+def _check_folder(folder: object) -> Path | None:
+    if folder is None:
+        return None
+    if not isinstance(folder, (str, os.PathLike)) or not str(folder):
+        raise ProblemError(f"folder={folder!r} must be the path of a folder, or None to keep nothing.")
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ProblemError(f"folder={str(folder)!r} is a file; pass the name of a folder.") from None
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or failure
+        raise ProblemError(
+            f"folder={str(folder)!r} cannot be used: {reason}. Pass a folder that can be read and written."
+        ) from failure
+    return path
+
+
+def _how_to_go_on(root: Path | None, done: int, total: int) -> str:
+    if root is None:
+        return (
+            f"stopped after {done} of {total} pieces, and none is kept; pass folder= to keep them next time."
+        )
+    return f"stopped; {done} of {total} pieces are kept in {root}. The same call goes on from there."

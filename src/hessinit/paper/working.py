@@ -1,0 +1,52 @@
+"""Do one job, the same way in every process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hessinit.comparing.seeds import as_if_alone
+from hessinit.paper.experiment import Job
+from hessinit.paper.experiments import EXPERIMENTS
+from hessinit.report.json_form import Plain
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished job."""
+
+    job: Job
+    value: Plain
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PaperWork:
+    """All jobs of all experiments: a job knows its own."""
+
+    def begin(self) -> None:
+        """Nothing to set up: a job loads its data, and keeps them for the next one."""
+
+    def do(self, job: Job) -> Done:
+        started = time.perf_counter()
+        with as_if_alone(), _usual_torch(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the results say what did not converge
+            value = EXPERIMENTS[job.setting.experiment].run(job)
+        return Done(job, value, round(time.perf_counter() - started, 3))
+
+
+@contextlib.contextmanager
+def _usual_torch() -> Iterator[None]:
+    """The defaults of a new process, whatever the caller has set in this one."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
