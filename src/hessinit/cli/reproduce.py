@@ -11,7 +11,7 @@ import typer
 
 from hessinit.cli.comparing import INTERRUPTED, stdout_for_the_result
 from hessinit.cli.failures import failures_explained
-from hessinit.cli.output import print_report
+from hessinit.cli.output import print_report, print_text
 from hessinit.cli.wording import in_words_of, translate
 from hessinit.paper.names import NAMES
 
@@ -109,6 +109,10 @@ def reproduce(
         for number, each in enumerate(found):
             sys.stdout.write("\n" if number else "")
             print_report(each)
+        if len(found) > 1:
+            from hessinit.present.reproduction_summary import summarize
+
+            print_text(f"\n{summarize(found)}")
     sys.stdout.flush()
     typer.echo(_say_what_was_written(folder, found), err=True)
 

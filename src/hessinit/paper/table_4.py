@@ -54,11 +54,13 @@ SWEEP = Sweep(
     restarts=10,
     readings={
         "two-hidden": read(
-            "784–64–64–10: both hidden weights carry the std, as the text's “2 hidden layers” and “hidden "
-            "layer weights” say; the output layer is Glorot uniform.",
+            "Two hidden layers of 64, whose weights carry the std, as the text's “2 hidden layers” and "
+            "“hidden layer weights” say; the output layer is Glorot uniform.",
             (64, 64),
         ),
-        "one-hidden": read("784–80–10: both weights carry the std, that of the output layer too.", (80,)),
+        "one-hidden": read(
+            "One hidden layer of 80; both weights carry the std, that of the output layer too.", (80,)
+        ),
         "clipped": read(
             "As two-hidden, but probabilities are clipped to [1e-7, 1 − 1e-7] before the logarithm, as Keras "
             "does, so that examples beyond have no gradient.",

@@ -101,15 +101,9 @@ def _correlations(sweep: Sweep, level: str) -> tuple[RankCorrelation, list[RankC
 
 def _describe_claim(sweep: Sweep, level: str) -> str:
     pooled, within = _correlations(sweep, level)
-    parts = ", ".join(f"{found.rho:.2f} (p = {found.p:.2g})" for found in within)
-    matrices = " and ".join(
-        f"{correlate(sweep, name, level).rho:.2f} for the {name} matrix" for name in ("centre", "context")
-    )
     return (
         f"{_opening(sweep)}: that the best starts have {LEVEL_WORDS[level]}, {judge(pooled, within)}: "
-        f"Spearman's ρ between the distance from 1 and the training loss is {pooled.rho:.2f} for the network "
-        f"(p = {pooled.p:.2g}, n = {pooled.n}), {matrices}; within {_dimensions(sweep)} it is {parts} for "
-        "the network."
+        f"Spearman's ρ = {pooled.rho:.2f} for the network (p = {pooled.p:.2g}, n = {pooled.n})."
     )
 
 

@@ -54,10 +54,7 @@ def print_reproduction(reproduction: Reproduction, width: int) -> Iterator[Rende
     yield Text(describe_setting(reproduction))
     for table in reproduction.findings.tables:
         yield Text()
-        yield Text(printable(table.title), style="bold")
-        yield from _print_table(table, width)
-        below = [describe_counts(table), describe_claims(table), printable(table.note)]
-        yield Text(" ".join(part for part in below if part))
+        yield from print_table(table, width)
     yield Text()
     for sentence in reproduction.findings.sentences:
         yield Text(printable(sentence))
@@ -69,7 +66,21 @@ def print_reproduction(reproduction: Reproduction, width: int) -> Iterator[Rende
     yield Text(conclude_claims(reproduction), style="bold")
 
 
-def _print_table(table: Table, width: int) -> Iterator[RenderableType]:
+def render_table(table: Table, width: int | None = None) -> str:
+    """Write one table as text of at most `width` columns (None: the terminal's)."""
+    columns = width or terminal_width()
+    return render(print_table(table, columns), columns)
+
+
+def print_table(table: Table, width: int) -> Iterator[RenderableType]:
+    """Its title, its numbers, and below what is claimed of them."""
+    yield Text(printable(table.title), style="bold")
+    yield from _print_columns(table, width)
+    below = [describe_counts(table), describe_claims(table), printable(table.note)]
+    yield Text(" ".join(part for part in below if part))
+
+
+def _print_columns(table: Table, width: int) -> Iterator[RenderableType]:
     """The columns side by side; those that do not fit follow below, with the names of the rows again."""
     columns = column_texts(table)
     compares = any(column.has_paper or column.has_claim for column in columns)

@@ -52,6 +52,11 @@ class Table:
         """The cell there, or None."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
+    def __str__(self) -> str:
+        from hessinit.present.reproduction_table import render_table
+
+        return render_table(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:

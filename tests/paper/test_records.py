@@ -1,0 +1,57 @@
+"""The committed records: what they say follows from their raw values, by today's code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hessinit.paper import Reproduction
+from hessinit.paper.experiment import Setting
+from hessinit.paper.experiments import EXPERIMENTS, name_of
+from hessinit.present.reproduction_table import render_table
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "results" / "paper"
+RECORDS = sorted(FOLDER.glob("*.json"))
+DOCUMENT = ROOT / "docs" / "reproducing.md"
+SHOWN = ("table-1-mnist", "table-2-mnist", "table-3-cifar-10", "table-4-mnist", "table-5-cifar-10")
+
+records = pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+
+
+def setting_of(record: Reproduction) -> Setting:
+    return Setting(record.experiment, record.data, record.reading, record.seeds)
+
+
+def test_every_experiment_has_a_record_on_the_paper_s_data() -> None:
+    assert {path.stem for path in RECORDS} >= {
+        name_of(Setting(each.name, each.data[0], next(iter(each.readings)), ()))
+        for each in EXPERIMENTS.values()
+    }
+
+
+@records
+def test_its_findings_follow_from_its_results(path: Path) -> None:
+    record = Reproduction.load(path)
+    experiment = EXPERIMENTS[record.experiment]
+    setting = setting_of(record)
+    assert record.name == path.stem == name_of(setting)
+    assert record.configuration == experiment.configure(setting)
+    assert {job.key for job in experiment.plan(setting)} == set(record.results)
+    assert experiment.conclude(setting, record.results) == record.findings
+    assert record.about_reading == experiment.readings[record.reading]
+    assert len(record.seeds) == experiment.seeds
+
+
+@records
+def test_it_is_small_and_of_committed_code(path: Path) -> None:
+    assert path.stat().st_size < 400_000
+    assert re.fullmatch(r"[0-9a-f]{12}", Reproduction.load(path).revision)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_document_shows_the_table(name: str) -> None:
+    table = Reproduction.load(FOLDER / f"{name}.json").findings.tables[0]
+    assert render_table(table, 100) in DOCUMENT.read_text(encoding="utf-8")
