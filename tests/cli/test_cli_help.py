@@ -3,10 +3,13 @@ from __future__ import annotations
 import os
 import re
 import resource
+from typing import get_type_hints
 
 import pytest
+from typer.models import OptionInfo
 
 import hessinit
+from hessinit.cli import app
 
 LOADED = (
     "import sys; from hessinit.cli import app; app({!r}, standalone_mode=False); print(sorted(sys.modules))"
@@ -77,3 +80,12 @@ def test_help_takes_less_than_half_a_second_of_the_processor(run_process):
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(cost() for _ in range(3)) < 0.5, os.getloadavg()
+
+
+@pytest.mark.parametrize("command", [each.callback for each in app.registered_commands])
+def test_an_option_called_like_its_value_is_spelled_out(command):
+    """Versions of typer before 0.29 take `--FOLDER` from a metavar FOLDER of the parameter folder."""
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        for option in getattr(hint, "__metadata__", ()):
+            if isinstance(option, OptionInfo) and (option.metavar or "").lower() == name:
+                assert option.default == f"--{name}"  # where typer keeps a first name until it looks

@@ -55,7 +55,8 @@ def measure(
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Move the model there: cpu, cuda, cuda:1, mps …")
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Move the model there: cpu, cuda, cuda:1, mps …"),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="How many CPU threads torch may use.")

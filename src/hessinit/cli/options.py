@@ -64,7 +64,9 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="How many processes.  [default: one for each core]"),
 ]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Train there: cpu, cuda, cuda:1, mps …")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="DEVICE", help="Train there: cpu, cuda, cuda:1, mps …")
+]
 Save = Annotated[
     Path | None, typer.Option("--save", metavar="FILE", help="Also save everything, for `hessinit show`.")
 ]

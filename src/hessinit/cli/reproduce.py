@@ -64,7 +64,7 @@ def reproduce(
         typer.Option(metavar="NAME", help="Another way to fill in what the paper leaves unsaid."),
     ] = None,
     folder: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Keep everything here, and go on from what it has.")
+        Path, typer.Option("--folder", metavar="FOLDER", help="Keep everything here, and go on from it.")
     ] = Path("reproduction"),
     workers: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes.  [default: one for each core]")
