@@ -55,3 +55,10 @@ def test_it_is_small_and_of_committed_code(path: Path) -> None:
 def test_the_document_shows_the_table(name: str) -> None:
     table = Reproduction.load(FOLDER / f"{name}.json").findings.tables[0]
     assert render_table(table, 100) in DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_the_document_says_what_word2vec_found() -> None:
+    sentences = Reproduction.load(FOLDER / "word2vec-wikipedia.json").findings.sentences
+    text = " ".join(DOCUMENT.read_text(encoding="utf-8").split())
+    for sentence in sentences[:3]:  # how each version of the claim fares
+        assert sentence in text
