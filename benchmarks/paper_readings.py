@@ -1,9 +1,9 @@
 """Which networks may be the paper's: candidates for Tables 2 to 5, and how far each is from what is printed.
 
 `python benchmarks/paper_readings.py FOLDER --restarts 150` (20 minutes on a busy core), FOLDER holding MNIST
-and CIFAR-10 as they are published. For Tables 2 and 3 it prints the shares within each relative error, both ways to divide,
-and the largest distance from the printed shares; for Tables 4 and 5 the norms at std 0.1 and the largest
-factor between them and the printed ones. Seeds begin at 1,000,000: no number here is one of the records'.
+and CIFAR-10 as they are published. For Tables 2 and 3 it prints the shares within each relative error, both
+ways to divide, and the largest distance from the printed shares; for Tables 4 and 5 the norms at std 0.1 and
+the largest factor between them and the printed ones. Seeds begin at 1,000,000: none is one of the records'.
 What it printed is in results/paper_readings.txt.
 """
 

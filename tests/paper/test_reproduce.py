@@ -143,7 +143,7 @@ def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     store.open({"experiment": "x"})
     store.add("first", 1.0, 0.1)
     monkeypatch.setattr("hessinit.paper.store.write_text", full)
-    with pytest.raises(ProblemError, match=r"No space left on device. 1 are kept there"):
+    with pytest.raises(ProblemError, match=r"No space left on device. What was written before is kept"):
         store.add("second", 2.0, 0.1)
 
 
@@ -171,9 +171,9 @@ def test_numbers_that_json_has_no_word_for_are_kept(tmp_path: Path) -> None:
         (
             ("table-2",),
             {"data": "cifar-10"},
-            "data='cifar-10' is unknown; choose from 'paper', 'digits', 'mnist'",
+            "data='cifar-10' is not what table-2 can be run on; choose from 'paper', 'digits', 'mnist'",
         ),
-        (("table-2",), {"reading": "wide"}, "reading='wide' is unknown; choose from "),
+        (("table-2",), {"reading": "broad"}, "reading='broad' is unknown; choose from 'narrow-first'"),
         (("table-2",), {"seeds": 0}, "seeds=0 "),
         (("table-2",), {"seeds": 1.5}, "seeds=1.5 "),
         (("table-2",), {"workers": 0}, "workers=0 "),

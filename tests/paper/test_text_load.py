@@ -103,7 +103,7 @@ def test_docstrings_need_no_data_and_are_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("there", "data_dir", "message"),
     [
-        ([], None, r"data_dir=None, and Wikipedia is not downloaded; pass .*\(--data-dir\).*--data digits"),
+        ([], None, r"Wikipedia is not downloaded; pass data_dir, the folder.*--data digits"),
         ([], "gone", "data_dir='.*gone' does not exist; pass the folder with the corpus: wiki\\*"),
         (["x.csv"], "", r"holds no corpus; taken are wiki\* or enwiki\*, else \*.txt.*WikiExtractor"),
     ],

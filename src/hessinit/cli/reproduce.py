@@ -11,6 +11,7 @@ import typer
 
 from hessinit.cli.comparing import INTERRUPTED, stdout_for_the_result
 from hessinit.cli.failures import failures_explained
+from hessinit.cli.interrupts import ended_gently
 from hessinit.cli.output import print_report, print_text
 from hessinit.cli.wording import in_words_of, translate
 from hessinit.paper.names import NAMES
@@ -86,12 +87,12 @@ def reproduce(
       hessinit reproduce table-4 --reading one-hidden
 
     With digits nothing is downloaded, and all takes minutes. After an interruption the same command goes on
-    where it was, to the same numbers.
+    where it was, to the same numbers; so it does after a request to end, as kill sends.
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
     try:
-        with failures_explained(" ".join(names), "reproducing"), in_words_of(OPTIONS):
+        with failures_explained(" ".join(names), "reproducing"), in_words_of(OPTIONS), ended_gently():
             from hessinit.paper.reproduce import reproduce as verb
 
             with stdout_for_the_result():
@@ -101,7 +102,7 @@ def reproduce(
                 )  # fmt: skip
     except KeyboardInterrupt as interruption:
         reason = translate(str(interruption), OPTIONS) or "stopped before the first piece was done."
-        typer.echo(f"Interrupted: {reason.replace('The same call', 'The same command')}", err=True)
+        typer.echo(f"Interrupted: {reason}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         sys.stdout.write(json.dumps([each.to_dict() for each in found], allow_nan=False) + "\n")

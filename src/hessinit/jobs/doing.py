@@ -15,6 +15,10 @@ from hessinit.jobs.processes import Work, deaf_to_interrupts, do_packed, do_rece
 Results = Generator[Any, None, None]
 
 
+class WorkerLostError(ProblemError):
+    """A worker process ended in the middle of its work."""
+
+
 def do_here(work: Work, jobs: Sequence[Any]) -> Results:
     """One after the other, in this process."""
     for job in jobs:
@@ -32,7 +36,7 @@ def do_in_processes(packed: bytes, jobs: Sequence[Any], workers: int) -> Results
 
             yield from _as_they_finish(submit, jobs)
     except BrokenProcessPool as failure:
-        raise ProblemError(
+        raise WorkerLostError(
             "a worker process ended before its run was done: it was killed, ran out of memory, or could "
             "not load the experiment (its own message is above). Pass fewer workers, or workers=1 to see "
             "what happens in this process."

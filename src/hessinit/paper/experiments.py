@@ -6,11 +6,21 @@ from hessinit.errors import ProblemError, choose
 from hessinit.paper import table_1, table_2, table_3, table_4, table_5, word2vec
 from hessinit.paper.experiment import Experiment, Setting
 from hessinit.paper.names import ALL, FIGURES, NAMES
+from hessinit.paper.scipy_extra import import_stats
+from hessinit.present.numbers import join_names
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
     for module in (table_1, table_2, table_3, table_4, table_5, word2vec)
 }
+# Without it they would fail after all the work, and with it the work would be another setting's.
+NEED_SCIPY = ("table-1", "table-4", "table-5", "word2vec")
+
+
+def check_means(experiments: list[Experiment]) -> None:
+    """Refuse at once what lacks a package."""
+    if any(each.name in NEED_SCIPY for each in experiments):
+        import_stats()
 
 
 def choose_experiments(names: tuple[str, ...]) -> list[Experiment]:
@@ -26,6 +36,13 @@ def choose_experiments(names: tuple[str, ...]) -> list[Experiment]:
 def choose_data(experiments: list[Experiment], data: str) -> list[tuple[Experiment, str]]:
     """Each experiment with each set of data it is to run on."""
     known = dict.fromkeys(name for each in experiments for name in each.data[:-1])
+    others = {name for each in EXPERIMENTS.values() for name in each.data[:-1]} - {*known}
+    if data in others:
+        names = join_names([each.name for each in experiments])
+        raise ProblemError(
+            f"data={data!r} is not what {names} can be run on; choose from "
+            f"{', '.join(map(repr, ['paper', 'digits', *known]))}."
+        )
     choose("data", data, ["paper", "digits", *known])
     return [(each, name) for each in experiments for name in _chosen(each, data)]
 
@@ -38,11 +55,23 @@ def _chosen(experiment: Experiment, data: str) -> tuple[str, ...]:
 
 
 def choose_reading(experiment: Experiment, reading: str | None) -> str:
-    """The reading asked for, or the default."""
+    """The reading asked for, or the default; `check_reading` has looked at it."""
+    return next(iter(experiment.readings)) if reading is None else reading
+
+
+def check_reading(experiments: list[Experiment], reading: str | None) -> None:
+    """Refuse a reading that one of the experiments does not have, and say which have it."""
     if reading is None:
-        return next(iter(experiment.readings))
-    choose("reading", reading, list(experiment.readings))
-    return reading
+        return
+    without = [each for each in experiments if reading not in each.readings]
+    having = [each.name for each in EXPERIMENTS.values() if reading in each.readings]
+    if having and without:
+        only = f", which has {', '.join(map(repr, without[0].readings))}" if len(without) == 1 else ""
+        raise ProblemError(
+            f"reading={reading!r} is one of {join_names(having)}, and not of "
+            f"{join_names([each.name for each in without])}{only}; name only experiments that have it."
+        )
+    choose("reading", reading, list(dict.fromkeys(name for each in experiments for name in each.readings)))
 
 
 def name_of(setting: Setting) -> str:

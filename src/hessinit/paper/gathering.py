@@ -18,7 +18,7 @@ def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
     for path in sorted(Path(folder).glob("*.json")):
         try:
             found.append(Reproduction.load(path))
-        except ValueError:
+        except (ValueError, OSError, RecursionError):
             continue
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -11,19 +12,36 @@ from pathlib import Path
 
 from hessinit.comparing.arguments import check_execution
 from hessinit.errors import ProblemError
-from hessinit.jobs.doing import Results, count_cores, do_here, do_in_processes, do_on_executor
+from hessinit.jobs.doing import (
+    Results,
+    WorkerLostError,
+    count_cores,
+    do_here,
+    do_in_processes,
+    do_on_executor,
+)
 from hessinit.jobs.processes import pack
 from hessinit.jobs.watching import watched
 from hessinit.paper.experiment import Experiment, Job, Setting
-from hessinit.paper.experiments import choose_data, choose_experiments, choose_reading, name_of
+from hessinit.paper.experiments import (
+    check_means,
+    check_reading,
+    choose_data,
+    choose_experiments,
+    choose_reading,
+    name_of,
+)
 from hessinit.paper.gathering import write_page, write_pictures
+from hessinit.paper.places import at_home
 from hessinit.paper.provenance import hardware, versions
-from hessinit.paper.store import ResultStore
-from hessinit.paper.working import Done, PaperWork
+from hessinit.paper.store import ResultStore, written
+from hessinit.paper.working import Done, PaperWork, usual_torch
 from hessinit.problem.checks import check_switches, check_whole
-from hessinit.report.reproduction import Reproduction
+from hessinit.report.json_form import Plain
+from hessinit.report.reproduction import Findings, Reproduction
 
 FOLDER = "reproduction"
+MOST_SEEDS = 100_000
 
 
 def reproduce(
@@ -56,9 +74,14 @@ def reproduce(
     check_execution(workers, executor)
     if seeds is not None:
         check_whole("seeds", seeds, at_least=1)
+        if seeds > MOST_SEEDS:
+            raise ProblemError(f"seeds={seeds} must be at most {MOST_SEEDS}: no number here needs more.")
+    experiments = choose_experiments(names)
+    check_reading(experiments, reading)
+    chosen = choose_data(experiments, data)
+    check_means(experiments)
+    where = _check_data_dir(data_dir)
     root = _check_folder(folder)
-    chosen = choose_data(choose_experiments(names), data)
-    where = None if data_dir is None else os.fspath(data_dir)
     studies = [
         _begin(experiment, name, choose_reading(experiment, reading), where, seeds, root)
         for experiment, name in chosen
@@ -83,12 +106,16 @@ def reproduce(
                 study.store.add(done.job.key, done.value, done.seconds)
                 announce(f"{study.name}: {done.job.key}", done.job.cost)
                 conclude(study)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, WorkerLostError) as end:
             left = sum(len(study.missing()) for study in studies)
-            raise KeyboardInterrupt(_how_to_go_on(root, len(jobs) - left, len(jobs))) from None
+            how = _how_to_go_on(root, len(jobs) - left, len(jobs))
+            if isinstance(end, KeyboardInterrupt):
+                raise KeyboardInterrupt(how) from None
+            raise ProblemError(f"{end} It {how}") from end.__cause__
     results = tuple(found[study.setting] for study in studies)
     if root is not None:
-        write_page(root)
+        with written("the page", root):
+            write_page(root)
     return results
 
 
@@ -118,7 +145,7 @@ class Study:
             data=self.setting.data,
             reading=self.setting.reading,
             about_reading=self.experiment.readings[self.setting.reading],
-            findings=self.experiment.conclude(self.setting, values),
+            findings=self._find(values),
             seeds=self.setting.seeds,
             configuration=self.experiment.configure(self.setting),
             source=self.source,
@@ -129,9 +156,25 @@ class Study:
             results=values,
         )
         if self.root is not None:
-            reproduction.save(self.root / f"{self.name}.json")
-            write_pictures(reproduction, self.root)
+            with written("the record", self.root):
+                reproduction.save(self.root / f"{self.name}.json")
+                write_pictures(reproduction, self.root)
         return reproduction
+
+    def _find(self, values: dict[str, Plain]) -> Findings:
+        try:
+            with usual_torch():
+                return self.experiment.conclude(self.setting, values)
+        except ProblemError:
+            raise
+        except Exception as failure:
+            if not self.store.found:
+                raise
+            raise ProblemError(
+                f"nothing can be concluded from the results in {self.store.folder} "
+                f"({type(failure).__name__}: {failure}). Was one edited? Delete that one, or all, and they "
+                "are made again."
+            ) from failure
 
 
 def _begin(
@@ -143,7 +186,8 @@ def _begin(
     setting = Setting(
         experiment.name, data, reading, tuple(range(seeds or experiment.seeds)), data_dir, cache
     )
-    source = experiment.prepare(setting)
+    with usual_torch():  # what is read here is kept for the jobs
+        source = experiment.prepare(setting)
     name = name_of(setting)
     store = ResultStore(None if root is None else root / name)
     store.open(
@@ -166,7 +210,8 @@ def _do(jobs: Sequence[Job], workers: int | None, executor: Executor | None) -> 
     count = min(len(jobs), workers or count_cores())
     results: Results
     if executor is not None:
-        results = do_on_executor(executor, pack(work), jobs)
+        # Nothing of it is in the caller's file, so that none of the workers has to run that again.
+        results = do_on_executor(executor, pickle.dumps(work), jobs)
     elif count == 1:
         results = do_here(work, jobs)
     else:
@@ -179,12 +224,20 @@ def _cost(jobs: Sequence[Job]) -> float:
     return sum(job.cost for job in jobs)
 
 
+def _check_data_dir(data_dir: object) -> str | None:
+    if data_dir is None:
+        return None
+    if not isinstance(data_dir, (str, os.PathLike)) or not isinstance(os.fspath(data_dir), str):
+        raise ProblemError(f"data_dir={data_dir!r} must be the path of a folder, or None.")
+    return os.fspath(data_dir)
+
+
 def _check_folder(folder: object) -> Path | None:
     if folder is None:
         return None
     if not isinstance(folder, (str, os.PathLike)) or not str(folder):
         raise ProblemError(f"folder={folder!r} must be the path of a folder, or None to keep nothing.")
-    path = Path(folder).expanduser()
+    path = at_home("folder", folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

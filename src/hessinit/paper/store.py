@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +36,7 @@ class ResultStore:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.results: dict[str, Result] = {}
+        self.found: frozenset[str] = frozenset()  # the keys of those that were there
 
     def open(self, fingerprint: Plain) -> None:
         """Read what is there; refuse results of another setting, which must not be mixed with these."""
@@ -54,6 +57,7 @@ class ResultStore:
                 f"folder={str(self.folder)!r} cannot be used: {failure.strerror or failure}. Pass a folder "
                 "that can be read and written."
             ) from failure
+        self.found = frozenset(self.results)
 
     def add(self, key: str, value: Plain, seconds: float) -> None:
         """Keep a result, on disk whole or not at all."""
@@ -64,14 +68,8 @@ class ResultStore:
             return
         data = {"kind": KIND, "schema": SCHEMA, "key": key, "value": plain, "seconds": seconds,
                 "revision": revision()}  # fmt: skip
-        try:
+        with written("a result", self.folder):
             write_text(self.folder / file_name(key), _to_text(data))
-        except OSError as failure:
-            raise ProblemError(
-                f"a result could not be written to {self.folder}: {failure.strerror or failure}. "
-                f"{len(self.results) - 1} are kept there; once it can be written again, the same call goes "
-                "on from them."
-            ) from failure
 
     def _check_same(self, found: Plain, wanted: Plain) -> None:
         there = found if isinstance(found, dict) else {}
@@ -84,11 +82,29 @@ class ResultStore:
             )
 
 
+@contextmanager
+def written(what: str, folder: Path) -> Iterator[None]:
+    """A disk that is full or gone is told, with what is left."""
+    try:
+        yield
+    except (OSError, ValueError) as failure:  # ValueError: a folder stands where the file should
+        if not folder.is_dir():
+            raise ProblemError(
+                f"{what} could not be written: the folder {folder} is no longer there, nor what it held. The "
+                "same call begins anew."
+            ) from failure
+        reason = getattr(failure, "strerror", None) or str(failure).rstrip(".")
+        raise ProblemError(
+            f"{what} could not be written to {folder}: {reason}. What was written before is kept; once there "
+            "is room for more, the same call goes on from it."
+        ) from failure
+
+
 def file_name(key: str) -> str:
     """Readable, and different for different keys.
 
     >>> file_name("std 0.1, seed 3")
-    'std-0.1-seed-3_c91eb6ad.json'
+    'std-0.1-seed-3_059b5e8a.json'
     """
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", key).strip("-.")[:80]
     return f"{readable}_{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
@@ -101,7 +117,7 @@ def _to_text(data: Plain) -> str:
 def _read_json(path: Path) -> Plain:
     try:
         return json.loads(path.read_bytes())
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise ProblemError(
             f"{path} is not JSON ({problem}); was it edited? Delete it, or pass another folder."
         ) from problem

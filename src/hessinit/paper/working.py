@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from hessinit.comparing.seeds import as_if_alone
 from hessinit.paper.experiment import Job
 from hessinit.paper.experiments import EXPERIMENTS
 from hessinit.report.json_form import Plain
+
+# What torch is set to belongs to the whole process: threads of an executor take turns.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -33,20 +37,20 @@ class PaperWork:
         """Nothing to set up: a job loads its data, and keeps them for the next one."""
 
     def do(self, job: Job) -> Done:
-        started = time.perf_counter()
-        with as_if_alone(), _usual_torch(), warnings.catch_warnings():
+        with _ONE_AT_A_TIME, as_if_alone(), usual_torch(), warnings.catch_warnings():
+            started = time.perf_counter()
             warnings.simplefilter("ignore")  # the results say what did not converge
             value = EXPERIMENTS[job.setting.experiment].run(job)
         return Done(job, value, round(time.perf_counter() - started, 3))
 
 
 @contextlib.contextmanager
-def _usual_torch() -> Iterator[None]:
+def usual_torch() -> Iterator[None]:
     """The defaults of a new process, whatever the caller has set in this one."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.device("cpu"):
+        with torch.inference_mode(False), torch.device("cpu"):
             yield
     finally:
         torch.set_default_dtype(dtype)

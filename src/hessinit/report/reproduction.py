@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 KIND = "hessinit reproduction"
 SCHEMA = 1
+MOST_CURVES = 200  # in a figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ def read_reproduction(data: Plain, source: str = "this object") -> Reproduction:
         )
     try:
         return Reproduction(**_read_fields(data))
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         what = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
         raise ValueError(f"{source} is not a whole {KIND}: {what}. Was it edited?") from problem
 
@@ -223,9 +224,10 @@ def _read_fields(data: Plain) -> dict[str, Any]:
 
 
 def _read_table(data: Plain) -> Table:
-    lists = {name: tuple(map(str, data[name])) for name in ("rows", "columns")}
+    lists: dict[str, Any] = {name: tuple(map(str, data[name])) for name in ("rows", "columns")}
     cells = tuple(map(_read_cell, data["cells"]))
-    return Table(title=data["title"], corner=data["corner"], note=data["note"], cells=cells, **lists)
+    words: dict[str, Any] = {name: str(data[name]) for name in ("title", "corner", "note")}
+    return Table(**words, **lists, cells=cells)
 
 
 def _read_cell(data: Plain) -> Cell:
@@ -233,13 +235,21 @@ def _read_cell(data: Plain) -> Cell:
     within, n = data["within"], data["n"]
     if within not in (None, True, False) or type(n) is not int:
         raise ValueError(f"the cell {data['row']!r}, {data['column']!r} has {within=}, {n=}")
-    return Cell(**{**data, **numbers, "ours": read_number(data["ours"])})
+    words = {name: str(data[name]) for name in ("row", "column", "rule", "unit")}
+    return Cell(**{**data, **numbers, **words, "ours": read_number(data["ours"])})
 
 
 def _read_figure(data: Plain) -> Figure:
-    return Figure(**{**data, "curves": tuple(map(_read_curve, data["curves"]))})
+    name, many = str(data["name"]), len(data["curves"])
+    if many > MOST_CURVES:
+        raise ValueError(f"the figure {name!r} has {many:,} curves, and {MOST_CURVES} can be drawn")
+    words = {name: str(data[name]) for name in ("name", "title", "x_label", "y_label", "style")}
+    return Figure(**{**data, **words, "curves": tuple(map(_read_curve, data["curves"]))})
 
 
 def _read_curve(data: Plain) -> Curve:
     error = None if data["error"] is None else read_numbers(data["error"])
-    return Curve(name=data["name"], x=read_numbers(data["x"]), y=read_numbers(data["y"]), error=error)
+    curve = Curve(name=str(data["name"]), x=read_numbers(data["x"]), y=read_numbers(data["y"]), error=error)
+    if len(curve.x) != len(curve.y) or (error is not None and len(error) != len(curve.y)):
+        raise ValueError(f"the curve {curve.name!r} has lists of different lengths")
+    return curve

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tarfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import numpy
 from numpy.typing import NDArray
 
+from hessinit.errors import ProblemError
 from hessinit.paper.images.contents import (
     check_content,
     check_labels,
@@ -22,11 +26,14 @@ from hessinit.paper.images.contents import (
 from hessinit.paper.images.folder import CifarFiles
 from hessinit.paper.images.inert_pickle import as_array, read_inert
 from hessinit.paper.images.official import CIFAR_ROW, CifarSet, OfficialFile
+from hessinit.present.numbers import printable
 
 Rows = NDArray[numpy.uint8]
 
 # A pickled batch holds its rows and, beside them, the names of the pictures: about 25 bytes a row.
 PICKLE_ROOM = 1_000_000
+# Beside its five batches an archive holds that of the test, and small files.
+ARCHIVE_ROOM = 2
 
 
 def read_cifar(files: CifarFiles, official: CifarSet) -> tuple[Rows, Rows]:
@@ -69,18 +76,51 @@ def read_archive(files: CifarFiles, limits: list[int]) -> Iterator[tuple[int, st
     """The batches in an archive, in its order and straight from it: nothing is written to the disk."""
     (path,) = files.paths
     wanted = {name: number for number, name in enumerate(files.members)}
-    with opened(path) as file, tarfile.open(fileobj=file, mode="r|", bufsize=1 << 20) as archive:
+    most = ARCHIVE_ROOM * sum(limits)
+    with opened(path) as file, opened_archive(path, file, most) as archive:
         for member in archive:
+            if not 0 <= member.size <= most:  # to pass over it would take for ever
+                raise refuse(path, f"has a {printable(member.name)} of {member.size:,} bytes")
             number = wanted.pop(str(PurePosixPath(member.name)), None)
             if number is None:
                 continue
             content = archive.extractfile(member) if member.isfile() else None
             if content is None:
-                raise refuse(path, f"has a {member.name} that is no file")
+                raise refuse(path, f"has a {printable(member.name)} that is no file")
             yield number, f"{path}, {member.name},", content.read(limits[number] + 1)
             if not wanted:
                 return
     raise refuse(path, f"lacks {', '.join(wanted)}")
+
+
+@contextmanager
+def opened_archive(path: Path, file: io.BufferedIOBase, most: int) -> Iterator[tarfile.TarFile]:
+    """The archive in `file`, of which no more than `most` bytes are unpacked.
+
+    A name in it may be gigabytes long, and tarfile holds it in memory.
+    """
+    try:
+        with tarfile.open(fileobj=ShortStream(path, file, most), mode="r|", bufsize=1 << 20) as archive:
+            yield archive
+    except (ProblemError, tarfile.TarError, OSError, EOFError, zlib.error):
+        raise  # said better elsewhere
+    except Exception as error:  # a header made to mislead may fail in any way
+        raise refuse(path, f"is not a whole tar archive ({type(error).__name__}: {error})") from error
+
+
+class ShortStream(io.RawIOBase):
+    """A file that may not have more than `most` bytes."""
+
+    def __init__(self, path: Path, file: io.BufferedIOBase, most: int) -> None:
+        self.path, self.file, self.most = path, file, most
+        self.given = 0
+
+    def read(self, size: int = -1) -> bytes:
+        content = self.file.read(size)
+        self.given += len(content)
+        if self.given > self.most:
+            raise refuse(self.path, f"is too long: unpacked, it has more than {self.most:,} bytes")
+        return content
 
 
 def rows_of_binary(content: bytes) -> Rows:

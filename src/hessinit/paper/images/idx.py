@@ -48,6 +48,8 @@ def header_length(dimensions: int) -> int:
 def check_shape(label: object, shape: tuple[int, ...], official: OfficialFile, title: str) -> None:
     if shape != official.shape:
         found, needed = (" × ".join(map(str, sizes)) or "no" for sizes in (shape, official.shape))
+        if len(shape) > 4:
+            raise refuse(label, f"has {len(shape)} dimensions; {title}'s {official.name} has {needed} values")
         raise refuse(label, f"holds {found} values; {title}'s {official.name} holds {needed}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from typing import Any
 
 import numpy
@@ -25,6 +26,9 @@ HARMLESS = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): "reconstruct" for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): "frombuffer" for core in ("core", "_core")},  # protocol 5
 }
+
+# A batch takes some 50,000: a label and the name of a picture for each of its 10,000 rows.
+MOST_STEPS = 500_000
 
 
 class Recorded:
@@ -72,6 +76,7 @@ class InertUnpickler(pickle.Unpickler):
 def read_inert(label: object, content: bytes) -> dict[str, Any]:
     """The dictionary in a pickle, its keys as text; arrays are `Recorded` until `as_array` takes them."""
     try:
+        check_steps(label, content)
         found = InertUnpickler(label, content).load()
         named = {as_text(key): value for key, value in found.items()}
     except ProblemError:
@@ -79,6 +84,17 @@ def read_inert(label: object, content: bytes) -> dict[str, Any]:
     except Exception as error:  # a corrupt pickle may fail in any way
         raise refuse(label, f"is no whole pickle of a batch ({type(error).__name__}: {error})") from error
     return named
+
+
+def check_steps(label: object, content: bytes) -> None:
+    """Refuse a pickle that would take much more memory than it has bytes.
+
+    A step of one byte makes a list, and one of five asks for a table of any size, to fill its last place.
+    """
+    for number, (step, argument, _) in enumerate(pickletools.genops(content)):
+        place = int(argument or 0) if step.name in ("PUT", "BINPUT", "LONG_BINPUT") else 0
+        if max(number, place) > MOST_STEPS:
+            raise refuse(label, f"is a pickle of over {MOST_STEPS:,} steps; a batch of CIFAR-10 has fewer")
 
 
 def as_text(value: Any) -> Any:

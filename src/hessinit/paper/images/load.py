@@ -18,6 +18,7 @@ from hessinit.paper.images.download import fetch, import_pooch
 from hessinit.paper.images.folder import find_cifar, find_idx
 from hessinit.paper.images.idx import check_idx, read_idx
 from hessinit.paper.images.official import OFFICIAL, IdxSet, OfficialFile
+from hessinit.paper.places import at_home
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,7 +107,7 @@ def check_images(name: str, data_dir: str | os.PathLike[str] | None = None) -> N
 
 
 def as_folder(data_dir: str | os.PathLike[str]) -> Path:
-    return Path(data_dir).expanduser()  # a shell leaves the ~ of --data-dir=~/data as it is
+    return at_home("data_dir", data_dir)
 
 
 def load_embedded() -> Images:

@@ -86,7 +86,7 @@ def _read_articles(path: Path, lines: Iterable[str]) -> Iterator[str]:
         try:
             article = json.loads(line)
             title, text = article.get("title"), article["text"].splitlines()
-        except (ValueError, KeyError, TypeError, AttributeError) as failure:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
             raise ProblemError(
                 f"{path}, line {number}, is not a JSON object with a 'text', as WikiExtractor --json writes "
                 "them, though the file begins like one. Make it again if it is cut off, or pass plain text."

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessinit.errors import ProblemError
+from hessinit.paper.places import at_home
+from hessinit.present.numbers import printable
 
 # What may lie beside a corpus and is none: checksums, notes, programs, other archives.
 OTHER = r"\.(md5|sha\d*|asc|sig|md|html?|py|sql|npz|npy|pdf|zip|7z|tar|tgz|log|part|tmp)"
@@ -45,10 +47,10 @@ def find_corpus(data_dir: str | os.PathLike[str] | None) -> tuple[CorpusFile, ..
     """
     if data_dir is None:
         raise ProblemError(
-            "data_dir=None, and Wikipedia is not downloaded; pass the folder (--data-dir) with the corpus: "
+            "Wikipedia is not downloaded; pass data_dir, the folder with the corpus: "
             f"{FILES_TAKEN}. {HOW_TO_GET}."
         )
-    folder = Path(data_dir)
+    folder = at_home("data_dir", data_dir)
     try:
         if folder.is_file():
             return (CorpusFile(folder.name, folder),)
@@ -84,9 +86,11 @@ def describe_files(files: tuple[CorpusFile, ...]) -> str:
     """Names and md5 of the files as they lie there; reads them once."""
     sums = [_md5(file.path) for file in files]
     if len(files) <= 3:
-        return ", ".join(f"{file.name} (md5 {total})" for file, total in zip(files, sums, strict=True))
+        names = [printable(file.name) for file in files]
+        return ", ".join(f"{name} (md5 {total})" for name, total in zip(names, sums, strict=True))
     combined = hashlib.md5("\n".join(sums).encode(), usedforsecurity=False).hexdigest()
-    return f"{len(files)} files, {files[0].name} to {files[-1].name} (md5 of their md5s {combined})"
+    first, last = printable(files[0].name), printable(files[-1].name)
+    return f"{len(files)} files, {first} to {last} (md5 of their md5s {combined})"
 
 
 def _md5(path: Path) -> str:

@@ -1,0 +1,26 @@
+"""A request to end, taken as Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def ended_gently() -> Iterator[None]:
+    """SIGTERM, which kill and batch systems send, ends the work like Ctrl-C: with word of what is kept."""
+    try:
+        before = signal.signal(signal.SIGTERM, _interrupt)
+    except ValueError:  # not in the main thread, which alone may listen
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
