@@ -40,6 +40,22 @@ def test_json_is_a_list_of_records_and_nothing_else(run, tmp_path):
     assert [found] == load_records(tmp_path / "kept")
 
 
+def test_what_json_prints_can_be_shown(run, tmp_path):
+    two = run("reproduce", "table-2", "table-3", *SMALL, "--json")
+    (tmp_path / "two.json").write_text(two.stdout, encoding="utf-8")
+    shown = run("show", "two.json", "--html", "two.html")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout == run("reproduce", "table-2", "table-3", *SMALL).stdout
+    assert "None of these numbers has a tolerance that is claimed for it" in shown.stdout
+    page = (tmp_path / "two.html").read_text(encoding="utf-8")
+    assert "Table 2" in page
+    assert "Table 3" in page
+    (tmp_path / "other.json").write_text('[{"kind": "something else"}]', encoding="utf-8")
+    refused = run("show", "other.json")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "other.json is no hessinit reproduction" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -68,13 +84,13 @@ def test_a_wrong_option_is_answered_in_the_command_s_own_words(run, tmp_path, ar
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_an_interrupted_command_says_how_to_go_on_and_goes_on(run, tmp_path):
-    options = ("table-4", "--data", "digits", "--seeds", "2")
+    options = ("table-3", "--data", "digits", "--seeds", "150")
     process = subprocess.Popen(
         [sys.executable, "-m", "hessinit", "reproduce", *options, "--workers", "2"],
         cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    results = tmp_path / "reproduction" / "table-4-digits"
+    results = tmp_path / "reproduction" / "table-3-digits"
     deadline = time.monotonic() + 120
     while not (results.is_dir() and len(list(results.glob("[!.]*.json"))) >= 3):  # the setting, and two
         assert time.monotonic() < deadline, process.poll()

@@ -19,8 +19,8 @@ KILLS = 10
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "hessinit", "reproduce", "table-2", "table-4", "--data", "digits"]
-    options = ["--seeds", "2", "--workers", "2", "--folder", str(folder)]
+    command = [sys.executable, "-m", "hessinit", "reproduce", "table-2", "table-3", "--data", "digits"]
+    options = ["--seeds", "150", "--workers", "2", "--folder", str(folder)]
     return subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 

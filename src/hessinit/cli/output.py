@@ -7,6 +7,7 @@ import secrets
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -91,6 +92,17 @@ def print_report(report: CurvatureReport | Comparison | Reproduction) -> None:
         console.print(report)
     else:
         sys.stdout.write(f"{report}\n")
+
+
+def print_reports(records: Sequence[Reproduction]) -> None:
+    """One after the other, and what they say together."""
+    for number, record in enumerate(records):
+        sys.stdout.write("\n" if number else "")
+        print_report(record)
+    if len(records) > 1:
+        from hessinit.present.reproduction_summary import summarize
+
+        print_text(f"\n{summarize(records)}")
 
 
 def print_text(text: str) -> None:

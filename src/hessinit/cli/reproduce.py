@@ -12,7 +12,7 @@ import typer
 from hessinit.cli.comparing import INTERRUPTED, stdout_for_the_result
 from hessinit.cli.failures import failures_explained
 from hessinit.cli.interrupts import ended_gently
-from hessinit.cli.output import print_report, print_text
+from hessinit.cli.output import print_reports
 from hessinit.cli.wording import in_words_of, translate
 from hessinit.paper.names import NAMES
 
@@ -107,13 +107,7 @@ def reproduce(
     if as_json:
         sys.stdout.write(json.dumps([each.to_dict() for each in found], allow_nan=False) + "\n")
     else:
-        for number, each in enumerate(found):
-            sys.stdout.write("\n" if number else "")
-            print_report(each)
-        if len(found) > 1:
-            from hessinit.present.reproduction_summary import summarize
-
-            print_text(f"\n{summarize(found)}")
+        print_reports(found)
     sys.stdout.flush()
     typer.echo(_say_what_was_written(folder, found), err=True)
 

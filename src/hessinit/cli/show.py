@@ -10,7 +10,7 @@ import typer
 
 from hessinit.cli.failures import stop
 from hessinit.cli.options import AsHtml
-from hessinit.cli.output import Output
+from hessinit.cli.output import Output, print_reports
 from hessinit.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -37,15 +37,21 @@ def show(
     """
     output = Output(html=html)
     output.check()
-    output.give(_load_report(path))
+    loaded = _load_report(path)
+    if isinstance(loaded, list):
+        _show_all(loaded, html)
+    else:
+        output.give(loaded)
 
 
-def _load_report(path: Path) -> CurvatureReport | Comparison | Reproduction:
+def _load_report(path: Path) -> CurvatureReport | Comparison | Reproduction | list[Reproduction]:
     from hessinit.report import CurvatureReport, comparison, reproduction
 
     try:
         text = path.read_bytes()
         kind = _kind(text)
+        if kind is list:  # what `hessinit reproduce --json` prints
+            return [reproduction.read_reproduction(each, str(path)) for each in json.loads(text)]
         if kind == comparison.KIND:
             return comparison.Comparison.from_json(text, source=str(path))
         if kind == reproduction.KIND:
@@ -64,4 +70,16 @@ def _kind(text: bytes) -> object:
         data = json.loads(text)
     except ValueError:
         return None
+    if isinstance(data, list) and data and all(isinstance(each, dict) and "kind" in each for each in data):
+        return list
     return data.get("kind") if isinstance(data, dict) else None
+
+
+def _show_all(records: list[Reproduction], html: Path | None) -> None:
+    from hessinit.present.reproduction_html import render_reproductions_page
+    from hessinit.report.atomic import write_text
+
+    print_reports(records)
+    if html is not None:
+        write_text(html, render_reproductions_page(records))
+        typer.echo(f"Wrote {html}.", err=True)

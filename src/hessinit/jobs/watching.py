@@ -43,3 +43,17 @@ def watched(
             bar.update(task, advance=amount, latest=latest)
 
         yield announce
+
+
+@contextlib.contextmanager
+def waited_for(doing: str, wanted: bool) -> Iterator[None]:
+    """A spinner for work of which nobody knows how long it takes; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not wanted or not console.is_terminal:
+        yield
+        return
+    with console.status(Text(doing)):
+        yield

@@ -21,7 +21,7 @@ from hessinit.jobs.doing import (
     do_on_executor,
 )
 from hessinit.jobs.processes import pack
-from hessinit.jobs.watching import watched
+from hessinit.jobs.watching import waited_for, watched
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.experiments import (
     check_means,
@@ -82,10 +82,11 @@ def reproduce(
     check_means(experiments)
     where = _check_data_dir(data_dir)
     root = _check_folder(folder)
-    studies = [
-        _begin(experiment, name, choose_reading(experiment, reading), where, seeds, root)
-        for experiment, name in chosen
-    ]
+    studies = []
+    for experiment, name in chosen:
+        with waited_for(f"Reading {name} for {experiment.name} …", progress):
+            read = choose_reading(experiment, reading)
+            studies.append(_begin(experiment, name, read, where, seeds, root))
     jobs = [job for study in studies for job in study.jobs]
     missing = [job for study in studies for job in study.missing()]
     by_setting = {study.setting: study for study in studies}
