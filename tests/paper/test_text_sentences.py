@@ -62,4 +62,4 @@ def test_hostile_lines_take_linear_time() -> None:
         " -" * 150_000,
         "'" * 300_000,
     ):
-        list(split_clauses(text))
+        assert all(len(clause) >= 2 for clause in split_clauses(text))

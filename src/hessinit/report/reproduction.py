@@ -132,7 +132,16 @@ class Reproduction:
         return {"kind": KIND, "schema": SCHEMA, **to_plain(self)}
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        """Strict JSON, a line for each field and for each of the results."""
+
+        def write(value: Plain) -> str:
+            return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+        *fields, (_, results) = self.to_dict().items()
+        lines = [f"{write(key)}: {write(value)}" for key, value in results.items()]
+        parts = [f"{write(key)}: {write(value)}" for key, value in fields]
+        parts.append('"results": {\n' + ",\n".join(lines) + "\n}")
+        return "{\n" + ",\n".join(parts) + "\n}\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record as JSON, whole or not at all."""
