@@ -28,6 +28,7 @@ def describe_all(sweeps: Sequence[Sweep]) -> list[str]:
             f"Of {len(sweeps)} sweeps, each one model at one rate, {supported} support and {contradicted} "
             f"contradict that the best starts have {words}; the rest show nothing at p < {SIGNIFICANT:g}."
         )
+    sentences.append(_describe_exact(sweeps))
     places, dimensions = len(sweeps[0].drawn), len(sweeps[0].dimensions)
     sentences.append(
         f"The {places} points of a sweep are fewer than they look: a norm is nearly a function of the "
@@ -35,6 +36,21 @@ def describe_all(sweeps: Sequence[Sweep]) -> list[str]:
         f"standard deviations, in all {dimensions} dimensions alike, and is not corrected for testing often."
     )
     return sentences
+
+
+def _describe_exact(sweeps: Sequence[Sweep]) -> str:
+    """The other norm of the network, which the verdicts do not go by; it need not agree."""
+    found = {
+        name: ", ".join(
+            f"{one.rho:.2f} (p = {one.p:.2g})" for one in (correlate(s, "exact", level) for s in sweeps)
+        )
+        for level, name in (("mean", "averaged"), ("sum", "summed"), ("step", "averaged, times lr"))
+    }
+    listed = "; ".join(f"{name}: {values}" for name, values in found.items())
+    return (
+        "These verdicts go by the network's Gauss-Newton norm. By its exact norm Spearman's ρ, sweep by "
+        f"sweep, is, for the loss {listed}."
+    )
 
 
 def describe_sweep(sweep: Sweep) -> list[str]:
