@@ -11,11 +11,13 @@ from hessinit._version import __version__
 
 if TYPE_CHECKING:
     from hessinit.advising.advise import advise
+    from hessinit.asserting import assert_sound
     from hessinit.comparing.compare import compare
     from hessinit.comparing.sweep import sweep
-    from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+    from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
     from hessinit.estimate import Estimate
     from hessinit.initializing.initialize import initialize_
+    from hessinit.integrations.logits import logits_problem
     from hessinit.measuring import measure
     from hessinit.operators import gauss_newton, hessian, jacobian
     from hessinit.quadratic import quadratic_form
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
     from hessinit.report.quadratic import QuadraticForm, QuadraticForms
     from hessinit.report.run import Run
     from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
+    from hessinit.report.tracking import TrackedPoint, Tracking
     from hessinit.schemes.applying import apply_scheme_
     from hessinit.schemes.gains import gain
+    from hessinit.tracking.track import Tracker, track
 
 # Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
 _HOMES = {
@@ -38,6 +42,7 @@ _HOMES = {
     "ConvergenceWarning": "hessinit.errors",
     "CurvatureReport": "hessinit.report",
     "Diagnostics": "hessinit.report.diagnostics",
+    "EdgeOfStabilityWarning": "hessinit.errors",
     "Estimate": "hessinit.estimate",
     "Initialization": "hessinit.report.initialization",
     "JacobianProducts": "hessinit.report.products",
@@ -49,8 +54,12 @@ _HOMES = {
     "QuadraticForms": "hessinit.report.quadratic",
     "Run": "hessinit.report.run",
     "SchemePlan": "hessinit.report.scheme_plan",
+    "TrackedPoint": "hessinit.report.tracking",
+    "Tracker": "hessinit.tracking.track",
+    "Tracking": "hessinit.report.tracking",
     "advise": "hessinit.advising.advise",
     "apply_scheme_": "hessinit.schemes.applying",
+    "assert_sound": "hessinit.asserting",
     "compare": "hessinit.comparing.compare",
     "gain": "hessinit.schemes.gains",
     "gauss_newton": "hessinit.operators",
@@ -58,9 +67,11 @@ _HOMES = {
     "initialize_": "hessinit.initializing.initialize",
     "jacobian": "hessinit.operators",
     "load": "hessinit.report",
+    "logits_problem": "hessinit.integrations.logits",
     "measure": "hessinit.measuring",
     "quadratic_form": "hessinit.quadratic",
     "sweep": "hessinit.comparing.sweep",
+    "track": "hessinit.tracking.track",
 }
 
 __all__ = [
@@ -69,6 +80,7 @@ __all__ = [
     "ConvergenceWarning",
     "CurvatureReport",
     "Diagnostics",
+    "EdgeOfStabilityWarning",
     "Estimate",
     "Initialization",
     "JacobianProducts",
@@ -80,9 +92,13 @@ __all__ = [
     "QuadraticForms",
     "Run",
     "SchemePlan",
+    "TrackedPoint",
+    "Tracker",
+    "Tracking",
     "__version__",
     "advise",
     "apply_scheme_",
+    "assert_sound",
     "compare",
     "gain",
     "gauss_newton",
@@ -90,9 +106,11 @@ __all__ = [
     "initialize_",
     "jacobian",
     "load",
+    "logits_problem",
     "measure",
     "quadratic_form",
     "sweep",
+    "track",
 ]
 
 

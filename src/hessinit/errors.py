@@ -17,6 +17,10 @@ class ConvergenceError(RuntimeError):
     """The same as `ConvergenceWarning`, raised because `strict=True` was asked for."""
 
 
+class EdgeOfStabilityWarning(UserWarning):
+    """While training, the learning rate came to where steps along the sharpest direction no longer shrink."""
+
+
 def did_you_mean(value: str, choices: list[str]) -> str:
     """A sentence that offers the nearest of `choices`, or nothing when none is near.
 
