@@ -7,33 +7,37 @@ INSTALL := -m pip install -qq --disable-pip-version-check --constraint constrain
 # One thread a process: the test processes share the cores, and sums run in one order.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check site bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: .venv/installed ## measure a small network on the embedded digits: table, verdict, next step
+demo: .venv/installed ## a sharp start, a sound one, both trained on the embedded digits: a page and a picture
 	@$(BIN)/hessinit demo
 
 test: check ## check, then every test, doctest and README example
 	@$(ONE_THREAD) $(BIN)/pytest -q -n $(WORKERS)
 
-check: .venv/installed ## lint, format, types and the import contract
+check: .venv/tested ## lint, format, types and the import contract
 	@$(BIN)/ruff check --quiet --output-format concise . && echo "lint       ok"
 	@$(BIN)/ruff format --quiet --check . && echo "format     ok" || { echo "format: run $(BIN)/ruff format"; exit 1; }
 	@$(BIN)/mypy --no-error-summary && echo "types      ok"
 	@out=$$($(BIN)/lint-imports --no-logo 2>&1) && echo "imports    ok" || { echo "$$out"; exit 1; }
 
+site: .venv/tested ## build the documents into site/
+	@$(BIN)/mkdocs build --quiet --strict && echo "open site/index.html"
+
 bench: .venv-bench/installed ## race the peers: all layers, in gradients, with the error beside each time
 	@.venv-bench/bin/python benchmarks/curvature_cost.py
 
 clean: ## remove the environments, caches and built files
-	@rm -rf .venv .venv-bench dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-bench dist build site demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/installed: EXTRA := test
-.venv-bench/installed: EXTRA := bench
+# The demo needs the package alone; the tests bring Lightning, Transformers, a browser driver and more.
+.venv/installed: WHAT := .
+.venv-bench/installed: WHAT := .[bench]
 .venv/installed .venv-bench/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "$(PYTHON) is missing or older than 3.10; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
@@ -41,5 +45,10 @@ clean: ## remove the environments, caches and built files
 	  echo "$(PYTHON) cannot create virtual environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@echo "Installing into $(@D) (once; torch is large, this takes some minutes) ..."
 	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python $(INSTALL) --editable '.[$(EXTRA)]'
+	@$(@D)/bin/python $(INSTALL) --editable '$(WHAT)'
+	@touch $@
+
+.venv/tested: .venv/installed
+	@echo "Installing what the tests need into $(@D) (once) ..."
+	@$(@D)/bin/python $(INSTALL) --editable '.[test]'
 	@touch $@
