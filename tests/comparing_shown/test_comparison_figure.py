@@ -90,7 +90,7 @@ def test_extremes_are_drawn_all_the_same(losses):
     assert [label.get_text() for label in heatmap.get_xticklabels()] == ["0.1"]
 
 
-def test_curves_are_means_over_seeds_with_a_band_and_one_panel_for_each_rate():
+def test_curves_are_medians_over_seeds_with_a_band_and_one_panel_for_each_rate():
     axes = make_two_starts().plot_losses()
     assert [ax.get_title(loc="left") for ax in axes] == ["lr 0.1", "lr 1"]
     assert list(line(axes[0], "he").get_ydata()) == pytest.approx([2.0, 1.1])
@@ -121,7 +121,7 @@ def test_where_no_seed_reaches_the_end_the_line_goes_as_far_as_all_do():
         for seed, losses in enumerate([(2.0, 4.0, math.inf), (2.0, 6.0, 9.0, math.nan)])
     ]
     curve = curve_of(runs, 20)
-    assert (curve.mean, curve.low, curve.high) == ((2.0, 5.0), (2.0, 4.0), (2.0, 6.0))
+    assert (curve.median, curve.low, curve.high) == ((2.0, 5.0), (2.0, 4.0), (2.0, 6.0))
     assert (curve.stopped.step, curve.stopped.loss, curve.stopped.seeds) == (2.5, 9.0, 2)
 
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import pytest
@@ -45,35 +43,15 @@ def test_a_notebook_shows_the_cells_of_the_terminal_with_the_best_marked():
     assert len(cells) == 15
 
 
-@pytest.mark.parametrize(("made_up", "pictures"), [(example_comparison(), 2), (example_sweep(), 1)])
-def test_a_page_is_whole_loads_nothing_and_has_a_dark_side(tmp_path, made_up, pictures):
+@pytest.mark.parametrize("made_up", [example_comparison(), example_sweep()])
+def test_a_page_is_whole_and_the_verdict_comes_before_the_charts_and_the_table(tmp_path, made_up):
     made_up.to_html(tmp_path / "c.html")
     text = (tmp_path / "c.html").read_text(encoding="utf-8")
     page = Reader(text)
     assert text.startswith("<!DOCTYPE html>")
-    assert page.tags.count("svg") == pictures
-    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.loaded)
-    assert "prefers-color-scheme: dark" in text
-    assert text.index('class="verdict"') < text.index("<svg") < text.index("<table")
+    assert all(link.startswith("#") or link == "data:," for link in page.loaded)
+    assert text.index('class="verdict') < text.index("<figure") < text.index("<table")
     assert "Seeds 0, 1, 2, hessinit example." in text
-
-
-def test_pictures_are_sound_svg_in_the_colours_of_the_page(tmp_path):
-    example_comparison().to_html(tmp_path / "c.html")
-    text = (tmp_path / "c.html").read_text(encoding="utf-8")
-    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    identities: list[str] = []
-    for drawing in drawings:
-        root = ElementTree.fromstring(drawing)
-        own = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
-        identities += own
-        wanted = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", drawing)
-        assert {one or other for one, other in wanted} <= set(own)
-        assert "currentColor" in drawing
-        assert "#000000" not in drawing
-        assert "<metadata" not in drawing
-    assert len(identities) == len(set(identities))
-    assert "diverged 3/3" in drawings[0]
 
 
 def test_the_same_comparison_gives_the_same_page(tmp_path):
@@ -88,6 +66,9 @@ def test_html_in_names_notes_and_versions_is_escaped(tmp_path):
         {(attack, 0.1): (1.0,), ("b", 0.1): (2.0,)}, notes=(attack,), versions={attack: attack}
     )
     comparison.to_html(tmp_path / "c.html")
-    for text in (comparison._repr_html_(), (tmp_path / "c.html").read_text(encoding="utf-8")):
-        assert "<script" not in text
-        assert (attack, "name") in Reader(text).cells
+    page = (tmp_path / "c.html").read_text(encoding="utf-8")
+    fragment = comparison._repr_html_()
+    assert "<script" not in fragment
+    assert (attack, "name") in Reader(fragment).cells
+    assert "<script>alert" not in page
+    assert attack in [text for text, _ in Reader(page).cells]

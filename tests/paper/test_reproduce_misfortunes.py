@@ -20,6 +20,7 @@ import torch
 from hessinit.errors import ProblemError
 from hessinit.paper import Reproduction, load_records, minibatches, reproduce, table_2
 from hessinit.paper.experiments import EXPERIMENTS
+from hessinit.paper.gathering import write_page
 from hessinit.paper.store import ResultStore
 from hessinit.paper.working import PaperWork
 from hessinit.present.reproduction_example import example_reproduction
@@ -65,6 +66,19 @@ def test_a_folder_removed_in_the_middle_is_not_said_to_keep_anything(tmp_path: P
         ProblemError, match=r"results is no longer there, nor what it held. The same call begins"
     ):
         store.add("second", 2.0, 0.1)
+
+
+def test_a_record_that_was_cut_is_named_on_the_page_and_foreign_json_is_left_alone(tmp_path: Path) -> None:
+    whole = example_reproduction()
+    whole.save(tmp_path / "table-4-whole.json")
+    text = (tmp_path / "table-4-whole.json").read_text()
+    (tmp_path / "table-4-<cut>.json").write_text(text[: len(text) // 2])
+    (tmp_path / "foreign.json").write_text('{"name": "another program"}')
+    page = write_page(tmp_path).read_text()
+    assert "table-4-&lt;cut&gt;.json" in page
+    assert "<cut>" not in page
+    assert "foreign" not in page
+    assert [record.title for record in load_records(tmp_path)] == [whole.title]
 
 
 def test_a_folder_where_a_file_should_be_is_told(tmp_path: Path) -> None:

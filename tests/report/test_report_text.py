@@ -147,7 +147,7 @@ def test_columns_appear_only_when_they_have_something_to_say():
             "No layer was measured. Gradient descent is unstable above lr = 2/‖H‖ = 2; 1 is best guaranteed.",
         ),
         ([64.0], 64.0, "a has ‖H‖ = 64 (sharp). Gradient descent"),
-        ([1.0, 1.2], 2.0, "All 2 layers are about equally sharp."),
+        ([1.0, 1.2], 2.0, "Both layers are about equally sharp."),
         ([1.0, 1.2, 0.0], 2.0, "2 of 3 layers are about equally sharp. c has no curvature (‖H‖ = 0)"),
         (
             [1e-5, 1.0],

@@ -7,20 +7,35 @@ import secrets
 from pathlib import Path
 
 from hessinit.report.atomic import write_text
-from hessinit.report.reproduction import Figure, Reproduction
+from hessinit.report.reproduction import KIND, Figure, Reproduction
 
 PAGE = "reproduce.html"
 
 
 def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
     """All records that lie in a folder, by name; other files are left alone."""
-    found = []
+    return read_folder(folder)[0]
+
+
+def read_folder(folder: str | os.PathLike[str]) -> tuple[list[Reproduction], list[str]]:
+    """All records, and the names of files that began as one and cannot be read."""
+    found, unreadable = [], []
     for path in sorted(Path(folder).glob("*.json")):
         try:
             found.append(Reproduction.load(path))
         except (ValueError, OSError, RecursionError):
-            continue
-    return found
+            if _is_meant_as_record(path):
+                unreadable.append(path.name)
+    return found, unreadable
+
+
+def _is_meant_as_record(path: Path) -> bool:
+    """By its first line, which a file that was cut short has, too."""
+    try:
+        with path.open("rb") as file:
+            return KIND.encode() in file.read(200)
+    except OSError:
+        return False
 
 
 def write_page(folder: Path) -> Path:
@@ -28,7 +43,7 @@ def write_page(folder: Path) -> Path:
     from hessinit.present.reproduction_html import render_reproductions_page
 
     path = folder / PAGE
-    write_text(path, render_reproductions_page(load_records(folder)))
+    write_text(path, render_reproductions_page(*read_folder(folder)))
     return path
 
 

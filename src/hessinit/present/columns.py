@@ -50,7 +50,11 @@ def _write_name(row: LayerCurvature) -> str:
 
 
 def _write_ends(row: LayerCurvature) -> str:
-    return f"{format_estimate(row.bottom)} … {format_estimate(row.top)}"
+    # An end within its own error of 0 is a 0: of a matrix without full rank, say.
+    ends = (row.bottom, row.top)
+    return " … ".join(
+        "0" if one.converged and abs(one.value) <= one.error else format_estimate(one) for one in ends
+    )
 
 
 def _write_gap(row: LayerCurvature) -> str:

@@ -7,17 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hessinit.present.comparison_colours import Stroke, strokes
-from hessinit.present.comparison_curves import (
-    ceiling,
-    curves_at,
-    draw_curves,
-    mark_breaks,
-    set_heights,
-    tidy,
-)
+from hessinit.present.comparison_curves import curves_at, heights_of
 from hessinit.present.comparison_heatmap import draw_heatmap, heatmap_size, shorten_names
+from hessinit.present.comparison_lines import draw_curves, mark_breaks, set_heights, tidy
 from hessinit.present.comparison_standing import ordered_starts
-from hessinit.present.comparison_sweep_figure import draw_sweep
+from hessinit.present.comparison_sweep_figure import draw_sweep, draw_sweep_losses
 from hessinit.present.figure import GREY, LABEL_POINTS, LETTER
 from hessinit.present.numbers import format_number
 from hessinit.report.comparison import Comparison
@@ -26,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-__all__ = ["draw_comparison", "draw_heatmap", "draw_losses"]
+__all__ = ["draw_comparison", "draw_heatmap", "draw_losses", "draw_sweep_losses"]
 
 PANEL = (2.5, 2.2)  # inches
 PANELS_IN_A_ROW = 3
@@ -38,7 +32,7 @@ def draw_losses(
 ) -> tuple[Axes, ...]:
     """Draw the loss curves, one panel for each rate or for the one given; a sweep has one, and loss over ‖H‖.
 
-    Lines are means over seeds, bands reach from the least to the largest, a cross ends what diverged.
+    Lines are medians over seeds, bands reach from the least to the largest, a cross ends what diverged.
     """
     rates = comparison.learning_rates if learning_rate is None else (learning_rate,)
     panels = 2 if comparison.kind == "sweep" else len(rates)
@@ -80,15 +74,6 @@ def draw_losses_apart(comparison: Comparison) -> Figure:
     return figure
 
 
-def draw_heatmap_apart(comparison: Comparison) -> Figure:
-    """The heat map in a figure of its own, apart from pyplot."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=heatmap_size(comparison), layout="constrained")
-    draw_heatmap(comparison, figure.subplots())
-    return figure
-
-
 def _draw_on(comparison: Comparison, rates: Sequence[float], axes: tuple[Axes, ...]) -> tuple[Axes, ...]:
     if comparison.kind == "sweep":
         draw_sweep(comparison, axes[0], axes[1])
@@ -102,7 +87,7 @@ def _draw_on(comparison: Comparison, rates: Sequence[float], axes: tuple[Axes, .
         ax.set_title(f"lr {format_number(rate)}", fontsize=LABEL_POINTS + 1, loc="left")
         ax.set_xlabel("step", fontsize=LABEL_POINTS + 1)
         tidy(ax)
-    set_heights(axes, drawn, ceiling(comparison))
+    set_heights(axes, heights_of(drawn, comparison))
     for ax, curves in zip(axes, drawn, strict=True):
         mark_breaks(ax, curves, look)
     for ax in axes[::PANELS_IN_A_ROW]:

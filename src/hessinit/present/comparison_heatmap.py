@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hessinit.present.comparison_colours import PAPER, readable_on
 from hessinit.present.comparison_columns import write_cell
-from hessinit.present.comparison_curves import write_plainly
+from hessinit.present.comparison_lines import write_plainly
 from hessinit.present.comparison_standing import best_start, guessing, ordered_starts
-from hessinit.present.figure import GREY, LABEL_POINTS, LETTER, VERMILION, shorten
+from hessinit.present.figure import GREY, LABEL_POINTS, LETTER, VERMILION, inches_wide, shorten
 from hessinit.present.numbers import format_number, printable
 from hessinit.report.comparison import Comparison
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 # Dark is low: what trains well stands out. Blue to yellow is told apart by every common kind of vision.
 COLOURS = "YlGnBu_r"
-CELL_POINTS = 7.5
+CELL_POINTS, SMALL_POINTS = 7.5, 6.0
+CELL_INCHES = 0.78  # a cell that holds "diverged 2/3"; a narrower one has a cross instead
+BESIDE_THE_CELLS = 0.75  # inches: the bar of colours with its numbers
 RATES_FOR_ONE_LINE = 4  # so many columns are as wide as the title
 
 
@@ -44,13 +47,15 @@ def draw_heatmap(comparison: Comparison, ax: Axes | None = None) -> Axes:
 
     starts, rates = ordered_starts(comparison), comparison.learning_rates
     scale, palette = _choose_scale(comparison), colormaps[COLOURS]
+    wide = _inches_for_cells(ax, comparison)
+    is_narrow = wide / len(rates) < CELL_INCHES
     for across, rate in enumerate(rates):
         best = best_start(comparison, rate)
         for down, start in enumerate(starts):
             color = None
             if scale is not None and comparison.trains(start, rate):
                 color = palette(float(scale(comparison.loss(start, rate))))
-            _draw_cell(ax, comparison, start, rate, (across, down), color)
+            _draw_cell(ax, comparison, start, rate, (across, down), color, "✗" if is_narrow else "diverged")
         if best is not None:
             _frame(ax, across, starts.index(best))
     ax.set_xlim(-0.5, len(rates) - 0.5)
@@ -62,11 +67,7 @@ def draw_heatmap(comparison: Comparison, ax: Axes | None = None) -> Axes:
     ax.tick_params(labelsize=LABEL_POINTS + 1, length=0)
     ax.set_xlabel("learning rate", fontsize=LABEL_POINTS + 1)
     ax.spines[:].set_visible(False)
-    small = "small: lr·‖H‖ at the start" if comparison.layers else ""
-    # A title goes on to the right of its axes, and out of a narrow picture.
-    between = "; " if len(rates) >= RATES_FOR_ONE_LINE else ";\n"
-    title = between.join(filter(None, ("final loss (framed: lowest at that rate", small)))
-    ax.set_title(f"{title})", fontsize=LABEL_POINTS + 1, loc="left")
+    ax.set_title(_title(comparison, wide, is_narrow), fontsize=LABEL_POINTS + 1, loc="left")
     if scale is not None:
         bar = ax.figure.colorbar(ScalarMappable(scale, palette), ax=ax, shrink=0.9, pad=0.02, aspect=18)
         if scale.vmin is not None and scale.vmin > 0:
@@ -83,6 +84,25 @@ def heatmap_size(comparison: Comparison) -> tuple[float, float]:
     rates = len(comparison.learning_rates)
     title = 0.0 if rates >= RATES_FOR_ONE_LINE else 0.13
     return 1.2 + min(names, 2.5) + max(0.85 * rates, 1.9), 0.9 + title + 0.44 * len(comparison.starts)
+
+
+def _inches_for_cells(ax: Axes, comparison: Comparison) -> float:
+    """About how wide the cells are together, once the names and the bar have their place."""
+    if len(ax.figure.axes) > 1:
+        return inches_wide(ax) - BESIDE_THE_CELLS
+    names = LETTER * 1.15 * max(map(len, shorten_names(comparison.starts)))
+    return float(ax.figure.bbox.width / ax.figure.dpi) - min(names, 2.5) - BESIDE_THE_CELLS - 0.2
+
+
+def _title(comparison: Comparison, inches: float, is_narrow: bool) -> str:
+    """It goes on to the right of its axes, so it is folded before it leaves a narrow picture."""
+    parts = ["framed: lowest at that rate"]
+    parts += ["small: lr·‖H‖ at the start"] if comparison.layers else []
+    is_crossed = is_narrow and any(run.diverged for run in comparison.runs)
+    parts += ["✗\u00a0diverged"] if is_crossed else []
+    return textwrap.fill(
+        f"final loss ({'; '.join(parts)})", max(24, int((inches + BESIDE_THE_CELLS) / LETTER))
+    )
 
 
 def shorten_names(starts: Sequence[str]) -> list[str]:
@@ -116,6 +136,7 @@ def _draw_cell(
     rate: float,
     at: tuple[int, int],
     color: tuple[float, float, float, float] | None,
+    word: str,
 ) -> None:
     from matplotlib.patches import Rectangle
 
@@ -129,7 +150,7 @@ def _draw_cell(
         hatched = Rectangle(corner, 0.96, 0.94, facecolor="none", edgecolor=GREY, linewidth=0, hatch="/////")
         hatched.set_alpha(0.5)
         ax.add_patch(hatched)
-        text = text.replace("✗", "diverged")
+        text = text.replace("✗", word)
     ink = GREY if color is None else readable_on(color)
     product = rate * comparison.norm(start, rate)
     is_known = not math.isnan(product)
@@ -138,7 +159,7 @@ def _draw_cell(
             bbox=plate)  # fmt: skip
     if is_known:
         small = format_number(product, 2)
-        ax.text(across, down + 0.27, small, ha="center", va="center", fontsize=CELL_POINTS - 2, color=ink,
+        ax.text(across, down + 0.27, small, ha="center", va="center", fontsize=SMALL_POINTS, color=ink,
                 bbox=plate)  # fmt: skip
 
 

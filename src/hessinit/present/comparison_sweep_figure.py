@@ -6,16 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hessinit.present.comparison_colours import Stroke, ramp
-from hessinit.present.comparison_curves import (
-    LOGARITHMIC_FROM,
-    ceiling,
-    curves_at,
-    draw_curves,
-    mark_breaks,
-    set_heights,
-    tidy,
-    write_plainly,
-)
+from hessinit.present.comparison_curves import LOGARITHMIC_FROM, curves_at, heights_of
+from hessinit.present.comparison_lines import draw_curves, mark_breaks, set_heights, tidy, write_plainly
 from hessinit.present.figure import GREY, LABEL_POINTS, is_drawable
 from hessinit.present.numbers import format_number
 from hessinit.report.comparison import Comparison
@@ -23,7 +15,11 @@ from hessinit.report.comparison import Comparison
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HEADROOM = 30.0  # large weights begin far above guessing, and coming down is what the curves show
+SIZE = (3.3, 2.4)  # inches: a column of a two-column paper
+LEGEND: dict[str, Any] = {
+    "title": "std", "loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "frameon": False,
+    "fontsize": LABEL_POINTS, "title_fontsize": LABEL_POINTS, "labelspacing": 0.4,
+}  # fmt: skip
 EDGE = 2.0  # lr·‖H‖, above which gradient descent leaves a quadratic bowl; other optimizers have other edges
 
 
@@ -35,16 +31,33 @@ def draw_sweep(comparison: Comparison, curves_axes: Axes, norms_axes: Axes) -> N
     labels = {start: f"{std:g}" for start, std in zip(comparison.starts, comparison.stds, strict=True)}
     curves = curves_at(comparison, rate)
     draw_curves(curves_axes, curves, look, labels)
-    set_heights([curves_axes], [curves], ceiling(comparison, HEADROOM))
+    set_heights([curves_axes], heights_of([curves], comparison))
     mark_breaks(curves_axes, curves, look)
     curves_axes.set_xlabel("step", fontsize=LABEL_POINTS + 1)
     tidy(curves_axes)
     curves_axes.set_ylabel("training loss", fontsize=LABEL_POINTS + 1)
     curves_axes.set_title(f"lr {format_number(rate)}", fontsize=LABEL_POINTS + 1, loc="left")
-    # Between the panels: its colours are those of both.
-    points: dict[str, Any] = {"fontsize": LABEL_POINTS, "title_fontsize": LABEL_POINTS, "labelspacing": 0.4}
-    curves_axes.legend(title="std", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, **points)
+    curves_axes.legend(**LEGEND)  # between the panels: its colours are those of both
     _draw_norms(norms_axes, comparison, colours)
+
+
+def draw_sweep_losses(comparison: Comparison, ax: Axes | None = None) -> Axes:
+    """The final loss over lr·‖H‖ alone, with a legend of its own."""
+    from matplotlib.lines import Line2D
+
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=SIZE, layout="constrained")
+    colours = dict(zip(comparison.starts, ramp(comparison.stds), strict=True))
+    _draw_norms(ax, comparison, colours)
+    marks: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 5}
+    handles = [
+        Line2D([], [], color=colours[start], label=f"{std:g}", **marks)
+        for start, std in zip(comparison.starts, comparison.stds, strict=True)
+    ]
+    ax.legend(handles=handles, handletextpad=0.2, **LEGEND)
+    return ax
 
 
 def _draw_norms(ax: Axes, comparison: Comparison, colours: dict[str, str]) -> None:
@@ -67,9 +80,8 @@ def _draw_norms(ax: Axes, comparison: Comparison, colours: dict[str, str]) -> No
         else:
             edge = ax.get_xaxis_transform()
             ax.plot(product, 0.97, marker="X", transform=edge, clip_on=False, **drawn)
-            ax.annotate(
-                "diverged", (product, 0.97), xycoords=edge, xytext=(0, -6), ha="center", va="top", **small
-            )
+            below: dict[str, Any] = {"xycoords": edge, "xytext": (0, -6), "ha": "center", "va": "top"}
+            ax.annotate("diverged", (product, 0.97), **below, **small)
     if points and comparison.optimizer == "sgd":
         ax.axvline(EDGE, color=GREY, linestyle="--", linewidth=0.9, zorder=0)
         place: dict[str, Any] = {

@@ -14,9 +14,14 @@ from hessinit.report.comparison import Comparison
 
 def conclude_comparison(comparison: Comparison) -> str:
     """Say who wins at its best rate and who loses least over all rates; ties are called ties."""
+    return " ".join(conclusions(comparison))
+
+
+def conclusions(comparison: Comparison) -> list[str]:
+    """The same, each conclusion for itself."""
     if comparison.kind == "sweep":
-        return " ".join(_conclude_sweep(comparison))
-    return " ".join((*_winner(comparison), *_most_forgiving(comparison), *_never(comparison)))
+        return _conclude_sweep(comparison)
+    return [*_winner(comparison), *_most_forgiving(comparison), *_never(comparison)]
 
 
 def _winner(comparison: Comparison) -> list[str]:

@@ -37,7 +37,6 @@ def draw_diagnostics(report: CurvatureReport, ax: Axes | None = None) -> Axes:
         raise ValueError(
             "the report holds no diagnostics to draw; ask for them: measure(..., diagnostics=True)."
         )
-    own_figure = ax is None
     if ax is None:
         from matplotlib import pyplot
 
@@ -54,7 +53,7 @@ def draw_diagnostics(report: CurvatureReport, ax: Axes | None = None) -> Axes:
         _name_beyond(ax, values, color)
     _draw_shares(ax, [row.dead for row in rows], [row.saturated for row in rows])
     ax.set_xlim(-0.6, max(len(report), 1) - 0.4)
-    label_axes(ax, report, own_figure)
+    label_axes(ax, report)
     ax.set_ylabel("standard deviation", fontsize=LABEL_POINTS + 1)
     return ax
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from hessinit.present.diagnostics_columns import diagnosed_layers, format_share
-from hessinit.present.numbers import format_times, join_names
+from hessinit.present.numbers import begin_sentence, call_layer, format_times, join_names
 from hessinit.report.diagnostics import Diagnostics
 from hessinit.report.report import CurvatureReport
 
@@ -27,12 +27,12 @@ def conclude_diagnostics(report: CurvatureReport) -> str:
     >>> conclude_diagnostics(example_report())
     ''
     """
-    rows = diagnosed_layers(report)
+    rows = [(call_layer(name), row) for name, row in diagnosed_layers(report)]
     if all(row.activation_std is None for _, row in rows):
         return ""
     found = [*_silent(rows), *_dead(rows), *_saturated(rows), *_uneven(rows)][:MOST_SENTENCES]
     if found:
-        return " ".join(found)
+        return " ".join(map(begin_sentence, found))
     judged = [
         f"no layer has {what}"
         for what, shares in (

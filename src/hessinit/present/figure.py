@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hessinit.present.numbers import format_number, printable
 from hessinit.report.layer import LayerCurvature
@@ -27,7 +27,6 @@ def draw_norms(report: CurvatureReport, ax: Axes | None = None) -> Axes:
 
     Norms that a logarithmic axis cannot hold (0, inf, nan) are drawn at its edge and named.
     """
-    own_figure = ax is None
     if ax is None:
         from matplotlib import pyplot
 
@@ -45,7 +44,7 @@ def draw_norms(report: CurvatureReport, ax: Axes | None = None) -> Axes:
         draw_points(ax, values, "Gauss-Newton", VERMILION, "D", hollow=True)
     _include_band(ax, report)
     _draw_edges(ax, report.layers)
-    label_axes(ax, report, own_figure)
+    label_axes(ax, report)
     return ax
 
 
@@ -133,10 +132,15 @@ def _include_band(ax: Axes, report: CurvatureReport) -> None:
     ax.set_xlim(-0.6, max(len(report), 1) - 0.4)
 
 
-def label_axes(ax: Axes, report: CurvatureReport, own_figure: bool) -> None:
+def label_axes(ax: Axes, report: CurvatureReport) -> None:
     ax.set_ylabel("curvature ‖H‖", fontsize=LABEL_POINTS + 1)
     ax.set_xlabel("layer, in the order they run", fontsize=LABEL_POINTS + 1)
-    inches = ax.get_window_extent().width / ax.figure.dpi
+    name_layers(ax, report)
+    place_legend(ax)
+
+
+def name_layers(ax: Axes, report: CurvatureReport) -> None:
+    inches = inches_wide(ax)
     room = max(1, int(inches * 72 / (LABEL_POINTS * 1.15)))
     step = max(1, math.ceil(len(report) / room))
     names = shorten([printable(name) for name in report.names])[::step]
@@ -145,11 +149,17 @@ def label_axes(ax: Axes, report: CurvatureReport, own_figure: bool) -> None:
     ax.tick_params(labelsize=LABEL_POINTS)
     for tick in ax.get_xticklabels():
         tick.set_parse_math(False)  # a "$" in a name is a "$"
-    if own_figure:
-        above = {"bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2, "frameon": False}
-        ax.legend(loc="lower left", ncols=max(2, int(inches / 1.2)), fontsize=LABEL_POINTS, **above)
-    else:
-        ax.legend(fontsize=LABEL_POINTS)
+
+
+def place_legend(ax: Axes, columns: int | None = None) -> None:
+    """Above the axes, where it hides nothing; one line of it is as wide as they are."""
+    above: dict[str, Any] = {"bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2, "frameon": False}
+    columns = columns or max(2, int(inches_wide(ax) / 1.2))
+    ax.legend(loc="lower left", ncols=columns, fontsize=LABEL_POINTS, **above)
+
+
+def inches_wide(ax: Axes) -> float:
+    return float(ax.get_window_extent().width / ax.figure.dpi)
 
 
 def fit_side_by_side(names: Sequence[str], inches: float) -> bool:

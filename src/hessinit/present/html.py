@@ -1,49 +1,56 @@
-"""The report in a notebook and as a web page. `python -m hessinit.present.html` prints a page."""
+"""Records in a notebook: small HTML that runs nothing. `python -m hessinit.present.html` prints one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hessinit.present.columns import build_columns
 from hessinit.present.further import further_tables
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.grid import Column
+from hessinit.present.initialization_sentences import (
+    conclude_initialization,
+    describe_target,
+    describe_work,
+)
+from hessinit.present.initialization_table import initialization_columns, names_in_order
+from hessinit.present.numbers import printable
 from hessinit.present.sentences import describe_cost
+from hessinit.report.initialization import Initialization
 from hessinit.report.report import CurvatureReport
 
 
 def render_fragment(report: CurvatureReport) -> str:
     """Write the report as a piece of HTML, for a notebook cell; names are escaped."""
-    return _render("fragment.html.j2", report)
+    further = [("", build_columns(report)), *((one.caption, one.columns) for one in further_tables(report))]
+    return _render(further, len(report), [report.verdict], [describe_cost(report)], report.notes)
 
 
-def render_page(report: CurvatureReport) -> str:
-    """Write the report as one page that loads nothing, light or dark as the reader's system is."""
-    return _render("page.html.j2", report)
+def render_initialization_fragment(result: Initialization) -> str:
+    """Write the result as a piece of HTML, for a notebook cell; names are escaped."""
+    names = names_in_order(result)
+    verdict = [conclude_initialization(result), describe_target(result)]
+    tables = [("", initialization_columns(result, names))]
+    return _render(tables, len(names), verdict, [describe_work(result)], result.notes)
 
 
-def _render(template: str, report: CurvatureReport) -> str:
-    return (
-        templates()
-        .get_template(template)
-        .render(
-            columns=build_columns(report),
-            further=further_tables(report),
-            layers=len(report),
-            verdict=report.verdict,
-            cost=describe_cost(report),
-            notes=[printable(note) for note in report.notes],
-            tolerance=format_number(report.tolerance),
-            seed=report.seed,
-            versions=[(printable(name), printable(version)) for name, version in report.versions.items()],
-        )
-    )
+def _render(
+    tables: Sequence[tuple[str, Sequence[Column]]],
+    layers: int,
+    verdict: Sequence[str],
+    cost: Sequence[str],
+    notes: Sequence[str],
+) -> str:
+    template = templates().get_template("fragment.html.j2")
+    shown = [printable(note) for note in notes]
+    return template.render(tables=tables, layers=layers, verdict=verdict, cost=cost, notes=shown)
 
 
 @cache
 def templates() -> Environment:
-    """Where all pages come from."""
+    """Where all fragments come from."""
     # autoescape for all: jinja2's own choice goes by the file's ending, and .j2 would not be escaped.
     return Environment(
         loader=PackageLoader("hessinit.present"),
@@ -59,4 +66,4 @@ if __name__ == "__main__":
 
     from hessinit.present.example import example_report
 
-    sys.stdout.write(render_page(example_report()))
+    sys.stdout.write(render_fragment(example_report()))

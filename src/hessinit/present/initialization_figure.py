@@ -14,7 +14,9 @@ from hessinit.present.figure import (
     VERMILION,
     draw_points,
     fit_side_by_side,
+    inches_wide,
     is_drawable,
+    place_legend,
     shorten,
 )
 from hessinit.present.initialization_table import names_in_order, row_of
@@ -67,14 +69,14 @@ def _label(ax: Axes, labels: list[str]) -> None:
     ax.set_xlabel("layer, in the order they run; the network last", fontsize=LABEL_POINTS + 1)
     ax.set_xlim(-0.6, len(labels) - 0.4)
     step = max(1, math.ceil(len(labels) / _NAMES_SHOWN))
-    inches = ax.get_window_extent().width / ax.figure.dpi
+    inches = inches_wide(ax)
     places = sorted({*range(0, len(labels), step), len(labels) - 1})
     names = [labels[place] for place in places]
     ax.set_xticks(places, names, rotation=0 if fit_side_by_side(names, inches) else 90)
     ax.tick_params(labelsize=LABEL_POINTS)
     for tick in ax.get_xticklabels():
         tick.set_parse_math(False)  # a "$" in a name is a "$"
-    ax.legend(fontsize=LABEL_POINTS, frameon=False)
+    place_legend(ax, columns=3)
 
 
 def _is_measured(result: Initialization, name: str) -> bool:

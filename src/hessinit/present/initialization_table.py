@@ -28,7 +28,7 @@ def render_initialization(result: Initialization, width: int | None = None, colo
 def initialization_renderables(result: Initialization, width: int) -> Iterator[RenderableType]:
     """Give the parts of the result to a rich console of that width: the table, then the sentences."""
     names = names_in_order(result)
-    columns, left_out = fit(_build_columns(result, names), width)
+    columns, left_out = fit(initialization_columns(result, names), width)
     yield build_grid(columns, width, rule_before=len(names))
     # Text, never str: rich would read a layer called "[red]" as markup.
     yield Text()
@@ -55,7 +55,8 @@ def row_of(report: CurvatureReport | None, name: str) -> LayerCurvature | None:
     return next((row for row in report if name in (row.name, *row.aliases)), None)
 
 
-def _build_columns(result: Initialization, names: list[str]) -> list[Column]:
+def initialization_columns(result: Initialization, names: list[str]) -> list[Column]:
+    """Scale, norm before and norm after of every layer, and of the network last."""
     rows = [*names, "network"]
     scales = [
         f"× {format_number(result.scales[name])}" if name in result.scales else "" for name in rows[:-1]

@@ -65,6 +65,24 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def call_layer(name: str) -> str:
+    """A layer in a sentence: those of an nn.Sequential are numbers, which alone would read as such.
+
+    >>> call_layer("fc1"), call_layer("0")
+    ('fc1', 'layer 0')
+    """
+    return f"layer {printable(name)}" if name[:1].isdigit() else printable(name)
+
+
+def begin_sentence(sentence: str) -> str:
+    """With a capital, unless it begins with a name of the user's, which stays as it is.
+
+    >>> begin_sentence("layer 0 vanishes."), begin_sentence("fc1 vanishes.")
+    ('Layer 0 vanishes.', 'fc1 vanishes.')
+    """
+    return f"L{sentence[1:]}" if sentence.startswith("layer ") else sentence
+
+
 def join_names(names: list[str], most: int = 3) -> str:
     """List names in a sentence, the first few of many.
 

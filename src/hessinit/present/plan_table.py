@@ -20,7 +20,7 @@ def render_plan(plan: SchemePlan, width: int | None = None, color: bool = False)
 
 def plan_renderables(plan: SchemePlan, width: int) -> Iterator[RenderableType]:
     """Give the parts of the plan to a rich console of that width: the table, then what to know."""
-    columns, left_out = fit(_build_columns(plan), width)
+    columns, left_out = fit(plan_columns(plan), width)
     yield build_grid(columns, width)
     yield Text()
     yield Text(_describe(plan))
@@ -29,7 +29,9 @@ def plan_renderables(plan: SchemePlan, width: int) -> Iterator[RenderableType]:
     yield from name_left_out(left_out, width)
 
 
-def _build_columns(plan: SchemePlan) -> list[Column]:
+def plan_columns(plan: SchemePlan) -> list[Column]:
+    """What has something to say about this plan, a row for each weight."""
+
     def cells(write: Callable[[PlannedWeight], str]) -> tuple[str, ...]:
         return tuple("" if row.left_alone else write(row) for row in plan)
 

@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 from hessinit.estimate import Estimate
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_estimate, format_number, format_times, join_names, printable
+from hessinit.present.numbers import (
+    begin_sentence,
+    call_layer,
+    format_estimate,
+    format_number,
+    format_times,
+    join_names,
+    printable,
+)
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.products import JacobianProducts
 from hessinit.report.report import CurvatureReport
@@ -45,7 +53,7 @@ def conclude_products(report: CurvatureReport) -> str:
     """Say what the bounds are worth here; "" without them."""
     what = "‖H‖" if report.curvature == "gauss-newton" else "the Gauss-Newton ‖H‖"
     rows = [
-        (row.name, norm.value, row.jacobians)
+        (call_layer(row.name), norm.value, row.jacobians)
         for row in report
         if row.jacobians is not None
         and (norm := _gauss_newton(row)) is not None
@@ -59,9 +67,8 @@ def conclude_products(report: CurvatureReport) -> str:
     below = [name for name, norm, found in rows if found.paper_bound is not None and found.paper_bound < norm]
     if below:
         verb = "is" if len(below) == 1 else "are"
-        sentences.append(
-            f"{join_names(below)} {verb} above the paper's bound, which leaves out biases and f(0)."
-        )
+        names = begin_sentence(join_names(below))
+        sentences.append(f"{names} {verb} above the paper's bound, which leaves out biases and f(0).")
     return " ".join(sentences)
 
 

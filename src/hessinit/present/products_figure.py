@@ -17,6 +17,8 @@ from hessinit.present.figure import (
     figure_size,
     is_drawable,
     label_axes,
+    name_layers,
+    place_legend,
 )
 from hessinit.report.products import JacobianProducts
 from hessinit.report.report import CurvatureReport
@@ -55,13 +57,14 @@ def draw_products(report: CurvatureReport, axes: Sequence[Axes] | None = None) -
     _draw_norms_of_products(upper, products)
     _draw_bounds(lower, report, products)
     lower.set_xlim(-0.6, max(len(report), 1) - 0.4)
-    label_axes(lower, report, own_figure)
-    if own_figure:
+    label_axes(lower, report)
+    upper.set_xlim(lower.get_xlim())
+    name_layers(upper, report)
+    if own_figure:  # one above the other; elsewhere they may stand side by side
         upper.tick_params(labelbottom=False)
     upper.tick_params(labelsize=LABEL_POINTS, which="both")
     upper.set_ylabel("‖product‖", fontsize=LABEL_POINTS + 1)
-    above = {"bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2, "frameon": False} if own_figure else {}
-    upper.legend(loc="lower left", ncols=3, fontsize=LABEL_POINTS, **above)
+    place_legend(upper, columns=3)
     return upper, lower
 
 

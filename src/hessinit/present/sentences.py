@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 
 from hessinit.estimate import Estimate
-from hessinit.present.numbers import format_number, format_times, join_names, printable
+from hessinit.present.numbers import (
+    begin_sentence,
+    call_layer,
+    format_number,
+    format_times,
+    join_names,
+    printable,
+)
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 from hessinit.report.verdict import EXPLODING_ABOVE, VANISHING_BELOW
@@ -27,7 +34,7 @@ def conclude(report: CurvatureReport) -> str:
         *_gap(report.layers),
         *_doubt(report),
     )
-    return " ".join(sentences)
+    return " ".join(map(begin_sentence, sentences))
 
 
 def describe_cost(report: CurvatureReport) -> str:
@@ -52,24 +59,25 @@ def _compare(layers: tuple[LayerCurvature, ...]) -> list[str]:
         return ["No layer was measured."]
     if len(layers) == 1:
         return [
-            f"{printable(layers[0].name)} has ‖H‖ = {format_number(layers[0].norm)} ({layers[0].verdict})."
+            f"{call_layer(layers[0].name)} has ‖H‖ = {format_number(layers[0].norm)} ({layers[0].verdict})."
         ]
     curved = sorted((row for row in layers if 0 < row.norm < math.inf), key=lambda row: row.norm)
     if len(curved) < 2:
         return []
     ratio = curved[-1].norm / curved[0].norm
     if ratio < 1.5:
-        which = f"All {len(layers)}" if len(curved) == len(layers) else f"{len(curved)} of {len(layers)}"
+        every = "Both" if len(layers) == 2 else f"All {len(layers)}"
+        which = every if len(curved) == len(layers) else f"{len(curved)} of {len(layers)}"
         return [f"{which} layers are about equally sharp."]
-    sharpest, gentlest = printable(curved[-1].name), printable(curved[0].name)
+    sharpest, gentlest = call_layer(curved[-1].name), call_layer(curved[0].name)
     return [f"{sharpest} is {format_times(ratio)} times sharper than {gentlest}."]
 
 
 def _extremes(layers: tuple[LayerCurvature, ...]) -> list[str]:
-    overflowing = [row.name for row in layers if not math.isfinite(row.norm)]
-    exploding = [row.name for row in layers if EXPLODING_ABOVE < row.norm < math.inf]
-    vanishing = [row.name for row in layers if 0 < row.norm < VANISHING_BELOW]
-    flat = [row.name for row in layers if row.norm == 0]
+    overflowing = [call_layer(row.name) for row in layers if not math.isfinite(row.norm)]
+    exploding = [call_layer(row.name) for row in layers if EXPLODING_ABOVE < row.norm < math.inf]
+    vanishing = [call_layer(row.name) for row in layers if 0 < row.norm < VANISHING_BELOW]
+    flat = [call_layer(row.name) for row in layers if row.norm == 0]
     sentences = []
     if overflowing:
         verb, where = ("is", "there") if len(overflowing) == 1 else ("are", "in them")
@@ -120,7 +128,7 @@ def _gap(layers: tuple[LayerCurvature, ...]) -> list[str]:
     if abs(gap - 1) < 0.01:
         return ["The exact Hessian and Gauss-Newton agree within 1 % on every layer."]
     times = format_times(gap) if abs(gap - 1) >= 0.05 else format_number(gap)
-    return [f"{printable(name)}'s exact Hessian is {times} times its Gauss-Newton approximation."]
+    return [f"{call_layer(name)}'s exact Hessian is {times} times its Gauss-Newton approximation."]
 
 
 def _doubt(report: CurvatureReport) -> list[str]:
@@ -131,7 +139,7 @@ def _doubt(report: CurvatureReport) -> list[str]:
         shown += [row.top, row.bottom] if ends_are_shown else []
         doubtful = [estimate for estimate in shown if estimate is not None and not estimate.converged]
         if doubtful:
-            doubts.append(("the network" if row is report.network else row.name, doubtful[0]))
+            doubts.append(("the network" if row is report.network else call_layer(row.name), doubtful[0]))
     if not doubts:
         return []
     reason = _unstopped(doubts[0][1].reason)

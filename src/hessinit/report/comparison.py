@@ -219,7 +219,15 @@ class Comparison:
 
         write_text(path, render_comparison_page(self))
 
-    def plot_losses(self, learning_rate: float | None = None, axes: Sequence[Axes] | None = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw what there is to see: the map of starts and rates, or a sweep's final loss over lr·‖H‖."""
+        from hessinit.present.comparison_figure import draw_heatmap, draw_sweep_losses
+
+        return draw_sweep_losses(self, ax) if self.kind == "sweep" else draw_heatmap(self, ax)
+
+    def plot_losses(
+        self, learning_rate: float | None = None, axes: Sequence[Axes] | None = None
+    ) -> tuple[Axes, ...]:
         """Draw the loss curves, one panel for each rate or for the one given; returns matplotlib axes."""
         from hessinit.present.comparison_figure import draw_losses
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 from collections.abc import Callable
@@ -182,6 +181,13 @@ class Initialization:
                 f"{source} is not a whole initialization: {what}. Was the file edited or cut?"
             ) from problem
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the result as one web page that needs nothing else: before, after, rate and search."""
+        from hessinit.present.page.initialization import initialization_page
+        from hessinit.present.page.render import render_page
+
+        write_text(path, render_page(initialization_page(self)))
+
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the norms before and after over depth, with the target; on `ax` or a new figure."""
         from hessinit.present.initialization_figure import draw_initialization
@@ -202,7 +208,9 @@ class Initialization:
         return render_initialization(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from hessinit.present.html import render_initialization_fragment
+
+        return render_initialization_fragment(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from hessinit.present.initialization_table import initialization_renderables

@@ -172,10 +172,11 @@ class CurvatureReport(ByName[LayerCurvature]):
         write_text(path, self.to_json())
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as one web page that needs nothing else."""
-        from hessinit.present.html import render_page
+        """Write the report as one web page that needs nothing else: charts to hover over, a table to sort."""
+        from hessinit.present.page.curvature import curvature_page
+        from hessinit.present.page.render import render_page
 
-        write_text(path, render_page(self))
+        write_text(path, render_page(curvature_page(self)))
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the norms over depth, on `ax` or a new figure; `plt.show()` or `savefig` is up to you."""
@@ -194,6 +195,12 @@ class CurvatureReport(ByName[LayerCurvature]):
         from hessinit.present.diagnostics_figure import draw_diagnostics
 
         return draw_diagnostics(self, ax)
+
+    def plot_spectrum(self, layer: str = "network", ax: Axes | None = None) -> Axes:
+        """Draw the spectral density and the largest eigenvalues of a layer, where they were asked for."""
+        from hessinit.present.spectrum_figure import draw_spectrum
+
+        return draw_spectrum(self, layer, ax)
 
     def __repr__(self) -> str:
         norm = f"{self.network.norm:.3g}"

@@ -1,6 +1,7 @@
 """What a page holds, as plain data: words, charts and tables in sections. Nothing here is HTML yet.
 
-Numbers may be nan or infinite: a chart draws these at the edge of its axis and names them.
+Numbers may be nan or infinite: a chart draws these at the edge of its axis and names them. None is a number
+that there is not: nothing is drawn for it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Numbers = Sequence[float]
-# One of the names in render.COLORS: "blue", "vermilion", "green", "sky", "orange", "purple", "grey".
+Numbers = Sequence[float | None]
+# One of the names in render.COLORS: "blue", "vermilion", "green", "sky", "orange", "purple", "grey";
+# or "ramp:0.25", a number from 0 (dark) to 1 (light), for curves that have an order.
 Color = str
 
 
@@ -48,7 +50,7 @@ class DepthSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class DepthChart:
-    """Numbers over the layers in the order they run, on a logarithmic axis."""
+    """Numbers over the layers in the order they run; sizes on a logarithmic axis, shares on a plain one."""
 
     caption: str
     description: str  # the text alternative: what a reader who cannot see it must know
@@ -57,6 +59,7 @@ class DepthChart:
     y_label: str
     bands: Sequence[Band] = ()
     rules: Sequence[Rule] = ()
+    log: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,8 @@ class LineSeries:
     color: Color = "blue"
     dashed: bool = False
     points: bool = False  # marks instead of a line
+    symbol: str = "circle"  # of the marks: or "cross", "square", "diamond", "triangle"
+    in_legend: bool = True
     low: Numbers | None = None
     high: Numbers | None = None
     details: Sequence[str] | None = None
@@ -85,6 +90,8 @@ class LineChart:
     y_label: str
     log_x: bool = False
     log_y: bool = False
+    x_range: tuple[float, float] | None = None  # for charts side by side; what is beyond is cut off
+    y_range: tuple[float, float] | None = None
     bands: Sequence[Band] = ()
     rules: Sequence[Rule] = ()
 
@@ -105,6 +112,7 @@ class HeatMap:
     log_color: bool = False
     low_is_good: bool = True
     details: Sequence[Sequence[str]] | None = None
+    marked: Sequence[Sequence[bool]] | None = None  # cells with a frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +145,8 @@ class TableColumn:
     keys: Sequence[float | str] | None = None
     # A class for each cell: vanishing … exploding, best, diverged, yes, no; "" for none.
     marks: Sequence[str] | None = None
+    group: str = ""  # neighbours of the same group have this heading above their own
+    links: Sequence[str] | None = None  # places in the page, "#table-1"; "" for none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +161,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """A paragraph; `tone` is "plain", "strong", "small" or "note"."""
+    """A paragraph; `tone` is "plain", "strong", "small" or "note"; or "heading", of what follows."""
 
     text: str
     tone: str = "plain"
@@ -175,13 +185,29 @@ class Section:
 
     heading: str
     blocks: Sequence[Block]
+    subtitle: str = ""
+    anchor: str = ""  # where links lead; of letters, digits and hyphens, and no two alike
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyNumber:
+    """One of the few numbers that stand large beside the verdict; `text` is the number as it is shown."""
+
+    label: str
+    text: str
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The title, the verdict in words on top, the sections, and where the numbers come from."""
+    """The title, the verdict in words on top, the sections, and where the numbers come from.
+
+    `tone` colours the verdict: "good", "fair" or "bad"; "plain" leaves it without.
+    """
 
     title: str
     verdict: Sequence[str]
     sections: Sequence[Section]
     footer: str = ""
+    numbers: Sequence[KeyNumber] = ()
+    tone: str = "plain"

@@ -1,0 +1,105 @@
+"""A table of the content as rows of cells: what the template writes and what the script sorts by."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from hessinit.present.page.content import Table, TableColumn
+
+LONG_FROM = 25  # rows: more scroll inside their frame, under headings that stay
+_NUMBER = re.compile(r"[-−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf)", re.IGNORECASE)
+WORDS_FROM = 40  # letters: longer texts may break into lines
+DOTS = ("vanishing", "gentle", "ok", "sharp", "exploding")
+TONES = ("best", "diverged", "yes", "no")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, its classes, what to sort it by ("" at the end), and where it leads."""
+
+    text: str
+    classes: str
+    key: str
+    dot: str
+    link: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A cell of the head: of one column, or (`column` None) of a group of them."""
+
+    text: str
+    classes: str
+    column: int | None
+    across: int = 1
+    down: int = 1
+
+
+def headings(table: Table) -> list[list[Heading]]:
+    """The rows of the head: a second one where columns have a group's heading above them."""
+    grouped = any(column.group for column in table.columns)
+    upper: list[Heading] = []
+    lower: list[Heading] = []
+    for name, members in groupby(enumerate(table.columns), key=lambda numbered: numbered[1].group):
+        together = list(members)
+        first = together[0][0]
+        if name:
+            upper.append(Heading(name, "group begins" if first else "group", None, across=len(together)))
+        for number, column in together:
+            begins = "begins" if name and number == first and first else ""
+            classes = " ".join(filter(None, ("number" if column.is_number else "", begins)))
+            down = 2 if grouped and not name else 1
+            (lower if name else upper).append(Heading(column.heading, classes, number, down=down))
+    return [upper, lower] if lower else [upper]
+
+
+def _first_of_groups(table: Table) -> set[int]:
+    """The columns with a line to their left."""
+    groups = [column.group for column in table.columns]
+    return {
+        number for number in range(1, len(groups)) if groups[number] and groups[number] != groups[number - 1]
+    }
+
+
+def rows(table: Table) -> list[list[Cell]]:
+    """The cells of each row, the fixed ones last."""
+    begins = _first_of_groups(table)
+    columns = [_cells(column, position in begins) for position, column in enumerate(table.columns)]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _cells(column: TableColumn, begins: bool) -> list[Cell]:
+    marks: Sequence[str] = column.marks or [""] * len(column.cells)
+    links: Sequence[str] = column.links or [""] * len(column.cells)
+    keys: Sequence[float | str] = column.keys or [
+        number_in(text) if column.is_number else text for text in column.cells
+    ]
+    found = []
+    for text, key, mark, link in zip(column.cells, keys, marks, links, strict=True):
+        known = mark if mark in TONES else ""
+        shape = "number" if column.is_number else "words" if len(text) > WORDS_FROM else ""
+        classes = " ".join(filter(None, (shape, known, "begins" * begins)))
+        dot = mark if mark in DOTS else ""
+        found.append(Cell(text, classes, _write_key(key), dot, link if link.startswith("#") else ""))
+    return found
+
+
+def number_in(text: str) -> float:
+    """The first number of a cell; nan, which is sorted to the end, where there is none.
+
+    >>> [number_in(text) for text in ("~1,230", "× 0.21", "1.2e-07 ± 3", "inf", "–", "(256, 784)")]
+    [1230.0, 0.21, 1.2e-07, inf, nan, 256.0]
+    """
+    found = _NUMBER.search(text)
+    # A "nan" in the text is no number; the "inf" in "information" would be one, but words are no numbers.
+    return float(found[0].replace(",", "").replace("−", "-")) if found else math.nan
+
+
+def _write_key(key: float | str) -> str:
+    if isinstance(key, str):
+        return key
+    return "" if math.isnan(key) else repr(float(key))
