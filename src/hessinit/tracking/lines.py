@@ -1,0 +1,100 @@
+"""The file of JSON lines that a tracker writes as it goes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hessinit.errors import ProblemError
+from hessinit.report.json_form import Plain, to_plain
+from hessinit.report.tracking import TrackedPoint, Tracking, read_lines
+from hessinit.report.tracking_lines import END, KIND, SCHEMA
+from hessinit.tracking.losses import Losses
+
+
+class Lines:
+    """Opened for every line, which is with the operating system before the next step: a killed run has it.
+
+    `earlier` is what an earlier run wrote, where this one goes on with it.
+    """
+
+    def __init__(self, path: Path, earlier: Tracking | None) -> None:
+        self.path = path
+        self.earlier = earlier
+        self._place = path.absolute()  # training may move to another folder
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Write the header, unless an earlier run did."""
+        if self.earlier is None:
+            self._write({"kind": KIND, "schema": SCHEMA, "lines": True, **to_plain(header)})
+
+    def add(self, point: TrackedPoint, losses: Losses) -> None:
+        self._write({**to_plain(point), **_since_last(losses)})
+
+    def end(self, facts: Mapping[str, Plain], losses: Losses) -> None:
+        self._write({"line": END, **facts, **_since_last(losses)})
+
+    def discard(self) -> None:
+        """Take the file away again, unless an earlier run wrote to it."""
+        if self.earlier is None:
+            self._place.unlink(missing_ok=True)
+
+    def _write(self, data: Mapping[str, Plain]) -> None:
+        with self._place.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(data, allow_nan=False) + "\n")
+
+
+def _since_last(losses: Losses) -> dict[str, Plain]:
+    return {"losses": to_plain(losses.unwritten()), "stride": losses.stride}
+
+
+def open_lines(path: str | os.PathLike[str], resume: bool) -> Lines:
+    """A new file of that name or, where it is taken, of the next free one; `resume` goes on in it."""
+    wanted = check_path(path)
+    if resume and wanted.exists():
+        return _go_on(wanted)
+    for name in itertools.chain([wanted], (_numbered(wanted, number) for number in itertools.count(2))):
+        try:
+            name.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return Lines(name, None)
+    raise AssertionError  # there is always another number
+
+
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """The name of a file in a folder that exists."""
+    try:
+        wanted = Path(os.fspath(path))
+    except TypeError:
+        raise ProblemError(
+            f"path is a {type(path).__name__}; it must be the name of a file, such as 'curvature.jsonl', or "
+            "None for none."
+        ) from None
+    if wanted.is_dir():
+        raise ProblemError(f"path={str(path)!r} is a folder; give the name of a file in it.")
+    if not wanted.parent.is_dir():
+        raise ProblemError(
+            f"path={str(path)!r}: the folder {wanted.parent} does not exist. Create it first, or pass "
+            "path=None to write no file."
+        )
+    return wanted
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def _go_on(path: Path) -> Lines:
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    try:
+        earlier = read_lines(content[:whole], source=str(path))
+    except ValueError as problem:
+        raise ProblemError(f"cannot resume: {problem}") from problem
+    os.truncate(path, whole)  # what a killed run left half-written
+    return Lines(path, earlier)
