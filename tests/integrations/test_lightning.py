@@ -1,0 +1,285 @@
+"""The Lightning callback in real runs of the real Trainer."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+from torch import nn
+
+import hessinit
+from hessinit.integrations.lightning import CurvatureCallback
+from hessinit.tracking.budget import Budget
+from integrations.launching import HERE, run
+from integrations.lightning_digits import (
+    LOSS,
+    digits,
+    digits_module,
+    loader,
+    make_network,
+    plain_network,
+    trainer_of,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These runs last milliseconds; that the share is kept is tested with the tracker."""
+    monkeypatch.setattr(Budget, "affords", lambda self: True)
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_run_is_measured_at_the_start_and_followed(package: str, tmp_path: Path) -> None:
+    library = importlib.import_module(package)
+    network = plain_network()
+    before = copy.deepcopy(network)
+    callback = CurvatureCallback(LOSS, every=2, each_layer=True)
+    trainer_of(library, tmp_path, callback, max_steps=4).fit(digits_module(library, network), loader())
+    tracking = callback.tracking
+    assert [point.step for point in tracking.points] == [0, 2, 4]
+    for point, model in ((tracking.points[0], before), (tracking.points[-1], network)):
+        truth = hessinit.measure(model, LOSS, digits(16), tolerance=1e-4)  # the first training batch
+        assert point.norm == pytest.approx(truth.network.norm, rel=0.02)
+        assert point.lr_times_norm == pytest.approx(0.1 * truth.network.norm, rel=0.02)
+        assert set(point.layers) == {"network.0", "network.2"}
+    assert callback.initialization is None
+    stored = hessinit.report.tracking.read_lines((tmp_path / "curvature.jsonl").read_bytes())
+    assert [point.norm for point in stored.points] == [point.norm for point in tracking.points]
+
+
+def test_training_is_not_changed_by_a_bit(tmp_path: Path) -> None:
+    trained = []
+    for callbacks in ([], [CurvatureCallback(LOSS, every=1)]):
+        torch.manual_seed(3)
+        module = digits_module(lightning, make_network(), momentum=0.9)
+        trainer_of(lightning, tmp_path, *callbacks, max_epochs=2).fit(module, loader(shuffle=True))
+        trained.append((module, torch.get_rng_state()))
+    (without, state), (followed, other_state) = trained
+    assert len(callbacks[0].tracking.points) == 9
+    assert same_weights(without, followed)
+    assert torch.equal(state, other_state)
+
+
+def test_weights_are_initialized_for_the_optimizers_rate_before_the_first_step(tmp_path: Path) -> None:
+    network = plain_network()
+    parameters = list(network.parameters())
+    callback = CurvatureCallback(LOSS, initialize=True, path=tmp_path / "run.jsonl")
+    trainer_of(lightning, tmp_path, callback, max_steps=1).fit(
+        digits_module(lightning, network, lr=0.5), loader()
+    )
+    result = callback.initialization
+    assert (result.lr, result.kappa, result.converged) == (0.5, 4, True)
+    assert callback.tracking.points[0].norm == pytest.approx(8, rel=0.06)
+    assert callback.tracking.initialization == result
+    assert any("beyond the edge of stability on purpose" in note for note in callback.tracking.notes)
+    assert all(one is other for one, other in zip(network.parameters(), parameters, strict=True))
+    assert (tmp_path / "run.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "kind"),
+    [
+        (lambda weights: torch.optim.SGD(weights, lr=0.2, momentum=0.8), 0.2, "sgd"),
+        (lambda weights: torch.optim.AdamW(weights, lr=1e-3), 1e-3, "adamw"),
+    ],
+)
+def test_momentum_and_adam_are_told_apart(optimizer: Any, lr: float, kind: str, tmp_path: Path) -> None:
+    module = digits_module(lightning, plain_network())
+    module.configure_optimizers = lambda: optimizer(module.parameters())
+    callback = CurvatureCallback(LOSS, initialize=True)
+    trainer_of(lightning, tmp_path, callback, max_steps=1).fit(module, loader())
+    result = callback.initialization
+    assert result.lr == lr
+    if kind == "sgd":  # steps last 1/(1 − 0.8) = 5 times as long
+        assert result.target == pytest.approx(4 / (5 * lr))
+    else:  # the scheme alone decides: nothing is scaled
+        assert set(result.scales.values()) == {1.0}
+
+
+def test_the_rate_that_a_schedule_works_towards_counts(tmp_path: Path) -> None:
+    module = digits_module(lightning, plain_network())
+
+    def warming_up() -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.4)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 10))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    module.configure_optimizers = warming_up
+    callback = CurvatureCallback(LOSS, initialize=True, every=1)
+    trainer_of(lightning, tmp_path, callback, max_steps=2).fit(module, loader())
+    assert callback.initialization.lr == 0.4
+    assert [point.lr for point in callback.tracking.points] == pytest.approx([0, 0.04, 0.08])
+
+
+def test_a_resumed_run_is_not_initialized_again(tmp_path: Path) -> None:
+    def fit(epochs: int, checkpoint: Path | None = None) -> tuple[Any, CurvatureCallback]:
+        torch.manual_seed(5)
+        module = digits_module(lightning, plain_network(), momentum=0.9)
+        callback = CurvatureCallback(LOSS, every=2, initialize=True, path=tmp_path / f"{epochs}.jsonl")
+        trainer = trainer_of(lightning, tmp_path, callback, max_epochs=epochs)
+        trainer.fit(module, loader(), ckpt_path=checkpoint, weights_only=False)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return module, callback
+
+    straight, _ = fit(2)
+    (tmp_path / "2.jsonl").unlink()
+    fit(1)
+    resumed, callback = fit(2, tmp_path / "last.ckpt")
+    assert callback.initialization is None
+    assert same_weights(straight, resumed)
+    assert [point.step for point in callback.tracking.points] == [4, 6, 8]
+
+
+def test_accumulated_batches_count_as_one_step(tmp_path: Path) -> None:
+    module = digits_module(lightning, plain_network())
+    callback = CurvatureCallback(LOSS, every=1)
+    trainer_of(lightning, tmp_path, callback, max_epochs=1, accumulate_grad_batches=2).fit(module, loader())
+    assert [point.step for point in callback.tracking.points] == [0, 1, 2]
+    expected = [sum(module.seen[:2]) / 2, sum(module.seen[2:]) / 2]
+    assert [loss for _, loss in callback.tracking.losses] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_edge_of_stability_is_announced_unless_it_should_not(tmp_path: Path) -> None:
+    def fit(**options: Any) -> None:
+        module = digits_module(lightning, plain_network(), lr=1000.0)
+        callback = CurvatureCallback(LOSS, **options)
+        trainer_of(lightning, tmp_path, callback, max_steps=1).fit(module, loader())
+
+    with pytest.warns(hessinit.EdgeOfStabilityWarning, match="step 0"):
+        fit()
+    fit(warn=False)
+
+
+def test_scalars_go_to_every_logger_and_lines_to_the_folder_of_the_first(tmp_path: Path) -> None:
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    loggers = [CSVLogger(tmp_path / "text"), TensorBoardLogger(tmp_path / "board")]
+    callback = CurvatureCallback(LOSS, every=2)
+    trainer_of(lightning, tmp_path, callback, max_steps=2, logger=loggers).fit(
+        digits_module(lightning, plain_network()), loader()
+    )
+    folder = Path(loggers[0].log_dir)
+    norms = [point.norm for point in callback.tracking.points]
+    assert len(norms) == 2
+    assert (folder / "curvature.jsonl").exists()
+    rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+    logged = [float(row["hessinit/norm"]) for row in rows if row["hessinit/norm"]]
+    assert logged == pytest.approx(norms, rel=1e-5)
+    board = EventAccumulator(loggers[1].log_dir).Reload()
+    assert [(one.step, one.value) for one in board.Scalars("hessinit/norm")] == [
+        (0, pytest.approx(norms[0], rel=1e-5)),
+        (2, pytest.approx(norms[1], rel=1e-5)),
+    ]
+
+
+def test_several_optimizers_leave_the_sharpness_without_a_rate(tmp_path: Path) -> None:
+    module = digits_module(lightning, plain_network())
+    module.automatic_optimization = False
+    module.configure_optimizers = lambda: [
+        torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (module.network[0], module.network[2])
+    ]
+
+    def training_step(batch: Any, batch_idx: int) -> None:
+        loss = LOSS(module(batch[0]), batch[1])
+        for optimizer in module.optimizers():
+            optimizer.zero_grad()
+        module.manual_backward(loss)
+        for optimizer in module.optimizers():
+            optimizer.step()
+
+    module.training_step = training_step
+    callback = CurvatureCallback(LOSS, every=2)
+    trainer_of(lightning, tmp_path, callback, max_epochs=1).fit(module, loader(32))
+    assert [(point.step, point.edge) for point in callback.tracking.points] == [
+        (0, None),
+        (2, None),
+        (4, None),
+    ]
+    refusing = CurvatureCallback(LOSS, initialize=True)
+    with pytest.raises(hessinit.ProblemError, match=r"not one optimizer.*initialize=\{'lr': 0.1"):
+        trainer_of(lightning, tmp_path, refusing, max_epochs=1).fit(module, loader(32))
+
+
+def test_the_batch_may_be_given_or_made_from_the_first_one(tmp_path: Path) -> None:
+    given = []
+    for batch in (digits(8), lambda caught: (caught[0][:8], caught[1][:8])):
+        callback = CurvatureCallback(LOSS, batch=batch)
+        torch.manual_seed(0)
+        trainer_of(lightning, tmp_path, callback, max_steps=1).fit(
+            digits_module(lightning, plain_network()), loader()
+        )
+        assert callback.tracking.examples == 8
+        given.append(callback.tracking.points[0].norm)
+    assert given[0] == given[1]
+
+
+def test_a_batch_that_cannot_be_measured_ends_the_run_at_once(tmp_path: Path) -> None:
+    callback = CurvatureCallback(LOSS, batch=digits(8)[0])
+    with pytest.raises(hessinit.ProblemError, match="batch is a Tensor"):
+        trainer_of(lightning, tmp_path, callback, max_steps=1).fit(
+            digits_module(lightning, plain_network()), loader()
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": nn.CrossEntropyLoss}, "must be callable as loss"),
+        ({"every": 0}, "every=0 must be a whole number, 1 or more"),
+        ({"share": 2}, "share=2 must be a number above 0"),
+        ({"initialize": "yes"}, "initialize='yes' must be True, False, or a dict"),
+        ({"initialize": {"rate": 0.1}}, "initialize does not know 'rate'; it takes lr"),
+        ({"each_layers": True}, "does not know 'each_layers'.*Did you mean 'each_layer'"),
+        ({"lr": 0.1}, "lr=0.1 is read from the trainer; leave it out; for the initialization"),
+    ],
+)
+def test_a_wrong_option_is_refused_when_the_callback_is_made(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hessinit.ProblemError, match=message):
+        CurvatureCallback(**{"loss": LOSS, **options})
+
+
+def test_a_sharding_strategy_is_refused() -> None:
+    trainer = SimpleNamespace(strategy=type("FSDPStrategy", (), {})())
+    with pytest.raises(hessinit.ProblemError, match="FSDPStrategy keeps a part.*before Trainer.fit"):
+        CurvatureCallback(LOSS).on_fit_start(trainer, None)
+
+
+def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "hessinit.integrations.lightning")
+    with pytest.raises(ImportError, match=r"pip install 'hessinit\[lightning\]'"):
+        importlib.import_module("hessinit.integrations.lightning")
+
+
+def test_two_ranks_of_ddp_have_the_same_weights_and_the_same_failures(tmp_path: Path) -> None:
+    done = run([sys.executable, str(HERE / "lightning_script.py")], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = {path.name: path.read_text().splitlines() for path in tmp_path.glob("rank-*.txt")}
+    assert sorted(lines) == ["rank-0.txt", "rank-1.txt"]
+    (first, *failed), (second, *told) = lines["rank-0.txt"], lines["rank-1.txt"]
+    assert first == second
+    assert "ZeroDivisionError: division by zero" in failed[0]
+    assert "RuntimeError: initializing failed on rank 0" in told[0]
+    assert "ZeroDivisionError" in told[0]
+    assert (tmp_path / "curvature.jsonl").exists()

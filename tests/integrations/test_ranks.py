@@ -1,0 +1,46 @@
+"""Several processes: the same bits on every rank, and no rank left waiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hessinit
+from hessinit.integrations.ranks import check_whole_weights, is_first_rank, on_first_rank, share_weights
+from integrations.launching import HERE, run_on_two_ranks
+
+
+def test_alone_the_work_is_done_and_nothing_is_sent() -> None:
+    model = nn.Linear(2, 2)
+    assert is_first_rank()
+    assert on_first_rank(lambda: 42, model, doing="counting") == 42
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        on_first_rank(lambda: 1 / 0, model, doing="dividing")
+    share_weights(model)
+
+
+def test_two_ranks_share_every_kind_of_weight_and_every_failure(tmp_path: Path) -> None:
+    (first, said), (second, told) = run_on_two_ranks(HERE / "rank_script.py", tmp_path)
+    assert (first, second) == (0, 0), said + told
+    assert "rank 0: IndexError: list index out of range" in said
+    assert "rank 1: RuntimeError: looking failed on rank 0, so that every rank stops: IndexError" in told
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_sharded_weights_are_refused(tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(hessinit.ProblemError, match="sharded over the ranks.*before the model"):
+            check_whole_weights(model)
+    finally:
+        torch.distributed.destroy_process_group()
+    check_whole_weights(nn.Linear(4, 4))

@@ -1,0 +1,221 @@
+"""The callback for the Trainer of Transformers, in real runs."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+import hessinit
+from hessinit.integrations.transformers import CurvatureCallback
+from hessinit.report.tracking import read_lines
+from hessinit.tracking.budget import Budget
+from integrations.launching import HERE, run_on_two_ranks
+from integrations.trainer_runs import Sentences, trainer_of
+
+
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These runs last milliseconds; that the share is kept is tested with the tracker."""
+    monkeypatch.setattr(Budget, "affords", lambda self: True)
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def norm_of(model: nn.Module, batch: Any) -> float:
+    model, loss, pair, options = hessinit.logits_problem(model, batch)
+    report = hessinit.measure(model.train(), loss, pair, dropout="freeze", tolerance=1e-4, **options)
+    return report.network.norm
+
+
+@pytest.mark.parametrize("kind", ["GPT-2", "BERT classifier"])
+def test_a_run_is_measured_at_the_start_and_followed(kind: str, tmp_path: Path) -> None:
+    callback = CurvatureCallback(every=2)
+    data = Sentences(classes=kind != "GPT-2")
+    trainer = trainer_of(tmp_path, callback, model=kind, data=data)
+    before = copy.deepcopy(trainer.model)
+    trainer.train()
+    tracking = callback.tracking
+    assert [point.step for point in tracking.points] == [0, 2, 4]
+    for point, model in ((tracking.points[0], before), (tracking.points[-1], trainer.model)):
+        assert point.norm == pytest.approx(norm_of(model, data.batch()), rel=0.02)
+        assert point.lr == 0.1
+    logged = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    assert list(tracking.losses) == logged
+    assert tracking.points[-1].training_loss == logged[-1][1]
+    stored = read_lines((tmp_path / "curvature.jsonl").read_bytes())
+    assert [point.norm for point in stored.points] == [point.norm for point in tracking.points]
+    assert callback.initialization is None
+
+
+class Masking:
+    """Draws from torch's generator and from one of its own, as collators for masked models do."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(6)
+
+    def __call__(self, examples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        tokens = torch.stack([one["input_ids"] for one in examples])
+        hidden = torch.rand(tokens.shape, generator=self.generator) + torch.rand(tokens.shape) < 0.8
+        hidden[:, 0] = True
+        return {
+            "input_ids": tokens.masked_fill(hidden, 1),
+            "labels": tokens.masked_fill(~hidden, -100),
+        }
+
+
+def test_training_is_not_changed_by_a_bit(tmp_path: Path) -> None:
+    trained = []
+    for callbacks in ([], [CurvatureCallback(every=1, warn=False)]):
+        trainer = trainer_of(
+            tmp_path, *callbacks, model="masked BERT", collator=Masking(), optim="adamw_torch", max_steps=6
+        )
+        trainer.train()
+        trained.append((trainer.model, torch.get_rng_state()))
+    (without, state), (followed, other_state) = trained
+    assert len(callbacks[0].tracking.points) == 7
+    assert same_weights(without, followed)
+    assert torch.equal(state, other_state)
+
+
+def test_weights_are_initialized_for_the_optimizers_rate_before_the_first_step(tmp_path: Path) -> None:
+    callback = CurvatureCallback(initialize=True)
+    trainer = trainer_of(tmp_path, callback, max_steps=1, lr_scheduler_type="linear", warmup_steps=3)
+    before = copy.deepcopy(trainer.model)
+    trainer.train()
+    result = callback.initialization
+    assert (result.lr, result.kappa) == (0.1, 0.5)  # a normalized network; the rate beyond the warmup
+    assert callback.tracking.points[0].lr == 0
+    assert callback.tracking.points[0].norm == pytest.approx(result.after.network.norm, rel=0.02)
+    assert not same_weights(before, trainer.model)
+
+
+def test_options_of_the_initialization_are_taken(tmp_path: Path) -> None:
+    callback = CurvatureCallback(initialize={"target": 2.0, "scheme": "keep", "dropout": "freeze"})
+    trainer_of(tmp_path, callback, max_steps=1, optim="adamw_torch").train()
+    assert callback.initialization.scheme == "keep"
+    assert callback.tracking.points[0].norm == pytest.approx(2, rel=0.06)
+
+
+def test_a_resumed_run_is_not_initialized_again(tmp_path: Path) -> None:
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    once = trainer_of(straight, CurvatureCallback(initialize=True))
+    once.train()
+    first = trainer_of(cut, CurvatureCallback(initialize=True, every=2), save_strategy="steps", save_steps=2)
+    first.args.max_steps = 2
+    first.train()
+    callback = CurvatureCallback(initialize=True, every=2)
+    resumed = trainer_of(cut, callback)
+    resumed.train(resume_from_checkpoint=str(cut / "checkpoint-2"))
+    assert callback.initialization is None
+    assert same_weights(once.model, resumed.model)
+    assert [point.step for point in callback.tracking.points] == [0, 2, 4]  # it goes on in the file
+
+
+def test_accumulated_batches_count_as_one_step(tmp_path: Path) -> None:
+    callback = CurvatureCallback(every=1, warn=False)
+    trainer_of(tmp_path, callback, max_steps=2, gradient_accumulation_steps=2).train()
+    assert [point.step for point in callback.tracking.points] == [0, 1, 2]
+
+
+def test_the_edge_of_stability_is_announced(tmp_path: Path) -> None:
+    with pytest.warns(hessinit.EdgeOfStabilityWarning, match="step 0"):
+        trainer_of(tmp_path, CurvatureCallback(), max_steps=1, learning_rate=1e4).train()
+    trainer_of(tmp_path, CurvatureCallback(warn=False), max_steps=1, learning_rate=1e4).train()
+
+
+def test_the_loss_is_the_one_that_the_trainer_smooths(tmp_path: Path) -> None:
+    callback = CurvatureCallback()
+    data = Sentences(4)
+    # Not GPT-2: there the Trainer counts one token too many for each sentence, and its loss is 4/5 of this.
+    trainer = trainer_of(
+        tmp_path, callback, model="Llama", data=data, max_steps=1, label_smoothing_factor=0.2
+    )
+    trainer.train()
+    assert callback.tracking.points[0].loss == pytest.approx(trainer.state.log_history[0]["loss"], rel=1e-3)
+
+
+def test_scalars_go_to_tensorboard_and_to_the_active_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sent: list[dict[str, float]] = []
+    active = SimpleNamespace(step=0, log=lambda values, **_: sent.append(values))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=active))
+    callback = CurvatureCallback(every=2)
+    trainer_of(tmp_path, callback, max_steps=2, report_to=["tensorboard"]).train()
+    norms = [point.norm for point in callback.tracking.points]
+    board = EventAccumulator(str(tmp_path / "runs" / "curvature")).Reload()
+    assert [(one.step, one.value) for one in board.Scalars("hessinit/norm")] == [
+        (0, pytest.approx(norms[0], rel=1e-5)),
+        (2, pytest.approx(norms[1], rel=1e-5)),
+    ]
+    assert [values["hessinit/norm"] for values in sent] == norms
+
+
+def test_a_batch_may_be_given(tmp_path: Path) -> None:
+    callback = CurvatureCallback(batch=Sentences().batch(7), task="causal-lm")
+    trainer_of(tmp_path, callback, max_steps=1).train()
+    assert callback.tracking.examples == 7
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from Sentences()
+
+
+def test_a_stream_is_refused_and_needs_a_batch(tmp_path: Path) -> None:
+    with pytest.raises(hessinit.ProblemError, match="iterable dataset.*pass batch="):
+        trainer_of(tmp_path, CurvatureCallback(), data=Stream()).train()
+    callback = CurvatureCallback(batch=Sentences().batch())
+    trainer_of(tmp_path, callback, data=Stream(), max_steps=1).train()
+    assert callback.tracking.examples == 4
+
+
+@pytest.mark.parametrize("sharding", [{"fsdp": "full_shard"}, {"deepspeed": {"zero_optimization": {}}}])
+def test_sharded_training_is_refused(sharding: dict[str, Any]) -> None:
+    with pytest.raises(hessinit.ProblemError, match="FSDP and DeepSpeed keep a part.*before Trainer.train"):
+        CurvatureCallback().on_train_begin(SimpleNamespace(**sharding), None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "translation"}, "task='translation' is unknown; choose from 'auto', 'causal-lm'"),
+        ({"every": 0}, "every=0 must be a whole number, 1 or more"),
+        ({"resume": True}, "resume=True is read from the trainer; leave it out"),
+        ({"forwards": None}, "does not know 'forwards'"),
+    ],
+)
+def test_a_wrong_option_is_refused_when_the_callback_is_made(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hessinit.ProblemError, match=message):
+        CurvatureCallback(**options)
+
+
+def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "hessinit.integrations.transformers")
+    with pytest.raises(ImportError, match=r"pip install 'hessinit\[transformers\]'"):
+        importlib.import_module("hessinit.integrations.transformers")
+
+
+def test_two_ranks_of_ddp_have_the_same_weights_and_the_same_failures(tmp_path: Path) -> None:
+    (first, said), (second, told) = run_on_two_ranks(HERE / "trainer_script.py", tmp_path)
+    assert (first, second) == (0, 0), said + told
+    lines = [path.read_text().splitlines() for path in sorted(tmp_path.glob("rank-*.txt"))]
+    assert lines[0][0] == lines[1][0]
+    assert lines[0][1].startswith("ProblemError: target=-1 must be a positive, finite number")
+    assert lines[1][1].startswith("RuntimeError: initializing failed on rank 0")
+    assert (tmp_path / "curvature.jsonl").exists()

@@ -1,0 +1,119 @@
+"""Real models of Transformers, made from tiny configurations: no download, a thousand weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+VOCABULARY, LENGTH, WIDTH = 11, 5, 4
+_SPECIAL: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+
+
+def _gpt2(**settings: Any) -> Any:
+    return transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=1, n_head=2, **_SPECIAL, **settings
+    )
+
+
+def _bert(**settings: Any) -> Any:
+    return transformers.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=6, max_position_embeddings=LENGTH, **_SPECIAL, **settings,
+    )  # fmt: skip
+
+
+def _llama() -> Any:
+    return transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=6, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=LENGTH, **_SPECIAL,
+    )  # fmt: skip
+
+
+def _distilbert() -> Any:
+    return transformers.DistilBertConfig(
+        vocab_size=VOCABULARY, dim=WIDTH, n_layers=1, n_heads=2, hidden_dim=6, num_labels=3,
+        max_position_embeddings=LENGTH, pad_token_id=0,
+    )  # fmt: skip
+
+
+def _t5() -> Any:
+    return transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=2, d_ff=6, num_layers=1, num_heads=2,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+
+
+def _vit() -> Any:
+    return transformers.ViTConfig(
+        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6, image_size=4,
+        patch_size=2, num_channels=1, num_labels=3,
+    )  # fmt: skip
+
+
+def _tokens(generator: torch.Generator, examples: int = 3) -> dict[str, Tensor]:
+    tokens = torch.randint(2, VOCABULARY, (examples, LENGTH), generator=generator)
+    mask = torch.ones_like(tokens)
+    mask[-1, 3:] = 0
+    return {"input_ids": tokens.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+def _causal(generator: torch.Generator) -> dict[str, Tensor]:
+    batch = _tokens(generator)
+    return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+
+
+def _masked(generator: torch.Generator) -> dict[str, Tensor]:
+    batch = _tokens(generator)
+    labels = torch.full_like(batch["input_ids"], -100)
+    labels[:, 1::2] = batch["input_ids"][:, 1::2]
+    return {**batch, "labels": labels}
+
+
+def _classes(generator: torch.Generator) -> dict[str, Tensor]:
+    return {**_tokens(generator), "labels": torch.tensor([0, 2, 1])}
+
+
+def _images(generator: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "pixel_values": torch.randn(3, 1, 4, 4, generator=generator),
+        "labels": torch.tensor([0, 2, 1]),
+    }
+
+
+def _values(generator: torch.Generator) -> dict[str, Tensor]:
+    return {**_tokens(generator), "labels": torch.tensor([0.5, -1.0, 2.0])}
+
+
+def _several(generator: torch.Generator) -> dict[str, Tensor]:
+    return {**_tokens(generator), "labels": torch.eye(3)}
+
+
+_MADE: dict[str, tuple[Any, Any, Any]] = {
+    "GPT-2": (transformers.GPT2LMHeadModel, _gpt2, _causal),
+    "Llama": (transformers.LlamaForCausalLM, _llama, _causal),
+    "masked BERT": (transformers.BertForMaskedLM, _bert, _masked),
+    "BERT classifier": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=3), _classes),
+    "DistilBERT classifier": (transformers.DistilBertForSequenceClassification, _distilbert, _classes),
+    "GPT-2 classifier": (transformers.GPT2ForSequenceClassification, lambda: _gpt2(num_labels=3), _classes),
+    "token classifier": (transformers.BertForTokenClassification, lambda: _bert(num_labels=11), _masked),
+    "regression": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=1), _values),
+    "several labels": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=3), _several),
+    "T5": (transformers.T5ForConditionalGeneration, _t5, _masked),
+    "ViT": (transformers.ViTForImageClassification, _vit, _images),
+}
+NAMES = list(_MADE)
+
+
+def model_and_batch(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The same weights and data at every call, in eval mode; larger weights than the library's 0.02."""
+    kind, config, data = _MADE[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = kind(config()).eval()
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.3)
+    return model, data(torch.Generator().manual_seed(2))
