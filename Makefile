@@ -13,7 +13,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: .venv/installed ## a sharp start, a sound one, both trained on the embedded digits: a page and a picture
+demo: .venv/installed ## two starts of a network, measured and trained on the embedded digits: a page and a picture
 	@$(BIN)/hessinit demo
 
 test: check ## check, then every test, doctest and README example

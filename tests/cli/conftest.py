@@ -65,6 +65,31 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
     return partial(run_interpreter, "-c", folder=tmp_path)
 
 
+def on_a_terminal(*arguments: str, folder: Path, **variables: str) -> str:
+    """What a person sees: stdout and stderr are the same pseudo-terminal."""
+    pty = pytest.importorskip("pty", reason="needs a pseudo-terminal")
+    reader, terminal = pty.openpty()
+    known = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    environment = {**known, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLUMNS": "80", **variables}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hessinit", *arguments],
+        cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal,
+    )  # fmt: skip
+    os.close(terminal)
+    seen = b""
+    while True:
+        try:
+            part = os.read(reader, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(reader)
+    assert process.wait(timeout=60) == 0, seen.decode()
+    return seen.decode()
+
+
 NET = """
 import torch
 from torch import nn

@@ -73,7 +73,7 @@ def test_a_wrong_place_is_answered_in_one_paragraph(run, net, tmp_path, monkeypa
         (["--device", "cuad"], "Error: --device cuad cannot be used here: "),
         (
             ["--layers", "haed"],
-            "layers='haed' fits no parameter of the model; its layers are conv, head. Did you",
+            "Error: --layers 'haed' fits no parameter of the model; its layers are conv, head. Did you",
         ),
         (["--colour"], "No such option"),
     ],
@@ -184,7 +184,46 @@ def test_a_function_that_exits_is_told_how_not_to(run, failing):
     assert "under `if __name__ == '__main__':`." in result.stderr
 
 
-def test_an_interruption_ends_the_command_without_a_traceback(run_process, failing):
-    result = run_process("measure", "failing.py:interrupted")
-    assert result.returncode != 0
-    assert "Traceback" not in result.stderr
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["measure"], "the measurement was not finished, and nothing was written."),
+        (["initialize"], "the initialization was not finished, and nothing was written."),
+        (["track", "--lr", "0.1"], "stopped before the first step, and nothing was written."),
+        (["compare"], "stopped before the first run."),
+    ],
+)
+def test_an_interruption_ends_the_command_with_a_line(run_process, failing, command, message):
+    result = run_process(command[0], "failing.py:interrupted", *command[1:])
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == f"Interrupted: {message}\n"
+
+
+def test_a_name_that_the_function_gave_is_not_taken_for_an_option(run, tmp_path):
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\ndef problem():\n"
+        "    batch = torch.ones(3, 2), torch.ones(3, 1)\n"
+        "    return torch.nn.Linear(2, 1), torch.nn.MSELoss(), batch, {'layers': 'haed'}\n"
+    )
+    for command in (["measure"], ["initialize"]):
+        result = run(*command, f"{path}:problem")
+        assert result.exit_code == 2
+        assert "Error: layers='haed' fits no parameter of the model" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "doing"),
+    [
+        (["initialize", "--lr", "0.1"], "initializing"),
+        (["track", "--lr", "0.1", "--batch-size", "2"], "tracking"),
+    ],
+)
+def test_initialize_and_track_show_the_user_s_frames_only(run, failing, command, doing):
+    result = run(command[0], f"{failing}:fails", *command[1:])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert frames(result.stderr) == [("failing.py", "fails"), ("failing.py", "helper")]
+    result = run(command[0], f"{failing}:fails_in_the_loss", *command[1:])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert frames(result.stderr) == [("failing.py", "loss")]
+    assert result.stderr.endswith(f"Error: {doing} {failing}:fails_in_the_loss failed, as shown above.\n")

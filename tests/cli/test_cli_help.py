@@ -11,17 +11,15 @@ from typer.models import OptionInfo
 import hessinit
 from hessinit.cli import app
 
-LOADED = (
-    "import sys; from hessinit.cli import app; app({!r}, standalone_mode=False); print(sorted(sys.modules))"
-)
-
 
 @pytest.mark.parametrize(
     ("arguments", "example"),
     [
         (["--help"], "hessinit measure net.py:problem"),
-        (["demo", "--help"], "hessinit demo --seed 1 --html demo.html"),
+        (["new", "--help"], "hessinit new experiments/net.py"),
         (["measure", "-h"], "hessinit measure net.py:problem --curvature both --layers 'conv*'"),
+        (["initialize", "--help"], "hessinit initialize net.py:problem --lr 0.1 --weights start.safetensors"),
+        (["track", "--help"], "hessinit track net.py:problem --lr 0.1 --initialize --html track.html"),
         (["reproduce", "--help"], "hessinit reproduce table-4 --reading one-hidden"),
         (["show", "--help"], "hessinit show report.json --html report.html"),
     ],
@@ -32,14 +30,30 @@ def test_help_gives_examples_line_by_line(run, arguments, example):
     assert re.search(rf"^ +{re.escape(example)}( |$)", result.stdout, flags=re.MULTILINE)
 
 
-def test_help_names_no_command_that_does_not_exist(run):
-    listed = run("--help").stdout.split("Commands:")[1]
-    commands = re.findall(r"^  (\w+)", listed, flags=re.MULTILINE)
-    assert commands == ["demo", "measure", "compare", "sweep", "reproduce", "show"]
+@pytest.mark.parametrize("command", [each.callback.__name__ for each in app.registered_commands])
+def test_every_command_has_an_example_and_says_how_it_ends(run, command):
+    text = run(command, "--help").stdout
+    assert re.search(rf"^ +hessinit {command}\b", text, flags=re.MULTILINE)
+    assert "Examples:" in text
+    if command != "demo":
+        assert "Exit status: 0 done," in text
+
+
+def test_help_lists_every_command_once_in_its_group(run):
+    listed = run("--help").stdout.split("-h, --help")[1].split("\n\n")[1:]
+    groups = {part.splitlines()[0]: re.findall(r"^  (\w+)", part, flags=re.MULTILINE) for part in listed}
+    assert groups == {
+        "Begin:": ["demo", "new"],
+        "Your network:": ["measure", "initialize", "track"],
+        "Many short trainings:": ["compare", "sweep"],
+        "The paper:": ["reproduce"],
+        "Saved results:": ["show"],
+    }
+    assert "..." not in "".join(listed)  # no line is cut
 
 
 def test_help_fits_a_narrow_terminal(run_process):
-    for arguments in (["--help"], ["demo", "--help"], ["reproduce", "--help"], ["show", "--help"]):
+    for arguments in (["--help"], ["new", "--help"], ["reproduce", "--help"], ["show", "--help"]):
         assert max(map(len, run_process(*arguments, COLUMNS="60").stdout.splitlines())) <= 60
 
 
@@ -61,15 +75,33 @@ def test_a_mistyped_command_is_wrong_usage(run_process):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["measure", "--help"], ["reproduce", "--help"], ["--version"]]
-)
-def test_help_loads_nothing_heavy(run_python, arguments):
-    result = run_python(LOADED.format(arguments))
+HEAVY = {
+    "torch",
+    "numpy",
+    "matplotlib",
+    "jinja2",
+    "hessinit.measuring",
+    "hessinit.comparing",
+    "hessinit.tracking",
+}
+
+
+def test_help_loads_nothing_heavy(run_python):
+    commands = [
+        ["--help"],
+        ["--version"],
+        *([each.callback.__name__, "--help"] for each in app.registered_commands),
+    ]
+    result = run_python(
+        "import sys; from hessinit.cli import app\n"
+        f"for arguments in {commands!r}: app(arguments, standalone_mode=False)\n"
+        "print(sorted(sys.modules))"
+    )
     assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Usage: ") == len(commands) - 1
     modules = set(re.findall(r"'([\w.]+)'", result.stdout.splitlines()[-1]))
     assert "hessinit.cli.measure" in modules
-    assert modules.isdisjoint({"torch", "numpy", "matplotlib", "jinja2", "hessinit.measuring"})
+    assert modules.isdisjoint(HEAVY)
 
 
 def test_help_takes_less_than_half_a_second_of_the_processor(run_process):
@@ -89,3 +121,42 @@ def test_an_option_called_like_its_value_is_spelled_out(command):
         for option in getattr(hint, "__metadata__", ()):
             if isinstance(option, OptionInfo) and (option.metavar or "").lower() == name:
                 assert option.default == f"--{name}"  # where typer keeps a first name until it looks
+
+
+# Where the same word has another meaning, or more to say.
+OWN_HELP = {
+    ("lr", "measure"), ("lr", "initialize"), ("lr", "track"), ("lr", "compare"), ("lr", "sweep"),
+    ("curvature", "measure"), ("layers", "sweep"), ("tolerance", "initialize"), ("optimizer", "initialize"),
+    ("steps", "track"), ("folder", "reproduce"), ("seeds", "reproduce"), ("as_json", "reproduce"),
+}  # fmt: skip
+
+
+def test_an_option_has_one_name_metavar_and_help_in_all_commands():
+    seen: dict[str, tuple[object, ...]] = {}
+    for command in (each.callback for each in app.registered_commands):
+        if command.__name__ == "demo":
+            continue
+        for name, hint in get_type_hints(command, include_extras=True).items():
+            for option in getattr(hint, "__metadata__", ()):
+                if isinstance(option, OptionInfo) and (name, command.__name__) not in OWN_HELP:
+                    shown = (option.metavar, option.help, option.default, option.param_decls)
+                    assert seen.setdefault(name, shown) == shown, (name, command.__name__)
+    assert len(seen) > 20
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("measure", "--lr --layers --curvature --json --html --seed --device --threads --save --picture"),
+        ("initialize", "--lr --layers --curvature --json --html --seed --device --threads --save --picture"),
+        ("track", "--lr --layers --curvature --json --html --seed --device --threads --save --picture"),
+        ("compare", "--lr --json --html --seeds --device --workers --save --picture"),
+        ("sweep", "--lr --layers --json --html --seeds --device --workers --save --picture"),
+        ("reproduce", "--json --seeds --workers --folder"),
+        ("show", "--json --html --picture"),
+    ],
+)
+def test_a_command_has_every_option_that_has_meaning_for_it(run, command, options):
+    text = run(command, "--help").stdout
+    for option in options.split():
+        assert re.search(rf"^  {option}\b", text, flags=re.MULTILINE), option

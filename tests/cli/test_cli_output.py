@@ -48,7 +48,7 @@ def test_a_reader_that_stops_early_sees_no_traceback(run_process, net):
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as closed:
-        result = run_process("demo", stdout=closed)
+        result = run_process("measure", "net.py:problem", stdout=closed)
     assert "Traceback" not in result.stderr
 
 
@@ -99,9 +99,9 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(run, net, tmp_
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_folder_without_permission_is_refused_before_any_work(run, tmp_path, monkeypatch):
+def test_a_folder_without_permission_is_refused_before_any_work(run, net, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda folder, mode: False)
-    result = run("demo", "--html", tmp_path / "r.html")
+    result = run("measure", f"{net}:problem", "--html", tmp_path / "r.html")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "is read-only for you" in result.stderr
 

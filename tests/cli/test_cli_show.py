@@ -36,12 +36,12 @@ def test_showing_needs_no_torch(run_python, saved):
     assert "fc3" in page.read_text()
 
 
-def test_what_json_printed_can_be_shown(run, saved, tmp_path):
+def test_what_json_printed_can_be_shown(run, net, tmp_path):
     piped = tmp_path / "piped.json"
-    piped.write_text(run("demo", "--json").stdout)
+    piped.write_text(run("measure", f"{net}:problem", "--json").stdout)
     result = run("show", piped)
     assert result.exit_code == 0
-    assert "conv1" in result.stdout
+    assert "conv" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,28 @@ from typing import Annotated
 import typer
 
 from hessinit._version import __version__
+from hessinit.cli.bash_words import complete_for_bash, is_asked_by_bash
 from hessinit.cli.compare import compare
 from hessinit.cli.demo import demo
+from hessinit.cli.grouped_help import GroupedHelp
+from hessinit.cli.initialize import initialize
 from hessinit.cli.measure import measure
+from hessinit.cli.new import new
 from hessinit.cli.output import print_text
 from hessinit.cli.reproduce import reproduce
 from hessinit.cli.show import show
 from hessinit.cli.sweep import sweep
+from hessinit.cli.track import track
 
 app = typer.Typer(
     name="hessinit",
+    cls=GroupedHelp,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # plain help: the examples stay as they are written, on any terminal
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, measure, compare, sweep, reproduce, show):
+for command in (demo, new, measure, initialize, track, compare, sweep, reproduce, show):
     app.command()(command)
 
 
@@ -34,6 +39,9 @@ def main() -> None:
         # An old terminal without ‖ shows a question mark; it must not end the command.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    if is_asked_by_bash():
+        sys.stdout.write(complete_for_bash(lambda: app(prog_name="hessinit")) + "\n")
+        return
     app(prog_name="hessinit")
 
 
@@ -52,14 +60,14 @@ def describe(
 ) -> None:
     """How sharp is each layer of a PyTorch network before the first step?
 
-    And which learning rate does that allow? hessinit measures it; the network stays as it was.
+    Which learning rate does that allow, and which first weights give the sharpness you want? A network is
+    given as FILE.py:FUNCTION; the function returns model, loss, batch.
 
     \b
     Examples:
-      hessinit demo                      a small network
-      hessinit measure net.py:problem    your network
-      hessinit compare net.py:problem    which start is best
-      hessinit sweep net.py:problem      the size of weights
-      hessinit reproduce table-4         the paper's numbers
-      hessinit show report.json          a saved result
+      hessinit demo                      the whole story
+      hessinit new net.py                a file to begin with
+      hessinit measure net.py:problem    how sharp is it?
+      hessinit initialize net.py:problem --lr 0.1
+      hessinit track net.py:problem --lr 0.1
     """

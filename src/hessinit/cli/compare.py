@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hessinit.cli.comparing import conduct
+from hessinit.cli.completing import complete_start
 from hessinit.cli.options import (
     AsHtml,
     AsJson,
@@ -16,7 +17,7 @@ from hessinit.cli.options import (
     Folder,
     Optimizer,
     Picture,
-    Problem,
+    RebuiltProblem,
     Save,
     Seeds,
     Steps,
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 
 
 def compare(
-    problem: Problem,
+    problem: RebuiltProblem,
     start: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=complete_start,
             help="default (the weights as they come), a scheme such as he or lsuv, or hessinit; NAME+warmup "
             "lets the rate rise. Repeat it for more.  [default: default, he, glorot, orthogonal, lsuv, "
             "hessinit]",
@@ -61,7 +63,7 @@ def compare(
     save: Save = None,
     picture: Picture = None,
 ) -> None:
-    """Train your network briefly from several starts, and see which is best.
+    """Train briefly from several starts, and see which is best.
 
     Every start is tried at every learning rate with every seed; the same seed gives the same numbers.
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hessinit.cli.failures import failures_explained
+from hessinit.cli.interrupts import INTERRUPTED
+from hessinit.cli.loading import name_unused
 from hessinit.cli.output import Output
 from hessinit.cli.progress import working
 from hessinit.cli.wording import in_words_of, translate
@@ -20,8 +22,6 @@ from hessinit.problem_file import find_problem
 
 if TYPE_CHECKING:
     from hessinit.report.comparison import Comparison
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 # The library's arguments, as they are called here.
 OPTIONS = {
@@ -55,7 +55,7 @@ def conduct(
 
                 verb = load_verb()
                 loaded = load_rebuildable(place)
-            _name_unused(problem, loaded.loaded.keywords)
+            name_unused(problem, [name for name in loaded.loaded.keywords if name != "forward"])
             with stdout_for_the_result():
                 comparison = verb(loaded.build, loaded.loss, loaded.data, forward=loaded.forward, **given)
     except KeyboardInterrupt as interruption:
@@ -83,10 +83,3 @@ def stdout_for_the_result() -> Iterator[None]:
         finally:
             os.dup2(kept, 1)
             os.close(kept)
-
-
-def _name_unused(problem: str, keywords: dict[str, Any]) -> None:
-    unused = [name for name in keywords if name != "forward"]
-    if unused:
-        names = ", ".join(unused)
-        typer.echo(f"{problem} also gives {names}, which only hessinit measure looks at.", err=True)

@@ -1,64 +1,249 @@
-"""`hessinit demo`: a small network on the embedded digits."""
+"""`hessinit demo`: the whole story on the embedded digits, with a page and a picture."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hessinit.cli.failures import failures_explained
-from hessinit.cli.options import LARGEST_SEED, AsHtml, AsJson, Diagnostics, Jacobians
-from hessinit.cli.output import Output, print_text
+from hessinit.cli.failures import failures_explained, stop
+from hessinit.cli.interrupts import ended_gently, interruption_explained
+from hessinit.cli.options import LARGEST_SEED, check_rate
+from hessinit.cli.output import print_report, print_text, stop_printing
 from hessinit.cli.progress import working
 
-INTRODUCTION = """\
-A LeNet (sigmoids, PyTorch's default weights), measured on 256 real handwritten digits.
-‖H‖ is how sharply the loss bends with a layer's weights; gap is exact over Gauss-Newton ‖H‖.
-"""
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-NEXT_STEPS = """
-Next, your own network. Write net.py:
+    from hessinit.present.demonstration import Story, Try
+    from hessinit.report.initialization import Initialization
+    from hessinit.report.report import CurvatureReport
+    from hessinit.report.tracking import Tracking
 
-    def problem():
-        ...
-        return model, loss, (inputs, targets)
-
-and run: hessinit measure net.py:problem"""
+FOLDER = Path("demo-output")
+PAGE, PICTURE = "demo.html", "curves.png"
+KIND = "hessinit demonstration"
 
 
 def demo(
+    lr: Annotated[
+        float | None,
+        typer.Option(callback=check_rate, metavar="X", help="Learning rate of both.  [default: 0.3]"),
+    ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, metavar="N", help="Seed of the initial weights.")
+        int, typer.Option(min=0, max=LARGEST_SEED, metavar="N", help="Seed of weights and mini-batches.")
     ] = 0,
-    jacobians: Jacobians = False,
-    diagnostics: Diagnostics = False,
-    as_json: AsJson = False,
-    html: AsHtml = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="Where the page and the picture go.  [default: demo-output]",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, and nothing else; files only with --folder.")
+    ] = False,
 ) -> None:
-    """Measure a small network on the embedded digits.
+    """Start a deep network twice, train it twice, on the embedded digits.
+
+    Once as PyTorch starts it, once with weights whose curvature fits the learning rate.
 
     \b
     Examples:
       hessinit demo
-      hessinit demo --seed 1 --html demo.html
-      hessinit demo --jacobians --diagnostics
+      hessinit demo --lr 0.03 --seed 1
+      hessinit demo --json --folder results
     """
-    output = Output(as_json, html)
-    output.check()
-    with failures_explained("the demo"), working("Measuring a small network on 256 digits …"):
-        import torch
+    target = folder if folder is not None else None if as_json else FOLDER
+    if target is not None:
+        _check_folder(target)
+    started = time.perf_counter()
+    with failures_explained("the demo"), ended_gently(), interruption_explained("the demo"):
+        telling = _Telling(lr, seed, silent=as_json)
+        telling.measure()
+        telling.initialize()
+        telling.train()
+        telling.try_other_seeds()
+        page, picture = telling.draw() if target is not None else ("", b"")
+        if target is not None:
+            _write(target, page, picture)
+    if as_json:
+        sys.stdout.write(json.dumps(telling.to_dict(), indent=2, allow_nan=False) + "\n")
+    if target is not None:
+        telling.say_where(target, time.perf_counter() - started)
 
-        from hessinit.demo import problem
-        from hessinit.measuring import measure as measure_curvature
 
-        # So small a network gains nothing from threads, and on a busy machine they wait for each other.
-        torch.set_num_threads(1)
-        report = measure_curvature(
-            *problem(seed), curvature="both", seed=seed, jacobians=jacobians, diagnostics=diagnostics
+class _Telling:
+    """The story, part by part: each is printed when it is known."""
+
+    report: CurvatureReport
+    initialization: Initialization
+    trackings: list[tuple[str, Tracking]]
+    story: Story
+
+    def __init__(self, lr: float | None, seed: int, silent: bool) -> None:
+        self.seed, self.silent = seed, silent
+        with working("Loading torch …"):
+            import torch
+
+            from hessinit.demo import network, trying
+
+            # So small a network gains nothing from threads, and on a busy machine they wait for each other.
+            torch.set_num_threads(1)
+        self._trying = trying
+        self.lr = network.LEARNING_RATE if lr is None else lr
+        self._tries: list[Try] = []
+
+    def measure(self) -> None:
+        from hessinit.demo.network import EXAMPLES, problem
+        from hessinit.measuring import measure
+
+        with working(f"Measuring the network on {EXAMPLES} digits …"):
+            self.report = measure(*problem(self.seed), seed=self.seed)
+        self._say(
+            f"1. Ten dense layers with tanh, as PyTorch starts them, on {EXAMPLES} real handwritten digits. "
+            "‖H‖ is how sharply the loss bends with a layer's weights.\n"
         )
-    if not as_json:
-        print_text(INTRODUCTION)
-    output.give(report)
-    if not as_json:
-        print_text(NEXT_STEPS)
-    output.exit_by(report)
+        self._print(lambda: print_report(self.report))
+
+    def initialize(self) -> None:
+        with working(f"Finding weights for lr = {self.lr:g} …"):
+            self._ours, made = self._trying.prepare("hessinit", self.lr, self.seed)
+        assert made is not None
+        self.initialization = made
+        self._say(f"\n2. New weights, scaled until the curvature fits lr = {self.lr:g}.\n")
+        self._print(lambda: print_report(made))
+
+    def train(self) -> None:
+        trying, done = self._trying, []
+        theirs, _ = trying.prepare("default", self.lr, self.seed)
+        for start, model in (("default", theirs), ("hessinit", self._ours)):
+            with working(f"Training from {start}: {trying.STEPS} steps …"):
+                done.append(trying.train(model, start, self.lr, self.seed, trying.TRACKED_EVERY))
+        self._tries += [tried for _, tried in done]
+        self.trackings = [(tracking.name, tracking) for tracking, _ in done]
+        self.story = trying.gather(self._tries, self.lr, self.seed)
+        self._say(
+            f"\n3. Both trained alike: {self.story.steps} steps of plain SGD at lr = {self.lr:g}, batches of "
+            f"{self.story.batch_size} out of {self.story.trained_on:,} digits; the other "
+            f"{self.story.held_out} are held out, and the last column says how many of them are read right.\n"
+        )
+        from hessinit.present.demonstration_text import blocks_for, pair_renderables
+
+        blocks = blocks_for(sys.stdout.encoding)
+        trackings = [tracking for _, tracking in self.trackings]
+        self._show(lambda width: pair_renderables(self.story, trackings, width, blocks))
+
+    def try_other_seeds(self) -> None:
+        from hessinit.present.demonstration_text import seeds_renderables
+
+        trying = self._trying
+        with working(f"The same with {trying.SEEDS} seeds, and from two more starts …"):
+            self._tries += trying.try_others(self._tries, self.lr, self.seed)
+        self.story = trying.gather(self._tries, self.lr, self.seed)
+        self._say("\n4. Is it luck? The same with other seeds, and two well-known starts beside them.\n")
+        self._show(lambda width: seeds_renderables(self.story, width))
+
+    def draw(self) -> tuple[str, bytes]:
+        with working("Drawing …"):
+            from hessinit.present.demonstration_figure import demonstration_png
+            from hessinit.present.page.demonstration import demonstration_page
+            from hessinit.present.page.render import render_page
+
+            page = demonstration_page(self.initialization, self.trackings, self.story)
+            return render_page(page), demonstration_png(self.trackings, self.lr)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "schema": 1,
+            **{key: value for key, value in self.story.to_dict().items() if key != "tries"},
+            "before": self.report.to_dict(),
+            "after": None if self.initialization.after is None else self.initialization.after.to_dict(),
+            "initialization": self.initialization.to_dict(),
+            "trackings": {name: tracking.to_dict() for name, tracking in self.trackings},
+            "tries": self.story.to_dict()["tries"],
+        }
+
+    def say_where(self, folder: Path, seconds: float) -> None:
+        page, picture = folder / PAGE, folder / PICTURE
+        if self.silent:
+            typer.echo(f"Wrote {page} and {picture}.", err=True)
+            return
+        self._say(
+            f"\nLook at {page} (a page that opens in any browser) and at {picture}:\n"
+            f"{page.resolve().as_uri()}\n\n"
+            "Another rate:      hessinit demo --lr 0.03\n"
+            "Your own network:  hessinit new problem.py\n"
+            "                   hessinit measure problem.py:problem\n\n"
+            f"All of it in {seconds:.0f} s."
+        )
+
+    def _say(self, text: str) -> None:
+        self._print(lambda: print_text(text))
+
+    def _print(self, write: Callable[[], None]) -> None:
+        """Part by part, at once; when the reader has gone, the files are still wanted."""
+        if self.silent:
+            return
+        try:
+            write()
+            sys.stdout.flush()
+        except BrokenPipeError:
+            stop_printing()
+            self.silent = True
+
+    def _show(self, parts_for: Callable[[int], Iterable[RenderableType]]) -> None:
+        self._print(lambda: _print_parts(parts_for))
+
+
+def _print_parts(parts_for: Callable[[int], Iterable[RenderableType]]) -> None:
+    """In colour on a terminal, as plain text into a pipe."""
+    from rich.console import Console
+
+    from hessinit.present.grid import render, terminal_width
+
+    console = Console()
+    if console.is_terminal:
+        for part in parts_for(console.width):
+            console.print(part)
+    else:
+        width = terminal_width()
+        sys.stdout.write(render(parts_for(width), width) + "\n")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before any work is done."""
+    if folder.exists() and not folder.is_dir():
+        stop(f"--folder {folder} is there and is not a folder; give another name.")
+    for name in (PAGE, PICTURE):
+        if (folder / name).is_dir():
+            stop(f"--folder {folder} holds a folder called {name}, where a file has to go; remove it.")
+    there = folder if folder.is_dir() else folder.absolute().parent
+    if not there.is_dir():
+        stop(f"--folder {folder} cannot be made: {folder.parent} does not exist. Create it first.")
+    if not os.access(there, os.W_OK):
+        stop(f"--folder {folder} cannot be written: {there} is read-only for you.")
+
+
+def _write(folder: Path, page: str, picture: bytes) -> None:
+    """Both files, each whole or not at all."""
+    from hessinit.report.atomic import write_text
+
+    temporary = folder / f".{PICTURE}.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(exist_ok=True)
+        temporary.write_bytes(picture)
+        write_text(folder / PAGE, page)
+        os.replace(temporary, folder / PICTURE)
+    except OSError as failure:
+        stop(f"cannot write to {folder}: {failure}.")
+    finally:
+        temporary.unlink(missing_ok=True)

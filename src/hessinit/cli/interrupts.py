@@ -1,4 +1,4 @@
-"""A request to end, taken as Ctrl-C."""
+"""Ctrl-C, and a request to end that is taken as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+import typer
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+@contextmanager
+def interruption_explained(doing: str) -> Iterator[None]:
+    """Ctrl-C ends a command that keeps nothing with a line, not with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted: {doing} was not finished, and nothing was written.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hessinit.cli.comparing import INTERRUPTED, stdout_for_the_result
+from hessinit.cli.comparing import stdout_for_the_result
+from hessinit.cli.completing import complete_data, complete_experiment
 from hessinit.cli.failures import failures_explained
-from hessinit.cli.interrupts import ended_gently
+from hessinit.cli.interrupts import INTERRUPTED, ended_gently
+from hessinit.cli.options import Workers
 from hessinit.cli.output import print_reports
 from hessinit.cli.wording import in_words_of, translate
 from hessinit.paper.names import NAMES
@@ -33,12 +35,19 @@ OPTIONS = {
 
 def reproduce(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME", help=f"Some of {', '.join(NAMES)}.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="NAME",
+            help=f"Some of {', '.join(NAMES)}.",
+            show_default=False,
+            autocompletion=complete_experiment,
+        ),
     ],
     data: Annotated[
         str,
         typer.Option(
             metavar="NAME",
+            autocompletion=complete_data,
             help="paper: the sets the paper used, and Fashion-MNIST; digits: what is embedded, without any "
             "download; or one of mnist, fashion-mnist, cifar-10, wikipedia.",
         ),
@@ -46,7 +55,7 @@ def reproduce(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
+            metavar="DIR",
             help="Where the files are, as they are published. Without it images are downloaded once, into "
             "your cache; a Wikipedia text (.txt, also .xz, .bz2, .gz) must be given.",
         ),
@@ -65,16 +74,14 @@ def reproduce(
         typer.Option(metavar="NAME", help="Another way to fill in what the paper leaves unsaid."),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--folder", metavar="FOLDER", help="Keep everything here, and go on from it.")
+        Path, typer.Option(metavar="DIR", help="Keep everything here, and go on from it.")
     ] = Path("reproduction"),
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes.  [default: one for each core]")
-    ] = None,
+    workers: Workers = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the records as a JSON list, and nothing else.")
     ] = False,
 ) -> None:
-    """Make the paper's tables and figures again, beside its printed numbers.
+    """Make the paper's tables and figures again, beside its own.
 
     Prints every table: printed, ours, and whether the difference is within what is claimed. The folder gets a
     record for each (JSON, with all raw values), the figures, and a page with everything: reproduce.html.

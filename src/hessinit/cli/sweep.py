@@ -16,7 +16,7 @@ from hessinit.cli.options import (
     Folder,
     Optimizer,
     Picture,
-    Problem,
+    RebuiltProblem,
     Save,
     Seeds,
     Steps,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    problem: Problem,
+    problem: RebuiltProblem,
     std: Annotated[
         list[float] | None,
         typer.Option(
@@ -62,7 +62,7 @@ def sweep(
     save: Save = None,
     picture: Picture = None,
 ) -> None:
-    """Draw the first weights with several standard deviations; see ‖H‖ and the loss.
+    """Draw weights of several sizes; see ‖H‖ and the loss of each.
 
     The paper's experiment: weights from N(0, std²), biases 0, the curvature of each layer, a short training.
 

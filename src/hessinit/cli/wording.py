@@ -21,6 +21,8 @@ def translate(message: str, options: Mapping[str, str]) -> str:
     'Pass --workers 1, or --folder to keep them.'
     """
     message = message.replace("he same call", "he same command")
+    if not options:
+        return message
     names = "|".join(options)
     message = re.sub(rf"\b({names})=(?=\S)", lambda found: f"{options[found[1]]} ", message)
     message = re.sub(rf"\b({names})=", lambda found: options[found[1]], message)

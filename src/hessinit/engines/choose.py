@@ -68,7 +68,7 @@ def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot],
         rank,
     )
     columns = roots[0].columns.shape[0]
-    reason = f"few outputs, {columns} shared backward passes"
+    reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
     if others:
         reason += f"; {len(others)} of {len(leaves)} layers by Lanczos"
     return GramEngine(grams, unused, general, effort, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 
 Announce = Callable[[str, float], None]
@@ -19,7 +20,8 @@ def watched(
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not wanted or not console.is_terminal or kept == total:
+    # Not console.is_terminal: FORCE_COLOR is a wish for colours, not for a bar in a file.
+    if not wanted or not sys.stderr.isatty() or kept == total:
         yield lambda latest, amount: None
         return
     from rich.progress import (
@@ -52,7 +54,7 @@ def waited_for(doing: str, wanted: bool) -> Iterator[None]:
     from rich.text import Text
 
     console = Console(stderr=True)
-    if not wanted or not console.is_terminal:
+    if not wanted or not sys.stderr.isatty():
         yield
         return
     with console.status(Text(doing)):
