@@ -151,7 +151,9 @@ def test_what_is_wrong_is_said_together_in_lines_of_at_most_100_columns() -> Non
     text = message(model, nn.CrossEntropyLoss(), batch, lr=30.0)
     assert max(map(len, text.splitlines())) <= 100
     unfolded = text.replace("\n", " ")
-    assert re.match(r"not sound: layer 0 vanishes \(‖H‖ = \S+ is below smallest=0\.001\): it hardly", unfolded)
+    assert re.match(
+        r"not sound: layer 0 vanishes \(‖H‖ = \S+ is below smallest=0\.001\): it hardly", unfolded
+    )
     assert re.search(r" lr=30 is \S+ times the stable rate of SGD, ", unfolded)
 
 
@@ -292,7 +294,9 @@ def test_pytest_shows_the_table(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(
-        r"^E\s+AssertionError: not sound: layer 0, layer 2, layer 4 and \d more vanish \(‖H‖ = ", done.stdout, re.M
+        r"^E\s+AssertionError: not sound: layer 0, layer 2, layer 4 and \d more vanish \(‖H‖ = ",
+        done.stdout,
+        re.M,
     )
     assert re.search(r"^E\s+layer +weight +‖H‖ +verdict$", done.stdout, re.M)
     assert re.search(r"^E\s+0 +\(16, 16\) +\S+ +vanishing$", done.stdout, re.M)

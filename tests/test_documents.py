@@ -1,102 +1,31 @@
-"""The documents keep their word: their Python runs, prints what they show, and their links lead somewhere."""
+"""The documents keep their word: what they show runs and prints what they say; their links lead somewhere."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
-import math
 import re
-import warnings
-from dataclasses import dataclass
-from itertools import zip_longest
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import hessinit
+from running_documents import FENCE, blocks_of, run_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 GUIDES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS = [*GUIDES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 
-FENCE = re.compile(
-    r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>[^\n`]*)\n(?P<code>.*?)^ *(?P=ticks) *$", re.M | re.S
-)
 INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.S)
 COMMENT = re.compile(r"<!--.*?-->", re.S)
 INLINE_LINK = re.compile(r"\]\(<?(?P<target>[^)\s>]+)>?(?:\s+[\"'][^)]*)?\)")
 REFERENCE_LINK = re.compile(r"^ {0,3}\[[^\]^]+\]:\s+<?(?P<target>[^\s>]+)", re.M)
 HTML_LINK = re.compile(r"<[^>]*\b(?:href|src)\s*=\s*[\"'](?P<target>[^\"']+)[\"']")
 HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(?P<text>.+?)[ \t#]*$", re.M)
+INDENTED_COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:hessinit|python|pytest|pip|torchrun) .*", re.M)
 HTML_ANCHOR = re.compile(r"<[^>]*\b(?:id|name)\s*=\s*[\"']([^\"']+)[\"']")
-
-
-# A number, but not the digits of a name such as fc1; rules of a table; the seconds that a run took.
-NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
-RULE = re.compile("─+")
-SECONDS = re.compile(r"(?<=in )\S+(?= s\b)")
-AGREEMENT = 0.02  # the last figure may differ between machines; the second must not
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of Python: the line its code starts on, and what the next block says it prints."""
-
-    line: int
-    code: str
-    output: str | None
-
-
-def python_blocks(text: str) -> list[Block]:
-    """The blocks marked `python`; one marked `output` right after holds what the Python prints."""
-    blocks: list[Block] = []
-    fences = [(fence, fence["info"].strip().lower().split(" ")[0]) for fence in FENCE.finditer(text)]
-    for (fence, kind), (after, after_kind) in zip_longest(fences, fences[1:], fillvalue=(None, "")):
-        if fence is not None and kind in ("python", "py"):
-            shown = dedented(after) if after is not None and after_kind == "output" else None
-            blocks.append(Block(text.count("\n", 0, fence.start("code")) + 1, dedented(fence), shown))
-    return blocks
-
-
-def dedented(fence: re.Match[str]) -> str:
-    return re.sub(rf"^{fence['indent']}", "", fence["code"], flags=re.M)
-
-
-def run_python_blocks(document: Path) -> int:
-    """Run the blocks of `document` in order, in one namespace, and return how many there were."""
-    # Not "__main__": process pools would look for the names of a block in pytest itself.
-    namespace: dict[str, object] = {"__name__": document.stem}
-    blocks = python_blocks(document.read_text(encoding="utf-8"))
-    for block in blocks:
-        printed = io.StringIO()
-        with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
-            warnings.simplefilter("error")
-            # The blank lines make a traceback point at the line of the document.
-            exec(compile("\n" * (block.line - 1) + block.code, str(document), "exec"), namespace)
-        if block.output is not None:
-            different = differences(block.output, printed.getvalue())
-            assert different == [], f"{document.name}, line {block.line}, prints:\n{printed.getvalue()}"
-    return len(blocks)
-
-
-def differences(shown: str, printed: str) -> list[str]:
-    """What a document shows and its code does not print: words exactly, numbers to two figures, no seconds.
-
-    >>> differences("fc1  0.311 in 2 s", "fc1 0.312 in 9 s"), differences("fc1 0.31", "fc2 0.33")
-    ([], ["'fc1' is 'fc2'", "'0.31' is '0.33'"])
-    """
-    words = [RULE.sub("─", SECONDS.sub("…", text)).split() for text in (shown, printed)]
-    pairs = zip_longest(*words, fillvalue="")
-    return [f"{one!r} is {other!r}" for one, other in pairs if not _alike(one, other)]
-
-
-def _alike(one: str, other: str) -> bool:
-    if NUMBER.sub("#", one) != NUMBER.sub("#", other):
-        return False
-    numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(word)] for word in (one, other)]
-    return all(math.isclose(a, b, rel_tol=AGREEMENT) for a, b in zip(*numbers, strict=True))
 
 
 def prose(text: str) -> str:
@@ -146,22 +75,54 @@ def relative_name(document: Path) -> str:
     return document.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("document", GUIDES, ids=relative_name)
-def test_the_python_of_a_document_runs_without_a_warning(
-    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    present(document)
-    monkeypatch.chdir(tmp_path)  # examples may write files
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder, from which a document's own files can be imported, and are forgotten after."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")  # as without a terminal
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    count = run_python_blocks(document)
-    assert count > 0 or document != README, "README.md shows no Python example"
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=relative_name)
+def test_the_code_of_a_document_runs_without_a_warning(document: Path, folder: Path) -> None:
+    count = run_blocks(present(document))
+    assert count > 0 or document != README, "README.md shows no example"
 
 
 def test_every_public_name_and_option_is_described() -> None:
     text = present(ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
-    options = [name for name in inspect.signature(hessinit.measure).parameters if name != "model"]
-    assert [name for name in (*hessinit.__all__, *options) if f"`{name}" not in text] == []
+    assert [name for name in hessinit.__all__ if f"`{name}" not in text] == []
+    verbs = [name for name in hessinit.__all__ if inspect.isfunction(getattr(hessinit, name))]
+    assert len(verbs) >= 14
+    options = {
+        (verb, name)
+        for verb in verbs
+        for name, parameter in inspect.signature(getattr(hessinit, verb)).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert {
+        (verb, name) for verb, name in options if f"`{name}" not in text and f" {name}=" not in text
+    } == set()
+
+
+def test_every_command_is_described() -> None:
+    from hessinit.cli import app
+
+    text = present(ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    names = [command.callback.__name__ for command in app.registered_commands]
+    assert [name for name in names if f"$ hessinit {name} --help\n" not in text] == []
+    assert len(names) >= 9
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=relative_name)
+def test_a_command_is_in_a_block_that_says_whether_it_runs(document: Path) -> None:
+    text = FENCE.sub("", present(document).read_text(encoding="utf-8"))
+    assert INDENTED_COMMAND.findall(text) == [], "put it in a block marked console (run) or text (shown)"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative_name)
@@ -181,13 +142,13 @@ def write_document(folder: Path, *lines: str) -> Path:
 def test_blocks_share_one_namespace_and_other_languages_are_left_alone(tmp_path: Path) -> None:
     first = ["```python", "x = 1", "```", "```text", "not python", "```"]
     second = ["- item", "  ```python", "  assert x == 1", "  ```"]
-    assert run_python_blocks(write_document(tmp_path, *first, *second)) == 2
+    assert run_blocks(write_document(tmp_path, *first, *second)) == 2
 
 
 def test_a_failing_block_is_reported_with_its_line_in_the_document(tmp_path: Path) -> None:
     document = write_document(tmp_path, "# Title", "", "```python", "x = 1", "assert x == 2", "```")
     with pytest.raises(AssertionError) as failure:
-        run_python_blocks(document)
+        run_blocks(document)
     assert failure.traceback[-1].lineno + 1 == 5
 
 
@@ -196,22 +157,53 @@ def test_a_warning_in_a_block_is_an_error(tmp_path: Path) -> None:
         tmp_path, "```python", "import warnings", "warnings.warn('stale example')", "```"
     )
     with pytest.raises(UserWarning, match="stale example"):
-        run_python_blocks(document)
+        run_blocks(document)
 
 
 def test_a_stale_output_is_found_and_the_last_figure_and_the_seconds_are_forgiven(tmp_path: Path) -> None:
     code = ["```python", "print('fc1  10.52 ───── ok')", "print('1 layer in 0.2 s')", "```", "", "```output"]
-    assert run_python_blocks(write_document(tmp_path, *code, "fc1 10.5 ── ok", "1 layer in 7 s", "```")) == 1
+    assert run_blocks(write_document(tmp_path, *code, "fc1 10.5 ── ok", "1 layer in 7 s", "```")) == 1
     for stale in ("fc1 11.5 ─ ok", "fc2 10.5 ─ ok", "fc1 10.5 ─ sharp", "fc1 10.5 ─"):
         document = write_document(tmp_path, *code, stale, "1 layer in 7 s", "```")
         with pytest.raises(AssertionError, match="sample.md, line 2, prints"):
-            run_python_blocks(document)
+            run_blocks(document)
 
 
-def test_an_output_belongs_to_the_python_right_before_it() -> None:
+def test_an_output_belongs_to_the_block_right_before_it() -> None:
     first, second = "```python\n1\n```\n", "```python\n2\n```\n  ```output\n  two\n  ```\n"
     text = first + second + "```text\n```\n```output\nof nothing\n```\n"
-    assert [block.output for block in python_blocks(text)] == [None, "two\n"]
+    assert [block.output for block in blocks_of(text)] == [None, "two\n"]
+
+
+def test_files_are_written_and_commands_run_where_they_are(folder: Path) -> None:
+    file = ['```python title="greeting.py"', "import sys", "print('hello', *sys.argv[1:])", "```"]
+    commands = ["```console", "$ python greeting.py you  # and you", "hello you", "$ pip install .", "```"]
+    both = ["```bash", "python greeting.py \\", "  a 1.00", "```", "```output", "hello a 1.001", "```"]
+    assert run_blocks(write_document(folder, *file, *commands, *both)) == 3
+    module = ['```python title="shelf.py"', "value = 3", "```"]
+    used = ["```python", "import shelf", "print(shelf.value)", "```", "```output", "3", "```"]
+    assert run_blocks(write_document(folder, *module, *used)) == 2
+    for stale in (["$ python greeting.py", "hello you"], ["$ python greeting.py you", "hello"]):
+        with pytest.raises(AssertionError, match="sample.md, line 6, python greeting.py"):
+            run_blocks(write_document(folder, *file, "```console", *stale, "```"))
+
+
+def test_a_file_that_nothing_uses_is_found(folder: Path) -> None:
+    with pytest.raises(AssertionError, match="sample.md, line 2: nothing uses net.py"):
+        run_blocks(write_document(folder, '```python title="net.py"', "x = 1", "```"))
+
+
+@pytest.mark.parametrize("command", ["curl example.org", "hessinit demo | head", "python net.py > out"])
+def test_a_command_that_no_test_runs_is_found(command: str, folder: Path) -> None:
+    with pytest.raises(AssertionError, match="sample.md, line 2: .* is a command that no test runs"):
+        run_blocks(write_document(folder, "```bash", command, "```"))
+
+
+def test_the_exit_status_of_a_command_is_that_of_its_comment(folder: Path) -> None:
+    failing = 'python -c "raise SystemExit(3)"'
+    run_blocks(write_document(folder, "```bash", f"{failing}  # exit status 3", "```"))
+    with pytest.raises(AssertionError, match="exits with 3, not 0"):
+        run_blocks(write_document(folder, "```bash", failing, "```"))
 
 
 def test_links_to_missing_files_and_headings_are_found(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ print(json.dumps({"rows": rows, "points": points, "notes": tracking.notes}))
 
 
 def test_an_active_run_of_wandb_is_found_and_has_an_axis_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
     tests = Path(__file__).parents[1]
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent / "src")]),
