@@ -41,12 +41,17 @@ def draw_by_code() -> None:
     for page in PAGES:
         text = (DOCS / page).read_text(encoding="utf-8")
         blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+        files = re.findall(r'^```python title="([\w.]+)"\n(.*?)^```$', text, re.M | re.S)
         with tempfile.TemporaryDirectory() as folder, mpl.rc_context({"savefig.dpi": 150}):
             os.chdir(folder)
+            sys.path.insert(0, folder)
+            for name, content in files:
+                Path(folder, name).write_text(content, encoding="utf-8")
             exec("\n".join(blocks), {"__name__": "page"})
             for picture in sorted(Path(folder).glob("*.png")):
                 keep(picture)
             os.chdir(HERE)
+            sys.path.remove(folder)
 
 
 def draw_concepts() -> None:
