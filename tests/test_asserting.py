@@ -266,6 +266,137 @@ def test_data_that_cannot_be_measured_stay_an_error_not_a_failure() -> None:
         assert_sound(model, loss, (inputs * torch.nan, targets))
 
 
+def classifier(*layers: nn.Module) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    return nn.Sequential(*layers), nn.CrossEntropyLoss(), (torch.randn(32, 5), torch.arange(32) % 3)
+
+
+def test_a_saturated_start_is_a_failure() -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    with torch.no_grad():
+        model[2].weight.mul_(1e6)
+    failed, way_out = paragraphs(model, loss, batch)
+    assert failed.startswith("not sound: the loss is saturated: it bends at smaller outputs of the model")
+    assert way_out.startswith("Way out: draw new weights: hessinit.initialize_(")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sound"),
+    [
+        ("running_mean", torch.nan, False),
+        ("running_var", torch.inf, False),
+        ("mask", -torch.inf, True),
+        ("mask", torch.nan, False),
+    ],
+)
+def test_buffers_must_be_finite_but_for_masks(name: str, value: float, sound: bool) -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+    model[1].register_buffer("mask", torch.zeros(16))  # in train mode the statistics are not used, either
+    getattr(model[1], name)[3] = value
+    before = model[1].running_var.clone()
+    if sound:
+        assert assert_sound(model, loss, batch)
+    else:
+        text = message(model, loss, batch)
+        assert text.startswith(f"not sound: the buffer 1.{name} holds NaN or inf.\nWay out: reset it")
+        assert re.search(r"^ 0 +\(16, 5\)", text, re.M)  # and there is the table
+    assert torch.equal(model[1].running_var, before)
+
+
+def test_a_model_in_half_precision_must_be_finite_in_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).eval().half()
+    batch = torch.randn(32, 5), torch.zeros(32, 3)
+    assert assert_sound(model, SQUARES, batch, largest=1e30)
+    with torch.no_grad():
+        model[0].weight.mul_(1000)
+        model[3].weight.mul_(1000)
+    assert not model(batch[0].half()).isfinite().all()
+    states, drawn = [one.clone() for one in model.state_dict().values()], torch.get_rng_state()
+    failed, way_out = paragraphs(model, SQUARES, batch, largest=1e30)
+    assert failed == (
+        "not sound: in the model's own torch.float16 its output holds NaN or inf, though not in float32."
+    )
+    assert way_out == "Way out: train in torch.bfloat16 or float32, or scale the weights down."
+    assert all(map(torch.equal, states, model.state_dict().values()))
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert assert_sound(model.float(), SQUARES, batch, largest=1e30)
+
+
+class LowRank(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(5, 3).requires_grad_(False)
+        self.down, self.up = nn.Linear(5, 2, bias=False), nn.Linear(2, 3, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.base(inputs) + self.up(self.down(inputs))
+
+
+def test_a_layer_behind_a_zero_weight_fails_in_its_own_words_unless_it_is_allowed() -> None:
+    model, loss, batch = classifier(LowRank())
+    failed, way_out = paragraphs(model, loss, batch)
+    assert failed == (
+        "not sound: layer 0.down does not move the loss at all (‖H‖ = 0): is the zero weight of layer 0.up "
+        "behind it meant, as in residual branches or LoRA?"
+    )
+    assert way_out.startswith(
+        "Way out: if so, name the other layers in layers=, or pass smallest=0; if not, "
+    )
+    assert assert_sound(model, loss, batch, smallest=0)
+    assert assert_sound(model, loss, batch, layers="*up")
+
+
+def test_a_layer_that_is_dead_is_asked_about() -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+    nn.init.constant_(model[0].bias, -100)
+    failed, way_out = paragraphs(model, loss, batch)
+    assert failed == (
+        "not sound: layer 0 and layer 2 do not move the loss at all (‖H‖ = 0): does the forward use them, or "
+        "are the units around them dead?"
+    )
+    assert way_out == "Way out: fit the weights: hessinit.initialize_(model, loss, batch, lr=…)."
+
+
+def test_groups_with_rates_of_their_own_are_judged_together() -> None:
+    """½ Σ a w² with a = (4, 1) at rates (r, 4 r): both at 4 r, stable up to a largest rate of 2."""
+    model = nn.ModuleDict({"a": nn.Linear(1, 1, bias=False), "b": nn.Linear(1, 1, bias=False)}).double()
+
+    def forward(both: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([2 * both["a"](inputs[:, :1]), both["b"](inputs[:, :1])], dim=1)
+
+    batch = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 2, 1, dtype=torch.float64)
+
+    def optimizer(rate: float, **decay: float) -> torch.optim.Optimizer:
+        slow = {"params": model["a"].parameters(), "lr": rate / 4}
+        return torch.optim.SGD([slow, {"params": model["b"].parameters(), **decay}], lr=rate)
+
+    problem = (model, SQUARES, batch)
+    assert assert_sound(*problem, optimizer=optimizer(1.99), forward=forward, times_stable=1)
+    failed, way_out = paragraphs(*problem, optimizer=optimizer(2.01), forward=forward, times_stable=1)
+    assert failed.startswith("not sound: lr=2.01 is 1 times the stable rate of SGD, 2;")
+    assert way_out.startswith("Way out: lower lr to 2 or less, or fit") or "lower lr to 1.9 or" in way_out
+    # A decay of 3 on the curvature of 1: stable up to 2/(1 + 3).
+    failed, _ = paragraphs(
+        *problem, optimizer=optimizer(1.0, weight_decay=3.0), forward=forward, times_stable=1
+    )
+    assert "is 2 times the stable rate of SGD(weight_decay=3), 0.5;" in failed
+
+
+def test_adaptive_groups_are_judged_at_their_own_rates() -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    stable = advise(model, loss, batch, optimizer="adam", layers="2").stable_learning_rate
+
+    def optimizer(rate: float) -> torch.optim.Optimizer:
+        groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
+        return torch.optim.Adam(groups, lr=rate)
+
+    assert assert_sound(model, loss, batch, optimizer=optimizer(0.99 * stable), times_stable=1)
+    failed, _ = paragraphs(model, loss, batch, optimizer=optimizer(3 * stable), times_stable=1)
+    assert "is 3 times the stable rate of Adam" in failed
+
+
 TEST_FILE = """
 import torch
 from torch import nn

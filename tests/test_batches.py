@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -205,6 +207,39 @@ def test_a_loader_is_an_iterable_of_batches() -> None:
     assert norms(report) == pytest.approx(
         norms(hessinit.measure(network(), LOSS, batch(7), **EXACT)), rel=1e-9
     )
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Augments, with generators of its own."""
+
+    def __init__(self) -> None:
+        self.torch = torch.Generator().manual_seed(1)
+        self.numpy = numpy.random.default_rng(1)
+        self.python = random.Random(1)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        noise = torch.rand(4, generator=self.torch) + self.numpy.random() + self.python.random()
+        return noise, index % 3
+
+
+@pytest.mark.parametrize("at", ["loader", "sampler", "dataset"])
+def test_the_generators_of_a_loader_go_on_as_if_it_had_not_been_read(at: str) -> None:
+    def draw(measures: bool) -> list[torch.Tensor]:
+        data = Noisy()
+        own = torch.Generator().manual_seed(2)
+        sampler = torch.utils.data.RandomSampler(data, generator=own)
+        loader = torch.utils.data.DataLoader(
+            data, 2, **({"sampler": sampler} if at == "sampler" else {"generator": own, "shuffle": True})
+        )
+        nested = torch.utils.data.DataLoader(torch.utils.data.Subset(data, range(6)), 2)
+        if measures:
+            hessinit.measure(network(), LOSS, nested if at == "dataset" else loader)
+        return [given for given, _ in (nested if at == "dataset" else loader)]
+
+    assert all(map(torch.equal, draw(measures=False), draw(measures=True)))
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,39 @@ def test_a_weight_that_the_forward_renormalizes_is_not_written_to() -> None:
     hessinit.measure(model, LOSS, (labels(), labels()))
     assert torch.equal(words.weight, before[0])
     assert torch.equal(frozen.weight, before[1])
+
+
+class Listening(nn.Linear):
+    """Notes down what it hears, in all that Python has for it."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.heard: list[Any] = ["before"]
+        self.counts: dict[str, Any] = {"calls": 0, "each": [], "gone": 1}
+        self.shapes: set[Any] = set()
+        self.last: deque[int] = deque([1, 2], maxlen=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.heard.append(x)
+        self.counts["calls"] += 1
+        self.counts["each"].append(x.shape)
+        self.counts.pop("gone", None)
+        self.shapes.add(x.shape)
+        self.last.append(9)
+        return super().forward(x)
+
+
+def test_lists_dicts_and_sets_of_a_model_hold_what_they_held() -> None:
+    model = Listening()
+    model.myself = model.heard  # a name more for the same list
+    own = (model.heard, model.counts, model.counts["each"], model.shapes, model.last)
+    hessinit.measure(model, LOSS, (inputs(), labels()))
+    assert model.heard == ["before"]
+    assert list(model.counts.items()) == [("calls", 0), ("each", []), ("gone", 1)]
+    assert model.shapes == set()
+    assert list(model.last) == [1, 2]
+    now = (model.heard, model.counts, model.counts["each"], model.shapes, model.last)
+    assert all(one is other for one, other in zip(own, now, strict=True))
 
 
 def test_targets_and_the_state_of_a_loss_are_not_written_to() -> None:

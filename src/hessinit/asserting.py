@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 import warnings
 from typing import Any
 
@@ -12,23 +11,27 @@ import torch
 from torch import nn
 
 from hessinit.advising.advise import advise
+from hessinit.advising.grouped_rate import grouped_rate, groups_differ
 from hessinit.advising.reading import WORDS
+from hessinit.engines.ends import Effort
 from hessinit.errors import ConvergenceWarning, ProblemError, choose
 from hessinit.measuring import measure
-from hessinit.present.numbers import call_layer, format_estimate, format_number, format_times, join_names
+from hessinit.present import soundness_sentences as say
 from hessinit.present.table import render_text
+from hessinit.problem.as_trained import find_bad_buffer, overflows_in_own_precision
 from hessinit.problem.batches import read_batches
+from hessinit.problem.checks import unwrap
+from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Loss
-from hessinit.report.advice import LearningRateAdvice
 from hessinit.report.descent import DESCENTS, MOST_TIMES_STABLE, check_nonnegative, check_rate
-from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 from hessinit.report.verdict import EXPLODING_ABOVE, VANISHING_BELOW
 
-WIDTH = 100
+Finding = tuple[str, list[str]]  # what is wrong, and the ways out
+
 _SHARED_WITH_ADVISE = ("layers", "tolerance", "max_steps", "seed", "forward", "dtype", "dropout")
 # The refusals of `measure` that are about the start, not about how it was called.
-_NOT_FINITE = re.compile(r"holds NaN or inf|^the loss is -?(?:nan|inf) though")
+_ABOUT_THE_START = re.compile(r"holds NaN or inf|^the loss is -?(?:nan|inf) though|^the loss is saturated")
 
 
 def assert_sound(
@@ -47,8 +50,10 @@ def assert_sound(
 
     Every layer's ‖H‖ must lie between `smallest` and `largest` (1000 unless given; with a rate, what the rate
     allows). With `lr`, or an optimizer of torch, the rate may be at most `times_stable` times the stable one
-    of `optimizer`; 1 insists on that one. Weights, outputs and loss must be finite, and the norms converged.
-    `options` are those of `measure`; the model is left as it was, and a sound one gets its report returned.
+    of `optimizer`; 1 insists on that one. Weights, buffers, outputs (in the model's own precision, too) and
+    loss must be finite, and the norms converged. Judged are the weights that `measure` measures: biases only
+    when `layers` names them. `options` are those of `measure`; the model is left as it was, and a sound one
+    gets its report returned.
 
     Costs what `measure` does; for adaptive optimizers about ten products and a few gradients more.
 
@@ -73,30 +78,30 @@ def assert_sound(
             "network=False and a rate do not go together: the network's ‖H‖ judges it. Leave out one of them."
         )
     if not isinstance(batch, tuple):
-        batch = [
-            (one.inputs, one.targets) for _, one in read_batches(batch)
-        ]  # an adaptive rate reads it again
+        batch = [(one.inputs, one.targets) for _, one in read_batches(batch)]  # it is read more than once
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # what it warns of is a failure here
         try:
             report = measure(model, loss, batch, **options)
         except ProblemError as refusal:
-            if not _NOT_FINITE.search(str(refusal)):
+            if not _ABOUT_THE_START.search(str(refusal)):
                 raise
-            raise AssertionError(_explain_not_finite(refusal, rate)) from None
-        advice = _advise(report, model, loss, batch, optimizer, rate, options) if judges_rate else None
-    doubts = _unconverged(report, advice, options.get("network", True))
-    layers = [*_vanishing(report, smallest), *_exploding(report, limit)]
-    rates = _too_fast(advice, times_stable) if advice is not None else []
-    if not (doubts or layers or rates):
+            ways = [f"draw new weights: {_call(rate, 'sgd')}"]
+            raise AssertionError(say.write_failure([str(refusal)], ways, say.NO_TABLE)) from None
+        judged = _judge(report, model, loss, batch, optimizer, rate, options) if judges_rate else None
+    found = [
+        *_as_trained(model, batch, options.get("forward")),
+        *_layers(report, model, smallest, limit, _call(None if judged is None else judged.lr, optimizer)),
+        *([] if judged is None else _rate(judged, times_stable, optimizer)),
+    ]
+    doubts = say.name_unconverged(report, judged, options.get("network", True))
+    if doubts:
+        found.insert(0, (doubts[0], ["raise max_steps= or tolerance="]))
+    if not found:
         return report
-    ways = ["raise max_steps= or tolerance="] if doubts else []
-    if advice is not None and rates and advice.stable_learning_rate > 0:
-        ways.append(f"lower lr to {_round_down(times_stable * advice.stable_learning_rate)} or less")
-    # Weights of another size do not make the steps of adaptive optimizers shorter.
-    if layers or (rates and advice is not None and advice.first_step is None):
-        ways.append(f"fit the weights: {_call(advice.lr if advice is not None else None, optimizer)}")
-    raise AssertionError(_message([*doubts, *layers, *rates], ways, render_text(report, WIDTH)))
+    ways = list(dict.fromkeys(way for _, several in found for way in several))
+    failures = [failure for failure, _ in found]
+    raise AssertionError(say.write_failure(failures, ways, render_text(report, say.WIDTH)))
 
 
 def _largest(largest: float | None, judges_rate: bool) -> float:
@@ -116,7 +121,7 @@ def _check_limits(smallest: Any, largest: Any, times_stable: Any) -> None:
         )
 
 
-def _advise(
+def _judge(
     report: CurvatureReport,
     model: nn.Module,
     loss: Loss,
@@ -124,75 +129,62 @@ def _advise(
     optimizer: str | torch.optim.Optimizer,
     rate: float | None,
     options: dict[str, Any],
-) -> LearningRateAdvice:
-    if isinstance(optimizer, str) and optimizer in DESCENTS:
-        return report.advice(optimizer, lr=rate)
+) -> say.JudgedRate:
     shared = {name: options[name] for name in _SHARED_WITH_ADVISE if name in options}
-    exact = report.curvature != "gauss-newton"
-    matrix = "hessian" if exact else "gauss-newton"
-    return advise(model, loss, batch, optimizer=optimizer, lr=rate, curvature=matrix, **shared)
+    matrix = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
+    if isinstance(optimizer, str) and optimizer in DESCENTS:
+        advice = report.advice(optimizer, lr=rate)
+    elif isinstance(optimizer, str) or rate or not groups_differ(optimizer, model, shared.get("layers")):
+        advice = advise(model, loss, batch, optimizer=optimizer, lr=rate, curvature=matrix, **shared)
+    else:
+        effort = Effort(report.tolerance, shared.pop("max_steps", 200), shared.pop("seed", 0))
+        shared.pop("tolerance", None)
+        found = grouped_rate(model, loss, batch, optimizer, matrix, effort, **shared)
+        return say.JudgedRate(found.optimizer, found.lr, found.stable, found.norm, found.is_adaptive)
+    adaptive = advice.first_step is not None
+    return say.JudgedRate(advice.optimizer, advice.lr, advice.stable_learning_rate, advice.norm, adaptive)
 
 
-def _unconverged(report: CurvatureReport, advice: LearningRateAdvice | None, with_network: bool) -> list[str]:
-    rows = [*report.layers, *([report.network] if with_network else [])]
-    doubtful = [
-        (_name(report, row), row.reason) for row in rows if not row.converged and math.isfinite(row.norm)
+def _as_trained(model: nn.Module, batch: Any, forward: Any) -> list[Finding]:
+    """What measuring in float32, by the batch's own statistics, does not see."""
+    found = []
+    if buffer := find_bad_buffer(unwrap(model)):
+        way = "reset it, as reset_running_stats() does for BatchNorm"
+        found.append((f"the buffer {buffer} holds NaN or inf.", [way]))
+    for _, one in read_batches(batch):
+        if dtype := overflows_in_own_precision(model, one, forward):
+            own = f"in the model's own {dtype} its output holds NaN or inf, though not in float32"
+            found.append((f"{own}.", ["train in torch.bfloat16 or float32, or scale the weights down"]))
+            break
+    return found
+
+
+def _layers(
+    report: CurvatureReport, model: nn.Module, smallest: float, largest: float, call: str
+) -> list[Finding]:
+    zeros = [
+        layer_name(name)
+        for name, one in unwrap(model).named_parameters()
+        if (one.ndim >= 2 or name.endswith("weight")) and not bool(one.any())
     ]
-    if not doubtful and advice is not None and not advice.converged and math.isfinite(advice.norm.value):
-        doubtful = [("the network", advice.norm.reason)]
-    if not doubtful:
-        return []
-    names = join_names([name for name, _ in doubtful])
-    return [f"{names} did not reach tolerance={report.tolerance:g} ({doubtful[0][1].rstrip('.')})."]
+    fit = f"fit the weights: {call}"
+    meant = f"if so, name the other layers in layers=, or pass smallest=0; if not, {fit}" if zeros else fit
+    small, large = say.name_vanishing(report, smallest), say.name_exploding(report, largest)
+    return [
+        *((failure, [meant]) for failure in say.name_still(report, smallest, zeros)),
+        *((failure, [fit]) for failure in (*small, *large)),
+    ]
 
 
-def _vanishing(report: CurvatureReport, smallest: float) -> list[str]:
-    small = [row for row in report.layers if row.norm < smallest]
-    if not small:
-        return []
-    verb, they = ("vanishes", "it hardly moves") if len(small) == 1 else ("vanish", "they hardly move")
-    least = f"is below smallest={smallest:g}"
-    names = join_names([call_layer(row.name) for row in small])
-    return [f"{names} {verb} ({_norms(small)} {least}): {they} the loss."]
-
-
-def _exploding(report: CurvatureReport, largest: float) -> list[str]:
-    # nan is not at most anything, and inf is not allowed by any rate.
-    large = [
-        row
-        for row in (*report.layers, report.network)
-        if not row.norm <= largest or math.isinf(row.norm)
-    ]  # fmt: skip
-    if not large:
-        return []
-    verb = "explodes" if len(large) == 1 else "explode"
-    most = "is not finite" if math.isinf(largest) else f"is above largest={largest:g}"
-    return [f"{join_names([_name(report, row) for row in large])} {verb}: {_norms(large)} {most}."]
-
-
-def _too_fast(advice: LearningRateAdvice, times_stable: float) -> list[str]:
-    rate, stable = advice.lr, advice.stable_learning_rate
-    if rate is None or rate <= times_stable * stable:
-        return []
-    times = f"{format_times(rate / stable)} times" if stable > 0 else "above"
-    edge = f"the stable rate of {advice.optimizer}, {format_number(stable)}"
-    return [f"lr={rate:g} is {times} {edge}; at most times_stable={times_stable:g} times it is allowed."]
-
-
-def _message(failures: list[str], ways: list[str], table: str) -> str:
-    said = ["not sound: " + " ".join(failures), f"Way out: {', or '.join(ways)}."]
-    folded = [textwrap.fill(one, WIDTH, break_long_words=False, break_on_hyphens=False) for one in said]
-    return "\n".join((*folded, "", table))
-
-
-def _round_down(rate: float) -> str:
-    """Two figures, never above: what is advised is allowed.
-
-    >>> _round_down(0.0349), _round_down(2.0), _round_down(1234.0)
-    ('0.034', '2', '1200')
-    """
-    unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
-    return format_number(math.floor(rate / unit * (1 + 1e-9)) * unit, 2)
+def _rate(
+    judged: say.JudgedRate, times_stable: float, optimizer: str | torch.optim.Optimizer
+) -> list[Finding]:
+    ways = []
+    if judged.stable > 0:
+        ways.append(f"lower lr to {say.round_down(times_stable * judged.stable)} or less")
+    if not judged.is_adaptive:  # weights of another size do not make the steps of adaptive optimizers shorter
+        ways.append(f"fit the weights: {_call(judged.lr, optimizer)}")
+    return [(failure, ways) for failure in say.name_too_fast(judged, times_stable)]
 
 
 def _call(rate: float | None, optimizer: str | torch.optim.Optimizer) -> str:
@@ -203,19 +195,3 @@ def _call(rate: float | None, optimizer: str | torch.optim.Optimizer) -> str:
         word = "nesterov" if optimizer.param_groups[0].get("nesterov") else "momentum"
         settings = f", optimizer={word!r}, momentum={momentum:g}"
     return f"hessinit.initialize_(model, loss, batch, lr={'…' if rate is None else f'{rate:g}'}{settings})"
-
-
-def _explain_not_finite(refusal: ProblemError, rate: float | None) -> str:
-    ways = [f"draw new weights: {_call(rate, 'sgd')}"]
-    return _message([str(refusal)], ways, "There is no table: nothing can be measured there.")
-
-
-def _norms(rows: list[LayerCurvature]) -> str:
-    """‖H‖ of one, or the range of several."""
-    by_size = sorted(rows, key=lambda row: (math.isnan(row.norm), row.norm))
-    shown = [format_estimate(row.estimate) for row in (by_size[0], by_size[-1])]
-    return f"‖H‖ = {shown[0]}" if len(rows) == 1 or shown[0] == shown[1] else f"‖H‖ = {shown[0]} … {shown[1]}"
-
-
-def _name(report: CurvatureReport, row: LayerCurvature) -> str:
-    return "the network" if row is report.network else call_layer(row.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hessinit.engines.choose import gauss_newton_engine, hessian_engine
@@ -15,6 +16,7 @@ from hessinit.operators.evaluation import Evaluation
 from hessinit.problem.layers import Layer
 from hessinit.problem.problem import Problem
 from hessinit.report import LayerCurvature, Spread
+from hessinit.report.layer import ONLY_BOUNDED
 
 
 class Rows:
@@ -70,18 +72,19 @@ class Rows:
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """What the layers tell of the network for free: at least the sharpest, at most their sum."""
+        if len(rows) == 1:  # it is the network
+            return replace(rows[0], name="network", aliases=(), shape=(rows[0].parameters,))
         norms = [row.norm for row in rows]
         semidefinite = self._kind == "gauss-newton" and all(row.bottom.value >= 0 for row in rows)
         reach = sum(sorted(norms)[:-1]) if semidefinite else math.inf  # not inf - inf
-        reason = "network=False: only bounded, from below by the sharpest layer"
-        top = Estimate(max(norms), reach, False, reason, 0)
+        top = Estimate(max(norms), reach, False, ONLY_BOUNDED, 0)
         size = sum(layer.size for layer in self._problem.layers)
         return LayerCurvature(
             name="network",
             shape=(size,),
             curvature=self._kind,
             top=top,
-            bottom=Estimate(0.0, 0.0 if semidefinite else math.inf, semidefinite, reason, 0),
+            bottom=Estimate(0.0, 0.0 if semidefinite else math.inf, semidefinite, ONLY_BOUNDED, 0),
             engine=self.main.name,
             engine_reason=self.main.reason,
         )

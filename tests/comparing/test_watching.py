@@ -10,6 +10,7 @@ def test_a_terminal_shows_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     problem.small()
@@ -20,6 +21,10 @@ def test_a_terminal_shows_how_far_it_is(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_pipe_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("wish", ["", "1"])
+def test_a_pipe_shows_nothing(
+    wish: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", wish)
     problem.small()
     assert capsys.readouterr() == ("", "")

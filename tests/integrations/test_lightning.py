@@ -18,7 +18,7 @@ from torch import nn
 import hessinit
 from hessinit.integrations.lightning import CurvatureCallback
 from hessinit.tracking.budget import Budget
-from integrations.launching import HERE, run
+from integrations.launching import HERE, run_on_two_ranks
 from integrations.lightning_digits import (
     LOSS,
     digits,
@@ -159,6 +159,61 @@ def test_accumulated_batches_count_as_one_step(tmp_path: Path) -> None:
     assert [loss for _, loss in callback.tracking.losses] == pytest.approx(expected, rel=1e-5)
 
 
+def test_with_manual_optimization_the_training_loss_is_the_mean_over_the_batches_of_a_step(
+    tmp_path: Path,
+) -> None:
+    module = digits_module(lightning, plain_network())
+    module.automatic_optimization = False
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        loss = LOSS(module(batch[0]), batch[1])
+        module.seen.append(loss.item())
+        module.manual_backward(loss / 4)
+        if batch_idx % 4 == 3:
+            module.optimizers().step()
+            module.optimizers().zero_grad()
+        return loss
+
+    module.training_step = training_step
+    callback = CurvatureCallback(LOSS, every=1)
+    trainer_of(lightning, tmp_path, callback, max_epochs=1).fit(module, loader(128))
+    expected = [sum(module.seen[:4]) / 4, sum(module.seen[4:]) / 4]
+    assert [loss for _, loss in callback.tracking.losses] == pytest.approx(expected, rel=1e-5)
+
+
+def masked_network() -> nn.Module:
+    network = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10))
+    nn.init.normal_(network[1].weight, std=0.3)  # so that a mask changes the loss by some 10 %
+    return network
+
+
+@pytest.mark.parametrize(
+    ("times", "more", "accumulated", "make", "is_noted"),
+    [
+        (50, 0.0, 1, plain_network, True),
+        (1, 0.5, 1, plain_network, True),
+        (50, 0.0, 1, make_network, True),
+        (1, 0.0, 1, plain_network, False),
+        (1, 0.0, 2, plain_network, False),
+        (1, 0.0, 1, masked_network, False),  # the training step has another mask
+    ],
+)
+def test_a_training_step_with_another_loss_is_noted(
+    times: float, more: float, accumulated: int, make: Any, is_noted: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    module = digits_module(lightning, make())
+    module.training_step = lambda batch, batch_idx: times * LOSS(module(batch[0]), batch[1]) + more
+    callback = CurvatureCallback(LOSS)
+    trainer_of(lightning, tmp_path, callback, max_steps=1, accumulate_grad_batches=accumulated).fit(
+        module, loader()
+    )
+    noted = [note for note in callback.tracking.notes if "what is measured is not what is trained" in note]
+    assert len(noted) == is_noted
+    measured = callback.tracking.points[0].loss
+    assert all(f"where loss(output, target) is {measured:.3g}" in note for note in noted)
+
+
 def test_the_edge_of_stability_is_announced_unless_it_should_not(tmp_path: Path) -> None:
     def fit(**options: Any) -> None:
         module = digits_module(lightning, plain_network(), lr=1000.0)
@@ -216,6 +271,7 @@ def test_several_optimizers_leave_the_sharpness_without_a_rate(tmp_path: Path) -
         (2, None),
         (4, None),
     ]
+    assert any("There are 2 optimizers, so no single rate" in note for note in callback.tracking.notes)
     refusing = CurvatureCallback(LOSS, initialize=True)
     with pytest.raises(hessinit.ProblemError, match=r"not one optimizer.*initialize=\{'lr': 0.1"):
         trainer_of(lightning, tmp_path, refusing, max_epochs=1).fit(module, loader(32))
@@ -274,8 +330,7 @@ def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_two_ranks_of_ddp_have_the_same_weights_and_the_same_failures(tmp_path: Path) -> None:
-    done = run([sys.executable, str(HERE / "lightning_script.py")], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_on_two_ranks(HERE / "lightning_script.py", tmp_path)
     lines = {path.name: path.read_text().splitlines() for path in tmp_path.glob("rank-*.txt")}
     assert sorted(lines) == ["rank-0.txt", "rank-1.txt"]
     (first, *failed), (second, *told) = lines["rank-0.txt"], lines["rank-1.txt"]

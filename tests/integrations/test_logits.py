@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hessinit
 from dense import dense_curvature, ends
@@ -92,6 +95,8 @@ def test_several_batches_are_averaged_over_their_examples() -> None:
 
 def test_nothing_about_the_model_changes() -> None:
     model, batch = model_and_batch("BERT classifier")
+    model.bert.pooler.train()  # some in eval mode, some not
+    modes = [module.training for module in model.modules()]
     settings, weights = model.config.to_dict(), {k: v.clone() for k, v in model.state_dict().items()}
     state = torch.get_rng_state()
     model, loss, pair, options = logits_problem(model, batch)
@@ -100,6 +105,102 @@ def test_nothing_about_the_model_changes() -> None:
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert list(batch) == ["input_ids", "attention_mask", "labels"]
+    assert [module.training for module in model.modules()] == modes
+
+
+class Restless(nn.Module):
+    """Has a loss of its own; counts its calls in every way, and draws numbers in eval mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        self.register_buffer("count", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        self.calls += 1
+        self.count += 1
+        self.called = torch.rand(1)
+        logits = self.layer(x)
+        loss = None if labels is None else 2 * nn.functional.cross_entropy(logits, labels)
+        return SimpleNamespace(loss=loss, logits=logits)
+
+
+def test_the_look_at_the_models_own_loss_leaves_it_as_found() -> None:
+    model, before = Restless(), Restless()
+    before.load_state_dict(model.state_dict())
+    state = torch.get_rng_state()
+    with pytest.raises(hessinit.ProblemError, match="Restless's own loss of this batch"):
+        logits_problem(
+            model, {"x": torch.randn(2, 4, generator=torch.Generator()), "labels": torch.tensor([0, 2])}
+        )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.calls == 0
+    assert not hasattr(model, "called")
+    assert model.training
+    pairs = zip(model.state_dict().values(), before.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "ours", "way"),
+    [
+        ("DeBERTa", "soft", "each", "with the loss that you train"),
+        ("one class", "zero", "square", "with the loss that you train"),
+        ("counted", "by five", "mean", "leave 'num_items_in_batch' out of it"),
+    ],
+)
+def test_a_model_with_another_loss_is_refused_with_both_numbers(
+    name: str, own: str, ours: str, way: str
+) -> None:
+    model, batch = model_and_batch(name)
+    logits = model(**{**batch, "labels": None}).logits
+    labels = batch["labels"]
+    kinds = {
+        "soft": lambda: -(labels * logits.log_softmax(-1)).sum(-1).mean(),
+        "each": lambda: nn.functional.binary_cross_entropy_with_logits(logits, labels),
+        "zero": lambda: torch.zeros(()),
+        "square": lambda: logits.square().mean(),
+        "by five": lambda: nn.functional.cross_entropy(logits[:, :-1].mT, labels[:, 1:], reduction="sum") / 5,
+        "mean": lambda: nn.functional.cross_entropy(logits[:, :-1].mT, labels[:, 1:]),
+    }
+    both = [kinds[kind]().item() for kind in (own, ours)]
+    with pytest.raises(hessinit.ProblemError, match=way) as refused:
+        logits_problem(model, batch)
+    said = [
+        float(number) for number in re.findall(r"(?:is|'[a-z-]+') ([\d.]+(?:e-\d+)?)[,:]", str(refused.value))
+    ]
+    assert said == pytest.approx(both, rel=1e-4)
+
+
+def test_labels_that_do_not_fit_are_refused_in_words() -> None:
+    model, batch = model_and_batch("DeBERTa")  # whose own loss leaves −1 out
+    with pytest.raises(hessinit.ProblemError, match=r"\(3, 3\) and labels of \(3,\) do not fit task='class"):
+        logits_problem(model, {**batch, "labels": torch.tensor([0, -1, 2])})
+
+
+def test_gradient_checkpoints_and_tuples_are_switched_for_the_call_alone() -> None:
+    model, batch = model_and_batch("Llama")
+    norms = []
+    for _ in range(2):
+        made, loss, pair, options = logits_problem(model, batch)
+        norms.append(hessinit.measure(made, loss, pair, **options).network.norm)
+        model.train()  # Llama has no dropout
+        model.gradient_checkpointing_enable()
+        model.config.return_dict = False
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert model.is_gradient_checkpointing
+    assert model.config.return_dict is False
+
+
+def test_a_loader_with_a_generator_of_its_own_is_left_where_it_was() -> None:
+    images, labels = images_and_labels()
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(TensorDataset(images, labels), batch_size=2, shuffle=True, generator=generator)
+    state = generator.get_state()
+    _, _, batches, _ = logits_problem(image_network(), loader)
+    assert torch.equal(generator.get_state(), state)
+    assert [pair[1].tolist() for pair in batches] == [pair[1].tolist() for pair in loader]
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "BERT classifier"])

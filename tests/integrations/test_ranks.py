@@ -23,8 +23,7 @@ def test_alone_the_work_is_done_and_nothing_is_sent() -> None:
 
 
 def test_two_ranks_share_every_kind_of_weight_and_every_failure(tmp_path: Path) -> None:
-    (first, said), (second, told) = run_on_two_ranks(HERE / "rank_script.py", tmp_path)
-    assert (first, second) == (0, 0), said + told
+    said, told = run_on_two_ranks(HERE / "rank_script.py", tmp_path)
     assert "rank 0: IndexError: list index out of range" in said
     assert "rank 1: RuntimeError: looking failed on rank 0, so that every rank stops: IndexError" in told
 

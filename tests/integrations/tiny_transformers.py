@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -44,6 +45,18 @@ def _t5() -> Any:
         vocab_size=VOCABULARY, d_model=WIDTH, d_kv=2, d_ff=6, num_layers=1, num_heads=2,
         decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
+
+
+def _bart() -> Any:
+    return transformers.BartConfig(
+        vocab_size=VOCABULARY, d_model=WIDTH, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=6, decoder_ffn_dim=6, max_position_embeddings=LENGTH,
+        **_SPECIAL,
+    )  # fmt: skip
+
+
+def _xlnet() -> Any:
+    return transformers.XLNetConfig(vocab_size=VOCABULARY, d_model=WIDTH, n_layer=1, n_head=2, d_inner=6)
 
 
 def _vit() -> Any:
@@ -94,6 +107,8 @@ def _several(generator: torch.Generator) -> dict[str, Tensor]:
 _MADE: dict[str, tuple[Any, Any, Any]] = {
     "GPT-2": (transformers.GPT2LMHeadModel, _gpt2, _causal),
     "Llama": (transformers.LlamaForCausalLM, _llama, _causal),
+    "BART's decoder": (transformers.BartForCausalLM, _bart, _causal),  # these two do not move the labels
+    "XLNet": (transformers.XLNetLMHeadModel, _xlnet, _causal),
     "masked BERT": (transformers.BertForMaskedLM, _bert, _masked),
     "BERT classifier": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=3), _classes),
     "DistilBERT classifier": (transformers.DistilBertForSequenceClassification, _distilbert, _classes),
@@ -101,15 +116,48 @@ _MADE: dict[str, tuple[Any, Any, Any]] = {
     "token classifier": (transformers.BertForTokenClassification, lambda: _bert(num_labels=11), _masked),
     "regression": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=1), _values),
     "several labels": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=3), _several),
+    "labels in a column": (
+        transformers.BertForSequenceClassification,
+        lambda: _bert(num_labels=3),
+        lambda generator: {**_tokens(generator), "labels": torch.tensor([[0], [2], [1]])},
+    ),
     "T5": (transformers.T5ForConditionalGeneration, _t5, _masked),
     "ViT": (transformers.ViTForImageClassification, _vit, _images),
 }
 NAMES = list(_MADE)
 
 
+def _deberta(config: Any) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit.script, when it is imported
+        return transformers.DebertaForSequenceClassification(config)
+
+
+_REFUSED: dict[str, tuple[Any, Any, Any]] = {
+    "DeBERTa": (
+        _deberta,
+        lambda: transformers.DebertaConfig(
+            vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=6, max_position_embeddings=LENGTH, num_labels=3,
+        ),
+        _several,
+    ),
+    "one class": (
+        transformers.BertForTokenClassification,
+        lambda: _bert(num_labels=1),
+        lambda generator: {**_tokens(generator), "labels": torch.zeros(3, LENGTH).long()},
+    ),
+    "counted": (
+        transformers.LlamaForCausalLM,
+        _llama,
+        lambda generator: {**_causal(generator), "num_items_in_batch": torch.tensor(5)},
+    ),
+}  # fmt: skip
+
+
 def model_and_batch(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """The same weights and data at every call, in eval mode; larger weights than the library's 0.02."""
-    kind, config, data = _MADE[name]
+    kind, config, data = {**_MADE, **_REFUSED}[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = kind(config()).eval()

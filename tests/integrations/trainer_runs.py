@@ -39,6 +39,7 @@ def trainer_of(
     model: str = "GPT-2",
     data: Any = None,
     collator: Any = None,
+    kind: Any = transformers.Trainer,
     **settings: Any,
 ) -> Any:
     """A Trainer with a batch of 4, by plain SGD unless said otherwise."""
@@ -53,7 +54,7 @@ def trainer_of(
             "logging_steps": 1, "save_strategy": "no", "report_to": "none", **settings,
         },
     )  # fmt: skip
-    return transformers.Trainer(
+    return kind(
         model_and_batch(model)[0],
         arguments,
         train_dataset=Sentences() if data is None else data,

@@ -95,11 +95,36 @@ def test_a_closed_tracker_is_closed_and_closing_twice_is_fine() -> None:
     [
         (torch.ones(2), r"has shape \(2,\); it must be a single number"),
         ([1.0], "is a list; it must be"),
+        ("a", "is 'a'; it must be a number"),
+        (True, "is True; it must be a number"),
+        (torch.tensor(1 + 0j), r"has dtype torch.complex64; it must be a real number"),
+        (torch.tensor(True), r"has dtype torch.bool; it must be a real number"),
     ],
 )
 def test_a_loss_that_is_no_number_is_refused(loss: Any, message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         tracked(tiny.network(), tiny.batch()).step(loss)
+
+
+def test_a_rate_beside_an_optimizer_is_refused_for_it_would_hide_the_schedule() -> None:
+    model = tiny.network()
+    tracker = tracked(model, tiny.batch(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(
+        ProblemError, match=r"lr=0.3 was given to step\(\), and the rate is read from the opt"
+    ):
+        tracker.step(lr=0.3)
+    assert (tracker.steps, tracker.measure().lr) == (0, 0.1)
+
+
+def test_a_saturated_loss_is_called_so() -> None:
+    model = tiny.network()
+    tracker = tracked(model, tiny.batch())
+    with torch.no_grad():
+        model[2].weight.mul_(1e6)
+    point = tracker.step()
+    assert point is not None
+    assert point.note.startswith("the loss is saturated")
+    assert math.isnan(point.norm)
 
 
 def test_a_loss_of_nan_is_recorded() -> None:
@@ -126,6 +151,7 @@ def test_weights_of_nan_make_a_point_of_nan_and_training_goes_on() -> None:
     assert "0.weight holds NaN or inf" in tracking.points[1].note
     assert tracking.notes[-1].startswith("Steps 1 to 2 (2 measurements): 0.weight holds NaN")
     assert "from 0.4" not in tracking.verdict  # one number is no course
+    assert tracking.verdict.endswith("From step 1 on no measurement succeeded.")  # the losses say why
     assert tracking == type(tracking).from_json(tracking.to_json())
 
 

@@ -77,6 +77,21 @@ def test_an_explicit_measurement_is_made_at_once_and_counts(
     assert tracker.step() is not None  # 1 + 1 <= 0.5 · 4
 
 
+def test_logging_counts_as_measuring(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.1 s a measurement and 0.9 s to log it: 1 s each, in the budget and in what is said of it."""
+    measuring_takes(clock, 0.1, monkeypatch)
+    log = clock.lasting(0.9, lambda values, step: None)
+    tracker = tracked(tiny.network(), tiny.batch(), every=1, share=0.1, log_to=log)
+    for _ in range(40):
+        clock.time += 1.0
+        tracker.step()
+    assert tracker.overhead == pytest.approx(4 / 44)
+    tracking = tracker.close()
+    assert [point.step for point in tracking.points] == [0, 19, 28, 37]  # n + 1 <= 0.1 (n + s): s >= 9 n + 10
+    assert tracking.overhead == pytest.approx(4 / 44)
+    assert [point.measuring_seconds for point in tracking.points] == pytest.approx([0.1] * 4)
+
+
 def test_a_share_of_one_is_no_limit(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     measuring_takes(clock, 5.0, monkeypatch)
     tracker = tracked(tiny.network(), tiny.batch(), every=1, share=1.0)

@@ -102,6 +102,19 @@ def test_measuring_works_under_no_grad_and_for_wrapped_models() -> None:
     assert point.norm == tracked(model, tiny.batch()).measure().norm
 
 
+def test_a_loader_with_a_generator_of_its_own_shuffles_as_without_a_tracker() -> None:
+    inputs, targets = batches(1, 12)[0]
+    orders = []
+    for follows in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        data = torch.utils.data.TensorDataset(inputs, targets)
+        loader = torch.utils.data.DataLoader(data, 4, shuffle=True, generator=generator)
+        if follows:
+            tracked(tiny.network(), loader).measure()
+        orders.append(torch.cat([given for given, _ in loader]))
+    assert torch.equal(*orders)
+
+
 def test_a_loss_with_a_state_of_its_own_keeps_it() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

@@ -48,7 +48,7 @@ Left out of 60 columns: sharpest layer, training loss."""
 
 def some(every: int) -> Tracking:
     whole = example_tracking()
-    return replace(whole, points=whole.points[::every])
+    return replace(whole, points=whole.points[::every], every=20 * every)
 
 
 @pytest.mark.parametrize(("every", "width", "text"), [(3, 100, AT_100), (6, 60, AT_60)])
@@ -97,9 +97,17 @@ def point(step: int, norm: float, edge: float | None = None, note: str = "") -> 
         (
             [point(0, 2.0, 0.1), point(9, 4.0, 0.2)],
             (
-                "The network sharpened from 2 at step 0 to 4 at step 9. The rate stayed below the edge of "
-                "stability of SGD: at most 20 % of it, at step 9."
+                "The network sharpened from 2 at step 0 to 4 at step 9. For the measured weights the rate "
+                "stayed below the edge of stability of SGD: at most 20 % of it, at step 9."
             ),
+        ),
+        (
+            [point(0, 8.0), point(3, math.nan, note="x"), point(9, 2.0)],
+            "The network flattened from 8 at step 0 to 2 at step 9. 1 of 3 measurements failed.",
+        ),
+        (
+            [point(0, 8.0), point(3, math.nan, note="x"), point(9, math.nan, note="x")],
+            "‖H‖ = 8 at step 0. From step 3 on no measurement succeeded; the training may have diverged.",
         ),
         (
             [point(0, 30.0, 1.5), point(9, 40.0, 2.0)],
@@ -124,6 +132,11 @@ def test_a_nan_is_shown_with_its_reason() -> None:
     assert "nan" in text
     assert "Note: Step 1: gone" in text
     assert tracking == Tracking.from_json(tracking.to_json())
+
+
+def test_a_remark_does_not_hide_that_a_norm_is_rough() -> None:
+    rough = replace(point(0, 3.0, note="in eval mode"), converged=False)
+    assert "~3" in render_tracking(replace(example_tracking(), points=(rough,)), 80)
 
 
 def test_names_cannot_steer_a_terminal_or_a_page() -> None:
@@ -228,7 +241,7 @@ def test_a_limit_that_moves_is_a_line_of_its_own() -> None:
     (section, *_) = tracking_sections([("run", replace(example_tracking(), points=tuple(points)))])
     sharpness = section.blocks[1]
     assert isinstance(sharpness, LineChart)
-    assert [series.name for series in sharpness.series] == ["run", "stable up to"]
+    assert [series.name for series in sharpness.series] == ["‖H‖", "stable up to"]
     assert not sharpness.rules
 
 

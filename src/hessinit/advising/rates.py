@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.preconditioned import Preconditioned, preconditioned_norm
@@ -55,12 +56,14 @@ def adaptive_rates(
     curvature: str,
     second_moment: str,
     effort: Effort,
+    slowness: Tensor | None = None,
 ) -> AdaptiveRates:
     """Costs a few gradients, and about ten products with the curvature.
 
     The norm takes `P = √v + eps` with `v` the mean square of mini-batch gradients, or that of the first step
     alone; the first step itself is the exact one of the optimizer, `g/(|g| + eps)` for Adam (without AdamW's
-    decay, which is no descent).
+    decay, which is no descent). Where groups have rates of their own, `slowness` is the largest rate over
+    that of each weight, and the rates found are for the largest.
     """
     problem = evaluations[0].problem
     engine, names = build_engine(evaluations, curvature, effort), list(problem.leaves)
@@ -77,6 +80,8 @@ def adaptive_rates(
         notes.append("The weight decay, here a part of the gradient, is left out of the advice.")
     moves = square > 0
     divisor = torch.where(moves, square.sqrt() + rule.eps, torch.inf)
+    if slowness is not None:
+        divisor = divisor * slowness
     preconditioned = Preconditioned(operator, divisor)
     still = int((~moves).sum())
     if still == moves.numel():
@@ -85,6 +90,8 @@ def adaptive_rates(
     norm = preconditioned_norm(preconditioned, effort, semidefinite=curvature == "gauss-newton")
     size = rule.first_share * gradient.abs() + rule.eps
     step = torch.where(gradient != 0, gradient / size, torch.zeros_like(gradient))
+    if slowness is not None:
+        step = step / slowness
     slope = float(gradient @ step)
     bend = float(step @ (operator @ step))
     rates = AdaptiveRates(norm, _best_step(slope, bend), still, tuple(notes))

@@ -35,6 +35,8 @@ _READ = (
     "eps",
     "weight_decay",
     "decoupled_weight_decay",
+    "maximize",
+    "centered",
 )
 
 
@@ -72,7 +74,6 @@ def read_word(optimizer: str, lr: float | None, given: Mapping[str, Any]) -> Rea
 
 def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, layers: tuple[Layer, ...]) -> Reading:
     """The rule of an optimizer's groups that hold some of `layers`, if they agree."""
-    kind = _kind(optimizer)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     wanted = {layer.parameter for layer in layers}
     groups: list[tuple[int, dict[str, Any], set[str]]] = []
@@ -85,8 +86,9 @@ def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, layers: t
             "the optimizer holds none of the measured weights of this model; build it from "
             "model.parameters(), or measure what it holds with layers=."
         )
-    _check_agreement(groups)
     _, group, _ = groups[0]
+    kind = _kind(optimizer, group)
+    _check_agreement(groups)
     if group.get("maximize"):
         raise ProblemError("the optimizer maximizes; advice is for descent. Negate the loss instead.")
     # A scheduler that warms up has put the rate down to its first value, and the one meant beside it.
@@ -127,12 +129,12 @@ def build_optimizer(rule: Rule, parameters: list[Tensor], lr: float) -> torch.op
     return build(parameters, lr=lr, betas=betas, eps=rule.eps, weight_decay=rule.weight_decay)
 
 
-def _kind(optimizer: torch.optim.Optimizer) -> str:
+def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     """Which of the known classes steps here; a subclass counts if it steps as its parent does."""
     for kind, known in _CLASSES.items():
         # Torch wraps `step` once more in every class that is used.
         if isinstance(optimizer, known) and _step_of(type(optimizer)) is _step_of(known):
-            if kind == "adam" and optimizer.param_groups[0].get("decoupled_weight_decay"):
+            if kind == "adam" and group.get("decoupled_weight_decay"):
                 return "adamw"
             return kind
     known_names = ", ".join(f"torch.optim.{one.__name__}" for one in _CLASSES.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 from hessinit.comparing.seeds import generator, seed_everything
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, read_batches
+from hessinit.problem.data_sources import untouched_sources
 from hessinit.problem.randomness import untouched_random_state
 from hessinit.problem.structures import map_tensors, tensors_in
 
@@ -98,7 +98,7 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
         if len(read) == 1:
             return _check_examples(read[0][1], batch_size)
         return ReadyBatches(tuple(batch for _, batch in read))
-    with untouched_random_state(), _left_where_they_are(data):
+    with untouched_random_state(), untouched_sources(data):
         seed_everything(0, "data")  # a loader that shuffles draws from the caller's generators
         # An iterator may be endless, and no run sees more batches than it has steps.
         pairs = list(data if isinstance(data, Sequence) else itertools.islice(data, steps))
@@ -116,19 +116,6 @@ def place(batch: Batch, device: torch.device) -> Batch:
         return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
 
     return Batch(map_tensors(move, batch.inputs), map_tensors(move, batch.targets), batch.size)
-
-
-@contextlib.contextmanager
-def _left_where_they_are(data: Any) -> Iterator[None]:
-    """The generators that a loader has of its own go on from where they are."""
-    owners = (data, getattr(data, "sampler", None))
-    own = [getattr(owner, "generator", None) for owner in owners]
-    states = [(each, each.get_state()) for each in own if isinstance(each, torch.Generator)]
-    try:
-        yield
-    finally:
-        for each, state in states:
-            each.set_state(state)
 
 
 def _read_pair(index: int, pair: Any) -> Batch:

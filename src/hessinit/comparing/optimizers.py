@@ -33,6 +33,11 @@ def check_optimizer(optimizer: Any) -> None:
 def make_optimizer(optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float) -> Optimizer:
     """An optimizer of the model's trainable parameters."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ProblemError(
+            f"the model ({type(model).__name__}) has no trainable parameter, so there is nothing to train; "
+            "unfreeze some (requires_grad_()), and give the model before the loss."
+        )
     make = NAMED[optimizer] if isinstance(optimizer, str) else optimizer
     made: Any = make(parameters, learning_rate)
     if not isinstance(made, Optimizer):

@@ -20,6 +20,11 @@ LINEAR_LOSS = (
     "model ends in log_softmax and the loss is NLLLoss, move log_softmax into the loss: return logits and "
     'use CrossEntropyLoss. Otherwise measure the exact Hessian: curvature="hessian".'
 )
+SATURATED_LOSS = (
+    "the loss is saturated: it bends at smaller outputs of the model, but at these it is flat or straight to "
+    "the last digit, as a softmax is that is sure of every example. Scale the weights of the last layers "
+    "down, or draw new ones; in training, the learning rate was too large."
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def output_root(evaluation: Evaluation) -> OutputRoot | str:
     if not _separate(evaluation, blocks):
         return "the loss couples the examples"
     if scale == 0.0:
-        raise ProblemError(LINEAR_LOSS)
+        raise ProblemError(_why_flat(evaluation))
     matrices = (matrices + matrices.transpose(0, 2, 1)) / (2 * scale)
     rounding = float(torch.finfo(evaluation.output.dtype).eps) * matrices.shape[1] * 4
     kept = _bent_directions(matrices.mean(0), rounding)
@@ -122,4 +127,21 @@ def check_curved(evaluation: Evaluation) -> None:
     output, seed = evaluation.output, evaluation.problem.seed
     probe = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device).draw()
     if not bool(evaluation.output_hessian(probe.view_as(output)).any()):
-        raise ProblemError(LINEAR_LOSS)
+        raise ProblemError(_why_flat(evaluation))
+
+
+def _why_flat(evaluation: Evaluation) -> str:
+    """Linear everywhere, or saturated: then the loss bends at some smaller outputs."""
+    output, problem = evaluation.output.detach(), evaluation.problem
+    probe = ProbeStream(output.numel(), seed=problem.seed, dtype=output.dtype, device=output.device).draw()
+    size = float(output.abs().max()) or 1.0
+    for length in (1.0, 1e-3, 1e-6, 1e-9):
+        smaller = (output * (length / size)).requires_grad_()
+        loss = problem.loss_of(smaller, evaluation.batch)
+        (gradient,) = torch.autograd.grad(loss, smaller, create_graph=True)
+        if not gradient.requires_grad:
+            break
+        (bend,) = torch.autograd.grad(gradient, smaller, probe.view_as(output), materialize_grads=True)
+        if bool((bend.isfinite() & (bend != 0)).any()):
+            return SATURATED_LOSS
+    return LINEAR_LOSS

@@ -18,9 +18,11 @@ from hessinit.initializing.carrying_out import UNSHARPENED, carry_out
 from hessinit.initializing.saving import save_model_weights
 from hessinit.initializing.wish import Wish
 from hessinit.initializing.workbench import Setting, keep_all, read_once
+from hessinit.problem.batches import read_batches
 from hessinit.problem.checks import (
     check_arguments,
     check_dropout,
+    check_finite_inputs,
     check_switches,
     check_tolerance,
     check_whole,
@@ -118,13 +120,16 @@ def initialize_(
     check_dropout(inside, dropout)
     named = layers if layers is None or isinstance(layers, str) else list(layers)
     setting = Setting(inside, loss, read_once(batch), named, forward, curvature, dropout, seed)
+    for place, one in read_batches(setting.batch):  # before a scheme meets them in some layer
+        check_finite_inputs(one.inputs, one, place)
     targets = find_targets(inside, named)
     movable = [one for one in targets if not one.reason_to_leave_alone]
     if not movable:
-        reasons = {one.name: one.reason_to_leave_alone for one in targets[:3]}
+        reasons = ", ".join(f"{one.name}: {one.reason_to_leave_alone}" for one in targets[:3])
+        shown = f" ({reasons}{' …' if len(targets) > 3 else ''})" if reasons else ""
         raise ProblemError(
-            f"no weight of two or more dimensions can be set{f' ({reasons})' if reasons else ''}; unfreeze "
-            "one, or name others with layers=."
+            f"no weight of two or more dimensions can be set{shown}; unfreeze one, or name others with "
+            "layers=."
         )
     go_back = keep_all(movable)
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hessinit.engines.output_root import LINEAR_LOSS
+from hessinit.engines.output_root import LINEAR_LOSS, SATURATED_LOSS
 from hessinit.errors import ProblemError
 from hessinit.initializing.coupled_solve import CoupledSolve, Vector
 from hessinit.initializing.freedoms import Path
@@ -83,7 +83,8 @@ class NetworkRule:
         except ProblemError as failure:
             # A softmax that is sure of everything looks like a loss that is linear; where it bent before, it
             # is not.
-            if str(failure) != LINEAR_LOSS or not any(row.norm > 0 for row in self._rows):
+            flat = str(failure) in (LINEAR_LOSS, SATURATED_LOSS)
+            if not flat or not any(row.norm > 0 for row in self._rows):
                 raise
             return sys.float_info.min
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from torch import nn
@@ -22,7 +23,10 @@ def save_model_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"cannot write {path}: it is there and is not a file. Give the name of a file.")
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:
+        temporary.touch(exist_ok=False)
+        usual = stat.S_IMODE(temporary.stat().st_mode)
         save_model(model, str(temporary))
+        temporary.chmod(usual)  # safetensors makes a private file, that only its owner may read
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)

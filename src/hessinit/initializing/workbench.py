@@ -189,10 +189,10 @@ class Workbench:
 
 
 def _look(problem: Problem, batch: Batch) -> Look:
-    try:
-        with torch.no_grad():
-            output = problem.output(batch)
-    except RuntimeError:  # a forward that differentiates by its inputs needs the graph
+    output: Tensor | None = None
+    with contextlib.suppress(RuntimeError), torch.no_grad():
+        output = problem.output(batch)
+    if output is None:  # a forward that differentiates by its inputs needs the graph; any other fails again
         output = problem.output(batch).detach()
     if not all_finite(output):
         return NOT_FINITE

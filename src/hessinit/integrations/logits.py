@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, choose
 from hessinit.integrations.model_inputs import Reading, list_batches, logits_of, read_inputs
+from hessinit.integrations.own_loss import OwnLoss, find_own_loss
 from hessinit.integrations.tasks import IGNORED, TASKS, loss_for, next_tokens, task_of
 from hessinit.problem.checks import check_model, unwrap
 from hessinit.problem.problem import Loss
@@ -24,8 +25,9 @@ def logits_problem(
     of the model (`BertForMaskedLM`), for other models off the labels. Without labels a causal language
     model is to predict its own input, padding left out.
 
-    The loss is the model's own, `model(**batch).loss`, as a function of its logits. Several batches are
-    averaged over their examples, each being an average over its tokens. Costs nothing but a look.
+    The loss is the model's own, `model(**batch).loss`, as a function of its logits; on the first batch the
+    two are compared, and a model whose own loss is another is refused. Several batches are averaged over
+    their examples, each being an average over its tokens. Costs one forward, for models that have a loss.
 
     >>> import torch
     >>> images, labels = torch.ones(2, 4), torch.tensor([0, 2])
@@ -39,21 +41,33 @@ def logits_problem(
     batches, several = list_batches(batch)
     readings = [read_inputs(inside, one) for one in batches]
     chosen = task_of(inside, readings[0].labels) if task == "auto" else task
-    pairs = [_pair(inside, chosen, reading) for reading in readings]
+    given = [_pair(inside, chosen, reading) for reading in readings]
+    pairs = [_trained(chosen, *pair) for pair in given]
     loss = loss_for(chosen, inside, pairs[0][1])
+    own = find_own_loss(inside, *given[0], readings[0].extra)
+    if own is not None and not own.agrees(ours := _value(loss, own, chosen, pairs[0][1])):
+        # BART's and XLNet's language models leave it to the user to move the labels.
+        if chosen != "causal-lm" or not own.agrees(_value(loss, own, chosen, given[0][1])):
+            raise ProblemError(_another_loss(inside, chosen, own, ours, readings[0]))
+        pairs = given
     return model, loss, pairs if several else pairs[0], {"forward": logits_of}
 
 
 def _pair(model: nn.Module, task: str, reading: Reading) -> tuple[Any, Tensor]:
+    """The model's inputs and labels, as its own loss takes them."""
     inputs, labels = reading.inputs, reading.labels
     if labels is None:
         labels = _own_tokens(inputs) if task == "causal-lm" else None
     if labels is None:
         raise ProblemError(_no_labels(task, inputs))
-    if task == "causal-lm":
-        labels = next_tokens(labels)
     if task == "seq2seq-lm" and "decoder_input_ids" not in inputs:
         inputs = {**inputs, "decoder_input_ids": _decoder_inputs(model, labels)}
+    return inputs, labels
+
+
+def _trained(task: str, inputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
+    """What each output is trained on."""
+    labels = next_tokens(labels) if task == "causal-lm" else labels
     if not labels.is_floating_point() and labels.numel() and bool((labels == IGNORED).all()):
         raise ProblemError(
             f"every label is {IGNORED}, so that nothing counts"
@@ -90,3 +104,26 @@ def _no_labels(task: str, inputs: Any) -> str:
     }
     way = ways.get(task, "Add batch['labels'], one for each example or token.")
     return f"the batch has no 'labels'{keys}, and task={task!r} needs them. {way}"
+
+
+def _value(loss: Loss, own: OwnLoss, task: str, labels: Tensor) -> float:
+    try:
+        return float(loss(own.logits, labels.to(own.logits.device)))
+    except (IndexError, RuntimeError, ValueError) as refusal:
+        if isinstance(refusal, ProblemError):
+            raise
+        raise ProblemError(
+            f"logits of shape {tuple(own.logits.shape)} and labels of {tuple(labels.shape)} do not fit "
+            f"task={task!r}: {refusal} Pass another task=, or call hessinit.measure(model, loss, batch, "
+            "forward=…) with the loss that you train."
+        ) from refusal
+
+
+def _another_loss(model: nn.Module, task: str, own: OwnLoss, ours: float, reading: Reading) -> str:
+    way = "Call hessinit.measure(model, loss, batch, forward=…) with the loss that you train."
+    if reading.extra:
+        way = f"The batch says what to divide by; leave {', '.join(map(repr, reading.extra))} out of it."
+    return (
+        f"{type(model).__name__}'s own loss of this batch is {own.value:.6g}, and that of task={task!r} "
+        f"{ours:.6g}: what is measured would not be what is trained. {way}"
+    )

@@ -5,29 +5,36 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, did_you_mean
+from hessinit.integrations.model_modes import differentiable_outputs
 from hessinit.problem.batches import MOST_BATCHES
+from hessinit.problem.data_sources import untouched_sources
 from hessinit.problem.randomness import untouched_random_state
 
 _LABELS = ("labels", "label")
+_COUNT = "num_items_in_batch"
 # What tokenizers and the Trainer put beside the inputs; models are called with these only if they say so.
 _BESIDE = {
-    "special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "num_items_in_batch",
-    "return_loss",
+    "special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "return_loss",
+    _COUNT,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The model's inputs, by name or a single tensor, and the labels, where the batch has any."""
+    """The model's inputs, by name or a single tensor, and the labels, where the batch has any.
+
+    `extra` is what only the model's own loss takes: the number of labels that the Trainer divides by.
+    """
 
     inputs: Any
     labels: Tensor | None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def list_batches(batch: Any) -> tuple[list[Any], bool]:
@@ -39,7 +46,7 @@ def list_batches(batch: Any) -> tuple[list[Any], bool]:
             f"batch is a {type(batch).__name__}; it must be a dict of tensors, as a tokenizer or a collator "
             "returns it, a pair (inputs, labels), or an iterable of these."
         )
-    with untouched_random_state():
+    with untouched_random_state(), untouched_sources(batch):
         batches = list(itertools.islice(batch, MOST_BATCHES + 1))
     if not batches:
         raise ProblemError("batch is an empty iterable; it must hold at least one dict or pair.")
@@ -71,7 +78,9 @@ def read_inputs(model: nn.Module, batch: Any) -> Reading:
     known = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     left_out = {*_LABELS, *(_BESIDE.difference(known))}
     inputs = {name: value for name, value in named.items() if name not in left_out}
+    extra = {_COUNT: named[_COUNT]} if _COUNT in named else {}
     if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        extra = {}
         strange = [name for name in inputs if name not in known]
         if strange and len(inputs) == 1:
             return Reading(inputs[strange[0]], labels)  # model(images), whatever the batch calls them
@@ -82,12 +91,13 @@ def read_inputs(model: nn.Module, batch: Any) -> Reading:
             )
     if "use_cache" in known:
         inputs["use_cache"] = False  # keys and values kept for the next token are memory for nothing
-    return Reading(inputs, labels)
+    return Reading(inputs, labels, extra)
 
 
 def logits_of(model: nn.Module, inputs: Any) -> Tensor:
     """Call the model by name or with its one input; its output may be a tensor, or hold `logits`."""
-    output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    with differentiable_outputs(model):
+        output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)

@@ -73,10 +73,14 @@ def loss_for(task: str, model: nn.Module, labels: Tensor) -> Callable[[Tensor, T
 def token_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Averaged over all labels but those of −100: one for an example, or one for each of its tokens.
 
+    A last dimension of one may follow.
+
     >>> uniform = torch.zeros(2, 3, 4)  # log 4, whatever does not count
     >>> round(token_cross_entropy(uniform, torch.tensor([[1, 2, -100], [3, -100, -100]])).item(), 4)
     1.3863
     """
+    if labels.shape == (*logits.shape[:-1], 1):
+        labels = labels[..., 0]
     if logits.shape[:-1] != labels.shape:
         raise ProblemError(
             f"logits of shape {tuple(logits.shape)} and labels of {tuple(labels.shape)} do not fit: the last "

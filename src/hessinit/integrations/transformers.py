@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
+from torch import nn
+
 from hessinit.errors import ProblemError, choose
 from hessinit.integrations.following import Following, Subject
 from hessinit.integrations.logits import logits_problem
+from hessinit.integrations.model_modes import in_mode
 from hessinit.integrations.ranks import is_first_rank
+from hessinit.integrations.remembering import KEY
 from hessinit.integrations.tasks import TASKS, token_cross_entropy
-from hessinit.problem.randomness import untouched_random_state
+from hessinit.integrations.trained_loss import is_beyond
+from hessinit.problem.data_sources import untouched_sources
+from hessinit.problem.randomness import Draws, untouched_random_state
 from hessinit.report.initialization import Initialization
 from hessinit.report.tracking import Tracking
 
@@ -73,6 +79,9 @@ class CurvatureCallback(_Callback):  # type: ignore[misc]
         self._writer: Any = None
         self._owed: int | None = None
         self._loss: float | None = None
+        self._first_log: tuple[int, float] | None = None
+        self._is_compared = False
+        self._started = 0
 
     @property
     def tracking(self) -> Tracking | None:
@@ -90,46 +99,79 @@ class CurvatureCallback(_Callback):  # type: ignore[misc]
                 "FSDP and DeepSpeed keep a part of the weights on each rank, so that none can measure them. "
                 "Call hessinit.initialize_ before Trainer.train, and track a run with plain DDP."
             )
-        model = kwargs["model"]
-        model.train()  # as the Trainer does before every step: all points are to be of one and the same kind
-        batch = self._batch
-        if batch is None:
-            batch = _first_examples(kwargs.get("train_dataloader"), args.train_batch_size)
-        _, loss, pair, options = logits_problem(model, batch, task=self._task)
-        if getattr(args, "label_smoothing_factor", 0) and loss is token_cross_entropy:
-            loss = partial(token_cross_entropy, smoothing=args.label_smoothing_factor)
-        self._owed = self._loss = None
-        self._following.begin(
-            Subject(model, loss, pair, options["forward"], kwargs.get("optimizer")),
-            folder=args.output_dir,
-            log_to=self._sinks(args),
-            steps=state.global_step,
-        )
+        self._owed = self._loss = self._first_log = None
+        self._started = state.global_step
+        self._following.recall(_kept(state).get(self._following.key))
+        with in_mode(kwargs["model"], training=True):  # as the Trainer does before every step
+            self._following.begin(
+                kwargs["model"],
+                lambda: self._subject(args, **kwargs),
+                folder=args.output_dir,
+                log_to=self._sinks(args),
+                steps=state.global_step,
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Told once the Trainer has logged the loss of this step, before it takes the next one.
         self._owed = state.global_step
+        memory = self._following.memory
+        if memory is not None:
+            _kept(state)[self._following.key] = memory
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
         if self._owed is not None and "loss" in (logs or {}):
             self._loss = float((logs or {})["loss"])
+            if self._first_log is None:
+                self._first_log, self._is_compared = (self._owed, self._loss), False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._settle()
+        self._settle(kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._settle()
+        self._settle(kwargs["model"])
+        self._compare(at_end=True)
         self._following.close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def _settle(self) -> None:
+    def _subject(
+        self, args: Any, model: Any, train_dataloader: Any = None, optimizer: Any = None, **others: Any
+    ) -> Subject:
+        batch = self._batch
+        if batch is None:
+            batch = _first_examples(train_dataloader, args.train_batch_size)
+        _, loss, pair, options = logits_problem(model, batch, task=self._task)
+        if getattr(args, "label_smoothing_factor", 0) and loss is token_cross_entropy:
+            loss = partial(token_cross_entropy, smoothing=args.label_smoothing_factor)
+        return Subject(model, loss, pair, options["forward"], optimizer)
+
+    def _settle(self, model: nn.Module) -> None:
         if self._owed is not None:
-            self._following.step(self._owed, self._loss)
+            with in_mode(model, training=True):  # an evaluation may have come in between
+                self._following.step(self._owed, self._loss)
             self._owed = self._loss = None
+            self._compare()
+
+    def _compare(self, at_end: bool = False) -> None:
+        """The first loss that is logged with those measured around its steps, of other examples."""
+        if self._first_log is None or self._is_compared or self.tracking is None:
+            return
+        step, logged = self._first_log
+        points = [point for point in self.tracking.points if point.step >= self._started]
+        is_around = bool(points) and points[-1].step >= step
+        if not (is_around or at_end):
+            return
+        self._is_compared = True
+        measured = [point.loss for point in points]
+        if is_beyond(logged, measured, also_below=is_around):  # before the last point it may have fallen
+            self._following.add_note(
+                f"The Trainer logged a loss of {logged:.3g} for the steps up to {step}, and the measured one "
+                f"was {measured[0]:.3g} before them: what is measured may not be what is trained (an own "
+                "compute_loss, or accumulated gradients)."
+            )
 
     def _sinks(self, args: Any) -> Any:
         if self._log_to != "auto":
@@ -158,14 +200,14 @@ def _first_examples(loader: Any, count: int) -> Any:
             "the first examples of the training set cannot be looked at without using them up (it is an "
             "iterable dataset); pass batch=, a dict of tensors as the collator returns it."
         )
-    with untouched_random_state():
+    with untouched_random_state(), untouched_sources(dataset, collate):
+        # A collator that masks at random is to mask alike when training goes on.
+        Draws(0, torch.device("cpu"))
         examples = [dataset[index] for index in range(min(count, len(dataset)))]
-        return _copied(collate)(examples)
+        return collate(examples)
 
 
-def _copied(collate: Any) -> Any:
-    """A collator that masks at random may have a generator of its own, which is to stay where it is."""
-    try:
-        return copy.deepcopy(collate)
-    except Exception:  # not everything can be copied
-        return collate
+def _kept(state: Any) -> dict[str, Any]:
+    """A place in the Trainer's state, which is written to every checkpoint."""
+    states = getattr(state, "stateful_callbacks", None)
+    return states.setdefault(KEY, {}) if isinstance(states, dict) else {}

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from hessinit.estimate import Estimate
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_estimate, format_number, format_ratio, printable
+from hessinit.present.numbers import format_estimate, format_number, format_ratio, printable, shorten
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 
 COLOURS = {"vanishing": "blue", "gentle": "cyan", "ok": "green", "sharp": "yellow", "exploding": "bold red"}
 
 
-def build_columns(report: CurvatureReport) -> list[Column]:
-    """Build the columns that have something to say about this report."""
+def build_columns(report: CurvatureReport, *, whole_names: bool = False) -> list[Column]:
+    """Build the columns that have something to say about this report; long names are cut, or whole."""
     rows = (*report.layers, report.network)
 
     def column(
@@ -26,13 +26,26 @@ def build_columns(report: CurvatureReport) -> list[Column]:
     def weight(row: LayerCurvature) -> str:
         return f"{row.parameters:,}" if row is report.network else str(row.shape)
 
+    def is_bound(row: LayerCurvature) -> bool:
+        return row is report.network and not report.network_measured
+
+    def norm(row: LayerCurvature) -> str:
+        return f"≥ {format_number(row.norm)}" if is_bound(row) else format_estimate(row.estimate)
+
+    def ends(row: LayerCurvature) -> str:
+        return "" if is_bound(row) else _write_ends(row)
+
+    def name(row: LayerCurvature) -> str:
+        names = [printable(name) for name in (row.name, *row.aliases)]
+        return " = ".join(names if whole_names else map(shorten, names))
+
     columns = [
-        column("layer", _write_name, 9, is_number=False),
+        column("layer", name, 9, is_number=False),
         column("weight", weight, 4, is_number=False),
-        column("‖H‖", lambda row: format_estimate(row.estimate), 9),
+        column("‖H‖", norm, 9),
     ]
     if any(row.indefinite for row in rows):
-        columns.append(column("λmin … λmax", _write_ends, 6))
+        columns.append(column("λmin … λmax", ends, 6))
     if any(row.approximation is not None for row in rows):
         columns.append(column("gap", _write_gap, 7))
     if any(row.spread is not None and len(row.spread.norms) > 1 for row in rows):
@@ -41,12 +54,10 @@ def build_columns(report: CurvatureReport) -> list[Column]:
         columns.append(column("trace", lambda row: _write_optional(row.trace), 3))
     if any(row.frobenius is not None for row in rows):
         columns.append(column("‖H‖F", lambda row: _write_optional(row.frobenius), 2))
-    columns.append(Column("verdict", tuple(row.verdict for row in rows), 8, is_number=False, styles=COLOURS))
+    # A bound has no verdict: above a norm that is ok there may be one that is not.
+    verdicts = tuple("" if is_bound(row) else row.verdict for row in rows)
+    columns.append(Column("verdict", verdicts, 8, is_number=False, styles=COLOURS))
     return columns
-
-
-def _write_name(row: LayerCurvature) -> str:
-    return " = ".join(printable(name) for name in (row.name, *row.aliases))
 
 
 def _write_ends(row: LayerCurvature) -> str:

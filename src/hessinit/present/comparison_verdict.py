@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from hessinit.present.comparison_sentences import format_result
 from hessinit.present.comparison_standing import Result, at_best_rate, diverges_at, ordered_starts, regrets
-from hessinit.present.numbers import format_number, format_ratio, join_names, printable
+from hessinit.present.numbers import format_number, format_ratio, join_names, printable, shorten
 from hessinit.report.comparison import Comparison
 
 
@@ -40,7 +40,7 @@ def _winner(comparison: Comparison) -> list[str]:
 
     if len(trained) == 1:
         others = " alone" if len(standing) > 1 else ""
-        return [f"{printable(best)}{others} trains: {where(best)}."]
+        return [f"{_call(best)}{others} trains: {where(best)}."]
     doubt = " (one seed: no error bars)" if len(comparison.seeds) == 1 else ""
     tied = list(takewhile(ties, trained[1:]))
     if tied:
@@ -48,8 +48,8 @@ def _winner(comparison: Comparison) -> list[str]:
         how = f"the same loss{doubt}" if doubt else "within two standard errors"
         sentences = [f"{join_names([best, *tied])} tie at their best rates: {where(best)}{against}, {how}."]
     else:
-        following = f"next {printable(trained[1])}, {where(trained[1])}"
-        sentences = [f"{printable(best)} wins at its best rate{doubt}: {where(best)}; {following}."]
+        following = f"next {_call(trained[1])}, {where(trained[1])}"
+        sentences = [f"{_call(best)} wins at its best rate{doubt}: {where(best)}; {following}."]
     uncertain = [start for start in trained[1 + len(tied) :] if ties(start)]
     if uncertain:
         verb = "is" if len(uncertain) == 1 else "are"
@@ -92,17 +92,17 @@ def _most_forgiving(comparison: Comparison) -> list[str]:
         where = join_names([format_number(rate) for rate in risky[lowest]])
         average = f"on average {_times(found[lowest])} times the loss of the best start at each"
         but = f"but it diverges at lr {where}, which counts as guessing"
-        calm = f"{printable(safe[0])} diverges nowhere that another start trains"
-        least = f"Over the {many} rates {printable(lowest)} loses least, {average}, {but}"
+        calm = f"{_call(safe[0])} diverges nowhere that another start trains"
+        least = f"Over the {many} rates {_call(lowest)} loses least, {average}, {but}"
         return [f"{least}; {calm}, at {_times(found[safe[0]])} times."]
     best = lowest
-    forgiving = f"{printable(best)} is the most forgiving over the {many} rates"
+    forgiving = f"{_call(best)} is the most forgiving over the {many} rates"
     average = f"on average {_times(found[best])} times the loss of the best start at each"
     tie = ""
     if found[second].ties_with(found[best]):
         tie = ", the same" if math.isnan(found[best].error) else ", within two standard errors of it"
     counted = " (a divergence counts as guessing)" if {best, second} & set(risky) else ""
-    return [f"{forgiving}: {average}; next {printable(second)}, {_times(found[second])} times{tie}{counted}."]
+    return [f"{forgiving}: {average}; next {_call(second)}, {_times(found[second])} times{tie}{counted}."]
 
 
 def _times(regret: Result) -> str:
@@ -130,6 +130,10 @@ def _never(comparison: Comparison) -> list[str]:
 
 def _all_diverged(comparison: Comparison, start: str, rates: Sequence[float]) -> bool:
     return all(run.diverged for rate in rates for run in comparison.runs_of(start, rate) if run.applies)
+
+
+def _call(start: str) -> str:
+    return shorten(printable(start))
 
 
 def _conclude_sweep(comparison: Comparison) -> list[str]:

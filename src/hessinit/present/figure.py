@@ -35,7 +35,8 @@ def draw_norms(report: CurvatureReport, ax: Axes | None = None) -> Axes:
     band = f"ok: {format_number(GENTLE_BELOW)} to {format_number(SHARP_ABOVE)}"
     ax.axhspan(GENTLE_BELOW, SHARP_ABOVE, color=GREEN, alpha=0.13, linewidth=0, label=band)
     if is_drawable(report.network.norm):
-        ax.axhline(report.network.norm, color=GREY, linestyle="--", linewidth=1, label="network")
+        label = "network" if report.network_measured else "network, at least"
+        ax.axhline(report.network.norm, color=GREY, linestyle="--", linewidth=1, label=label)
     _draw_bars(ax, report.layers)
     main = "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian"
     draw_points(ax, [layer.norm for layer in report], main, BLUE, "o")

@@ -17,8 +17,9 @@ from rich.text import Text
 
 WIDTH_WITHOUT_TERMINAL = 100
 NARROWEST_NAMES = 16  # names fold, but other columns give way before they fold narrower than this
+NARROWEST_OF_ALL = 6  # and even those that stay otherwise, before they fold narrower than this
 GUTTER = 3  # a space of padding on both sides and one between
-STAYS = 8  # a column of this importance is never left out
+STAYS = 8  # a column of this importance is left out only where the numbers would break without it
 
 # A rule under the headings and one between sections; no other lines.
 RULES = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
@@ -28,8 +29,8 @@ RULES = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 class Column:
     """A heading and one cell for each row; the first column of a table holds the names, which may fold.
 
-    `importance` decides what a narrow terminal leaves out: the lowest goes first, 8 and 9 never go. `styles`
-    gives a colour to cells by their text.
+    `importance` decides what a narrow terminal leaves out: the lowest goes first, 8 and 9 only from one of
+    some twenty columns. `styles` gives a colour to cells by their text.
     """
 
     heading: str
@@ -40,19 +41,27 @@ class Column:
 
 
 def fit(columns: list[Column], width: int) -> tuple[list[Column], list[Column]]:
-    """Leave out the least important columns until the rest fits; names fold, so they need little."""
+    """Leave out the least important columns until the rest fits; names fold, so they need little.
+
+    The first column and one more stay in any case.
+    """
     kept, left_out = list(columns), []
-    while _table_width(kept) > width and min(column.importance for column in kept) < STAYS:
-        least = min(kept, key=lambda column: column.importance)
+
+    def leave_out(least: Column) -> None:
         kept.remove(least)
         left_out.append(least)
+
+    while _table_width(kept) > width and min(column.importance for column in kept) < STAYS:
+        leave_out(min(kept, key=lambda column: column.importance))
+    while len(kept) > 2 and _table_width(kept, NARROWEST_OF_ALL) > width:
+        leave_out(min(reversed(kept[1:]), key=lambda column: column.importance))
     return kept, left_out
 
 
 def build_grid(columns: list[Column], width: int, *, rule_before: int | None = None) -> Table:
     """The table, with a rule before the row of that number."""
     table = Table(box=RULES, show_edge=False, padding=(0, 1))
-    name_width = max(1, width - _table_width(columns) + _least_width(columns[0], is_name=True))
+    name_width = max(1, width - _table_width(columns) + _least_width(columns[0], NARROWEST_NAMES))
     for column in columns:
         is_name = column is columns[0]
         table.add_column(
@@ -113,10 +122,11 @@ def _width(column: Column) -> int:
     return max(cell_len(text) for text in (column.heading, *column.cells))
 
 
-def _least_width(column: Column, is_name: bool) -> int:
-    return min(_width(column), NARROWEST_NAMES) if is_name else _width(column)
+def _least_width(names: Column, narrowest: int) -> int:
+    """Numbers do not fold, also where they come first, as steps do."""
+    return _width(names) if names.is_number else min(_width(names), narrowest)
 
 
-def _table_width(columns: list[Column]) -> int:
-    widths = (_least_width(column, column is columns[0]) for column in columns)
+def _table_width(columns: list[Column], narrowest: int = NARROWEST_NAMES) -> int:
+    widths = [_least_width(columns[0], narrowest), *map(_width, columns[1:])]
     return sum(widths) + GUTTER * len(columns) - 1

@@ -7,6 +7,7 @@ import re
 
 from hessinit.estimate import Estimate
 
+LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
 # Control characters, marks that reorder text, lone surrogates: a name from a file must not steer a terminal.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -65,13 +66,26 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def shorten(name: str, most: int = LONGEST_NAME) -> str:
+    """Cut the middle out of a long name: its beginning and its end say most.
+
+    >>> shorten("encoder.layers.11.out_proj", 13), shorten("fc1", 13)
+    ('encode…t_proj', 'fc1')
+    """
+    if len(name) <= most:
+        return name
+    half = (most - 1) // 2
+    return f"{name[: most - 1 - half]}…{name[len(name) - half :]}"
+
+
 def call_layer(name: str) -> str:
     """A layer in a sentence: those of an nn.Sequential are numbers, which alone would read as such.
 
     >>> call_layer("fc1"), call_layer("0")
     ('fc1', 'layer 0')
     """
-    return f"layer {printable(name)}" if name[:1].isdigit() else printable(name)
+    shown = shorten(printable(name))
+    return f"layer {shown}" if name[:1].isdigit() else shown
 
 
 def begin_sentence(sentence: str) -> str:
@@ -89,7 +103,7 @@ def join_names(names: list[str], most: int = 3) -> str:
     >>> join_names(["a", "b"]), join_names(["a", "b", "c", "d", "e"])
     ('a and b', 'a, b, c and 2 more')
     """
-    shown = [printable(name) for name in names]
+    shown = [shorten(printable(name)) for name in names]
     if len(shown) > most + 1:
         shown = [*shown[:most], f"{len(shown) - most} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -104,12 +104,15 @@ def _extremes(layers: tuple[LayerCurvature, ...]) -> list[str]:
 
 def _rate(report: CurvatureReport) -> str:
     network = report.network
-    if network.norm == 0:
+    is_bound = not report.network_measured and network.error > 0
+    if network.norm == 0 and not is_bound:
         return "The network has no curvature, so it sets no limit to the learning rate."
     if not math.isfinite(network.norm):
         return (
             f"The network's ‖H‖ is {format_number(network.norm)}: no learning rate is safe from this start."
         )
+    if is_bound:
+        return bound_rates(report)
     limit, best = format_number(report.stable_learning_rate, 2), format_number(report.learning_rate, 2)
     if -network.bottom_eigenvalue > network.top_eigenvalue:
         # Along a direction that curves down no step is too long; 2/‖H‖ is then only where the guarantee ends.
@@ -118,6 +121,25 @@ def _rate(report: CurvatureReport) -> str:
             f"is sure to lower the loss up to lr = 2/‖H‖ = {limit}; {best} is best guaranteed."
         )
     return f"Gradient descent is unstable above lr = 2/‖H‖ = {limit}; {best} is best guaranteed."
+
+
+def bound_rates(report: CurvatureReport) -> str:
+    """What the layers alone tell of the rates, where network=False left the network out."""
+    network = report.network
+    least, highest = format_number(network.norm), format_number(report.stable_learning_rate, 2)
+    # An upper bound is the sum of the layers' norms: of all of them, and only where they are known.
+    if math.isfinite(network.error) and all(row.converged for row in report.layers):
+        most = network.norm + network.error
+        lowest = format_number(2 / most, 2)
+        return (
+            f"The network was not measured (network=False): by the layers its ‖H‖ is {least} to "
+            f"{format_number(most)}, so gradient descent is stable below lr = {lowest} and unstable above "
+            f"{highest}."
+        )
+    return (
+        f"The network was not measured (network=False): its ‖H‖ is at least {least}, and so 2/‖H‖ at most "
+        f"{highest}. Measure it, too, to know which learning rates are stable."
+    )
 
 
 def _gap(layers: tuple[LayerCurvature, ...]) -> list[str]:
@@ -133,8 +155,9 @@ def _gap(layers: tuple[LayerCurvature, ...]) -> list[str]:
 
 def _doubt(report: CurvatureReport) -> list[str]:
     ends_are_shown = any(row.indefinite for row in (*report.layers, report.network))
+    measured = (*report.layers, report.network) if report.network_measured else report.layers
     doubts: list[tuple[str, Estimate]] = []
-    for row in (*report.layers, report.network):
+    for row in measured:
         shown = [row.estimate, row.approximation, row.trace, row.frobenius]
         shown += [row.top, row.bottom] if ends_are_shown else []
         doubtful = [estimate for estimate in shown if estimate is not None and not estimate.converged]

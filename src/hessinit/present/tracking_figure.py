@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _SPANS_MUCH = 5.0
 _SAME = 1.02  # the limit is one number to the eye
+_FEW_TICKS, _MANY_TICKS = 6.0, 500.0  # ratios of the ends of an axis
 
 
 def draw_tracking(tracking: Tracking, ax: Axes | None = None) -> Axes:
@@ -26,12 +27,13 @@ def draw_tracking(tracking: Tracking, ax: Axes | None = None) -> Axes:
         from matplotlib import pyplot
 
         _, ax = pyplot.subplots(figsize=(3.5, 2.6), layout="constrained")
-    _use_logarithms(ax)
+    ax.set_yscale("log")
     steps = [point.step for point in tracking.points]
     norms = [_drawn(point.norm) for point in tracking.points]
     marker = "o" if len(steps) <= 40 else ""
     ax.plot(steps, norms, color=BLUE, marker=marker, markersize=3, linewidth=1.2, label="‖H‖", zorder=3)
     _draw_limit(ax, tracking, steps)
+    _write_plainly(ax)
     handles, labels = ax.get_legend_handles_labels()
     if drawn := _draw_losses(ax, tracking):
         handles, labels = [*handles, drawn], [*labels, "loss"]
@@ -65,9 +67,10 @@ def _draw_losses(ax: Axes, tracking: Tracking) -> Line2D | None:
         return None
     other = ax.twinx()
     values = [loss for _, loss in losses]
-    if min(values) > 0 and max(values) > _SPANS_MUCH * min(values):
-        _use_logarithms(other)
     (line,) = other.plot([step for step, _ in losses], values, color=GREY, linewidth=0.7, alpha=0.7)
+    if min(values) > 0 and max(values) > _SPANS_MUCH * min(values):
+        other.set_yscale("log")
+        _write_plainly(other)
     other.set_ylabel("loss", fontsize=LABEL_POINTS + 1, color=GREY)
     other.tick_params(labelsize=LABEL_POINTS, which="both", colors=GREY)
     ax.set_zorder(other.get_zorder() + 1)  # the sharpness is what it is about
@@ -75,12 +78,18 @@ def _draw_losses(ax: Axes, tracking: Tracking) -> Line2D | None:
     return line
 
 
-def _use_logarithms(ax: Axes) -> None:
-    """With plain numbers at the ticks: sharpness and losses rarely span many decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def _write_plainly(ax: Axes) -> None:
+    """Plain numbers at the ticks of a logarithmic axis, where it spans little or much."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-    ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
+    low, high = sorted(ax.get_ylim())
+    if high < _FEW_TICKS * low:  # 1, 2 and 5 might all lie outside
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        ax.yaxis.set_minor_locator(NullLocator())
+    else:
+        # Over many decades a locator with 2 and 5 gives no tick at all.
+        steps = (1.0, 2.0, 5.0) if high < _MANY_TICKS * low else (1.0,)
+        ax.yaxis.set_major_locator(LogLocator(subs=steps, numticks=9))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     ax.yaxis.set_minor_formatter(NullFormatter())
 

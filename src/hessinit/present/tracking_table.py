@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
@@ -59,7 +60,7 @@ def tracking_columns(points: Sequence[TrackedPoint]) -> list[Column]:
 
 def write_norm(point: TrackedPoint) -> str:
     """‖H‖, with `~` before it when it did not converge."""
-    known = point.converged or point.note
+    known = point.converged or math.isnan(point.norm)
     return ("" if known else "~") + format_number(point.norm)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
+from hessinit.problem.data_sources import untouched_sources
 from hessinit.problem.randomness import untouched_random_state
 from hessinit.problem.structures import map_tensors, tensors_in
 
@@ -53,7 +54,7 @@ def read_batches(batch: Any) -> list[tuple[str, Batch]]:
             f"batch is a {type(batch).__name__}; it must be (inputs, targets), or an iterable of such pairs, "
             "as a DataLoader is. For a loss that needs no targets, pass (inputs, None)."
         )
-    with untouched_random_state():
+    with untouched_random_state(), untouched_sources(batch):
         pairs = list(itertools.islice(batch, MOST_BATCHES + 1))
     if not pairs:
         raise ProblemError("batch is an empty iterable; it must hold at least one (inputs, targets) pair.")

@@ -13,16 +13,20 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hessinit.problem.containers import Contents, containers_in
+
 
 @contextlib.contextmanager
 def kept_attributes(model: nn.Module) -> Iterator[None]:
     """Let a forward write to its modules' attributes, and put every one of them back.
 
     Models keep a hidden state, a counter or their last attention there; `nn.utils.weight_norm` the weight.
+    Lists, dicts and sets among the attributes get their contents back; what is elsewhere cannot be known.
     Backward hooks rest meanwhile: they belong to training, and may change the derivatives that they see.
     """
     tables = [table for module in model.modules() for table in _tables(module)]
     before = [dict(table) for table in tables]
+    kept = [Contents(one) for one in containers_in(model)]
     try:
         for module in model.modules():
             for kind in ("_backward_hooks", "_backward_pre_hooks"):
@@ -34,6 +38,8 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
             for name in table.keys() - entries.keys():
                 del table[name]
             table.update(entries)
+        for contents in kept:
+            contents.put_back()
 
 
 def _tables(module: nn.Module) -> list[dict[str, Any]]:

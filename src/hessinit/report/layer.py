@@ -15,6 +15,8 @@ from hessinit.report.spread import Spread
 from hessinit.report.verdict import Verdict, judge
 
 MATRICES = ("gauss-newton", "hessian")
+# The reason that stands in place of a measurement of the network where none was asked for.
+ONLY_BOUNDED = "network=False: only bounded, from below by the sharpest layer"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hessinit.report.atomic import write_text
 from hessinit.report.by_name import ByName
 from hessinit.report.json_form import Plain, read_number, to_plain
-from hessinit.report.layer import MATRICES, LayerCurvature, check_choice
+from hessinit.report.layer import MATRICES, ONLY_BOUNDED, LayerCurvature, check_choice
 from hessinit.report.reading import read_if_there, read_layer
 from hessinit.report.schema import KIND, SCHEMA, to_present_schema
 
@@ -70,7 +70,10 @@ class CurvatureReport(ByName[LayerCurvature]):
 
     @property
     def learning_rate(self) -> float:
-        """γ* = 1/‖H‖, the step of the largest guaranteed decrease; inf when ‖H‖ is 0, 0 when it is inf."""
+        """γ* = 1/‖H‖, the step of the largest guaranteed decrease; inf when ‖H‖ is 0, 0 when it is inf.
+
+        Without `network_measured`, ‖H‖ is a lower bound, and this an upper one: it guarantees nothing.
+        """
         return self.stable_learning_rate / 2
 
     @property
@@ -89,9 +92,14 @@ class CurvatureReport(ByName[LayerCurvature]):
         return min(self._measured(), key=_by_norm)
 
     @property
+    def network_measured(self) -> bool:
+        """Whether the network was measured; with network=False its norm is only bounded by the layers'."""
+        return self.network.top.reason != ONLY_BOUNDED
+
+    @property
     def converged(self) -> bool:
-        """Whether every norm reached the tolerance; for curvature="both", the Gauss-Newton ones too."""
-        rows = (*self.layers, self.network)
+        """Whether every norm asked for reached the tolerance; for curvature="both", Gauss-Newton's too."""
+        rows = (*self.layers, self.network) if self.network_measured else self.layers
         approximations = [row.approximation for row in rows if row.approximation is not None]
         return all(estimate.converged for estimate in (*(row.estimate for row in rows), *approximations))
 

@@ -19,7 +19,8 @@ class TrackedPoint:
 
     `loss` is that of the tracked batch, `training_loss` the one last given to `tracker.step`. `norm` is ‖H‖;
     `stable_lr` the optimizer's largest stable rate here, and `edge` the rate as a share of it: 1 and more is
-    beyond. A measurement that failed has nan for its numbers, and `note` says why.
+    beyond. A measurement that failed has nan for its numbers, and `note` says why; it also says when other
+    weights are measured than before, or in another mode of the model than at the first point.
     """
 
     step: int
@@ -60,10 +61,10 @@ def find_crossings(points: Sequence[TrackedPoint]) -> tuple[int, ...]:
     return tuple(steps)
 
 
-def describe_failures(notes: Iterable[tuple[int, str]]) -> list[str]:
-    """What went wrong and at which steps, each thing once.
+def describe_notes(notes: Iterable[tuple[int, str]]) -> list[str]:
+    """What went wrong, or changed, and at which steps, each thing once.
 
-    >>> describe_failures([(0, ""), (10, "no numbers"), (20, "no numbers"), (30, "no memory")])
+    >>> describe_notes([(0, ""), (10, "no numbers"), (20, "no numbers"), (30, "no memory")])
     ['Steps 10 to 20 (2 measurements): no numbers', 'Step 30: no memory']
     """
     steps: dict[str, list[int]] = {}

@@ -29,6 +29,7 @@ class Tracking:
 
     `losses` holds training losses by step, thinned to a thousand. `examples` counts those of the tracked
     batch. `optimizer` is empty where none was given: the limit is then that of plain gradient descent.
+    `spent` are the seconds that measuring took with logging and writing; None: those of the points.
 
     >>> point = TrackedPoint(step=0, seconds=1.0, measuring_seconds=0.1, loss=2.3, lr=0.1, norm=30.0,
     ...                      error=0.1, converged=True, lr_times_norm=3.0, stable_lr=2 / 30, edge=1.5)
@@ -45,6 +46,7 @@ class Tracking:
     share: float = 1.0
     examples: int = 0
     seconds: float = 0.0
+    spent: float | None = None
     seed: int = 0
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
@@ -54,8 +56,14 @@ class Tracking:
     @property
     def overhead(self) -> float:
         """The share of the time, from the beginning of the tracking on, that measuring took."""
-        spent = sum(point.measuring_seconds for point in self.points)
-        return spent / self.seconds if self.seconds > 0 else 0.0
+        return self.measuring_seconds / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def measuring_seconds(self) -> float:
+        """What measuring took, with logging and writing where that is known."""
+        if self.spent is not None:
+            return self.spent
+        return sum(point.measuring_seconds for point in self.points)
 
     @property
     def crossings(self) -> tuple[int, ...]:
@@ -123,6 +131,7 @@ class Tracking:
                 share=read_number(data["share"]),
                 examples=int(data["examples"]),
                 seconds=read_number(data["seconds"]),
+                spent=read_if_there(read_number, data.get("spent")),
                 seed=int(data["seed"]),
                 notes=tuple(map(str, data["notes"])),
                 versions={str(key): str(value) for key, value in data["versions"].items()},

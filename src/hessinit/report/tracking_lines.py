@@ -1,7 +1,8 @@
 """The JSON lines of a tracker: a header, then a line for each point, and one at the end.
 
 A line of a point carries the training losses since the point before. The last line, which a killed run does
-not have, has the losses after the last point, the notes and the time.
+not have, has the losses after the last point, the notes and the time. Between them are a line where a run was
+resumed, with what is different since, and one where training went back to an earlier step.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import json
 
 from hessinit.report.json_form import Plain, read_number
-from hessinit.report.tracked_point import describe_failures
+from hessinit.report.tracked_point import describe_notes
 from hessinit.report.tracking_losses import thin
 
 KIND = "hessinit tracking"
 SCHEMA = 1
 END = "end"
+RESUMED = "resumed"
+BACK = "back"
 
 
 def are_lines(text: str | bytes) -> bool:
@@ -37,30 +40,37 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
     check_kind(header, source)
     points: list[Plain] = []
     losses: list[tuple[int, Plain]] = []
-    end: dict[str, Plain] = {}
-    stride = 1
+    facts: dict[str, Plain] = {}
+    stride, ended = 1, False
     for number, line in enumerate(lines[1:], start=2):
         try:
             data = json.loads(line)
             losses = _go_on(losses, [(int(step), loss) for step, loss in data.pop("losses")])
             stride = int(data.pop("stride"))
-            if data.get("line") == END:
-                end = data
+            kind = data.pop("line", None)
+            if kind == BACK:
+                points = [point for point in points if point["step"] <= data["step"]]
+                losses = [pair for pair in losses if pair[0] <= data["step"]]
+            elif kind is not None:
+                facts.update(data)
+                ended = kind == END
             else:
                 points = [point for point in points if point["step"] < data["step"]] + [data]
+                ended = False
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             if number == len(lines):
                 break  # the run was killed while it wrote this line
             raise ValueError(
                 f"line {number} of {source} is not a tracked point ({problem!r}). Was the file edited?"
             ) from problem
-    last = points[-1]["seconds"] if points else 0.0
-    notes = describe_failures((point["step"], point["note"]) for point in points)
-    known = {key: value for key, value in end.items() if key != "line"}
-    return {
-        **header, "notes": [*header["notes"], *notes], "seconds": last, **known,
-        "points": points, "losses": thin(losses, stride),
-    }  # fmt: skip
+    gathered = {**header, "seconds": 0.0, **facts, "points": points, "losses": thin(losses, stride)}
+    if not ended:  # what only the end knows is told by the points
+        failures = describe_notes((point["step"], point["note"]) for point in points)
+        times = [read_number(point["seconds"]) for point in points]
+        gathered["notes"] = [*gathered["notes"], *failures]
+        gathered["seconds"] = max([read_number(gathered["seconds"]), *times])
+        gathered["spent"] = None
+    return gathered
 
 
 def check_kind(data: Plain, source: str) -> None:

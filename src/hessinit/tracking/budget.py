@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 from hessinit.errors import ProblemError
 
@@ -37,6 +39,17 @@ class Budget:
         """Note what a measurement took."""
         self.spent += seconds
         self.last = seconds
+
+    @contextlib.contextmanager
+    def counting_more(self) -> Iterator[None]:
+        """What comes with a measurement, as logging it does, is part of what it took."""
+        started = now()
+        try:
+            yield
+        finally:
+            seconds = now() - started
+            self.spent += seconds
+            self.last += seconds
 
 
 def check_share(share: object) -> float:

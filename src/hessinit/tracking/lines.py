@@ -12,7 +12,7 @@ from typing import Any
 from hessinit.errors import ProblemError
 from hessinit.report.json_form import Plain, to_plain
 from hessinit.report.tracking import TrackedPoint, Tracking, read_lines
-from hessinit.report.tracking_lines import END, KIND, SCHEMA
+from hessinit.report.tracking_lines import BACK, END, KIND, RESUMED, SCHEMA
 from hessinit.tracking.losses import Losses
 
 
@@ -30,10 +30,18 @@ class Lines:
     def begin(self, header: Mapping[str, Any]) -> None:
         """Write the header, unless an earlier run did."""
         if self.earlier is None:
-            self._write({"kind": KIND, "schema": SCHEMA, "lines": True, **to_plain(header)})
+            self._append(_header(header))
 
     def add(self, point: TrackedPoint, losses: Losses) -> None:
         self._write({**to_plain(point), **_since_last(losses)})
+
+    def resume(self, facts: Mapping[str, Plain], losses: Losses) -> None:
+        """What is different from here on."""
+        self._write({"line": RESUMED, **facts, **_since_last(losses)})
+
+    def go_back(self, step: int, losses: Losses) -> None:
+        """What was written of later steps does not count."""
+        self._write({"line": BACK, "step": step, **_since_last(losses)})
 
     def end(self, facts: Mapping[str, Plain], losses: Losses) -> None:
         self._write({"line": END, **facts, **_since_last(losses)})
@@ -44,18 +52,27 @@ class Lines:
             self._place.unlink(missing_ok=True)
 
     def _write(self, data: Mapping[str, Plain]) -> None:
+        self._append(json.dumps(data, allow_nan=False))
+
+    def _append(self, line: str) -> None:
         with self._place.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(data, allow_nan=False) + "\n")
+            file.write(line + "\n")
 
 
 def _since_last(losses: Losses) -> dict[str, Plain]:
     return {"losses": to_plain(losses.unwritten()), "stride": losses.stride}
 
 
-def open_lines(path: str | os.PathLike[str], resume: bool) -> Lines:
-    """A new file of that name or, where it is taken, of the next free one; `resume` goes on in it."""
+def open_lines(path: str | os.PathLike[str], resume: bool | str) -> Lines:
+    """A new file of that name or, where it is taken, of the next free one; `resume` goes on in it.
+
+    Where a later run took a numbered name, `resume=True` cannot know which of them goes on, and refuses;
+    "anyway" takes the file named.
+    """
     wanted = check_path(path)
     if resume and wanted.exists():
+        if resume is True:
+            _check_newest(wanted)
         return _go_on(wanted)
     for name in itertools.chain([wanted], (_numbered(wanted, number) for number in itertools.count(2))):
         try:
@@ -89,12 +106,35 @@ def _numbered(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
+def _check_newest(path: Path) -> None:
+    numbered = itertools.takewhile(Path.exists, (_numbered(path, number) for number in itertools.count(2)))
+    newest = max([path, *numbered], key=lambda one: one.stat().st_mtime_ns)
+    if newest != path:
+        raise ProblemError(
+            f"cannot resume in {path.name}: {newest.name} beside it is newer, of a run that found the name "
+            f"taken. Pass the file of the run that goes on, path={str(newest)!r}, or resume='anyway' for "
+            f"{path.name}."
+        )
+
+
 def _go_on(path: Path) -> Lines:
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
+    if not whole and _is_begun(content):  # killed before the first line was whole: there is nothing in it
+        os.truncate(path, 0)
+        return Lines(path, None)
     try:
         earlier = read_lines(content[:whole], source=str(path))
     except ValueError as problem:
         raise ProblemError(f"cannot resume: {problem}") from problem
     os.truncate(path, whole)  # what a killed run left half-written
     return Lines(path, earlier)
+
+
+def _is_begun(content: bytes) -> bool:
+    beginning = _header({})[:-1].encode()
+    return beginning.startswith(content[: len(beginning)])
+
+
+def _header(facts: Mapping[str, Any]) -> str:
+    return json.dumps({"kind": KIND, "schema": SCHEMA, "lines": True, **to_plain(facts)}, allow_nan=False)

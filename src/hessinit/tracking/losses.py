@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
@@ -35,6 +36,15 @@ class Losses:
             self.stride *= 2
             self._kept = thin(self._kept, self.stride)
 
+    def forget_after(self, step: int) -> bool:
+        """Training went back to that step; says whether there were any after it."""
+        kept = [pair for pair in self._kept if pair[0] <= step]
+        forgets = len(kept) < len(self._kept)
+        if forgets:
+            self._latest = None
+        self._kept, self._written = kept, min(self._written, step)
+        return forgets
+
     @property
     def latest(self) -> float | None:
         """The one given last, whether it was kept or not."""
@@ -54,6 +64,10 @@ class Losses:
 
 def _as_given(loss: object) -> float | Tensor:
     if isinstance(loss, Tensor):
+        if loss.is_complex() or loss.dtype == torch.bool:
+            raise ProblemError(
+                f"the loss given to step() has dtype {loss.dtype}; it must be a real number, or left out."
+            )
         if loss.numel() != 1:
             raise ProblemError(
                 f"the loss given to step() has shape {tuple(loss.shape)}; it must be a single number, such "
@@ -62,8 +76,11 @@ def _as_given(loss: object) -> float | Tensor:
         # A copy: the loss may be divided in place afterwards, or live in a buffer that is used again.
         return loss.detach().clone() if loss.device.type != "cpu" else float(loss.detach())
     try:
-        return math.nan if isinstance(loss, str | bool) else float(loss)  # type: ignore[arg-type]
+        if isinstance(loss, str | bool):
+            raise TypeError
+        return float(loss)  # type: ignore[arg-type]
     except (TypeError, ValueError):
+        shown = f"{loss!r}" if isinstance(loss, str | bool) else f"a {type(loss).__name__}"
         raise ProblemError(
-            f"the loss given to step() is a {type(loss).__name__}; it must be a number, or left out."
+            f"the loss given to step() is {shown}; it must be a number, or left out."
         ) from None

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
-from hessinit.errors import EdgeOfStabilityWarning
+from hessinit.errors import EdgeOfStabilityWarning, ProblemError
 from hessinit.present.tracking_sentences import warn_of_edge
 from hessinit.problem.checks import unwrap
 from hessinit.report.descent import MOST_TIMES_STABLE
 from hessinit.report.tracked_point import TrackedPoint, find_crossings
 from hessinit.tracking.budget import Budget, now
+from hessinit.tracking.changes import Changes
 from hessinit.tracking.sharpness import Sharpness, Subject
 from hessinit.tracking.sinks import Sink, scalars
 from hessinit.tracking.stepping import Stepping
@@ -29,6 +30,7 @@ class Pointing:
         self._sinks = sinks
         self._warn = warn
         self._is_start_beyond = False
+        self._changes = Changes()
         self.notes: list[str] = []
 
     @property
@@ -39,9 +41,10 @@ class Pointing:
         """A point of nan with a note where measuring fails, unless it `must` succeed."""
         self._wait()  # what training still has to compute is not our time
         started = now()
-        note = ""
         try:
             found = self._subject.measure()
+            remarks = self._changes.remark(unwrap(self._subject.model), found.weights)
+            note = " ".join([*([found.note] if found.note else []), *remarks])
         except Exception as failure:  # whatever it is, training goes on
             if must:
                 raise
@@ -49,7 +52,7 @@ class Pointing:
         self._wait()
         seconds = now() - started
         budget.count(seconds)
-        lr = self.stepping.lr
+        lr = self._rate()
         return TrackedPoint(
             step=step,
             seconds=budget.elapsed,
@@ -92,6 +95,13 @@ class Pointing:
             self._is_start_beyond = True
             return False
         return crossed or (waited and edge >= 1)
+
+    def _rate(self) -> float | None:
+        """None also where the optimizer moves none of the weights any more: all of them may be frozen."""
+        try:
+            return self.stepping.lr
+        except ProblemError:
+            return None
 
     def _wait(self) -> None:
         device = next(unwrap(self._subject.model).parameters()).device

@@ -7,25 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessinit.advising.adaptive import Adaptive
-from hessinit.advising.preconditioned import Preconditioned
 from hessinit.advising.rates import adaptive_rates, build_engine
+from hessinit.advising.scaled_edge import scaled_edge
 from hessinit.engines.ends import Effort, Ends, Engine
-from hessinit.operators.base import LinearOperator
 from hessinit.operators.evaluation import Evaluation, evaluate
 from hessinit.operators.setting import in_running_order, notes_on, versions_of
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.spectra.lanczos import lanczos
-from hessinit.tracking.stepping import Stepping
+from hessinit.tracking.stepping import YOUNG, Stepping
 
 
 @dataclass(frozen=True)
 class Sharpness:
-    """What one measurement found."""
+    """What one measurement found; `weights` are those that were measured, `note` is a remark."""
 
     loss: float
     norm: float
@@ -34,6 +31,8 @@ class Sharpness:
     stable_lr: float
     layers: dict[str, float]
     products: int
+    weights: tuple[str, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Subject:
             self.model,
             self.loss,
             self.data,
-            layers=self.stepping.parameters or self.layers,
+            layers=self.stepping.weights() or self.layers,
             forward=self.forward,
             dropout=self.dropout,
             seed=self.effort.seed,
@@ -73,7 +72,7 @@ class Subject:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
             return {
                 "examples": problem.examples,
-                "notes": (*notes_on(problem, evaluations), *self.stepping.notes),
+                "notes": (*notes_on(problem, evaluations), *self.stepping.notes, *self._uncounted(problem)),
                 "versions": versions_of(problem),
             }
 
@@ -91,7 +90,7 @@ class Subject:
                     for layer in in_running_order(problem, evaluations)
                 }
             found = engine.ends(names)
-            stable, products = self._stable(engine, found, evaluations)
+            stable, products, note = self._stable(engine, found, evaluations)
             return Sharpness(
                 loss=sum(one.loss_value * one.weight for one in evaluations),
                 norm=found.norm.value,
@@ -100,38 +99,40 @@ class Subject:
                 stable_lr=stable,
                 layers=layers,
                 products=found.top.products + found.bottom.products + products,
+                weights=tuple(names),
+                note=note,
             )
 
-    def _stable(self, engine: Engine, found: Ends, evaluations: list[Evaluation]) -> tuple[float, int]:
-        """The optimizer's largest stable rate, and the products that it took.
+    def _stable(self, engine: Engine, found: Ends, evaluations: list[Evaluation]) -> tuple[float, int, str]:
+        """The optimizer's largest stable rate, the products that it took, and a remark.
 
         It goes by the top eigenvalue: along negative curvature every rate leads away.
         """
-        rule = self.stepping.read()
-        if rule is None:
-            return math.nan, 0
-        if isinstance(rule, Adaptive) and not self.stepping.has_state:
-            rates = adaptive_rates(rule, None, evaluations, self.curvature, "mini-batches", self.effort)
-            return rates.stable_rate(rule), rates.norm.products
-        leaves = evaluations[0].problem.leaves
-        divisor = self.stepping.divisor(leaves)
-        decay = rule.gradient_decay if isinstance(rule, Adaptive) else rule.weight_decay
-        if divisor is None:
-            return rule.edge(max(found.top.value + decay, 0.0)), 0
-        # No start from where the last search ended: where the sharpest direction has changed since, such a
-        # search often ends at the old one and cannot tell (docs/tracking.md has the numbers).
+        stepping, leaves = self.stepping, evaluations[0].problem.leaves
+        rule = stepping.read()
+        if rule is None:  # what was said at the beginning is not said again at every point
+            return math.nan, 0, "" if stepping.refusal in stepping.notes else stepping.refusal
+        slowness = stepping.slowness(leaves)
+        if isinstance(rule, Adaptive) and (age := stepping.age(leaves)) < YOUNG:
+            moments = "mini-batches"
+            rates = adaptive_rates(rule, None, evaluations, self.curvature, moments, self.effort, slowness)
+            # RMSprop does not correct its mean square for the start at 0.
+            grown = math.sqrt(1 - rule.memory**age) if age and rule.kind == "rmsprop" else 1.0
+            stable = rule.edge(rates.norm.value / grown) if age else rates.stable_rate(rule)
+            return stable, rates.norm.products, ""
+        decay, divisor = stepping.decay(leaves), stepping.divisor(leaves)
+        if divisor is None and slowness is None and bool((decay == decay[0]).all()):
+            return rule.edge(max(found.top.value + float(decay[0]), 0.0)), 0, ""
         curvature = engine.operator(list(leaves))
-        inner = Preconditioned(Decayed(curvature, decay) if decay else curvature, divisor)
-        top = lanczos(inner, ends="top", **self.effort.options).top
-        return rule.edge(max(top.value, 0.0)), top.products
+        stable, top = scaled_edge(rule, curvature, divisor, slowness, decay, self.effort)
+        return stable, top.products, ""
 
-
-class Decayed(LinearOperator):
-    """`H + decay`: the curvature with that of a weight decay in the gradient."""
-
-    def __init__(self, curvature: LinearOperator, decay: float) -> None:
-        self._curvature, self._decay = curvature, decay
-        self.shape, self.dtype, self.device = curvature.shape, curvature.dtype, curvature.device
-
-    def _product(self, vector: Tensor) -> Tensor:
-        return torch.add(self._curvature @ vector, vector, alpha=self._decay)
+    def _uncounted(self, problem: Problem) -> tuple[str, ...]:
+        """Biases are trained at the same rate, and may be the sharper ones where the inputs are small."""
+        others = sorted(self.stepping.moved() - set(problem.leaves))
+        if not others or not self.stepping.name:
+            return ()
+        count = f"{len(others)} trained parameter{'s' if len(others) > 1 else ''}"
+        shown = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
+        way = "name them in layers=, beside the weights, to count them"
+        return (f"Not counted in ‖H‖ and the edge: {count} ({shown}); {way}.",)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hessinit.advising.adaptive import Adaptive
-from hessinit.advising.reading import Reading, Rule, read_optimizer, read_word
+from hessinit.advising.groups import groups_by_weight, read_common_rule, slowness_of
+from hessinit.advising.reading import Rule, read_word
 from hessinit.errors import ProblemError
 from hessinit.operators.base import join
 from hessinit.problem.layers import find_layers
 from hessinit.report.descent import Descent, check_rate
 
 _NONE_GIVEN = dict.fromkeys(("momentum", "dampening", "betas", "alpha", "eps", "weight_decay"))
+# One gradient is near 0 in some weights by mere chance, and these few would rule P^-½ H P^-½.
+YOUNG = 5
 
 
 class Stepping:
     """How the weights are stepped; asked anew at every measurement, since schedules change it.
 
-    `parameters` are the weights to measure (None: those that `layers` says). `rule` is None for an optimizer
-    whose steps are not known: it has a rate, and no edge.
+    `rule` is None where the steps are not known, and `refusal` says why: there is a rate, and no edge.
     """
 
     def __init__(
@@ -35,14 +36,17 @@ class Stepping:
         self._layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
         self.given_lr = check_rate(lr)
         self.notes: tuple[str, ...] = ()
-        self.parameters: list[str] | None = None
+        self.refusal = ""
         self.rule: Rule | None = Descent()
         self.name = "" if self.given_lr is None else str(self.rule)
         if isinstance(optimizer, str):
             self.rule = read_word(optimizer, self.given_lr, _NONE_GIVEN).rule
             self.name = str(self.rule)
         elif self._optimizer is not None:
-            self._read_for_the_first_time(self._optimizer)
+            self.weights()
+            self._read(self._optimizer)
+            self.name = type(self._optimizer).__name__ if self.refusal else str(self.rule)
+            self.notes = (self.refusal,) if self.refusal else self.notes
         elif optimizer is not None:
             hint = " Pass an instance, not the class." if isinstance(optimizer, type) else ""
             raise ProblemError(
@@ -50,114 +54,115 @@ class Stepping:
                 f"as 'sgd', or None.{hint}"
             )
 
-    def _read_for_the_first_time(self, optimizer: torch.optim.Optimizer) -> None:
-        measured = {layer.parameter for layer in find_layers(self._model, self._layers)}
-        held = [name for _, names in self._groups(optimizer) for name in names if name in measured]
+    def weights(self) -> list[str] | None:
+        """The weights to measure now: those that the optimizer moves; None for all that `layers` says.
+
+        They change when layers are frozen, unfrozen, or added to the optimizer.
+        """
+        if self._optimizer is None:
+            return None
+        moved = self.moved()
+        held = [
+            layer.parameter for layer in find_layers(self._model, self._layers) if layer.parameter in moved
+        ]
         if not held:
             raise ProblemError(
                 "the optimizer holds none of the measured weights of this model; build it from this model's "
                 "parameters(), or measure what it holds with layers=."
             )
-        self.parameters = sorted(held)
-        try:
-            reading = self._reading(optimizer)
-            self.rule, self.name, self.notes = reading.rule, str(reading.rule), reading.notes
-        except ProblemError as refusal:
-            self.rule, self.name = None, type(optimizer).__name__
-            self.notes = (f"No edge of stability: {refusal}",)
+        return sorted(held)
+
+    def moved(self) -> set[str]:
+        """The parameters that training moves: those not frozen and, where there is one, in the optimizer."""
+        trained = {name for name, one in self._model.named_parameters() if one.requires_grad}
+        return trained if self._optimizer is None else trained & set(self._groups())
 
     def read(self) -> Rule | None:
         """The rule as it is now: a momentum may follow a schedule."""
-        if self._optimizer is not None and self.rule is not None:
-            self.rule = self._reading(self._optimizer).rule
+        if self._optimizer is not None:
+            self._read(self._optimizer)
         return self.rule
+
+    @property
+    def reads_rate(self) -> bool:
+        """Whether the rate is the optimizer's, not one that was given."""
+        return self._optimizer is not None and self.given_lr is None
 
     @property
     def lr(self) -> float | None:
         """The rate of the next step; the largest where groups differ."""
-        if self.given_lr is not None or self._optimizer is None:
-            return self.given_lr
-        return max(self._rates(self._optimizer).values())
+        return max(self._rates().values()) if self.reads_rate else self.given_lr
+
+    def slowness(self, leaves: Mapping[str, Tensor]) -> Tensor | None:
+        """The largest rate over that of each weight, flat; None where all are the same."""
+        return slowness_of(self._rates(), leaves) if self.reads_rate else None
+
+    def decay(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """The weight decay of each weight, flat; groups may have their own."""
+        common = 0.0 if self.rule is None else self.rule.weight_decay
+        own = {} if self._optimizer is None else self._groups()
+        decays = {name: float(own[name]["weight_decay"]) if name in own else common for name in leaves}
+        return join([torch.full_like(leaf, decays[name]).detach() for name, leaf in leaves.items()])
 
     def divisor(self, leaves: Mapping[str, Tensor]) -> Tensor | None:
-        """What the steps along the flat `leaves` are divided by, in units of the rate; None for nothing.
+        """`P = √v + eps` of the optimizer's own state, flat over `leaves`; None where it does not divide.
 
-        `P = √v + eps` of the optimizer's own state times what its rate is below the largest; inf where a
-        weight does not move. Adam's `v` is corrected for its start at 0. Its mean gradient is not: that
-        correction fades within some 1/(1 − β₁) steps, too few to diverge in.
+        inf where a weight does not move. Adam's `v` is corrected for its start at 0. Its mean gradient is
+        not: that correction fades within some 1/(1 − β₁) steps, too few to diverge in.
         """
-        if self._optimizer is None:
+        if not isinstance(self.rule, Adaptive):
             return None
-        rates = self._rates(self._optimizer)
-        largest = max(rates.values())
-        even = all(rate == largest for rate in rates.values())
-        adaptive = isinstance(self.rule, Adaptive)
-        if (even or self.given_lr is not None) and not adaptive:
-            return None
-        parts = []
-        for name, leaf in leaves.items():
-            part = self._root_of_moment(name, leaf) if adaptive else torch.ones_like(leaf)
-            slower = 1.0 if even or self.given_lr is not None else _ratio(largest, rates[name])
-            parts.append(part.detach() * slower)
-        return join(parts)
+        return join([self._root_of_moment(name, leaf).detach() for name, leaf in leaves.items()])
 
-    @property
-    def has_state(self) -> bool:
-        """Whether an adaptive optimizer has seen a gradient."""
-        return self._optimizer is not None and any(
-            self._moment(parameter) is not None
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-        )
+    def age(self, leaves: Mapping[str, Tensor]) -> float:
+        """How many gradients an adaptive optimizer has seen of the weight that it knows least; 0 for none."""
+        states = [self._state(name) for name in leaves]
+        ages = [float(state.get("step", YOUNG)) for state in states if self._moment(state) is not None]
+        return min(ages, default=0.0)
 
     def _root_of_moment(self, name: str, leaf: Tensor) -> Tensor:
         assert isinstance(self.rule, Adaptive)
-        moment = self._moment(self._model.get_parameter(name))
+        moment = self._moment(self._state(name))
         if moment is None:  # no gradient has come yet
             return torch.full_like(leaf, math.inf)
         root = moment.detach().to(leaf).sqrt()
         return torch.where(root > 0, root + self.rule.eps, math.inf)
 
-    def _moment(self, parameter: Tensor) -> Tensor | None:
-        assert self._optimizer is not None
-        state: Mapping[str, Any] = self._optimizer.state.get(parameter) or {}
+    def _state(self, name: str) -> Mapping[str, Any]:
+        if self._optimizer is None:
+            return {}
+        return self._optimizer.state.get(self._model.get_parameter(name)) or {}
+
+    def _moment(self, state: Mapping[str, Any]) -> Tensor | None:
         if "square_avg" in state:
-            return state["square_avg"]
+            found: Tensor = state["square_avg"]
+            return found
         # With amsgrad Adam divides by the largest so far.
         moment = state.get("max_exp_avg_sq", state.get("exp_avg_sq"))
         if moment is None or not isinstance(self.rule, Adaptive):
             return None
-        return moment / (1 - self.rule.memory ** float(state["step"]))
+        corrected: Tensor = moment / (1 - self.rule.memory ** float(state["step"]))
+        return corrected
 
-    def _reading(self, optimizer: torch.optim.Optimizer) -> Reading:
-        """Read it as one that has not stepped, with a single rate: both are looked at here."""
-        stand_in = object.__new__(type(optimizer))
-        groups = [{**group, "lr": 1.0} for group in optimizer.param_groups]
-        for group in groups:
-            group.pop("initial_lr", None)
-        stand_in.__dict__.update(param_groups=groups, state={})
-        reading = read_optimizer(stand_in, self._model, find_layers(self._model, self._layers))
-        return replace(reading, lr=None)
+    def _read(self, optimizer: torch.optim.Optimizer) -> None:
+        try:
+            layers = find_layers(self._model, self._layers)
+            trained = tuple(one for one in layers if self._is_trained(one.parameter))
+            reading = read_common_rule(optimizer, self._model, trained)
+            self.rule, self.refusal, self.notes = reading.rule, "", reading.notes
+        except ProblemError as refusal:
+            self.rule, self.refusal = None, f"No edge of stability: {refusal}"
 
-    def _groups(self, optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], list[str]]]:
-        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        return [
-            (group, [names[id(one)] for one in group["params"] if id(one) in names])
-            for group in optimizer.param_groups
-        ]
+    def _is_trained(self, name: str) -> bool:
+        return self._model.get_parameter(name).requires_grad
 
-    def _rates(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-        measured = set(self.parameters or ())
-        return {
-            name: float(group["lr"])
-            for group, names in self._groups(optimizer)
-            for name in names
-            if name in measured
-        }
+    def _groups(self) -> dict[str, dict[str, Any]]:
+        assert self._optimizer is not None
+        return groups_by_weight(self._optimizer, self._model)
 
-
-def _ratio(largest: float, rate: float) -> float:
-    return largest / rate if rate else math.inf
+    def _rates(self) -> dict[str, float]:
+        groups = self._groups()
+        return {name: float(groups[name]["lr"]) for name in self.weights() or ()}
 
 
 def _unwrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

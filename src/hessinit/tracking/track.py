@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from hessinit.engines.ends import Effort
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.batches import read_batches
 from hessinit.problem.checks import check_arguments, check_switches, check_tolerance, check_whole, unwrap
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.structures import map_tensors
 from hessinit.report.descent import check_rate
 from hessinit.report.initialization import Initialization
-from hessinit.report.tracked_point import describe_failures
+from hessinit.report.tracked_point import describe_notes
 from hessinit.report.tracking import TrackedPoint, Tracking
 from hessinit.tracking.budget import Budget, check_share
+from hessinit.tracking.examples import own_examples
 from hessinit.tracking.lines import Lines, check_path, open_lines
 from hessinit.tracking.losses import Losses
 from hessinit.tracking.pointing import Pointing
+from hessinit.tracking.resuming import go_on_with
 from hessinit.tracking.sharpness import Subject
 from hessinit.tracking.sinks import find_sinks
 from hessinit.tracking.stepping import Stepping
@@ -40,7 +40,7 @@ def track(
     optimizer: torch.optim.Optimizer | str | None = None,
     lr: float | None = None,
     path: str | os.PathLike[str] | None = "curvature.jsonl",
-    resume: bool = False,
+    resume: bool | str = False,
     share: float = 0.1,
     each_layer: bool = False,
     curvature: str = "gauss-newton",
@@ -58,11 +58,13 @@ def track(
 
     `batch` is what the curvature is measured on, the same all along. `optimizer` is the one that trains: its
     rate, settings and state are read whenever they are needed; a word such as "sgd" with `lr` does as well.
-    Measuring takes at most `share` of the time (1: no limit): what does not fit is put off. Training is not
-    changed by a bit, and a measurement that fails is a point of nan with a note, no exception. Every point
-    goes to `path` as a line of JSON (an existing file is kept, and the next free name taken), and its scalars
-    to `log_to`: a SummaryWriter, a W&B run, a function of a dict and a step, or several. When the rate
-    reaches what the optimizer can stand, there is an `EdgeOfStabilityWarning`.
+    Measured are the weights that the optimizer moves at that time, of two or more dimensions unless `layers`
+    names others. Measuring takes at most `share` of the time (1: no limit): what does not fit is put off.
+    Training is not changed by a bit, and a measurement that fails is a point of nan with a note, no
+    exception. Every point goes to `path` as a line of JSON (an existing file is kept, and the next free name
+    taken; `resume` goes on in it), and its scalars to `log_to`: a SummaryWriter, a W&B run, a function of a
+    dict and a step, or several. When the rate reaches what the optimizer can stand, there is an
+    `EdgeOfStabilityWarning`.
 
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.5)
@@ -73,7 +75,9 @@ def track(
     (1.0, 0.75)
     """
     choose("curvature", curvature, ["gauss-newton", "hessian"])
-    check_switches(resume=resume, each_layer=each_layer, at_start=at_start, warn=warn)
+    if resume != "anyway":
+        check_switches(resume=resume)
+    check_switches(each_layer=each_layer, at_start=at_start, warn=warn)
     every = check_whole("every", every, at_least=1)
     share = check_share(share)
     seed = check_whole("seed", seed, at_least=0)
@@ -87,7 +91,7 @@ def track(
     layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
     stepping = Stepping(optimizer, lr, unwrap(model), layers)
     subject = Subject(
-        model, loss, _own(batch), stepping, layers, forward, dropout, curvature, each_layer, effort
+        model, loss, own_examples(batch), stepping, layers, forward, dropout, curvature, each_layer, effort
     )
     facts = subject.look()
     lines = None if path is None else open_lines(path, resume)
@@ -110,12 +114,11 @@ class Tracker:
         self._pointing = pointing
         self._lines = lines
         earlier = None if lines is None else lines.earlier
-        self._record = record if earlier is None else _joined(earlier, record)
+        self._record = record if lines is None or earlier is None else go_on_with(earlier, record, lines.path)
         self._points: list[TrackedPoint] = list(self._record.points)
         self._losses = Losses(self._record.losses)
-        spent = sum(point.measuring_seconds for point in self._points)
         last = self._points[-1].measuring_seconds if self._points else 0.0
-        self._budget = Budget(record.share, self._record.seconds, spent, last)
+        self._budget = Budget(record.share, self._record.seconds, self._record.measuring_seconds, last)
         self._closed: Tracking | None = None
         self._notes: list[str] = []
         self.name = self._record.name
@@ -123,9 +126,11 @@ class Tracker:
         seen = [*(point.step for point in self._points[-1:]), *(step for step, _ in self._record.losses[-1:])]
         self._steps = max(seen, default=0)
         self._due = self._next_due()
-        if lines is not None:
-            come_later = ("points", "losses", "seconds")
+        if lines is not None and earlier is None:
+            come_later = ("points", "losses", "seconds", "spent")
             lines.begin({name: value for name, value in record.to_dict().items() if name not in come_later})
+        elif lines is not None:
+            lines.resume(self._settings(self._record.notes), self._losses)
 
     def step(self, loss: float | Tensor | None = None, *, lr: float | None = None) -> TrackedPoint | None:
         """Call once after every optimizer step; returns a point when one was measured.
@@ -134,6 +139,11 @@ class Tracker:
         read it from.
         """
         self._check_open()
+        if lr is not None and self._pointing.stepping.reads_rate:
+            raise ProblemError(
+                f"lr={lr!r} was given to step(), and the rate is read from the optimizer, whose schedule it "
+                "would hide; leave it out."
+            )
         if lr is not None:
             self._pointing.stepping.given_lr = check_rate(lr)
         self._steps += 1
@@ -159,8 +169,8 @@ class Tracker:
             if self._lines is not None:
                 start = None if tracking.initialization is None else tracking.initialization.to_dict()
                 facts = {
-                    "seconds": tracking.seconds, "notes": list(tracking.notes), "name": tracking.name,
-                    "initialization": start,
+                    **self._settings(tracking.notes), "seconds": tracking.seconds, "spent": tracking.spent,
+                    "name": tracking.name, "initialization": start,
                 }  # fmt: skip
                 self._write(lambda lines: lines.end(facts, self._losses))
             self._closed = tracking
@@ -168,27 +178,30 @@ class Tracker:
 
     @property
     def steps(self) -> int:
-        """How many steps there were; what was measured beyond a number that is set is overwritten."""
+        """How many steps there were; what was measured beyond a number that is set is taken out."""
         return self._steps
 
     @steps.setter
     def steps(self, steps: int) -> None:
-        overdue = self._steps >= self._due
+        before, overdue = self._steps, self._steps >= self._due
         self._steps = check_whole("steps", steps, at_least=0)
         if not overdue:  # what was put off stays due
             self._due = self._next_due()
+        if self._steps < before:
+            self._forget_after(self._steps)
 
     @property
     def tracking(self) -> Tracking:
         """The record as it stands."""
         if self._closed is not None:
             return self._closed
-        failures = describe_failures((point.step, point.note) for point in self._points)
+        failures = describe_notes((point.step, point.note) for point in self._points)
         return replace(
             self._record,
             points=tuple(self._points),
             losses=self._losses.all(),
             seconds=self._budget.elapsed,
+            spent=self._budget.spent,
             notes=tuple(dict.fromkeys([*self._record.notes, *self._notes, *self._pointing.notes, *failures])),
             name=self.name,
             initialization=self.initialization,
@@ -228,18 +241,30 @@ class Tracker:
         self._points = [one for one in self._points if one.step < point.step]
         self._points.append(point)
         self._due = self._next_due()
-        if self._lines is not None:
+        with self._budget.counting_more():
             self._write(lambda lines: lines.add(point, self._losses))
-        self._pointing.announce(self._points, stacklevel=5 if must else 4)  # the caller of track or step
+            self._pointing.announce(self._points, stacklevel=5 if must else 4)  # the caller of track or step
         return point
+
+    def _forget_after(self, step: int) -> None:
+        """Training went back to that step: what came after it is another training's."""
+        kept = [point for point in self._points if point.step <= step]
+        if self._losses.forget_after(step) or len(kept) < len(self._points):
+            self._points = kept
+            self._write(lambda lines: lines.go_back(step, self._losses))
 
     def _write(self, write: Callable[[Lines], None]) -> None:
         """A disk that is full does not end a training: the points stay in memory."""
-        assert self._lines is not None
+        if self._lines is None:
+            return
         try:
             write(self._lines)
         except OSError as failure:
             self._notes.append(f"{self._lines.path} could not be written at step {self.steps}: {failure}")
+
+    def _settings(self, notes: tuple[str, ...]) -> dict[str, Any]:
+        """What may be different in a run that goes on, and is not told by the points."""
+        return {"every": self._record.every, "share": self._record.share, "notes": list(notes)}
 
     def _next_due(self) -> int:
         return (self.steps // self._record.every + 1) * self._record.every
@@ -247,25 +272,3 @@ class Tracker:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise ProblemError("this tracker is closed; call track(…, resume=True) to go on in its file.")
-
-
-def _own(batch: Any) -> Any:
-    """The examples once and for all: an iterator gives them once, and a loader may use its tensors again."""
-    found = [
-        (map_tensors(torch.clone, one.inputs), map_tensors(torch.clone, one.targets))
-        for _, one in read_batches(batch)
-    ]
-    return found[0] if len(found) == 1 else found
-
-
-def _joined(earlier: Tracking, record: Tracking) -> Tracking:
-    """The earlier record, gone on with; what is different now is noted."""
-    asked = {
-        name: (getattr(earlier, name), getattr(record, name))
-        for name in ("optimizer", "curvature", "examples", "seed")
-    }
-    changes = [f"{name} was {then!r} and is {now!r}" for name, (then, now) in asked.items() if then != now]
-    notes = [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
-    told = describe_failures((point.step, point.note) for point in earlier.points)  # and will be again
-    kept = [note for note in earlier.notes if note not in told]
-    return replace(earlier, every=record.every, share=record.share, notes=(*kept, *notes))

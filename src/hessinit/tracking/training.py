@@ -53,7 +53,8 @@ def train_and_track(
     `data` is `(inputs, targets)` with all examples, or an iterable of ready batches, as in `compare`;
     `optimizer` is "sgd", "momentum", "adam" or a function of parameters and lr; `warmup` raises the rate over
     so many steps. A loss that is not finite ends the training. `progress(step, loss)` is called after every
-    step. The same seed gives the same weights, and the caller's generators stay where they are.
+    step. The end is measured whatever the `share`, as the start is, and what it takes counts. The same seed
+    gives the same weights, and the caller's generators stay where they are.
     """
     check_arguments(model, loss, forward, None, "freeze")
     rate = read_positive("lr", lr)
@@ -86,6 +87,8 @@ def train_and_track(
                 if not math.isfinite(value):
                     _say_where(tracker, value)
                     break
+            if tracker.tracking.points[-1].step < tracker.steps:
+                tracker.measure()
         return tracker.close()
 
 

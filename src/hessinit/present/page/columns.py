@@ -26,7 +26,7 @@ def make_table(
                 cells=column.cells,
                 is_number=column.is_number,
                 keys=(keys or {}).get(column.heading),
-                marks=column.cells if set(column.cells) <= set(DOTS) else None,
+                marks=column.cells if set(column.cells) <= {*DOTS, ""} and any(column.cells) else None,
             )
             for column in columns
         ],

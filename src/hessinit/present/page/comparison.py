@@ -16,7 +16,7 @@ from hessinit.present.comparison_sentences import (
 from hessinit.present.comparison_standing import Result, best_start, ordered_starts
 from hessinit.present.comparison_verdict import conclusions
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.numbers import format_number, printable, shorten
 from hessinit.present.page.content import (
     Block,
     Details,
@@ -72,7 +72,9 @@ def _key_numbers(comparison: Comparison) -> list[KeyNumber]:
             label="lowest loss at std", text=f"{comparison.stds[comparison.starts.index(start)]:g}"
         )
     else:
-        chosen = KeyNumber(label="lowest loss", text=printable(start), note=f"at lr {format_number(rate)}")
+        chosen = KeyNumber(
+            label="lowest loss", text=shorten(printable(start)), note=f"at lr {format_number(rate)}"
+        )
     found = [chosen, KeyNumber(label="final loss", text=format_result(result))]
     if not math.isnan(sharpness):
         found.append(KeyNumber(label="lr·‖H‖ at the start", text=format_number(sharpness)))

@@ -6,7 +6,7 @@ import math
 
 from hessinit.present.columns import build_columns
 from hessinit.present.diagnostics_sentences import conclude_diagnostics
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.numbers import format_number, printable, shorten
 from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import (
     Band,
@@ -26,7 +26,7 @@ from hessinit.present.page.diagnostics import diagnostics_section
 from hessinit.present.page.products import products_section
 from hessinit.present.page.spectra import spectrum_section
 from hessinit.present.products_columns import conclude_products
-from hessinit.present.sentences import MATRIX_NAMES, conclude, describe_cost
+from hessinit.present.sentences import MATRIX_NAMES, bound_rates, conclude, describe_cost
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 from hessinit.report.verdict import GENTLE_BELOW, SHARP_ABOVE
@@ -60,18 +60,14 @@ def curvature_sections(report: CurvatureReport) -> list[Section]:
 
 def key_numbers(report: CurvatureReport) -> list[KeyNumber]:
     """The few that decide: how sharp the network is, where, and which rates that allows."""
-    numbers = [
-        KeyNumber(
-            label="‖H‖ of the network",
-            text=format_number(report.network.norm),
-            note="" if report.network.converged else "not converged",
-        )
-    ]
+    numbers = [_network_number(report)]
     if len(report) > 1:
         sharpest = report.sharpest
         numbers.append(
             KeyNumber(
-                label="Sharpest layer", text=format_number(sharpest.norm), note=printable(sharpest.name)
+                label="Sharpest layer",
+                text=format_number(sharpest.norm),
+                note=shorten(printable(sharpest.name)),
             )
         )
     if has_rates(report):
@@ -83,11 +79,20 @@ def key_numbers(report: CurvatureReport) -> list[KeyNumber]:
     return numbers
 
 
+def _network_number(report: CurvatureReport) -> KeyNumber:
+    label, text = "‖H‖ of the network", format_number(report.network.norm)
+    if not report.network_measured:
+        return KeyNumber(label=label, text=f"≥ {text}", note="not measured: bounded by the layers")
+    return KeyNumber(label=label, text=text, note="" if report.network.converged else "not converged")
+
+
 def judge_tone(report: CurvatureReport) -> str:
     """Bad with a layer at either extreme, good when all are in the band and every number can be trusted."""
     words = {row.verdict for row in (*report.layers, report.network)}
     if words & {"vanishing", "exploding"}:
         return "bad"
+    if not report.network_measured:
+        return "plain"
     return "good" if words == {"ok"} and report.converged else "fair"
 
 
@@ -100,7 +105,7 @@ def layers_section(report: CurvatureReport) -> Section:
         "verdict": [float(VERDICTS.index(row.verdict)) for row in rows],
     }
     table = make_table(
-        build_columns(report),
+        build_columns(report, whole_names=True),
         "Curvature of every layer, in the order they run, and of the network.",
         fixed=1,
         keys=keys,
@@ -126,7 +131,7 @@ def norms_chart(report: CurvatureReport) -> DepthChart:
     approximations = [None if row.approximation is None else abs(row.approximation.value) for row in report]
     if any(value is not None for value in approximations):
         series.append(DepthSeries(name="Gauss-Newton", values=approximations, color="vermilion", hollow=True))
-    network = format_number(report.network.norm)
+    network = ("" if report.network_measured else "at least ") + format_number(report.network.norm)
     return DepthChart(
         caption="How sharp each layer is",
         description=(
@@ -144,10 +149,11 @@ def norms_chart(report: CurvatureReport) -> DepthChart:
 def rate_section(report: CurvatureReport, marks: tuple[RateMark, ...] = ()) -> Section:
     """The learning rates that the network's norm allows."""
     if not has_rates(report):
-        words = Words(
-            text=f"‖H‖ of the network is {format_number(report.network.norm)}, so no rate can be drawn."
-        )
-        return Section(heading="Learning rate", anchor="rate", blocks=[words])
+        norm = report.network.norm
+        text = f"‖H‖ of the network is {format_number(norm)}, so no rate can be drawn."
+        if not report.network_measured and 0 < norm < math.inf:
+            text = bound_rates(report)
+        return Section(heading="Learning rate", anchor="rate", blocks=[Words(text=text)])
     best, stable = format_number(report.learning_rate, 2), format_number(report.stable_learning_rate, 2)
     line = RateLine(
         caption="Which learning rates gradient descent can take from here",
@@ -202,8 +208,8 @@ def describe_layer(layer: LayerCurvature) -> str:
 
 
 def has_rates(report: CurvatureReport) -> bool:
-    """Whether the network's norm says anything about rates."""
-    return 0 < report.network.norm < math.inf
+    """Whether the network's norm, not a bound of it, says which rates are stable."""
+    return report.network_measured and 0 < report.network.norm < math.inf
 
 
 def _reach(layer: LayerCurvature) -> tuple[float | None, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from hessinit.present.numbers import printable
+from hessinit.present.numbers import printable, shorten
 from hessinit.present.page.content import Chart, DepthChart, HeatMap, LineChart, RateLine
 from hessinit.present.page.palette import css_color
 from hessinit.report.json_form import Plain, to_plain
@@ -27,6 +27,11 @@ class LegendItem:
     name: str
     shape: str
     color: str
+
+    @property
+    def shown(self) -> str:
+        """The name, as far as a legend has room for it."""
+        return shorten(printable(self.name), 48)
 
 
 def write_island(chart: Chart) -> str:

@@ -11,10 +11,11 @@ from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from hessinit._version import __version__
-from hessinit.present.numbers import printable
+from hessinit.present.numbers import printable, shorten
+from hessinit.present.page.brief import breakable, brief
 from hessinit.present.page.content import Block, Details, Page, Section, Table, Words
 from hessinit.present.page.islands import is_wide, legend, write_island
 from hessinit.present.page.palette import COLORS, css_color, css_variables
@@ -22,10 +23,11 @@ from hessinit.present.page.tables import LONG_FROM, headings, rows
 
 __all__ = ["COLORS", "render_page"]
 
+LONG_TITLE = 140  # letters: more would push the verdict off the screen
 STYLES = ("page.css", "charts.css", "tables.css", "print.css")
 SCRIPTS = (
-    "numbers.js", "axes.js", "curves.js", "heat.js", "rates.js", "reading.js", "listing.js", "figures.js",
-    "sorting.js", "theme.js",
+    "numbers.js", "axes.js", "labels.js", "curves.js", "heat.js", "rates.js", "reading.js", "listing.js",
+    "figures.js", "sorting.js", "paper.js", "theme.js",
 )  # fmt: skip
 
 
@@ -99,22 +101,20 @@ def _templates() -> Environment:
         finalize=_printable_text,
     )
     helpers: dict[str, Any] = {
-        "breakable": _breakable,
+        "breakable": breakable,
+        "brief": brief,
         "css_color": css_color,
         "group_blocks": group_blocks,
         "headings": headings,
         "island": lambda chart: Markup(write_island(chart)),
         "legend": legend,
         "long_from": LONG_FROM,
+        "long_title": LONG_TITLE,
         "rows": rows,
+        "shorten": shorten,
     }
     templates.globals.update(helpers)
     return templates
-
-
-def _breakable(text: str) -> Markup:
-    """Let long names break after their dots, so that their parts stay whole."""
-    return escape(printable(text)).replace(".", Markup(".<wbr>"))
 
 
 def _printable_text(value: object) -> object:

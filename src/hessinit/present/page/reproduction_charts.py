@@ -41,7 +41,7 @@ def _line(curve: Curve, look: Look) -> list[LineSeries]:
     line = LineSeries(
         name=name,
         x=curve.x[:end],
-        y=[y if math.isfinite(y) else math.nan for y in curve.y[:end]],
+        y=[y if math.isfinite(y) else None for y in curve.y[:end]],
         low=low,
         high=high,
         **look,

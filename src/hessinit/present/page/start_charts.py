@@ -27,7 +27,7 @@ def norms_over_rates(comparison: Comparison) -> LineChart | None:
             LineSeries(
                 name=printable(start),
                 x=rates,
-                y=norms,
+                y=[None if math.isnan(norm) else norm for norm in norms],
                 points=single,
                 details=[f"lr·‖H‖ = {format_number(product)}" for product in products],
                 **look[start],

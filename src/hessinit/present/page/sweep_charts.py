@@ -165,7 +165,7 @@ def _over_std(comparison: Comparison, name: str, norms: Sequence[float], color: 
     return LineSeries(
         name=name,
         x=[std for std, _ in pairs],
-        y=[norm for _, norm in pairs],
+        y=[None if math.isnan(norm) else norm for _, norm in pairs],
         color=color,
         dashed=name != "network",
         points=len(pairs) == 1,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from hessinit.present.numbers import shorten
 from hessinit.present.page.content import Table, TableColumn
 
 LONG_FROM = 25  # rows: more scroll inside their frame, under headings that stay
@@ -26,6 +27,7 @@ class Cell:
     key: str
     dot: str
     link: str
+    whole: str = ""  # of a name that is cut
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Heading:
     column: int | None
     across: int = 1
     down: int = 1
+    whole: str = ""  # of a name that is cut
 
 
 def headings(table: Table) -> list[list[Heading]]:
@@ -53,7 +56,8 @@ def headings(table: Table) -> list[list[Heading]]:
             begins = "begins" if name and number == first and first else ""
             classes = " ".join(filter(None, ("number" if column.is_number else "", begins)))
             down = 2 if grouped and not name else 1
-            (lower if name else upper).append(Heading(column.heading, classes, number, down=down))
+            short, whole = _cut(column.heading)
+            (lower if name else upper).append(Heading(short, classes, number, down=down, whole=whole))
     return [upper, lower] if lower else [upper]
 
 
@@ -68,11 +72,14 @@ def _first_of_groups(table: Table) -> set[int]:
 def rows(table: Table) -> list[list[Cell]]:
     """The cells of each row, the fixed ones last."""
     begins = _first_of_groups(table)
-    columns = [_cells(column, position in begins) for position, column in enumerate(table.columns)]
+    columns = [
+        _cells(column, position in begins, is_name=position == 0)
+        for position, column in enumerate(table.columns)
+    ]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _cells(column: TableColumn, begins: bool) -> list[Cell]:
+def _cells(column: TableColumn, begins: bool, is_name: bool) -> list[Cell]:
     marks: Sequence[str] = column.marks or [""] * len(column.cells)
     links: Sequence[str] = column.links or [""] * len(column.cells)
     keys: Sequence[float | str] = column.keys or [
@@ -84,8 +91,16 @@ def _cells(column: TableColumn, begins: bool) -> list[Cell]:
         shape = "number" if column.is_number else "words" if len(text) > WORDS_FROM else ""
         classes = " ".join(filter(None, (shape, known, "begins" * begins)))
         dot = mark if mark in DOTS else ""
-        found.append(Cell(text, classes, _write_key(key), dot, link if link.startswith("#") else ""))
+        short, whole = _cut(text) if is_name else (text, "")
+        place = link if link.startswith("#") else ""
+        found.append(Cell(short, classes, _write_key(key), dot, place, whole))
     return found
+
+
+def _cut(name: str) -> tuple[str, str]:
+    """The name as it is shown, and the whole of it where that is more."""
+    short = shorten(name)
+    return short, "" if short == name else name
 
 
 def number_in(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hessinit.present.numbers import format_number, format_ratio, printable
+from hessinit.present.numbers import format_number, format_ratio, printable, shorten
 from hessinit.present.page.content import Block, Details, KeyNumber, Page, Section, Table, TableColumn, Words
 from hessinit.present.page.tracking_charts import (
     Labelled,
@@ -13,7 +13,7 @@ from hessinit.present.page.tracking_charts import (
     loss_chart,
     sharpness_chart,
 )
-from hessinit.present.tracking_sentences import conclude_tracking, describe_tracking
+from hessinit.present.tracking_sentences import conclude_tracking, describe_tracking, find_divergence
 from hessinit.present.tracking_table import spread_out, tracking_columns
 from hessinit.report.tracking import Tracking
 
@@ -22,17 +22,24 @@ MOST_ROWS = 500
 
 def tracking_page(tracking: Tracking) -> Page:
     """All that the page shows, as plain data."""
-    label = printable(tracking.name) or "training"
+    name = shorten(printable(tracking.name))
     versions = [f"{printable(name)} {printable(version)}" for name, version in tracking.versions.items()]
-    crossed = bool(tracking.crossings)
     return Page(
-        title=f"Curvature through training{': ' + printable(tracking.name) if tracking.name else ''}",
+        title=f"Curvature through training{': ' + name if name else ''}",
         verdict=[conclude_tracking(tracking), describe_tracking(tracking)],
-        sections=tracking_sections([(label, tracking)]),
+        sections=tracking_sections([(name or "training", tracking)]),
         footer=f"{', '.join([f'Seed {tracking.seed}', *versions])}.",
         numbers=_key_numbers(tracking),
-        tone="fair" if crossed else "plain",
+        tone=judge_tracking(tracking),
     )
+
+
+def judge_tracking(tracking: Tracking) -> str:
+    """Bad where the training diverged or nothing finite was found, fair where it met the edge."""
+    failed = bool(tracking.points) and not any(math.isfinite(point.norm) for point in tracking.points)
+    if failed or find_divergence(tracking) is not None:
+        return "bad"
+    return "fair" if tracking.crossings else "plain"
 
 
 def tracking_sections(runs: Labelled) -> list[Section]:

@@ -22,19 +22,19 @@ _SPANS_MUCH = 5.0
 def loss_chart(runs: Labelled) -> LineChart | None:
     """The training losses where they were given, else those of the tracked batch."""
     look, series = _looks(runs), []
+    kind = "training loss" if any(tracking.losses for _, tracking in runs) else "loss of the tracked batch"
     for label, tracking in runs:
         given = tracking.losses or tuple((point.step, point.loss) for point in tracking.points)
         if given:
             steps, losses = zip(*given, strict=True)
-            series.append(LineSeries(name=label, x=steps, y=losses, **look[label]))
+            series.append(LineSeries(name=_name(runs, label, kind), x=steps, y=losses, **look[label]))
     if not series:
         return None
-    kind = "training loss" if any(tracking.losses for _, tracking in runs) else "loss of the tracked batch"
     values = [loss for one in series for loss in one.y if loss is not None and math.isfinite(loss)]
-    ends = [f"{one.name} ends at {_write(one.y[-1])}" for one in series]
+    ends = [f"{_who(runs, one)}ends at {_write(one.y[-1])}" for one in series]
     return LineChart(
         caption=kind[0].upper() + kind[1:],
-        description=f"The {kind} over the steps: {', '.join(ends)}.",
+        description=f"The {kind} over the steps {', '.join(ends)}.",
         series=series,
         x_label="step",
         y_label=kind,
@@ -52,7 +52,7 @@ def sharpness_chart(runs: Labelled) -> LineChart | None:
         steps = [point.step for point in points]
         series.append(
             LineSeries(
-                name=label, x=steps, y=[point.norm for point in points],
+                name=_name(runs, label, "‖H‖"), x=steps, y=[point.norm for point in points],
                 details=[_details(point) for point in points], **look[label],
             )
         )  # fmt: skip
@@ -71,11 +71,11 @@ def sharpness_chart(runs: Labelled) -> LineChart | None:
         for label, steps, values in limits
         if any(map(math.isfinite, values))
     ]  # fmt: skip
-    spans = [f"{line.name} from {_write(line.y[0])} to {_write(line.y[-1])}" for line in series]
+    spans = [f"{_who(runs, line)}from {_write(line.y[0])} to {_write(line.y[-1])}" for line in series]
     limit = f" Stable up to {format_number(known[0])}." if one else ""
     return LineChart(
         caption="Sharpness ‖H‖, and what the rate can stand",
-        description=f"‖H‖ over the steps: {', '.join(spans)}.{limit}",
+        description=f"‖H‖ over the steps, {', '.join(spans)}.{limit}",
         series=[*series, *moving],
         x_label="step",
         y_label="‖H‖",
@@ -92,7 +92,8 @@ def edge_chart(runs: Labelled) -> LineChart | None:
         if known:
             series.append(
                 LineSeries(
-                    name=label, x=[point.step for point in known], y=[point.edge for point in known],
+                    name=_name(runs, label, "share of the stable rate"),
+                    x=[point.step for point in known], y=[point.edge for point in known],
                     details=[_details(point) for point in known], **look[label],
                 )
             )  # fmt: skip
@@ -101,7 +102,7 @@ def edge_chart(runs: Labelled) -> LineChart | None:
     highest = []
     for one in series:
         values = [value for value in one.y if value is not None and not math.isnan(value)]
-        highest.append(f"{one.name} at most {_write(max(values, default=math.nan))}")
+        highest.append(f"{_who(runs, one)}at most {_write(max(values, default=math.nan))}")
     return LineChart(
         caption="The learning rate, as a share of the largest stable one",
         description=f"1 is the edge of stability; {', '.join(highest)}.",
@@ -158,15 +159,25 @@ def layer_charts(label: str, tracking: Tracking, several: bool) -> list[Block]:
     ]
 
 
+def _name(runs: Labelled, label: str, quantity: str) -> str:
+    """Runs are told apart by their labels; the curve of a single one is what it shows."""
+    return label if len(runs) > 1 else quantity
+
+
+def _who(runs: Labelled, series: LineSeries) -> str:
+    return f"{series.name} " if len(runs) > 1 else ""
+
+
 def _looks(runs: Labelled) -> dict[str, Look]:
     return looks([label for label, _ in runs])
 
 
 def _details(point: TrackedPoint) -> str:
-    if point.note:
+    if math.isnan(point.norm) and point.note:
         return printable(point.note)
     rate = "" if point.lr is None else f", lr {format_number(point.lr)}"
-    return f"loss {format_number(point.loss)}{rate}"
+    note = f" ({printable(point.note)})" if point.note else ""
+    return f"loss {format_number(point.loss)}{rate}{note}"
 
 
 def _write(number: float | None) -> str:

@@ -60,16 +60,3 @@ function formatTick(number) {
   }
   return formatNumber(number, 4).replace(/\.?0+e/, "e");
 }
-
-// Rows for labels above a chart, so that no two overlap: each goes to the first row with room for it.
-function stackLabels(labels, left, right) {
-  const ends = [];
-  return labels.map((label, number) => ({ ...label, number })).sort((one, other) => one.x - other.x).map((label) => {
-    const width = widthOf(label.text) + 10;
-    const start = Math.max(left, Math.min(label.x - width / 2, right - width));
-    let row = ends.findIndex((end) => end <= start);
-    if (row < 0) row = ends.length;
-    ends[row] = start + width;
-    return { ...label, row, center: start + width / 2 };
-  });
-}

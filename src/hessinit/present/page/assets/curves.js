@@ -39,10 +39,12 @@ function drawCurves(data, width) {
   const left = Math.max(yWidth, names?.left ?? 0), right = 14, bottom = names ? names.height + 26 : 44;
   const scaleX = (x.log ? d3.scaleLog : d3.scaleLinear)(x.domain, [left, width - right]);
   const shown = upright.filter((rule) => isHeld(rule.value, x.log));
-  const labels = stackLabels(shown.map((rule) => ({ x: scaleX(rule.value), text: rule.label, rule })), left, width - right);
+  const labels = stackLabels(shown.map((rule) => ({ x: scaleX(rule.value), text: shorten(rule.label, LONGEST_LABEL), rule })), left, width - right);
   const top = 26 + 16 * (labels.length ? 1 + Math.max(...labels.map((label) => label.row)) : 0);
   const height = Math.round(Math.min(300, Math.max(210, width * 0.42))) + top + bottom - 60;
+  const scaleY = (y.log ? d3.scaleLog : d3.scaleLinear)(y.domain, [height - bottom, top]);
   const curves = chart.series.map((one, number) => placeSeries(chart, one, number, x, y));
+  const levels = level.filter((rule) => isHeld(rule.value, y.log));
   const radius = chart.depth && chart.layers.length > 80 ? 2.4 : 3.8;
   const svg = Plot.plot({
     width, height, marginLeft: left, marginRight: right, marginTop: top, marginBottom: bottom,
@@ -55,37 +57,38 @@ function drawCurves(data, width) {
       Plot.text(yTicks, { y: Plot.identity, text: formatTick, frameAnchor: "left", textAnchor: "end", dx: -8, className: "muted" }),
       Plot.text([chart.y_label], { frameAnchor: "top-left", dx: -left, dy: -top + 8, textAnchor: "start", className: "muted" }),
       ...drawXAxis(chart, x, names, width - left - right, bottom),
-      ...level.filter((rule) => isHeld(rule.value, y.log)).map((rule) =>
+      ...levels.map((rule) =>
         Plot.ruleY([rule.value], { stroke: rule.color, strokeWidth: 1.3, strokeDasharray: "6 4" })),
-      ...labelLevels(level.filter((rule) => isHeld(rule.value, y.log)), y, height - top - bottom),
       ...labels.flatMap((label) => drawUpright(label, y, scaleX, top)),
       ...d3.sort(curves, (curve) => !curve.isLine).flatMap((curve) => drawSeries(chart, curve, radius)),
       ...drawEdges(curves, y, scaleX),
+      // Last, with a halo: a curve that went over the letters could not be told from them.
+      ...labelLevels(levels, curves, { left, right: width - right, top, bottom: height - bottom }, scaleX, scaleY),
     ],
   });
   return { svg, points: curves.flatMap((curve) => curve.points).map((point) => locate(point, svg, y)) };
 }
 
-// In a curve, nan is a gap, and of a stretch beyond the axis only the first point is marked.
+// What the axis cannot hold is a gap in the line, and stands at the edge; of a stretch the first is named.
 function placeSeries(chart, one, number, x, y) {
   const points = [], path = [], isCurve = !chart.depth && one.isLine;
-  let beyond = false;
+  let before = "";
   for (let at = 0; at < one.y.length; at += 1) {
     const value = one.y[at], where = one.x[at], held = isHeld(value, y.log);
-    if (value === null || !isHeld(where, x.log)) continue;
+    if (!isHeld(where, x.log)) continue;
     path.push({ x: where, y: held ? value : NaN });
-    const again = !held && beyond;
-    beyond = !held;
-    if (isCurve && !held && (again || Number.isNaN(value))) continue;
+    const beyond = held || value === null ? "" : formatNumber(value), again = isCurve && beyond && beyond === before;
+    before = beyond;
+    if (value === null) continue;
     if (held && !isWithin(value, y)) continue;
     if (!isWithin(where, x)) continue;
     const head = chart.depth ? chart.layers[at] : `${chart.x_label} ${formatNumber(where)}`;
     points.push({
-      series: number, at, x: where, color: one.color, head, value, held,
+      series: number, at, x: where, color: one.color, head, value, held, again,
       y: held ? value : edgeOf(value, y.log) === "low" ? y.domain[0] : y.domain[1],
       low: one.low?.[at] ?? null, high: one.high?.[at] ?? null,
       name: one.name, detail: one.details?.[at] ?? "",
-      text: `${one.name ? one.name + ": " : ""}${formatNumber(value)}`,
+      text: `${one.name ? shorten(one.name, LONGEST_LABEL) + ": " : ""}${formatNumber(value)}`,
     });
   }
   return { ...one, points, path };
@@ -123,6 +126,7 @@ function drawSeries(chart, curve, radius) {
   if (isLine) {
     marks.push(Plot.line(path, {
       clip, x: "x", y: "y", stroke: curve.color, strokeWidth: chart.depth ? 1.2 : 1.9, strokeDasharray: curve.dashed ? "6 4" : null, strokeLinejoin: "round",
+      strokeLinecap: "round", // a number between two gaps is a dot
     }));
   }
   if (chart.depth || !isLine || points.length < 12) {
@@ -146,41 +150,19 @@ function drawEdges(curves, y, scaleX) {
     const found = beyond.filter((point) => (point.y === y.domain[0]) === low);
     const named = [];
     let end = -Infinity;
-    for (const point of [...found].sort((one, other) => one.x - other.x)) {
+    for (const point of d3.sort(found.filter((one) => !one.again), (one) => one.x)) {
       if (scaleX(point.x) < end + 30) continue;
       end = scaleX(point.x);
       named.push(point);
     }
-    marks.push(Plot.dot(found, { x: "x", y: "y", r: 4.5, symbol: "triangle", rotate: low ? 180 : 0, dy: low ? -6 : 6, fill: (point) => point.color, stroke: "var(--bad)" }));
+    for (const [color, points] of d3.group(found, (point) => point.color)) { // one mark each: Plot would map a list of colours to its own
+      marks.push(Plot.dot(points, { x: "x", y: "y", r: 4.5, symbol: "triangle", rotate: low ? 180 : 0, dy: low ? -6 : 6, fill: color, stroke: "var(--bad)" }));
+    }
     marks.push(Plot.text(named, {
       x: "x", y: "y", dy: low ? -14 : 14, lineAnchor: low ? "bottom" : "top", text: (point) => formatNumber(point.value), className: "bad", fontWeight: 600,
     }));
   }
   return marks;
-}
-
-function labelLevels(rules, y, pixels) {
-  const scale = (y.log ? d3.scaleLog : d3.scaleLinear)(y.domain, [pixels, 0]);
-  let above = -Infinity;
-  return [...rules].sort((one, other) => other.value - one.value).map((rule) => {
-    const place = scale(rule.value);
-    const under = place < 16 || place - 15 < above;
-    above = under ? place + 15 : place;
-    return Plot.text([rule], {
-      y: "value", text: "label", frameAnchor: "right", textAnchor: "end", dx: -2, dy: under ? 9 : -7,
-      fill: "currentColor", stroke: "var(--card)", strokeWidth: 4, className: "muted",
-    });
-  });
-}
-
-function drawUpright(label, y, scaleX, top) {
-  const { rule } = label;
-  return [
-    Plot.ruleX([rule.value], { stroke: rule.color, strokeWidth: 1.3, strokeDasharray: "6 4" }),
-    Plot.text([rule], {
-      x: "value", text: "label", frameAnchor: "top", lineAnchor: "bottom", dx: label.center - scaleX(rule.value), dy: -4 - 16 * label.row, className: "muted",
-    }),
-  ];
 }
 
 function drawXAxis(chart, x, names, pixels, bottom) {

@@ -6,8 +6,9 @@ const drawAgain = [];
 for (const figure of document.querySelectorAll("figure.chart")) {
   const chart = JSON.parse(figure.querySelector("script").textContent);
   const picture = figure.querySelector(".picture"), state = { svg: null, points: [] };
+  figure.classList.add("drawn");
   const reading = attachReading(figure, state);
-  attachListing(figure, state);
+  attachListing(figure, state, chart);
   let drawn = 0;
 
   const draw = (width) => {
@@ -52,6 +53,7 @@ function forPaper(isPaper) {
     for (const details of opened.splice(0)) details.open = false;
   }
   for (const draw of drawAgain) draw(isPaper);
+  for (const frame of document.querySelectorAll("main > section > .table")) fitOnPaper(frame, isPaper);
 }
 matchMedia("print").addEventListener("change", (event) => forPaper(event.matches));
 addEventListener("beforeprint", () => forPaper(true));

@@ -1,4 +1,5 @@
 // Numbers as people read them, and as they travel: JSON has no word for inf and nan.
+// Looked up with Object.hasOwn: a text such as "constructor" is in every object.
 const WORDS = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 
 function readNumber(value) {

@@ -1,5 +1,6 @@
 // Reading a chart: the pointer, a finger or the arrow keys choose a point; a tip and a line of text say it.
 const NEAR = 48; // pixels
+const LONGEST_TIP = 240; // letters of a name
 
 function attachReading(figure, state) {
   const drawing = figure.querySelector(".drawing"), picture = figure.querySelector(".picture");
@@ -18,9 +19,10 @@ function attachReading(figure, state) {
       readout.textContent = "";
       return;
     }
-    tip.replaceChildren(...[["b", "", point.head], ["span", "value", point.text], ["span", "detail", point.detail]]
+    const head = shorten(point.head, LONGEST_TIP);
+    tip.replaceChildren(...[["b", "", head], ["span", "value", point.text], ["span", "detail", point.detail]]
       .filter(([, , text]) => text).map(([tag, name, text]) => Object.assign(document.createElement(tag), { className: name, textContent: text })));
-    readout.textContent = [point.head, point.text, point.detail].filter(Boolean).join(" · ");
+    readout.textContent = [head, point.text, point.detail].filter(Boolean).join(" · ");
     ring = d3.select(state.svg).append("circle").attr("cx", point.px).attr("cy", point.py).attr("r", 7)
       .attr("fill", "none").attr("stroke", "currentColor").attr("stroke-width", 2).attr("pointer-events", "none").node();
     place(point);
@@ -52,7 +54,8 @@ function attachReading(figure, state) {
     });
   }
   drawing.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && choose(null));
-  drawing.addEventListener("blur", () => choose(null));
+  // Not blur, which does not bubble: a click puts the focus on the picture inside.
+  drawing.addEventListener("focusout", (event) => drawing.contains(event.relatedTarget) || choose(null));
   drawing.addEventListener("keydown", (event) => {
     const point = step(state.points, chosen, event.key);
     if (point === undefined || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -32,5 +32,5 @@ function sortRows(rows, column, down) {
 }
 
 function toNumber(key) {
-  return key in WORDS ? WORDS[key] : Number(key);
+  return Object.hasOwn(WORDS, key) ? WORDS[key] : Number(key);
 }

@@ -1,0 +1,119 @@
+"""What makes a start unsound, in sentences, with the way out."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hessinit.estimate import Estimate
+from hessinit.present.numbers import call_layer, format_estimate, format_number, format_times, join_names
+from hessinit.report.layer import LayerCurvature
+from hessinit.report.report import CurvatureReport
+
+WIDTH = 100
+NO_TABLE = "There is no table: nothing can be measured there."
+
+
+@dataclass(frozen=True)
+class JudgedRate:
+    """A rate, the stable one of its optimizer, and the norm that sets it."""
+
+    optimizer: str
+    lr: float | None
+    stable: float
+    norm: Estimate
+    is_adaptive: bool
+
+
+def write_failure(failures: Sequence[str], ways: Sequence[str], table: str) -> str:
+    """All that is wrong, the ways out, and the table."""
+    said = ["not sound: " + " ".join(failures), f"Way out: {', or '.join(ways)}."]
+    folded = [textwrap.fill(one, WIDTH, break_long_words=False, break_on_hyphens=False) for one in said]
+    return "\n".join((*folded, "", table))
+
+
+def name_unconverged(report: CurvatureReport, rate: JudgedRate | None, with_network: bool) -> list[str]:
+    rows = [*report.layers, *([report.network] if with_network else [])]
+    doubtful = [
+        (_name(report, row), row.reason) for row in rows if not row.converged and math.isfinite(row.norm)
+    ]
+    if not doubtful and rate is not None and not rate.norm.converged and math.isfinite(rate.norm.value):
+        doubtful = [("the network", rate.norm.reason)]
+    if not doubtful:
+        return []
+    names = join_names([name for name, _ in doubtful])
+    return [f"{names} did not reach tolerance={report.tolerance:g} ({doubtful[0][1].rstrip('.')})."]
+
+
+def name_vanishing(report: CurvatureReport, smallest: float) -> list[str]:
+    small = [row for row in report.layers if 0 < row.norm < smallest]
+    if not small:
+        return []
+    verb, they = ("vanishes", "it hardly moves") if len(small) == 1 else ("vanish", "they hardly move")
+    least = f"is below smallest={smallest:g}"
+    names = join_names([call_layer(row.name) for row in small])
+    return [f"{names} {verb} ({_norms(small)} {least}): {they} the loss."]
+
+
+def name_still(report: CurvatureReport, smallest: float, zeros: Sequence[str]) -> list[str]:
+    """Layers with ‖H‖ = 0 to the last digit; `zeros` are weights that hold nothing but zeros."""
+    still = [row for row in report.layers if row.norm == 0 and smallest > 0]
+    if not still:
+        return []
+    names = join_names([call_layer(row.name) for row in still])
+    verb, it = ("does", "it") if len(still) == 1 else ("do", "them")
+    if zeros:
+        be, weight = ("is", "the zero weight") if len(zeros) == 1 else ("are", "the zero weights")
+        asked = (
+            f"{be} {weight} of {join_names([call_layer(name) for name in zeros])} behind {it} meant, as in "
+            "residual branches or LoRA?"
+        )
+    else:
+        asked = f"does the forward use {it}, or are the units around {it} dead?"
+    return [f"{names} {verb} not move the loss at all (‖H‖ = 0): {asked}"]
+
+
+def name_exploding(report: CurvatureReport, largest: float) -> list[str]:
+    # nan is not at most anything, and inf is not allowed by any rate.
+    large = [
+        row
+        for row in (*report.layers, report.network)
+        if not row.norm <= largest or math.isinf(row.norm)
+    ]  # fmt: skip
+    if not large:
+        return []
+    verb = "explodes" if len(large) == 1 else "explode"
+    most = "is not finite" if math.isinf(largest) else f"is above largest={largest:g}"
+    return [f"{join_names([_name(report, row) for row in large])} {verb}: {_norms(large)} {most}."]
+
+
+def name_too_fast(rate: JudgedRate, times_stable: float) -> list[str]:
+    lr, stable = rate.lr, rate.stable
+    if lr is None or lr <= times_stable * stable:
+        return []
+    times = f"{format_times(lr / stable)} times" if stable > 0 else "above"
+    edge = f"the stable rate of {rate.optimizer}, {format_number(stable)}"
+    return [f"lr={lr:g} is {times} {edge}; at most times_stable={times_stable:g} times it is allowed."]
+
+
+def round_down(rate: float) -> str:
+    """Two figures, never above: what is advised is allowed.
+
+    >>> round_down(0.0349), round_down(2.0), round_down(1234.0)
+    ('0.034', '2', '1200')
+    """
+    unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
+    return format_number(math.floor(rate / unit * (1 + 1e-9)) * unit, 2)
+
+
+def _norms(rows: list[LayerCurvature]) -> str:
+    """‖H‖ of one, or the range of several."""
+    by_size = sorted(rows, key=lambda row: (math.isnan(row.norm), row.norm))
+    shown = [format_estimate(row.estimate) for row in (by_size[0], by_size[-1])]
+    return f"‖H‖ = {shown[0]}" if len(rows) == 1 or shown[0] == shown[1] else f"‖H‖ = {shown[0]} … {shown[1]}"
+
+
+def _name(report: CurvatureReport, row: LayerCurvature) -> str:
+    return "the network" if row is report.network else call_layer(row.name)
