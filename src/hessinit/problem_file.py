@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -16,6 +17,7 @@ from typing import Any
 from hessinit.errors import ProblemError, did_you_mean
 
 EXAMPLE = "net.py:problem"
+LEAST_ALIKE = 0.65  # of 0 to 1; two letters exchanged in a word of six leave 0.83
 
 
 class UserCodeError(Exception):
@@ -67,6 +69,20 @@ def find_problem(text: str) -> Place:
     return Place(source, function, is_file)
 
 
+def file_of(source: str) -> Path:
+    """The file that `source` of source:function names; a module's is looked for in the working folder."""
+    if source.endswith(".py") or "/" in source or os.sep in source:
+        return Path(source)
+    place = Path(*source.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+def file_read_for(text: str) -> Path | None:
+    """The file that holds the problem, if `text` is one; whether it can be loaded is for `find_problem`."""
+    source = text.rpartition(":")[0]
+    return file_of(source) if source else None
+
+
 def load_problem(place: Place) -> LoadedProblem:
     """Run the file or import the module, call the function, and check what it returned.
 
@@ -85,7 +101,9 @@ def call_problem(function: Callable[[], Any], place: Place) -> LoadedProblem:
     """Call the function of that place, and check what it returned."""
     try:
         result = function()
-    except (Exception, SystemExit) as failure:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
         raise UserCodeError(f"{place.function}() of {place.source}") from failure
     return _check_result(result, place)
 
@@ -97,10 +115,42 @@ def _check_file(path: Path) -> None:
         raise ProblemError(f"{path} is not a Python file; its name must end in .py.")
     if path.is_dir():
         raise ProblemError(f"{path} is a folder; give a file in it, such as {path / EXAMPLE}.")
+    if path.exists():
+        raise ProblemError(f"{path} is not a file; give a Python file, such as {EXAMPLE}.")
     if not path.parent.is_dir():
         raise ProblemError(f"{path} does not exist, nor does the folder {path.parent}.")
-    near = did_you_mean(path.name, sorted(each.name for each in path.parent.glob("*.py")))
+    near = did_you_mean_file(path, sorted(path.parent.glob("*.py")))
     raise ProblemError(f"{path} does not exist (looked in {path.parent.resolve()}).{near}")
+
+
+def did_you_mean_file(path: Path, files: list[Path]) -> str:
+    """The file there whose name is nearest; its ending, which they all share, does not make it near.
+
+    >>> did_you_mean_file(Path("nett.py"), [Path("net.py"), Path("syn.py")])
+    " Did you mean 'net.py'?"
+    >>> did_you_mean_file(Path("no.py"), [Path("net.py"), Path("syn.py")])
+    ''
+    """
+    return did_you_mean(path.name, [each.name for each in files if is_alike(path.stem, each.stem)])
+
+
+def is_alike(one: str, other: str) -> bool:
+    """Whether a slip of the finger makes one of the other; `did_you_mean` alone looks further.
+
+    >>> is_alike("probelm", "problem"), is_alike("missing", "exitsmsg")
+    (True, False)
+    """
+    return difflib.SequenceMatcher(None, one, other).ratio() >= LEAST_ALIKE
+
+
+def name_type(value: object) -> str:
+    """What it is, with its article.
+
+    >>> name_type(1), name_type([])
+    ('an int', 'a list')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
 
 
 def is_name_taken(path: Path) -> bool:
@@ -131,8 +181,10 @@ def _run_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as failure:
+    except BaseException as failure:
         del sys.modules[name]
+        if isinstance(failure, KeyboardInterrupt):
+            raise
         raise UserCodeError(f"running {path.name}") from failure
     return module
 
@@ -150,7 +202,9 @@ def _import_module(name: str) -> ModuleType:
         raise ProblemError(
             f"there is no module {failure.name!r}, neither installed nor in {os.getcwd()}.{hint}"
         ) from None
-    except (Exception, SystemExit) as failure:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
         raise UserCodeError(f"importing {name}") from failure
 
 
@@ -164,14 +218,14 @@ def _find_function(module: ModuleType, place: Place) -> Callable[[], Any]:
 
     if not hasattr(module, place.function):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        offered = did_you_mean(place.function, names)
+        offered = did_you_mean(place.function, [name for name in names if is_alike(place.function, name)])
         if not offered:
             offered = f" Its functions are {', '.join(names)}." if names else " It defines no function."
         raise ProblemError(f"{place.source} has no {place.function!r}.{offered}")
     function: Any = getattr(module, place.function)
     if not callable(function) or isinstance(function, nn.Module):
         raise ProblemError(
-            f"{place.source}:{place.function} is a {type(function).__name__}; "
+            f"{place.source}:{place.function} is {name_type(function)}; "
             "it must be a function that returns model, loss, batch."
         )
     try:
@@ -190,7 +244,7 @@ def _check_result(result: Any, place: Place) -> LoadedProblem:
     rule = "it must return model, loss, batch, and may add a dict of keyword arguments for hessinit.measure"
     who = f"{place.function}() of {place.source}"
     if not isinstance(result, (tuple, list)):
-        found = "nothing (None)" if result is None else f"a {type(result).__name__}"
+        found = "nothing (None)" if result is None else name_type(result)
         raise ProblemError(f"{who} returned {found}; {rule}.")
     if len(result) not in (3, 4):
         kinds = ", ".join(type(value).__name__ for value in result)
@@ -198,7 +252,7 @@ def _check_result(result: Any, place: Place) -> LoadedProblem:
         raise ProblemError(f"{who} returned {things} ({kinds}); {rule}.")
     keywords = result[3] if len(result) == 4 else {}
     if not isinstance(keywords, dict):
-        raise ProblemError(f"{who} returned a {type(keywords).__name__} as its fourth value; {rule}.")
+        raise ProblemError(f"{who} returned {name_type(keywords)} as its fourth value; {rule}.")
     known = _measure_keywords()
     for name in keywords:
         if name not in known:

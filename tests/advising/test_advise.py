@@ -86,6 +86,15 @@ def test_adam_with_decoupled_decay_is_adamw() -> None:
     assert advise(model, LOSS, batch(), optimizer=optimizer).optimizer.startswith("AdamW(")
 
 
+def test_the_kind_of_decay_is_that_of_the_measured_groups() -> None:
+    model = network()
+    biases = [one for one in model.parameters() if one.ndim == 1]
+    weights = [one for one in model.parameters() if one.ndim == 2]
+    groups = [{"params": biases}, {"params": weights, "decoupled_weight_decay": True, "weight_decay": 0.1}]
+    advice = advise(model, LOSS, batch(), optimizer=torch.optim.Adam(groups))
+    assert advice.optimizer.startswith("AdamW(")
+
+
 def test_a_scheduler_that_warms_up_hides_no_rate() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e3)
@@ -206,6 +215,14 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str)
         (lambda p: torch.optim.SGD([torch.zeros(2, 2)]), "holds none of the measured weights"),
         (lambda p: torch.optim.SGD(p, maximize=True), "the optimizer maximizes"),
         (lambda p: torch.optim.RMSprop(p, centered=True), "centered=True"),
+        (
+            lambda p: torch.optim.SGD([{"params": p[:2]}, {"params": p[2:], "maximize": True}]),
+            "maximize False and True",
+        ),
+        (
+            lambda p: torch.optim.RMSprop([{"params": p[:2]}, {"params": p[2:], "centered": True}]),
+            "centered False and True",
+        ),
     ],
 )
 def test_optimizers_that_are_not_known_are_refused(build: Any, message: str) -> None:

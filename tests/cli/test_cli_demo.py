@@ -237,6 +237,15 @@ def test_a_full_disk_leaves_no_half_file(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", [["demo"], ["compare", "net.py:problem"], ["reproduce", "table-2"]])
+def test_an_empty_folder_is_not_taken_for_the_present_one(run, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    result = run(*command, "--folder", "")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Invalid value for '--folder': it is empty; give a folder, such as results" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_is_refused_before_any_work(run, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "demo.html").mkdir(parents=True)

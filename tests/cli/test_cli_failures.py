@@ -9,15 +9,16 @@ import pytest
 WRONG_FUNCTIONS = {
     "def probelm(): pass": r"net.py has no 'problem'. Did you mean 'probelm'\?",
     "def build(): pass\ndef data(): pass": r"net.py has no 'problem'. Its functions are build, data\.",
+    "def exitsmsg(): pass": r"net.py has no 'problem'. Its functions are exitsmsg\.",
     "x = 1": r"net.py has no 'problem'. It defines no function\.",
-    "problem = 3": r"net.py:problem is a int; it must be a function that returns model, loss, batch\.",
+    "problem = 3": r"net.py:problem is an int; it must be a function that returns model, loss, batch\.",
     "from torch import nn\nproblem = nn.Linear(1, 1)": r"net.py:problem is a Linear; it must be a function",
     "def problem(width, *, depth): pass": r"problem\(width, \*, depth\) of .*net.py needs arguments",
     "def problem(): pass": r"problem\(\) of .*net.py returned nothing \(None\); it must return model",
     "def problem(): return 1, 2": r"returned 2 values \(int, int\); it must return model, loss, batch",
     "def problem(): return [1]": r"returned 1 value \(int\); it must return",
     "def problem(): return {'model': 1}": r"returned a dict; it must return",
-    "def problem(): return 1, 2, 3, 4": r"returned a int as its fourth value; it must return",
+    "def problem(): return 1, 2, 3, 4": r"returned an int as its fourth value; it must return",
     "def problem(): return 1, 2, 3, {'foward': 4}": r"'foward'.* does not know; .*Did you mean 'forward'\?",
     "def problem(): return 1, 2, 3": r"model is a int; it must be a torch.nn.Module\.",
 }
@@ -41,6 +42,8 @@ def test_a_wrong_function_is_answered_in_one_paragraph(run, tmp_path, text):
         (":problem", "':problem' is not of the form file.py:function"),
         ("..:problem", "'..:problem' is not of the form file.py:function"),
         ("net.py:", "'net.py:' is not of the form file.py:function"),
+        ("no.py:problem", "no.py does not exist (looked in {folder}).\n"),
+        ("/dev/null:problem", "/dev/null is not a file; give a Python file, such as net.py:problem."),
         ("nett.py:problem", "nett.py does not exist (looked in {folder}). Did you mean 'net.py'?"),
         ("no/net.py:problem", "no/net.py does not exist, nor does the folder no."),
         ("./folder:problem", "folder is a folder; give a file in it, such as folder/net.py:problem."),
@@ -108,6 +111,29 @@ def leaves():
 
 def interrupted():
     raise KeyboardInterrupt
+
+class Odd(BaseException):
+    pass
+
+def odd():
+    raise Odd("no exception at all")
+
+def generator_exit():
+    raise GeneratorExit
+
+def with_loss(failure):
+    def loss(output, target):
+        raise failure
+    return nn.Linear(2, 1), loss, (torch.ones(3, 2), torch.ones(3, 1))
+
+def odd_loss():
+    return with_loss(Odd("no exception at all"))
+
+def generator_exit_loss():
+    return with_loss(GeneratorExit())
+
+def leaving_loss():
+    return with_loss(SystemExit(3))
 """
 
 
@@ -182,6 +208,62 @@ def test_a_function_that_exits_is_told_how_not_to(run, failing):
     assert (result.exit_code, result.stdout) == (2, "")
     assert "it called sys.exit('usage: net.py [--data]')" in result.stderr
     assert "under `if __name__ == '__main__':`." in result.stderr
+
+
+@pytest.mark.parametrize("function", ["odd", "generator_exit", "odd_loss", "generator_exit_loss"])
+@pytest.mark.parametrize(
+    "command", [["measure"], ["initialize"], ["track", "--lr", "0.1", "--batch-size", "2"]]
+)
+def test_what_is_no_exception_shows_the_user_s_frames_only(run, failing, command, function):
+    result = run(command[0], f"{failing}:{function}", *command[1:])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert {file for file, _ in frames(result.stderr)} == {"failing.py"}
+    assert re.search(r"^(failing\.Odd: no exception at all|GeneratorExit)$", result.stderr, re.MULTILINE)
+    assert result.stderr.endswith(" failed, as shown above.\n")
+
+
+def test_a_loss_that_exits_is_told_how_not_to(run, failing):
+    result = run("measure", f"{failing}:leaving_loss")
+    assert result.exit_code == 2
+    assert "leaving_loss failed: it called sys.exit(3). Keep what only a script does" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["track", "--lr", "0.1", "--share", "2"], "--share 2.0 must be a number above 0, up to 1"),
+        (["compare", "--lr", "0.1", "--lr", "-1"], "-1.0 in --lr must be a number above 0, such as 0.1."),
+        (["compare", "--lr", "0.1", "--lr", "0.1"], "--lr holds 0.1 twice; give every number once."),
+        (["compare", "--start", "hee"], "--start 'hee' is unknown; choose from"),
+        (["sweep", "--std", "0"], "0.0 in --std must be a number above 0"),
+        (["sweep", "--lr", "-1"], "-1.0 in --lr must be a number above 0"),
+        (["initialize", "--scheme", "hee"], "--scheme 'hee' is unknown; choose from"),
+        (["initialize", "--lr", "0.1", "--target", "2"], "--lr 0.1 and --target 2.0 both set the norm"),
+        (["initialize", "--momentum", "2"], "--momentum 2.0 must be a number from 0"),
+        (["initialize", "--tolerance", "-1"], "--tolerance -1.0 must be"),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_the_file_is_run(run, tmp_path, command, message):
+    path = tmp_path / "net.py"
+    path.write_text("raise LookupError('the file was run')")
+    result = run(command[0], f"{path}:problem", *command[1:])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert "was run" not in result.stderr
+
+
+def test_active_dropout_is_answered_with_what_a_file_can_do(run, tmp_path):
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\ndef problem():\n"
+        "    batch = torch.ones(3, 2), torch.ones(3, 1)\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.nn.Linear(2, 1))\n"
+        "    return model, torch.nn.MSELoss(), batch\n"
+    )
+    result = run("measure", f"{path}:problem")
+    assert result.exit_code == 2
+    assert 'or return {"dropout": "freeze"} as a fourth value to keep one mask.' in result.stderr
+    assert "pass dropout" not in result.stderr
 
 
 @pytest.mark.parametrize(

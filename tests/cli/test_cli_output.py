@@ -70,7 +70,7 @@ def test_files_are_written_whole_and_named_on_stderr(run, net, tmp_path):
     assert result.exit_code == 0
     assert saved.read_text() == result.stdout
     assert page.read_text().lstrip().lower().startswith("<!doctype html>")
-    assert result.stderr.endswith(f"Wrote {page}.\nWrote {saved}.\n")
+    assert result.stderr.endswith(f"Wrote {saved}.\nWrote {page}.\n")
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix not in (".py", "")) == [
         "r.html",
         "r.json",
@@ -108,10 +108,10 @@ def test_a_folder_without_permission_is_refused_before_any_work(run, net, tmp_pa
 
 def test_one_file_for_two_things_is_refused(run, net, tmp_path):
     result = run(
-        "measure", f"{net}:problem", "--html", tmp_path / "r", "--save", tmp_path / "there" / ".." / "r"
+        "measure", f"{net}:problem", "--save", tmp_path / "r", "--html", tmp_path / "there" / ".." / "r"
     )
     assert result.exit_code == 2
-    assert f"--html and --save both name {tmp_path / 'r'}; give them different files." in result.stderr
+    assert f"--save and --html both name {tmp_path / 'r'}; give them different files." in result.stderr
 
 
 def test_a_full_disk_does_not_take_the_result_from_the_screen(run, net, tmp_path, monkeypatch):
@@ -124,3 +124,60 @@ def test_a_full_disk_does_not_take_the_result_from_the_screen(run, net, tmp_path
     assert json.loads(result.stdout)["layers"]
     assert f"Error: cannot write {tmp_path / 'r.json'}: " in result.stderr
     assert not (tmp_path / "r.json").exists()
+
+
+def test_a_file_that_fails_does_not_take_the_others_along(run, net, tmp_path, monkeypatch):
+    def fail(self: CurvatureReport, path: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CurvatureReport, "to_html", fail)
+    files = {option: tmp_path / f"r.{option[2:]}" for option in ("--html", "--save")}
+    options = [word for pair in files.items() for word in pair]
+    result = run("measure", f"{net}:problem", *options, "--picture", tmp_path / "r.png")
+    assert result.exit_code == 2
+    assert f"Error: cannot write {files['--html']}: [Errno 28] No space left on device.\n" in result.stderr
+    assert load(files["--save"]).layers
+    assert (tmp_path / "r.png").stat().st_size > 1000
+
+
+COMMANDS = {
+    "measure": ["--html", "--save", "--picture"],
+    "initialize": ["--html", "--save", "--picture", "--weights"],
+    "track": ["--html", "--save", "--picture", "--log"],
+    "compare": ["--html", "--save", "--picture"],
+    "sweep": ["--html", "--save", "--picture"],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(key, one) for key, all_ in COMMANDS.items() for one in all_]
+)
+@pytest.mark.parametrize("way", ["itself", "link", "hard link", "module"])
+def test_the_problem_s_own_file_is_not_written_over(run, net, tmp_path, monkeypatch, command, option, way):
+    monkeypatch.chdir(tmp_path)
+    target = {"link": "link.png", "hard link": "hard.png"}.get(way, "./net.py")
+    if way == "link":
+        os.symlink("net.py", target)
+    if way == "hard link":
+        os.link("net.py", target)
+    before = net.read_bytes()
+    place = "net:problem" if way == "module" else "net.py:problem"
+    more = ["--lr", "0.1"] if command == "track" else []
+    result = run(command, place, option, target, *more)
+    assert (result.exit_code, result.stdout) == (2, "")
+    name = os.path.normpath(target)
+    assert result.stderr == (
+        f"Error: {option} {name} is the file that this command reads; give the name of another.\n"
+    )
+    assert net.read_bytes() == before
+
+
+@pytest.mark.parametrize("option", ["--html", "--picture"])
+def test_the_file_that_is_shown_is_not_written_over(run, tmp_path, option):
+    path = tmp_path / "r.png"
+    measure(*problem()).save(path)
+    before = path.read_bytes()
+    result = run("show", path, option, path)
+    assert result.exit_code == 2
+    assert f"{option} {path} is the file that this command reads" in result.stderr
+    assert path.read_bytes() == before

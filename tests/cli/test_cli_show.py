@@ -49,8 +49,11 @@ def test_what_json_printed_can_be_shown(run, net, tmp_path):
     [
         ("reprot.json", None, "reprot.json does not exist. Did you mean 'report.json'?"),
         ("no/report.json", None, "no/report.json does not exist."),
+        ("no.json", None, "no.json does not exist.\n"),
+        ("deep.json", b"[" * 100_000, "deep.json cannot be read: its JSON is nested too deeply. Give a file"),
         (".", None, "cannot be read: Is a directory."),
         ("net.py", b"import torch", "net.py is not JSON (Expecting value"),
+        ("text.json", b"a", "Give a file that --save, --json or --log of a command, or save() in Python, w"),
         ("zeros.json", bytes(8), "zeros.json is not JSON"),
         ("list.json", b"[1, 2]", "list.json is not a hessinit report: it holds a list"),
         ("new.json", b'{"schema": 99, "layers": []}', "pip install --upgrade hessinit"),

@@ -122,7 +122,7 @@ def test_the_result_is_printed_as_print_does_and_written_to_files(run, digits, t
                  "--html", page, "--save", saved, "--picture", picture)  # fmt: skip
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{Comparison.load(saved)}\n"
-    assert result.stderr.endswith(f"Wrote {page}.\nWrote {saved}.\nWrote {picture}.\n")
+    assert result.stderr.endswith(f"Wrote {saved}.\nWrote {page}.\nWrote {picture}.\n")
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob(".*tmp"))

@@ -39,6 +39,15 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "deep.py").write_text("def deep(): pass\ndef deeper(): pass\n")
     (tmp_path / "models" / "__init__.py").write_text("def whole(): pass\n")
+    (tmp_path / "c:d").mkdir()
+    (tmp_path / "c:d" / "only.py").write_text("def only(): pass\n")
+    (tmp_path / "my net.py").write_text("def mine(): pass\n")
+    (tmp_path / "my dir").mkdir()
+    (tmp_path / "my dir" / "net.py").write_text(FILE)
+    (tmp_path / "$(x)").mkdir()
+    (tmp_path / "$(x)" / "net.py").write_text(FILE)
+    for name in ("$(touch PWNED)", "`touch PWNED`", ";touch PWNED", "\n$(touch PWNED)", "*", "'"):
+        (tmp_path / f"evil{name}.py").write_text("def problem(): pass\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -72,8 +81,8 @@ def ask(folder, shell: str, *words: str, **variables: str) -> str:
         ("./net.py:pro", ["./net.py:problem"]),
         ("net.py:nosuch", []),
         ("nosuch.py:", []),
-        ("", ["broken.py", "net.py", "models/"]),
-        ("m", []),  # a folder alone is the shell's
+        ("", ["broken.py", "my net.py", "net.py", "c:d/", "models/", "my dir/"]),
+        ("mo", []),  # a folder alone is the shell's
         ("models/", ["models/deep.py:deep", "models/deep.py:deeper"]),
         ("models/d", ["models/deep.py:deep", "models/deep.py:deeper"]),
         ("models.deep:deepe", ["models.deep:deeper"]),
@@ -82,6 +91,11 @@ def ask(folder, shell: str, *words: str, **variables: str) -> str:
         ("broken.py:", []),
         (".h", [".hidden.py:problem", ".hidden.py:prepared"]),
         ("nowhere/", []),
+        ("c:d/", ["c:d/only.py:only"]),
+        ("c:d/only.py:", ["c:d/only.py:only"]),
+        ("my n", ["my net.py:mine"]),
+        ("evil", []),  # names that a shell might run are the shell's to quote
+        ("$(x)/", []),
     ],
 )
 def test_a_problem_is_completed_from_files_that_are_not_run(folder, typed, offered):
@@ -102,6 +116,15 @@ def test_functions_are_those_that_need_no_argument(folder):
         (["hessinit", "measure", "net.py", ":", "pre"], "prepared\n"),
         (["hessinit", "initialize", "--lr", "0.1", "net.py", ":", "pre"], "prepared\n"),
         (["hessinit", "track", "net.py", ":", "problem", "--opt"], "--optimizer\n"),
+        (["hessinit", "measure", "c", ":", "d/"], "d/only.py:only\n"),
+        (["hessinit", "measure", "c", ":", "d/only.py", ":"], "only\n"),
+        (["hessinit", "measure", "c\\:d/o"], "c:d/only.py:only\n"),
+        (["hessinit", "measure", "my\\ dir/"], "my\\ dir/net.py:problem\nmy\\ dir/net.py:prepared\n"),
+        (["hessinit", "measure", "my\\ dir/net.py", ":", "pre"], "prepared\n"),
+        (["hessinit", "measure", '"my dir/net.py:pre'], "my dir/net.py:prepared\n"),
+        (["hessinit", "measure", "'my dir/net.py:pre"], "my dir/net.py:prepared\n"),
+        (["hessinit", "measure", "my\\ n"], "my\\ net.py:mine\n"),
+        (["hessinit", "measure", "evil"], "\n"),
         (["hessinit", "in"], "initialize\n"),
         (["hessinit", "measure", "net.py", ":", "problem", "--curvature", "h"], "hessian\n"),
         (["hessinit", "initialize", "net.py", ":", "problem", "--scheme", "or"], "orthogonal\n"),
@@ -126,24 +149,70 @@ def test_fish_is_answered(folder):
     assert ask(folder, "fish", "hessinit", "measure", "net.py:p") == "net.py:problem\nnet.py:prepared\n"
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_a_real_bash_completes_a_function(folder):
-    """The script that --show-completion gives, called as bash calls it."""
+def type_in_bash(folder, *keys: str) -> str:
+    """What a real bash on a terminal makes of these keys; `hessinit` only shows its arguments there."""
+    pty = pytest.importorskip("pty", reason="needs a pseudo-terminal")
+    if shutil.which("bash") is None:
+        pytest.skip("needs bash")
     environment = {
         **os.environ, "PYTHONPATH": str(SOURCE), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+        "PS1": "ready>", "TERM": "dumb", "INPUTRC": "/dev/null",
     }  # fmt: skip
     command = [sys.executable, "-m", "hessinit", "--show-completion", "bash"]
     shown = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=True)
-    (folder / "hessinit").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hessinit "$@"\n')
-    (folder / "hessinit").chmod(0o755)
-    script = (
-        f"{shown.stdout}\nCOMP_WORDS=(hessinit measure net.py : pre)\nCOMP_CWORD=4\n"
-        '_hessinit_completion "$PWD/hessinit"\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
+    place = folder.with_name(f"{folder.name}-shell")
+    place.mkdir()
+    (place / "hessinit").write_text(
+        '#!/bin/sh\n[ -n "$_HESSINIT_COMPLETE" ] || { for each; do echo "<$each>"; done; exit; }\n'
+        f'exec "{sys.executable}" -m hessinit "$@"\n'
     )
-    result = subprocess.run(
-        ["bash", "--norc", "-c", script], cwd=folder, env=environment, capture_output=True, encoding="utf-8"
-    )
-    assert (result.stdout, result.stderr) == ("prepared\n", "")
+    (place / "hessinit").chmod(0o755)
+    (place / "script").write_text(shown.stdout)
+    environment["PATH"] = f"{place}{os.pathsep}{environment['PATH']}"
+    reader, terminal = pty.openpty()
+    process = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"],
+        cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+    )  # fmt: skip
+    os.close(terminal)
+    seen = ""
+    # Bash reads on while a completion runs, so that the next key may be typed at once.
+    typed = f'. "{place}/script"\n', *keys, "\necho 'that is' all\n", "exit\n"
+    os.write(reader, "".join(typed).encode())
+    while True:
+        try:
+            part = os.read(reader, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not part:
+            break
+        seen += part.decode(errors="replace")
+    os.close(reader)
+    process.wait(timeout=60)
+    return seen.replace("\r", "")
+
+
+@pytest.mark.parametrize(
+    ("keys", "arguments"),
+    [
+        ("hessinit measure net.py:pre\t", ["measure", "net.py:prepared"]),
+        ("hessinit measure my\\ dir/net.py:pre\t", ["measure", "my dir/net.py:prepared"]),
+        ("hessinit measure my\\ n\t", ["measure", "my net.py:mine"]),
+        ("hessinit measure 'my dir/net.py:pre\t", ["measure", "my dir/net.py:prepared"]),
+        ("hessinit measure c:d/\t", ["measure", "c:d/only.py:only"]),
+    ],
+)
+def test_a_real_bash_completes_what_was_typed(folder, keys, arguments):
+    seen = type_in_bash(folder, keys)
+    assert "".join(f"<{each}>\n" for each in arguments) in seen, seen
+
+
+@pytest.mark.parametrize("name", ["$(touch PWNED).py", "`touch PWNED`.py", "\n$(touch PWNED)[1].py"])
+def test_a_real_bash_runs_no_name(tmp_path, name):
+    (tmp_path / name).write_text("def problem(): pass\n")
+    seen = type_in_bash(tmp_path, "hessinit measure \t")
+    assert "<measure>\n" in seen, seen
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_word_without_a_colon_stays_as_it_is():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
@@ -138,7 +139,7 @@ def test_the_function_s_keywords_that_mean_the_same_are_taken(run, tmp_path):
         (["--weights", "w.safetensors", "--dry-run"], "Error: --weights and --dry-run do not go together"),
         (
             ["--weights", "w.safetensors", "--save", "w.safetensors"],
-            "Error: --weights and --save both name w.safetensors; give them different files.",
+            "Error: --save and --weights both name w.safetensors; give them different files.",
         ),
         (["--device", "cuad"], "Error: --device cuad cannot be used here: "),
     ],
@@ -173,3 +174,76 @@ def test_threads_are_taken(run, exact):
     before = torch.get_num_threads()
     assert run("initialize", "exact.py:problem", "--target", 2, "--threads", 1, "--json").exit_code == 0
     assert torch.get_num_threads() == before == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_the_weights_may_be_read_by_whom_the_other_files_may(run, exact, tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        files = ["--weights", "w.safetensors", "--save", "i.json"]
+        result = run("initialize", "exact.py:problem", "--target", 2, *files)
+    finally:
+        os.umask(before)
+    assert result.exit_code == 0, result.output
+    modes = {(tmp_path / name).stat().st_mode & 0o777 for name in ("w.safetensors", "i.json")}
+    assert modes == {0o666 & ~mask}
+
+
+def test_a_page_that_fails_does_not_take_the_weights_along(run, exact, tmp_path, monkeypatch):
+    def fail(self: Initialization, path: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Initialization, "to_html", fail)
+    files = ["--html", "i.html", "--weights", "w.safetensors", "--save", "i.json"]
+    result = run("initialize", "exact.py:problem", "--target", 2, *files)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Wrote i.json.\nWrote w.safetensors.\n"
+        "Error: cannot write i.html: [Errno 28] No space left on device.\n"
+    )
+    assert safetensors.torch.load_file("w.safetensors")
+
+
+FROZEN = (
+    "no weight of two or more dimensions can be set (0: frozen, 1: frozen, 2: frozen); unfreeze one, or name "
+    "others with layers=."
+)
+ODD = """
+
+def with_nan():
+    model, loss, (inputs, targets) = problem()
+    inputs[1, 1] = float("nan")
+    return model, loss, (inputs, targets)
+
+def too_narrow():
+    model, loss, (inputs, targets) = problem()
+    return model, loss, (inputs[:, :2], targets)
+
+def frozen():
+    model, loss, batch = problem()
+    return model.requires_grad_(False), loss, batch
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("with_nan", "Error: the inputs hold 1 NaN or inf among 24 values; clean them first.\n"),
+        ("frozen", f"Error: {FROZEN}\n"),
+    ],
+)
+def test_a_problem_that_cannot_be_initialized_is_refused_in_words(run, tmp_path, function, message):
+    path = tmp_path / "odd.py"
+    path.write_text(EXACT + ODD, encoding="utf-8")
+    result = run("initialize", f"{path}:{function}", "--lr", "0.1")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", message)
+
+
+def test_inputs_of_a_wrong_shape_fail_once(run, tmp_path):
+    path = tmp_path / "odd.py"
+    path.write_text(EXACT + ODD, encoding="utf-8")
+    result = run("initialize", f"{path}:too_narrow", "--lr", "0.1")
+    assert result.exit_code == 2
+    assert result.stderr.count("Traceback") == 1
+    assert "shapes cannot be multiplied (8x2 and 3x4)" in result.stderr

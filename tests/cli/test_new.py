@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -65,7 +66,8 @@ def test_the_file_names_itself_where_it_is(run, tmp_path):
         ),
         ("net.txt", "net.txt must end in .py, such as net.py."),
         ("net", "net must end in .py, such as net.py."),
-        (".py", ".py must end in .py"),
+        (".py", ".py has no name before .py; give one, such as problem.py."),
+        (".net", ".net must end in .py, such as .net.py."),
         ("folder", "folder is a folder; give the name of a file in it, such as folder/problem.py."),
         ("no/net.py", "no/net.py cannot be written: the folder no does not exist. Create it first."),
         (
@@ -90,6 +92,19 @@ def test_force_writes_over_a_file(run, tmp_path):
     (tmp_path / "net.py").write_text("mine")
     assert run("new", "net.py", "--force").exit_code == 0
     assert (tmp_path / "net.py").read_text(encoding="utf-8") == write_starter("net.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("-x.py", "./-x.py:problem"), ("my net.py", "'my net.py:problem'"), ("$x.py", "'$x.py:problem'")],
+)
+def test_the_command_that_is_advised_can_be_typed(run, tmp_path, name, place):
+    result = run("new", "--", name)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == f"Next: hessinit measure {place}"
+    assert run("measure", *shlex.split(place)).exit_code == 0
+    named = place.replace(":problem", "")
+    assert f"    hessinit track {named}:problem --lr 0.1 " in (tmp_path / name).read_text(encoding="utf-8")
 
 
 def test_it_needs_no_torch(run_python):

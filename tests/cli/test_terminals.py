@@ -83,6 +83,18 @@ def test_no_color_and_a_dumb_terminal_get_none(folder, variables, command):
     assert "verdict" in seen
 
 
+@pytest.mark.parametrize("width", [20, 30])
+def test_a_narrow_dumb_terminal_is_filled_to_its_width_and_no_number_breaks(folder, width):
+    command = f"track exact.py:problem --lr 0.02 --every 5 --share 1 {TRAINED}"
+    seen = on_a_terminal(*shlex.split(command), folder=folder, TERM="dumb", COLUMNS=str(width))
+    lines = seen.replace("\r", "").lstrip("\n").splitlines()  # where the bar was
+    assert max(map(len, lines)) <= width, seen
+    assert lines[0].split()[:2] == ["step", "‖H‖"]
+    rows = [line.split()[:2] for line in lines[2:5]]
+    assert [row[0] for row in rows] == ["0", "5", "10"]
+    assert rows[0][1] == "78.6"  # as `hessinit measure` has it
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from hessinit.cli.tailing import LastPoint
-from hessinit.cli.track import free_name
+from hessinit.cli.tailing import Lines
 from hessinit.report.tracking import Tracking
 from hessinit.tracking.training import train_and_track
 
@@ -103,13 +102,101 @@ def test_the_log_holds_every_point_and_a_second_run_keeps_it(run, exact, tmp_pat
     assert again.stderr == "Wrote c-2.jsonl, for c.jsonl was there.\n"
     assert (tmp_path / "c.jsonl").read_bytes() == kept
     assert run("show", "c-2.jsonl").exit_code == 0
-    assert free_name(tmp_path / "c.jsonl").name == "c-3.jsonl"
+
+
+def test_of_two_runs_with_one_log_each_has_its_own(exact, tmp_path):
+    command = [sys.executable, "-m", "hessinit", "track", "exact.py:problem", *SMALL, "--log", "c.jsonl"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    runs = [
+        subprocess.Popen(
+            [*command, "--lr", rate, "--json"], cwd=tmp_path, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rate in ("0.01", "0.02")
+    ]  # fmt: skip
+    named = set()
+    for each in runs:
+        stdout, stderr = each.communicate(timeout=120)
+        assert each.returncode == 0, stderr
+        name = re.match(r"Wrote (\S+?)(\.|, for c.jsonl was there\.)\n", stderr)[1]
+        assert Tracking.load(tmp_path / name).points == Tracking.from_json(stdout).points
+        named.add(name)
+    assert named == {"c.jsonl", "c-2.jsonl"}
+
+
+def test_a_name_that_another_run_takes_meanwhile_is_left_to_it(run, exact, tmp_path, monkeypatch):
+    """The other run is as fast as can be: the name was free when this one began."""
+    train = train_and_track
+
+    def train_beside_another(*arguments, **options):
+        (tmp_path / "c.jsonl").write_text("another run's")
+        return train(*arguments, **options)
+
+    monkeypatch.setattr("hessinit.tracking.training.train_and_track", train_beside_another)
+    result = run("track", "exact.py:problem", *SMALL, "--lr", "0.02", "--log", "c.jsonl", "--json")
+    assert result.stderr == "Wrote c-2.jsonl, for c.jsonl was there.\n"
+    assert (tmp_path / "c.jsonl").read_text() == "another run's"
+    assert norms(Tracking.load("c-2.jsonl")) == norms(Tracking.from_json(result.stdout))
+
+
+def test_a_log_that_cannot_be_written_ends_no_training(run, exact, tmp_path, monkeypatch):
+    def fail(wanted):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hessinit.cli.tailing._claim", fail)
+    result = run("track", "exact.py:problem", *SMALL, "--lr", "0.02", "--log", "c.jsonl", "--save", "t.json")
+    assert (result.exit_code, result.stderr) == (
+        2, "Wrote t.json.\nError: cannot write c.jsonl: [Errno 28] No space left on device.\n",
+    )  # fmt: skip
+    assert len(Tracking.load("t.json").losses) == 20
+
+
+MANY = """
+
+def many():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    # Most examples are small and some are large, so that samples of them differ.
+    inputs = torch.randn(2000, 5, dtype=torch.float64) * torch.rand(2000, 1).exp() ** 4
+    return model, nn.CrossEntropyLoss(), (inputs, torch.arange(2000) % 3)
+
+def many_batches():
+    model, loss, (inputs, targets) = many()
+    return model, loss, list(zip(inputs.split(100), targets.split(100)))
+"""
+
+
+@pytest.mark.parametrize("function", ["many", "many_batches"])
+def test_the_norm_that_was_met_is_the_first_that_is_tracked(run, tmp_path, function):
+    path = tmp_path / "many.py"
+    path.write_text(EXACT + MANY, encoding="utf-8")
+    result = run("track", f"{path}:{function}", "--lr", "0.1", "--steps", "2", "--initialize", "--json")
+    assert result.exit_code == 0, result.output
+    shown = Tracking.from_json(result.stdout)
+    assert shown.initialization.after.examples == shown.examples
+    assert shown.points[0].norm == pytest.approx(shown.initialization.after.network.norm, rel=0.01)
+
+
+@pytest.mark.parametrize("result", ["model.requires_grad_(False), loss, data", "loss, model, data"])
+def test_a_model_that_cannot_be_trained_is_refused_in_a_sentence(run, tmp_path, result):
+    path = tmp_path / "net.py"
+    path.write_text(
+        EXACT + f"\n\ndef wrong():\n    model, loss, data = problem()\n    return {result}\n",
+        encoding="utf-8",
+    )
+    shown = run("track", f"{path}:wrong", "--lr", "0.1", "--batch-size", "4")
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert re.fullmatch(
+        r"Error: the model \((Sequential|MSELoss)\) has no trainable parameter, so there is nothing to "
+        r"train; unfreeze some \(requires_grad_\(\)\), and give the model before the loss\.\n",
+        shown.stderr,
+    ), shown.stderr
 
 
 def test_files_are_written_and_can_be_shown(run, exact, tmp_path):
     result = run("track", "exact.py:problem", *SMALL, "--lr", "0.02", "--each-layer",
                  "--save", "t.json", "--html", "t.html")  # fmt: skip
-    assert (result.exit_code, result.stderr) == (0, "Wrote t.html.\nWrote t.json.\n"), result.output
+    assert (result.exit_code, result.stderr) == (0, "Wrote t.json.\nWrote t.html.\n"), result.output
     saved = Tracking.load("t.json")
     assert set(saved.points[0].layers) == {"0", "1", "2"}
     assert run("show", "t.json").stdout == result.stdout == f"{saved}\n"
@@ -200,7 +287,7 @@ def test_while_someone_watches_step_loss_and_norm_are_shown(exact, tmp_path):
 
 def test_the_last_point_is_read_only_when_the_file_has_grown(tmp_path):
     path = tmp_path / "c.jsonl"
-    last = LastPoint(path)
+    last = Lines(path)
     assert last.norm() is None
     path.write_text('{"kind": "hessinit tracking"}\n')
     assert last.norm() is None

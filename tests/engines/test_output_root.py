@@ -110,6 +110,20 @@ def test_a_loss_that_is_linear_in_the_output_is_refused(find: Callable[[Evaluati
         find(evaluation(lambda z, t: z.sum(), SOFT))
 
 
+@pytest.mark.parametrize("find", [output_root, check_curved])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e6])
+def test_a_saturated_loss_is_not_called_linear(find: Callable[[Evaluation], object], size: float) -> None:
+    def sure(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(1e6 / size * output, target)
+
+    model = nn.Linear(2, 3, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(size * torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]))
+    (found,) = evaluate(Problem(model, sure, (torch.randn(6, 2), torch.arange(6) % 3)))
+    with pytest.raises(hessinit.ProblemError, match="is saturated: it bends at smaller outputs"):
+        find(found)
+
+
 class TwoHeads(nn.Module):
     def __init__(self) -> None:
         super().__init__()

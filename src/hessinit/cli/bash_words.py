@@ -1,13 +1,15 @@
-"""Bash takes a colon for the end of a word; typer does not know, so that file.py:function would not complete.
+"""Bash as it is: typer does not know that a colon ends a word there, nor that words are quoted.
 
 Bash sends `net.py`, `:` and `pro` as three words and replaces only the last of them. Here they become the one
-word that was typed, and what is offered loses the part that is already there.
+word that was typed, and what is offered loses the part that is already there. Words come as they were typed,
+`my\\ dir/` or `"my dir/`, and what is offered is put into the line as it is, so that it must be quoted alike.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import shlex
 from collections.abc import Callable
 from contextlib import redirect_stdout
 
@@ -20,10 +22,12 @@ def is_asked_by_bash() -> bool:
 
 
 def complete_for_bash(answer: Callable[[], object]) -> str:
-    """What `answer` prints when it is asked with whole words, cut to what bash will put in."""
-    words = _read_words(os.environ["COMP_WORDS"])
-    words, position, taken = join_colons(words, int(os.environ.get("COMP_CWORD") or 0))
-    os.environ["COMP_WORDS"] = "\n".join(words)
+    """What `answer` prints when it is asked with whole words, cut and quoted for bash to put in."""
+    typed = _read_words(os.environ["COMP_WORDS"])
+    position = int(os.environ.get("COMP_CWORD") or 0)
+    in_quotes = position < len(typed) and unquote(typed[position])[1]
+    words, position, taken = join_colons([unquote(word)[0] for word in typed], position)
+    os.environ["COMP_WORDS"] = "\n".join(map(shlex.quote, words))
     os.environ["COMP_CWORD"] = str(position)
     page = io.StringIO()
     try:
@@ -31,7 +35,8 @@ def complete_for_bash(answer: Callable[[], object]) -> str:
             answer()
     except SystemExit:
         pass
-    return "\n".join(line[taken:] for line in page.getvalue().splitlines())
+    offered = [line[taken:] for line in page.getvalue().splitlines()]
+    return "\n".join(offered if in_quotes else [line.replace(" ", "\\ ") for line in offered])
 
 
 def join_colons(words: list[str], position: int) -> tuple[list[str], int, int]:
@@ -53,8 +58,27 @@ def join_colons(words: list[str], position: int) -> tuple[list[str], int, int]:
         else:
             joined.append(word)
         if index == position:
-            where, taken = len(joined) - 1, joined[-1].rfind(":") + 1 if follows else 0
+            where = len(joined) - 1
+            taken = len(joined[-1]) - (0 if word == ":" else len(word)) if follows else 0
     return joined, len(joined) if position >= len(words) else where, taken
+
+
+def unquote(word: str) -> tuple[str, bool]:
+    r"""What a typed word says, and whether it ends within quotes.
+
+    >>> unquote(r"my\ dir/"), unquote('"my dir/ne'), unquote("my' 'dir/")
+    (('my dir/', False), ('my dir/ne', True), ('my dir/', False))
+    """
+    said, quote = "", ""
+    letters = iter(word)
+    for letter in letters:
+        if letter == "\\" and quote != "'":
+            said += next(letters, "")
+        elif letter in ("'", '"') and quote in ("", letter):
+            quote = "" if quote else letter
+        else:
+            said += letter
+    return said, bool(quote)
 
 
 def _read_words(text: str) -> list[str]:

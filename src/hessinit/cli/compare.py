@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -104,7 +104,12 @@ def compare(
     )
 
 
-def _load_verb() -> Callable[..., Comparison]:
+def _load_verb(given: dict[str, Any]) -> Callable[..., Comparison]:
+    from hessinit.comparing.arguments import read_positive_numbers
+    from hessinit.comparing.compare import LEARNING_RATES, STARTS
     from hessinit.comparing.compare import compare as verb
+    from hessinit.comparing.starts import read_starts
 
+    read_positive_numbers("learning_rates", given.get("learning_rates", LEARNING_RATES), "[0.01, 0.1]")
+    read_starts(given.get("schemes", STARTS), 1)
     return verb

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hessinit.cli.failures import failures_explained
-from hessinit.cli.interrupts import INTERRUPTED
+from hessinit.cli.interrupts import INTERRUPTED, raise_when_interrupted
 from hessinit.cli.loading import name_unused
 from hessinit.cli.output import Output
 from hessinit.cli.progress import working
 from hessinit.cli.wording import in_words_of, translate
 from hessinit.errors import ConvergenceWarning
-from hessinit.problem_file import find_problem
+from hessinit.problem_file import file_read_for, find_problem
 
 if TYPE_CHECKING:
     from hessinit.report.comparison import Comparison
@@ -42,10 +41,16 @@ OPTIONS = {
 
 
 def conduct(
-    problem: str, load_verb: Callable[[], Callable[..., Comparison]], output: Output, **options: Any
+    problem: str,
+    load_verb: Callable[[dict[str, Any]], Callable[..., Comparison]],
+    output: Output,
+    **options: Any,
 ) -> None:
-    """Load the problem, run the verb with the options that were given, and show what it found."""
-    output.check()
+    """Load the problem, run the verb with the options that were given, and show what it found.
+
+    `load_verb` gets these options, to refuse what it can before the user's file is run.
+    """
+    output.check(reads=file_read_for(problem))
     given = {name: value for name, value in options.items() if value is not None}
     try:
         with failures_explained(problem, "comparing starts of"), in_words_of(OPTIONS):
@@ -53,7 +58,8 @@ def conduct(
             with working(f"Loading {problem} …"):
                 from hessinit.cli.rebuilding import load_rebuildable
 
-                verb = load_verb()
+                verb = load_verb(given)
+                raise_when_interrupted()
                 loaded = load_rebuildable(place)
             name_unused(problem, [name for name in loaded.loaded.keywords if name != "forward"])
             with stdout_for_the_result():
@@ -67,19 +73,7 @@ def conduct(
 
 @contextmanager
 def stdout_for_the_result() -> Iterator[None]:
-    """What the user's code prints goes to stderr, also from worker processes, which share our descriptors."""
-    with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(sys.stderr))
-        stack.enter_context(warnings.catch_warnings())
+    """What the user's code prints goes to stderr; worker processes have no other stdout anyway."""
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the notes say it
-        try:
-            kept = os.dup(1)
-        except OSError:  # closed: nothing to keep clean
-            yield
-            return
-        try:
-            os.dup2(2, 1)
-            yield
-        finally:
-            os.dup2(kept, 1)
-            os.close(kept)
+        yield

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from hessinit.problem_file import file_of
+
 # As hessinit.schemes.rules and hessinit.comparing have them, which import torch; a test holds them together.
 SCHEMES = (
     "forward", "backward", "compromise", "lecun", "glorot", "he", "orthogonal", "delta-orthogonal", "lsuv",
@@ -19,14 +21,19 @@ def complete_problem(incomplete: str) -> list[str]:
     """Python files, and, for the only one that is left or after its colon, the functions in it.
 
     A folder is offered only among others: alone it is left to the shell, which knows how to go on into it.
+    So is a name that the shell might take for a command, such as $(…).py: not every shell quotes what we say.
     """
-    source, colon, function = incomplete.rpartition(":")
-    if colon:
-        return [f"{source}:{name}" for name in functions_of(_file_of(source)) if name.startswith(function)]
+    if not _is_harmless(incomplete.replace("/", "")):
+        return []
+    source, _, function = incomplete.rpartition(":")
+    named = [name for name in functions_of(file_of(source)) if name.startswith(function)] if source else []
+    if named or source.endswith(".py"):  # else the colon is part of a folder's name
+        return [f"{source}:{name}" for name in named]
     folder, _, start = incomplete.rpartition("/")
     inside = sorted(_list(Path(folder or ("/" if incomplete.startswith("/") else "."))))
     prefix = incomplete.removesuffix(start)
     shown = [path for path in inside if path.name.startswith(start) and _is_shown(path.name, start)]
+    shown = [path for path in shown if _is_harmless(path.name)]
     files = [path for path in shown if path.suffix == ".py" and path.is_file()]
     if not files:
         return []
@@ -82,14 +89,6 @@ def _is_problem(function: ast.FunctionDef) -> bool:
     return not needed and not function.name.startswith("_")
 
 
-def _file_of(source: str) -> Path:
-    """A file as it is; package.module as the file that it has in the working folder."""
-    if source.endswith(".py"):
-        return Path(source)
-    place = Path(*source.split("."))
-    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-
-
 def _list(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
@@ -99,3 +98,7 @@ def _list(folder: Path) -> list[Path]:
 
 def _is_shown(name: str, start: str) -> bool:
     return start.startswith(".") or not name.startswith((".", "__"))
+
+
+def _is_harmless(name: str) -> bool:
+    return all(letter.isalnum() or letter in "_-.,+@%=: " for letter in name)

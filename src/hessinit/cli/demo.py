@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hessinit.cli.failures import failures_explained, stop
-from hessinit.cli.interrupts import ended_gently, interruption_explained
-from hessinit.cli.options import LARGEST_SEED, check_rate
-from hessinit.cli.output import print_report, print_text, stop_printing
+from hessinit.cli.failures import WRONG_USE, failures_explained, stop
+from hessinit.cli.interrupts import interruption_explained, raise_when_interrupted
+from hessinit.cli.options import LARGEST_SEED, check_rate, read_folder
+from hessinit.cli.printing import open_console, print_report, print_text, try_printing
 from hessinit.cli.progress import working
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def demo(
         Path | None,
         typer.Option(
             "--folder",
+            parser=read_folder,
             metavar="DIR",
             help="Where the page and the picture go.  [default: demo-output]",
         ),
@@ -65,7 +66,7 @@ def demo(
     if target is not None:
         _check_folder(target)
     started = time.perf_counter()
-    with failures_explained("the demo"), ended_gently(), interruption_explained("the demo"):
+    with interruption_explained("the demo"), failures_explained("the demo", "running"):
         telling = _Telling(lr, seed, silent=as_json)
         telling.measure()
         telling.initialize()
@@ -74,10 +75,14 @@ def demo(
         page, picture = telling.draw() if target is not None else ("", b"")
         if target is not None:
             _write(target, page, picture)
+    printed = telling.printed
     if as_json:
-        sys.stdout.write(json.dumps(telling.to_dict(), indent=2, allow_nan=False) + "\n")
+        text = json.dumps(telling.to_dict(), indent=2, allow_nan=False) + "\n"
+        printed = try_printing(lambda: sys.stdout.write(text))
     if target is not None:
         telling.say_where(target, time.perf_counter() - started)
+    if not (printed and telling.printed):
+        raise typer.Exit(WRONG_USE)
 
 
 class _Telling:
@@ -89,12 +94,13 @@ class _Telling:
     story: Story
 
     def __init__(self, lr: float | None, seed: int, silent: bool) -> None:
-        self.seed, self.silent = seed, silent
+        self.seed, self.silent, self.printed = seed, silent, True
         with working("Loading torch …"):
             import torch
 
             from hessinit.demo import network, trying
 
+            raise_when_interrupted()
             # So small a network gains nothing from threads, and on a busy machine they wait for each other.
             torch.set_num_threads(1)
         self._trying = trying
@@ -193,12 +199,17 @@ class _Telling:
         """Part by part, at once; when the reader has gone, the files are still wanted."""
         if self.silent:
             return
-        try:
-            write()
-            sys.stdout.flush()
-        except BrokenPipeError:
-            stop_printing()
-            self.silent = True
+
+        def write_to_a_reader() -> None:
+            try:
+                write()
+                sys.stdout.flush()
+            except BrokenPipeError:
+                self.silent = True
+                raise
+
+        self.printed &= try_printing(write_to_a_reader)
+        self.silent |= not self.printed
 
     def _show(self, parts_for: Callable[[int], Iterable[RenderableType]]) -> None:
         self._print(lambda: _print_parts(parts_for))
@@ -206,11 +217,9 @@ class _Telling:
 
 def _print_parts(parts_for: Callable[[int], Iterable[RenderableType]]) -> None:
     """In colour on a terminal, as plain text into a pipe."""
-    from rich.console import Console
-
     from hessinit.present.grid import render, terminal_width
 
-    console = Console()
+    console = open_console()
     if console.is_terminal:
         for part in parts_for(console.width):
             console.print(part)

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import typer
 
+from hessinit.cli.interrupts import was_interrupted
 from hessinit.cli.remote_tracebacks import Part, read_parts
 from hessinit.errors import ConvergenceError, ProblemError
 from hessinit.problem_file import UserCodeError
@@ -33,31 +34,47 @@ def failures_explained(what: str, doing: str = "measuring") -> Iterator[None]:
     """Refusals become a paragraph, and failures of the user's code a traceback without our frames."""
     try:
         yield
-    except typer.Exit:
+    except (typer.Exit, KeyboardInterrupt):
         raise
-    except ProblemError as refusal:
-        stop(str(refusal))
-    except ConvergenceError as failure:
+    except BaseException as failure:  # a user's own may be no Exception, and would show our frames
+        if was_interrupted():
+            raise KeyboardInterrupt from failure
+        _explain(failure, f"{doing} {what}")
+
+
+def _explain(failure: BaseException, doing: str) -> NoReturn:
+    if isinstance(failure, ProblemError):
+        stop(str(failure))
+    if isinstance(failure, ConvergenceError):
         stop(f"Not converged: {failure}", NOT_CONVERGED)
-    except UserCodeError as failure:
-        cause = failure.__cause__
-        parts = read_parts(failure)
-        if parts:
-            typer.echo(_format_parts(parts[:-1] or parts), err=True, nl=False)
-            stop(f"{failure}, as shown above.")
-        if isinstance(cause, SystemExit):
-            stop(
-                f"{failure}: it called sys.exit({cause.code!r}). Keep what only a script does, such as "
-                "reading the command line, under `if __name__ == '__main__':`."
-            )
-        typer.echo(format_their_traceback(cause or failure), err=True, nl=False)
+    if isinstance(failure, UserCodeError):
+        _explain_theirs(failure)
+    if isinstance(failure, SystemExit):
+        stop(_say_how_not_to_exit(f"{doing} failed", failure))
+    if not _is_theirs(failure):
+        typer.echo("".join(traceback.format_exception(failure)), err=True, nl=False)
+        stop(f"{doing} failed inside hessinit. Please report it, with the traceback above.")
+    typer.echo(format_their_traceback(failure), err=True, nl=False)
+    stop(f"{doing} failed, as shown above.")
+
+
+def _explain_theirs(failure: UserCodeError) -> NoReturn:
+    cause = failure.__cause__
+    parts = read_parts(failure)
+    if parts:
+        typer.echo(_format_parts(parts[:-1] or parts), err=True, nl=False)
         stop(f"{failure}, as shown above.")
-    except Exception as failure:
-        if not _is_theirs(failure):
-            typer.echo("".join(traceback.format_exception(failure)), err=True, nl=False)
-            stop(f"{doing} {what} failed inside hessinit. Please report it, with the traceback above.")
-        typer.echo(format_their_traceback(failure), err=True, nl=False)
-        stop(f"{doing} {what} failed, as shown above.")
+    if isinstance(cause, SystemExit):
+        stop(_say_how_not_to_exit(str(failure), cause))
+    typer.echo(format_their_traceback(cause or failure), err=True, nl=False)
+    stop(f"{failure}, as shown above.")
+
+
+def _say_how_not_to_exit(failed: str, exit_: SystemExit) -> str:
+    return (
+        f"{failed}: it called sys.exit({exit_.code!r}). Keep what only a script does, such as reading the "
+        "command line, under `if __name__ == '__main__':`."
+    )
 
 
 def format_their_traceback(failure: BaseException) -> str:

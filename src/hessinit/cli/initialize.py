@@ -25,10 +25,10 @@ from hessinit.cli.options import (
     Threads,
     check_rate,
 )
-from hessinit.cli.output import Output, check_writable
+from hessinit.cli.output import Output
 from hessinit.cli.progress import working
 from hessinit.cli.wording import in_words_of
-from hessinit.problem_file import LoadedProblem, find_problem
+from hessinit.problem_file import LoadedProblem, file_read_for, find_problem
 
 if TYPE_CHECKING:
     from hessinit.report.initialization import Initialization
@@ -152,8 +152,8 @@ def initialize(
     Exit status: 0 done, 1 target not met, 2 wrong usage, 130 interrupted.
     """
     output = Output(as_json, html, save, picture)
-    output.check()
-    _check_weights(weights, dry_run, {"--html": html, "--save": save, "--picture": picture})
+    output.check(reads=file_read_for(problem), more={"--weights": weights})
+    _check_weights(weights, dry_run)
     options: dict[str, Any] = {
         "lr": lr if lr in (None, "auto") else float(lr or 0),
         "target": target,
@@ -178,11 +178,14 @@ def initialize(
         with working(f"Initializing {problem} …"):
             from hessinit.initializing.initialize import initialize_
 
+            _check_early(given)
             loaded = load_ready(place, seed=seed, device=device, threads=threads)
             keywords = _shared_keywords(problem, loaded)
             result = initialize_(loaded.model, loaded.loss, loaded.batch, **{**keywords, **given})
-    output.give(result)
-    _write_weights(result, weights, dry_run)
+    output.give(result, also={} if weights is None else {weights: result.save_weights})
+    if weights is None:
+        how = "Leave out --dry-run and pass" if dry_run else "Pass"
+        typer.echo(f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True)
     _exit_by(result)
 
 
@@ -194,7 +197,20 @@ def _shared_keywords(problem: str, loaded: LoadedProblem) -> dict[str, Any]:
     return taken
 
 
-def _check_weights(weights: Path | None, dry_run: bool, others: dict[str, Path | None]) -> None:
+def _check_early(given: dict[str, Any]) -> None:
+    """What can be judged without the user's file is judged before it is run, which may take a while."""
+    from hessinit.errors import choose
+    from hessinit.initializing import arguments
+    from hessinit.problem.checks import check_tolerance
+    from hessinit.schemes.rules import SCHEMES, SYNONYMS
+
+    arguments.read_aim(given.get("lr"), given.get("target"))
+    arguments.read_momentum(given.get("optimizer", "sgd"), given.get("momentum", 0.9))
+    choose("scheme", given.get("scheme", "auto"), ["auto", "keep", *SCHEMES], SYNONYMS)
+    check_tolerance(given.get("tolerance", 0.05))
+
+
+def _check_weights(weights: Path | None, dry_run: bool) -> None:
     if weights is None:
         return
     if dry_run:
@@ -204,22 +220,6 @@ def _check_weights(weights: Path | None, dry_run: bool, others: dict[str, Path |
             f"--weights {weights} must end in .safetensors; "
             f"that is how they are written, such as {weights.stem or 'start'}.safetensors."
         )
-    for option, path in others.items():
-        if path is not None and path.resolve() == weights.resolve():
-            stop(f"--weights and {option} both name {weights}; give them different files.")
-    check_writable("--weights", weights)
-
-
-def _write_weights(result: Initialization, weights: Path | None, dry_run: bool) -> None:
-    if weights is None:
-        how = "Leave out --dry-run and pass" if dry_run else "Pass"
-        typer.echo(f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True)
-        return
-    try:
-        result.save_weights(weights)
-    except OSError as failure:
-        stop(f"cannot write {weights}: {failure}.")
-    typer.echo(f"Wrote {weights}.", err=True)
 
 
 def _exit_by(result: Initialization) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 import typer
 
 from hessinit.cli.failures import stop
+from hessinit.cli.interrupts import raise_when_interrupted
 from hessinit.problem_file import LoadedProblem, Place, load_problem
 
 
 def load_ready(place: Place, *, seed: int | None, device: str | None, threads: int | None) -> LoadedProblem:
     """Seed what the file may draw from, load the problem, and move the model; a batch follows the model."""
     prepare_torch(seed or 0, device, threads)
+    raise_when_interrupted()
     loaded = load_problem(place)
     if device is not None and hasattr(loaded.model, "to"):
         loaded.model.to(device)

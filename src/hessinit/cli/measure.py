@@ -29,7 +29,7 @@ from hessinit.cli.output import Output
 from hessinit.cli.progress import working
 from hessinit.cli.rates import judge_rate
 from hessinit.cli.wording import in_words_of
-from hessinit.problem_file import find_problem
+from hessinit.problem_file import file_read_for, find_problem
 
 
 def measure(
@@ -75,7 +75,7 @@ def measure(
     Exit status: 0 done, 1 not converged, 2 wrong usage, 130 interrupted.
     """
     output = Output(as_json, html, save, picture)
-    output.check()
+    output.check(reads=file_read_for(problem))
     options = {
         "curvature": curvature.value if curvature else None,
         "layers": layers or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hessinit.cli.failures import stop
-from hessinit.cli.output import print_text
+from hessinit.cli.printing import print_text
 from hessinit.cli.starter import write_starter
 
 USUAL_NAME = "problem.py"
@@ -36,19 +37,24 @@ def new(
     _check(path, force)
     from hessinit.report.atomic import write_text
 
+    named = path.as_posix()
+    if named.startswith("-"):
+        named = f"./{named}"  # a command would take it for an option
     try:
-        write_text(path, write_starter(path.as_posix()))
+        write_text(path, write_starter(shlex.quote(named)))
     except (OSError, ValueError) as failure:
         stop(f"cannot write {path}: {failure}.")
     print_text(f"Wrote {path}. It runs as it is; look into it to put your own network in.")
-    print_text(f"Next: hessinit measure {path.as_posix()}:problem")
+    print_text(f"Next: hessinit measure {shlex.quote(f'{named}:problem')}")
 
 
 def _check(path: Path, force: bool) -> None:
     if path.is_dir():
         stop(f"{path} is a folder; give the name of a file in it, such as {path / USUAL_NAME}.")
+    if path.name == ".py":
+        stop(f"{path} has no name before .py; give one, such as {path.with_name(USUAL_NAME)}.")
     if path.suffix != ".py":
-        stop(f"{path} must end in .py, such as {path.with_suffix('.py') if path.stem else USUAL_NAME}.")
+        stop(f"{path} must end in .py, such as {path.with_suffix('.py')}.")
     # Worker processes would load random.py in place of Python's own.
     if path.stem in sys.stdlib_module_names or path.stem in ("torch", "numpy", "hessinit"):
         stop(

@@ -50,6 +50,13 @@ def check_rate(lr: float | None) -> float | None:
     return lr
 
 
+def read_folder(text: str) -> Path:
+    """A folder's name; an empty one, as of a variable that is not set, would be the working folder."""
+    if not text:
+        raise typer.BadParameter("it is empty; give a folder, such as results, or . for this one.")
+    return Path(text)
+
+
 # The problem.
 Problem = Annotated[
     str,
@@ -154,7 +161,11 @@ Warmup = Annotated[
 WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ at the start.")]
 Folder = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Keep every finished run there; the same command goes on from them."),
+    typer.Option(
+        parser=read_folder,
+        metavar="DIR",
+        help="Keep every finished run there; the same command goes on from them.",
+    ),
 ]
 Workers = Annotated[
     int | None,

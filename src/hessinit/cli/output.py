@@ -1,27 +1,31 @@
-"""Where results go: the terminal, stdout as JSON, files."""
+"""Where results go: stdout, as a table or as JSON, and files."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import sys
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import typer
 
-from hessinit.cli.failures import NOT_CONVERGED, stop
+from hessinit.cli.failures import NOT_CONVERGED, WRONG_USE, stop
+from hessinit.cli.interrupts import INTERRUPTED
+from hessinit.cli.printing import print_report, print_text, try_printing
 
 if TYPE_CHECKING:
     from hessinit.report import CurvatureReport
-    from hessinit.report.reproduction import Reproduction
-
 
 PICTURES = (".png", ".pdf", ".svg")
+Write = Callable[[Path], object]
+
+
+class UndrawableError(Exception):
+    """There is no picture of it, and the message says why."""
 
 
 class Record(Protocol):
@@ -41,40 +45,65 @@ class Output:
     save: Path | None = None
     picture: Path | None = None
 
-    def check(self) -> None:
-        """Refuse a file that cannot be written, before any work is done."""
-        options = {"--html": self.html, "--save": self.save, "--picture": self.picture}
-        named: dict[Path, str] = {}
-        for option, path in options.items():
-            if path is None:
-                continue
-            other = named.setdefault(path.resolve(), option)
-            if other != option:
-                stop(f"{other} and {option} both name {options[other]}; give them different files.")
-        for option, path in options.items():
-            if path is not None:
-                check_writable(option, path)
+    def check(self, reads: Path | None = None, more: Mapping[str, Path | None] | None = None) -> None:
+        """Refuse a file that cannot be written, or that the command `reads`, before any work is done.
+
+        `more` are files that the command has options of its own for.
+        """
+        options = {"--save": self.save, "--html": self.html, "--picture": self.picture, **(more or {})}
+        given = {option: path for option, path in options.items() if path is not None}
+        for (one, path), (other, same) in combinations(given.items(), 2):
+            if is_same_file(path, same):
+                stop(f"{one} and {other} both name {path}; give them different files.")
+        for option, path in given.items():
+            if reads is not None and is_same_file(path, reads):
+                stop(f"{option} {path} is the file that this command reads; give the name of another.")
+            check_writable(option, path)
         if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
             stop(f"--picture {self.picture} must end in one of {', '.join(PICTURES)}.")
 
-    def give(self, record: Record, after: str | None = None) -> None:
-        """Print the result, then write the files: a full disk does not take the result from the screen.
+    def give(
+        self,
+        record: Record,
+        *,
+        before: Record | None = None,
+        after: str | None = None,
+        also: Mapping[Path, Write] | None = None,
+    ) -> None:
+        """Print the result and write the files: where one of them fails, the others are there all the same.
 
-        `after` is a sentence to go with the table; next to JSON it goes to stderr.
+        `before` is another table to go with it, which JSON has inside; `after` a sentence, which next to JSON
+        goes to stderr. `also` are files that the command has options of its own for, and how to write them.
         """
+        files: dict[Path, Write] = {}
+        if self.save is not None:
+            files[self.save] = record.save
+        files.update(also or {})
+        if self.html is not None:
+            files[self.html] = record.to_html
+        if self.picture is not None:
+            files[self.picture] = lambda path: _draw(record, path)
         try:
-            if self.json:
-                sys.stdout.write(record.to_json())
-            else:
-                print_report(record)
-                if after is not None:
-                    print_text(after)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            stop_printing()  # the files are still wanted
-        if self.json and after is not None:
-            typer.echo(after, err=True)
-        self.write_files(record)
+            done = [try_printing(lambda: self._print(record, before, after))]
+            if self.json and after is not None:
+                typer.echo(after, err=True)
+            done += [write_file(path, write) for path, write in files.items()]
+        except KeyboardInterrupt:
+            typer.echo("Interrupted: not everything was written.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        if not all(done):
+            raise typer.Exit(WRONG_USE)
+
+    def _print(self, record: Record, before: Record | None, after: str | None) -> None:
+        if self.json:
+            sys.stdout.write(record.to_json())
+            return
+        if before is not None:
+            print_report(before)
+            print_text("")
+        print_report(record)
+        if after is not None:
+            print_text(after)
 
     def exit_by(self, report: CurvatureReport) -> None:
         """End with status 1 when the report did not converge."""
@@ -84,75 +113,26 @@ class Output:
                 NOT_CONVERGED,
             )
 
-    def write_files(self, record: Record) -> None:
-        """Write what was asked for, each file whole or not at all, and say so on stderr."""
-        if self.html is not None:
-            _write(self.html, record.to_html)
-        if self.save is not None:
-            _write(self.save, record.save)
-        if self.picture is not None:
-            _write(self.picture, lambda path: _draw(record, path))
 
-
-def print_report(record: Record) -> None:
-    """Print in colour and as wide as the terminal is; into a pipe, what print(record) gives."""
-    from rich.console import Console
-
-    console = Console()
-    if console.is_terminal:
-        try:
-            console.print(record)
-        except SystemExit:  # what rich makes of a reader that has gone
-            raise BrokenPipeError from None
-    else:
-        sys.stdout.write(f"{record}\n")
-
-
-def print_reports(records: Sequence[Reproduction]) -> None:
-    """One after the other, and what they say together."""
-    for number, record in enumerate(records):
-        sys.stdout.write("\n" if number else "")
-        print_report(record)
-    if len(records) > 1:
-        from hessinit.present.reproduction_summary import summarize
-
-        print_text(f"\n{summarize(records)}")
-
-
-def print_text(text: str) -> None:
-    """Print on stdout, long lines wrapped between words to the width that a report has.
-
-    A command to go on with stays whole, to be copied.
-    """
-    from hessinit.present.grid import WIDTH_WITHOUT_TERMINAL
-
-    width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
-    for line in text.split("\n"):
-        is_command = line.startswith("Next: ")
-        shown = line if is_command else textwrap.fill(line, width, break_on_hyphens=False)
-        sys.stdout.write(f"{shown}\n")
-
-
-def stop_printing() -> None:
-    """Whoever read has gone, as `| head -1` does; Python would complain once more when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
+def write_file(path: Path, write: Write) -> bool:
+    """Write it whole or not at all, and say so on stderr; whether it could be written."""
     try:
         write(path)
     except OSError as failure:
-        stop(f"cannot write {path}: {failure}.")
+        typer.echo(f"Error: cannot write {path}: {failure}.", err=True)
+        return False
+    except UndrawableError as refusal:
+        typer.echo(f"Error: --picture {path} cannot be drawn: {refusal}", err=True)
+        return False
     typer.echo(f"Wrote {path}.", err=True)
+    return True
 
 
 def _draw(record: Record, path: Path) -> None:
     try:
         figure = _figure_of(record)
     except ValueError as refusal:  # a reproduction may have no figure
-        stop(f"--picture {path} cannot be drawn: {refusal}")
+        raise UndrawableError(str(refusal)) from refusal
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:  # whole or not at all, like the other files
         figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=200)
@@ -172,6 +152,14 @@ def _figure_of(record: Record) -> Any:
 
     matplotlib.use("Agg")  # into a file: no window, wherever this runs
     return cast("Any", record).plot().figure
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Also by another way to it: a link, a hard link, another spelling."""
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there yet
+        return one.resolve() == other.resolve()
 
 
 def check_writable(option: str, path: Path) -> None:

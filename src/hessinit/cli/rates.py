@@ -17,7 +17,10 @@ def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
     lr·‖H‖ = 0.01·64.5 = 0.645, below 2: gradient descent is stable at the start.
     """
     from hessinit.present.numbers import format_number
+    from hessinit.present.sentences import bound_rates
 
+    if not report.network_measured:
+        return f"lr = {format_number(lr)}: the network was not measured. {bound_rates(report)}"
     network, rate = report.network, format_number(lr)
     advice = report.advice("sgd", lr=lr)
     if not 0 < network.norm < math.inf:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +9,10 @@ import typer
 
 from hessinit.cli.comparing import stdout_for_the_result
 from hessinit.cli.completing import complete_data, complete_experiment
-from hessinit.cli.failures import failures_explained
-from hessinit.cli.interrupts import INTERRUPTED, ended_gently
-from hessinit.cli.options import Workers
-from hessinit.cli.output import print_reports
+from hessinit.cli.failures import WRONG_USE, failures_explained
+from hessinit.cli.interrupts import INTERRUPTED, raise_when_interrupted
+from hessinit.cli.options import Workers, read_folder
+from hessinit.cli.printing import print_records, try_printing
 from hessinit.cli.wording import in_words_of, translate
 from hessinit.paper.names import NAMES
 
@@ -74,7 +72,7 @@ def reproduce(
         typer.Option(metavar="NAME", help="Another way to fill in what the paper leaves unsaid."),
     ] = None,
     folder: Annotated[
-        Path, typer.Option(metavar="DIR", help="Keep everything here, and go on from it.")
+        Path, typer.Option(parser=read_folder, metavar="DIR", help="Keep everything here, and go on from it.")
     ] = Path("reproduction"),
     workers: Workers = None,
     as_json: Annotated[
@@ -99,9 +97,10 @@ def reproduce(
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
     try:
-        with failures_explained(" ".join(names), "reproducing"), in_words_of(OPTIONS), ended_gently():
+        with failures_explained(" ".join(names), "reproducing"), in_words_of(OPTIONS):
             from hessinit.paper.reproduce import reproduce as verb
 
+            raise_when_interrupted()
             with stdout_for_the_result():
                 found = verb(
                     *names, data=data, data_dir=data_dir, seeds=seeds, reading=reading, folder=folder,
@@ -111,12 +110,10 @@ def reproduce(
         reason = translate(str(interruption), OPTIONS) or "stopped before the first piece was done."
         typer.echo(f"Interrupted: {reason}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        sys.stdout.write(json.dumps([each.to_dict() for each in found], allow_nan=False) + "\n")
-    else:
-        print_reports(found)
-    sys.stdout.flush()
+    printed = try_printing(lambda: print_records(found, as_json))
     typer.echo(_say_what_was_written(folder, found), err=True)
+    if not printed:
+        raise typer.Exit(WRONG_USE)
 
 
 def _say_what_was_written(folder: Path, found: tuple[Reproduction, ...]) -> str:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hessinit.cli.failures import stop
+from hessinit.cli.failures import WRONG_USE, stop
 from hessinit.cli.options import AsHtml, AsJson, Picture
-from hessinit.cli.output import Output, print_reports
-from hessinit.errors import did_you_mean
+from hessinit.cli.output import Output, write_file
+from hessinit.cli.printing import print_records, try_printing
+from hessinit.problem_file import did_you_mean_file
 
 if TYPE_CHECKING:
     from hessinit.report.reproduction import Reproduction
+
+WAY_OUT = "Give a file that --save, --json or --log of a command, or save() in Python, wrote."
 
 
 def show(
@@ -42,7 +43,7 @@ def show(
     Exit status: 0 done, 2 wrong usage.
     """
     output = Output(as_json, html, picture=picture)
-    output.check()
+    output.check(reads=path)
     loaded = _load(path)
     if isinstance(loaded, list):
         _show_all(loaded, output)
@@ -57,23 +58,24 @@ def _load(path: Path) -> Any:
         return load(path)
     except FileNotFoundError:
         found = [*path.parent.glob("*.json"), *path.parent.glob("*.jsonl")] if path.parent.is_dir() else []
-        stop(f"{path} does not exist.{did_you_mean(path.name, sorted(each.name for each in found))}")
-    except (OSError, ValueError, RecursionError) as failure:
-        stop(f"{path} cannot be read: {failure.strerror}." if isinstance(failure, OSError) else str(failure))
+        stop(f"{path} does not exist.{did_you_mean_file(path, sorted(found))}")
+    except OSError as failure:
+        stop(f"{path} cannot be read: {failure.strerror}.")
+    except RecursionError:
+        stop(f"{path} cannot be read: its JSON is nested too deeply. {WAY_OUT}")
+    except ValueError as refusal:
+        stop(str(refusal).replace("Give a file that report.save() wrote.", WAY_OUT))
 
 
 def _show_all(records: list[Reproduction], output: Output) -> None:
     """What `hessinit reproduce --json` printed."""
     if output.picture is not None:
         stop(f"--picture {output.picture} draws one record, and there are {len(records)}; show one of them.")
-    if output.json:
-        sys.stdout.write(json.dumps([each.to_dict() for each in records], allow_nan=False) + "\n")
-    else:
-        print_reports(records)
-    sys.stdout.flush()
+    done = try_printing(lambda: print_records(records, output.json))
     if output.html is not None:
         from hessinit.present.reproduction_html import render_reproductions_page
         from hessinit.report.atomic import write_text
 
-        write_text(output.html, render_reproductions_page(records))
-        typer.echo(f"Wrote {output.html}.", err=True)
+        done &= write_file(output.html, lambda page: write_text(page, render_reproductions_page(records)))
+    if not done:
+        raise typer.Exit(WRONG_USE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,7 +95,11 @@ def sweep(
     )
 
 
-def _load_verb() -> Callable[..., Comparison]:
+def _load_verb(given: dict[str, Any]) -> Callable[..., Comparison]:
+    from hessinit.comparing.arguments import read_positive, read_positive_numbers
+    from hessinit.comparing.sweep import STDS
     from hessinit.comparing.sweep import sweep as verb
 
+    read_positive_numbers("stds", given.get("stds", STDS), "[0.5, 0.05]")
+    read_positive("learning_rate", given.get("learning_rate", 0.01))
     return verb

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hessinit.cli.failures import failures_explained
-from hessinit.cli.interrupts import INTERRUPTED, ended_gently
+from hessinit.cli.failures import failures_explained, stop
+from hessinit.cli.interrupts import INTERRUPTED
 from hessinit.cli.loading import load_ready, name_unused
 from hessinit.cli.options import (
     AsHtml,
@@ -30,11 +30,11 @@ from hessinit.cli.options import (
     Warmup,
     check_rate,
 )
-from hessinit.cli.output import Output, check_writable, print_report, print_text
+from hessinit.cli.output import Output
 from hessinit.cli.progress import working
-from hessinit.cli.tailing import LastPoint
+from hessinit.cli.tailing import Lines
 from hessinit.cli.wording import in_words_of
-from hessinit.problem_file import LoadedProblem, find_problem
+from hessinit.problem_file import LoadedProblem, file_read_for, find_problem
 
 if TYPE_CHECKING:
     from hessinit.report.initialization import Initialization
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 STEPS = 200
 # What a problem may say to `measure` that means the same here.
 SHARED = ("forward", "layers", "curvature")
-EXAMPLES_TO_INITIALIZE = 256  # as many as the curvature is tracked on
+TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
 
 # The library's arguments, as they are called here.
 OPTIONS = {
@@ -118,9 +118,7 @@ def track(
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
     output = Output(as_json, html, save, picture)
-    output.check()
-    if log is not None:
-        check_writable("--log", log)
+    output.check(reads=file_read_for(problem), more={"--log": log})
     options = {
         "lr": lr,
         "steps": steps,
@@ -137,10 +135,9 @@ def track(
     }
     given = {name: value for name, value in options.items() if value is not None}
     started: Initialization | None = None
+    interrupted = False
+    lines: Lines | None = None
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        lines = Path(folder, "lines.jsonl") if log is None else free_name(log)
-        stack.enter_context(ended_gently())
         try:
             with (
                 failures_explained(problem, "tracking"),
@@ -148,34 +145,38 @@ def track(
             ):
                 place = find_problem(problem)
                 with working(f"Loading {problem} …"):
+                    _check_early(given)
                     loaded = load_ready(place, seed=seed, device=device, threads=threads)
                     keywords = _shared_keywords(problem, loaded)
                     data = loaded.batch
                     if initialize:
                         started, data = _initialize(loaded, {**keywords, **given})
+                # A file of our own, which no other run can take; the log is a copy that grows with it.
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                lines = Lines(Path(folder, "lines.jsonl"), log)
                 tracking = _train(loaded, data, lines, {**keywords, **given})
-            interrupted = False
         except KeyboardInterrupt:
             interrupted = True
             tracking = _read_back(lines)
-    if started is not None and not as_json:
-        print_report(started)
-        print_text("")
-    output.give(replace(tracking, initialization=started))
-    if log is not None:
-        typer.echo(f"Wrote {lines}{'' if lines == log else f', for {log} was there'}.", err=True)
+        if lines is not None:
+            lines.follow()
+    try:
+        output.give(replace(tracking, initialization=started), before=started)
+        if log is not None and lines is not None:
+            _say_where(lines, log)
+    finally:
+        if interrupted:
+            typer.echo(f"Interrupted: stopped after {_steps_of(tracking)} of {steps} steps.", err=True)
     if interrupted:
-        typer.echo(f"Interrupted: stopped after {_steps_of(tracking)} of {steps} steps.", err=True)
         raise typer.Exit(INTERRUPTED)
 
 
-def free_name(path: Path) -> Path:
-    """The name itself or, where it is taken, the next free one: curvature-2.jsonl."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return free
+def _check_early(given: dict[str, Any]) -> None:
+    """What can be judged without the user's file is judged before it is run, which may take a while."""
+    import hessinit.tracking.training  # noqa: F401 - all that is heavy, before an interruption is an exception
+    from hessinit.tracking.budget import check_share
+
+    check_share(given.get("share", 0.5))
 
 
 def _shared_keywords(problem: str, loaded: LoadedProblem) -> dict[str, Any]:
@@ -190,49 +191,57 @@ def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initial
     """Write the weights; the data come back, for an iterator gives them only once."""
     from hessinit.comparing.batching import Examples, read_data
     from hessinit.initializing.initialize import initialize_
+    from hessinit.tracking.training import choose_tracked
 
     read = read_data(loaded.batch, options.get("batch_size", 1), options["steps"])
     pairs = [(part.inputs, part.targets) for part in read.parts()]
-    seed = options.get("seed", 0)
-    if isinstance(read, Examples):
-        read = Examples(read.whole, min(EXAMPLES_TO_INITIALIZE, read.examples))
-    batch = read.starting_batch(seed)
+    # The very examples whose curvature is tracked: else the table would begin with another ‖H‖ than was met.
+    tracked = [(part.inputs, part.targets) for part in choose_tracked(read, TRACKED, options.get("seed", 0))]
     shared = ("lr", "optimizer", "layers", "curvature", "forward", "seed")
     result = initialize_(
         loaded.model,
         loaded.loss,
-        (batch.inputs, batch.targets),
+        tracked[0] if len(tracked) == 1 else tracked,
         **{name: options[name] for name in shared if name in options},
     )
     return result, pairs[0] if isinstance(read, Examples) else pairs
 
 
-def _train(loaded: LoadedProblem, data: Any, lines: Path, options: dict[str, Any]) -> Tracking:
+def _train(loaded: LoadedProblem, data: Any, lines: Lines, options: dict[str, Any]) -> Tracking:
     from hessinit.cli.comparing import stdout_for_the_result
     from hessinit.jobs.watching import watched
     from hessinit.present.numbers import format_number
     from hessinit.tracking.training import train_and_track
 
-    last = LastPoint(lines)
     is_watched = sys.stderr.isatty()
     with stdout_for_the_result(), watched("Training", options["steps"], 0, is_watched) as announce:
 
         def report(step: int, loss: float) -> None:
-            norm = last.norm()
+            norm = lines.norm()
             measured = "" if norm is None else f", ‖H‖ {format_number(norm)}"
             announce(f"step {step}: loss {format_number(loss)}{measured}", 1)
 
-        return train_and_track(loaded.model, loaded.loss, data, path=lines, progress=report, **options)
+        return train_and_track(
+            loaded.model, loaded.loss, data, path=lines.path, examples=TRACKED, progress=report, **options
+        )
 
 
-def _read_back(lines: Path) -> Tracking:
+def _read_back(lines: Lines | None) -> Tracking:
     """What was tracked until an interruption."""
     from hessinit.report.tracking import Tracking
 
-    if not lines.exists():
+    if lines is None or not lines.path.exists():
         typer.echo("Interrupted: stopped before the first step, and nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED)
-    return Tracking.load(lines)
+    return Tracking.load(lines.path)
+
+
+def _say_where(lines: Lines, log: Path) -> None:
+    if lines.failure is not None:
+        stop(f"cannot write {log}: {lines.failure}.")
+    if lines.copied_to is not None:
+        name = log.with_name(lines.copied_to.name)
+        typer.echo(f"Wrote {name}{'' if name == log else f', for {log} was there'}.", err=True)
 
 
 def _steps_of(tracking: Tracking) -> int:

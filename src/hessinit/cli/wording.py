@@ -11,6 +11,9 @@ from hessinit.errors import ProblemError
 # Arguments that are words of no other meaning, and are named also without an equals sign.
 ALONE = ("schemes", "learning_rates", "learning_rate", "batch_size", "stds", "data_dir")
 
+# No option has it: the user's function says how its model is to be called.
+FROZEN = ('pass dropout="freeze"', 'return {"dropout": "freeze"} as a fourth value')
+
 
 def translate(message: str, options: Mapping[str, str]) -> str:
     """Call the library's arguments by the names of the options.
@@ -20,7 +23,7 @@ def translate(message: str, options: Mapping[str, str]) -> str:
     >>> translate("Pass workers=1, or folder= to keep them.", {"workers": "--workers", "folder": "--folder"})
     'Pass --workers 1, or --folder to keep them.'
     """
-    message = message.replace("he same call", "he same command")
+    message = message.replace("he same call", "he same command").replace(*FROZEN)
     if not options:
         return message
     names = "|".join(options)

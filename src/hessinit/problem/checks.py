@@ -111,7 +111,8 @@ def check_dropout(model: nn.Module, dropout: str) -> None:
 
 
 def _dropping(name: str, module: nn.Module) -> str:
-    shown = name or type(module).__name__
+    kind = type(module).__name__
+    shown = f"layer {name} ({kind})" if name[:1].isdigit() else name or kind
     return shown if isinstance(module, _DropoutNd) else f"the dropout of {shown}"
 
 

@@ -65,7 +65,7 @@ def train_and_track(
     seed = check_whole("seed", seed, at_least=0)
     check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
-    tracked = [(one.inputs, one.targets) for one in _choose(read, examples, seed)]
+    tracked = [(one.inputs, one.targets) for one in choose_tracked(read, examples, seed)]
     with _training_mode(model), untouched_random_state(), torch.inference_mode(False), torch.enable_grad():
         seed_everything(seed, "training")
         stepper = make_optimizer(optimizer, model, rate)
@@ -115,7 +115,7 @@ def _say_where(tracker: Tracker, value: float) -> None:
     tracker.add_note(f"The loss became {value} at step {tracker.steps}; training ended there.")
 
 
-def _choose(data: Data, examples: int, seed: int) -> list[Batch]:
+def choose_tracked(data: Data, examples: int, seed: int) -> list[Batch]:
     """So many examples, drawn by the seed; of ready batches, as many as it takes to have them."""
     source = generator(seed, "tracked batch")
     if isinstance(data, Examples):

@@ -9,13 +9,14 @@ import typer
 
 from hessinit._version import __version__
 from hessinit.cli.bash_words import complete_for_bash, is_asked_by_bash
+from hessinit.cli.clean_stdout import stdout_kept_clean
 from hessinit.cli.compare import compare
 from hessinit.cli.demo import demo
 from hessinit.cli.grouped_help import GroupedHelp
 from hessinit.cli.initialize import initialize
 from hessinit.cli.measure import measure
 from hessinit.cli.new import new
-from hessinit.cli.output import print_text
+from hessinit.cli.printing import print_text, unprinted_explained
 from hessinit.cli.reproduce import reproduce
 from hessinit.cli.show import show
 from hessinit.cli.sweep import sweep
@@ -33,16 +34,13 @@ for command in (demo, new, measure, initialize, track, compare, sweep, reproduce
     app.command()(command)
 
 
-def main() -> None:
-    """Run the command line: what the `hessinit` script calls."""
-    for stream in (sys.stdout, sys.stderr):
-        # An old terminal without ‖ shows a question mark; it must not end the command.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+def run() -> None:
+    """Run the command that was asked for, in a process of its own."""
     if is_asked_by_bash():
         sys.stdout.write(complete_for_bash(lambda: app(prog_name="hessinit")) + "\n")
         return
-    app(prog_name="hessinit")
+    with stdout_kept_clean(), unprinted_explained():
+        app(prog_name="hessinit")
 
 
 def _print_version(wanted: bool) -> None:
