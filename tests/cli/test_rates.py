@@ -8,6 +8,7 @@ from hessinit.cli.rates import judge_rate
 from hessinit.estimate import Estimate
 from hessinit.present.example import example_report
 from hessinit.report import CurvatureReport
+from hessinit.report.layer import ONLY_BOUNDED
 
 
 def with_ends(top: float, bottom: float = 0.0) -> CurvatureReport:
@@ -55,3 +56,12 @@ def test_a_rate_that_no_step_can_have_is_refused(run, net):
         result = run("measure", f"{net}:problem", "--lr", rate)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "must be a number above 0, such as 0.1." in result.stderr
+
+
+def test_a_bound_of_the_network_promises_nothing():
+    report = example_report()
+    bound = replace(report.network.top, converged=False, reason=ONLY_BOUNDED)
+    report = replace(report, network=replace(report.network, top=bound))
+    said = judge_rate(report, 0.01, "net.py:problem")
+    assert said.startswith("The network was not measured (network=False)")
+    assert "stable at the start" not in said

@@ -20,7 +20,7 @@ def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
     from hessinit.present.sentences import bound_rates
 
     if not report.network_measured:
-        return f"lr = {format_number(lr)}: the network was not measured. {bound_rates(report)}"
+        return bound_rates(report)
     network, rate = report.network, format_number(lr)
     advice = report.advice("sgd", lr=lr)
     if not 0 < network.norm < math.inf:
