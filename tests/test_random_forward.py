@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -43,16 +44,24 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (nn.Sequential(network(), nn.Dropout(0.1)), "1 is active"),
-        (nn.Sequential(nn.Dropout(), network(), nn.AlphaDropout()), "0, 2 are active"),
-        (nn.Sequential(*[nn.Dropout() for _ in range(6)], network()), "0, 1, 2, 3 and 2 more are active"),
+        (nn.Sequential(network(), nn.Dropout(0.1)), "layer 1 (Dropout) is active"),
+        (
+            nn.Sequential(nn.Dropout(), network(), nn.AlphaDropout()),
+            "layer 0 (Dropout), layer 2 (AlphaDropout) are active",
+        ),
+        (
+            nn.Sequential(*[nn.Dropout() for _ in range(6)], network()),
+            "layer 3 (Dropout) and 2 more are active",
+        ),
         (Attending(), "the dropout of attention is active"),
         (Recurrent(), "the dropout of lstm is active"),
     ],
 )
 def test_active_dropout_is_refused_by_name(model: nn.Module, named: str) -> None:
     data = (inputs(6, 2, 4), labels())
-    check_refused(f'{named} \\(train mode\\): .*model.eval\\(\\), or pass dropout="freeze"', model, data=data)
+    check_refused(
+        f'{re.escape(named)} \\(train mode\\): .*model.eval\\(\\), or pass dropout="freeze"', model, data=data
+    )
 
 
 @pytest.mark.parametrize("model", [Attending(), Recurrent()])
