@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hessinit.cli.calling import called_as
 from hessinit.cli.failures import WRONG_USE, failures_explained, stop
 from hessinit.cli.interrupts import interruption_explained, raise_when_interrupted
 from hessinit.cli.options import LARGEST_SEED, check_rate, read_folder
@@ -183,12 +184,13 @@ class _Telling:
         if self.silent:
             typer.echo(f"Wrote {page} and {picture}.", err=True)
             return
+        command = called_as()
         self._say(
             f"\nLook at {page} (a page that opens in any browser) and at {picture}:\n"
             f"{page.resolve().as_uri()}\n\n"
-            "Another rate:      hessinit demo --lr 0.03\n"
-            "Your own network:  hessinit new problem.py\n"
-            "                   hessinit measure problem.py:problem\n\n"
+            f"Another rate:      {command} demo --lr 0.03\n"
+            f"Your own network:  {command} new problem.py\n"
+            f"                   {command} measure problem.py:problem --html report.html\n\n"
             f"All of it in {seconds:.0f} s."
         )
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hessinit.cli.calling import called_as
 from hessinit.cli.failures import stop
 from hessinit.cli.printing import print_text
 from hessinit.cli.starter import write_starter
@@ -45,7 +46,7 @@ def new(
     except (OSError, ValueError) as failure:
         stop(f"cannot write {path}: {failure}.")
     print_text(f"Wrote {path}. It runs as it is; look into it to put your own network in.")
-    print_text(f"Next: hessinit measure {shlex.quote(f'{named}:problem')}")
+    print_text(f"Next: {called_as()} measure {shlex.quote(f'{named}:problem')}")
 
 
 def _check(path: Path, force: bool) -> None:
