@@ -83,7 +83,7 @@ loss is the lower one against PyTorch's default in #, He in #, LSUV in # of # se
 Look at DIR/demo.html (a page that opens in any browser) and at DIR/curves.png: file://DIR/demo.html
 
 Another rate: hessinit demo --lr # Your own network: hessinit new problem.py hessinit measure \
-problem.py:problem
+problem.py:problem --html report.html
 
 All of it in # s.
 """
