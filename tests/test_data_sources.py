@@ -81,10 +81,14 @@ def test_examples_are_not_walked_through() -> None:
         def __dict__(self) -> Any:
             raise AssertionError
 
-    with untouched_sources(Holder([Untouchable()] * 2000)):
-        pass
+    holder = Holder([Untouchable()] * 2000)
+    with untouched_sources(holder):
+        holder.it = None
+    assert len(holder.it) == 2000
 
 
 def test_what_has_no_state_is_left_alone() -> None:
-    with untouched_sources(random.SystemRandom()):
-        pass
+    source = random.SystemRandom()
+    with untouched_sources(source):
+        first = source.random()
+    assert source.random() != first
