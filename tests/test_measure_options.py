@@ -42,6 +42,7 @@ def named() -> nn.Sequential:
         ("*.bias", ("encoder1.bias", "encoder2.bias", "head.bias")),
         (("head", "head.bias"), ("head", "head.bias")),
         ((name for name in ["head"]), ("head",)),
+        ("**", ("encoder1", "encoder1.bias", "encoder2", "encoder2.bias", "head", "head.bias")),
     ],
 )
 def test_layers_are_chosen_by_name_and_glob_and_come_in_running_order(
@@ -68,6 +69,48 @@ def test_a_bias_is_measured_when_named_and_right(curvature: str) -> None:
     output = network().double()(inputs().double()).softmax(1)
     blocks = torch.diag_embed(output) - output.unsqueeze(2) * output.unsqueeze(1)
     assert report["2.bias"].norm == pytest.approx(ends(blocks.mean(0)).norm, rel=1e-6)
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_two_stars_count_everything_that_is_trained_in_the_network(curvature: str) -> None:
+    model = network(dtype=torch.float64)
+    names, shapes = zip(*((name, one.shape) for name, one in model.named_parameters()), strict=True)
+
+    def output(flat: torch.Tensor) -> torch.Tensor:
+        parts = flat.split([shape.numel() for shape in shapes])
+        moved = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        return torch.func.functional_call(model, moved, (inputs().double(),))
+
+    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    if curvature == "hessian":
+        matrix = torch.autograd.functional.hessian(lambda flat: LOSS(output(flat), batch()[1]), start)
+    else:
+        jacobian, chances = torch.func.jacrev(output)(start), output(start).softmax(1)
+        inner = torch.diag_embed(chances) - chances.unsqueeze(2) * chances.unsqueeze(1)
+        matrix = torch.einsum("nap,nab,nbq->pq", jacobian, inner, jacobian) / len(inner)
+    report = hessinit.measure(network(), LOSS, batch(), layers="**", curvature=curvature, **EXACT)
+    assert report.network.norm == pytest.approx(ends(matrix).norm, rel=1e-5)
+    assert report.network.parameters == len(matrix)
+    assert not report.notes
+    frozen = network()
+    frozen[0].bias.requires_grad_(False)
+    assert "0.bias" not in hessinit.measure(frozen, LOSS, batch(), layers="**").names
+
+
+def test_a_report_says_what_is_trained_and_not_counted() -> None:
+    """With its biases this network is sharper than its verdict knows: the guarantee is for the weights."""
+    report = hessinit.measure(network(), LOSS, batch(), **EXACT)
+    everything = hessinit.measure(network(), LOSS, batch(), layers="**", **EXACT)
+    assert everything.network.norm > 1.1 * report.network.norm
+    assert report.verdict.endswith("is best guaranteed for these weights.")
+    (note,) = report.notes
+    assert note == (
+        'Not counted in the network\'s ‖H‖: 2 trained parameters (0.bias, 2.bias); layers="**" counts them.'
+    )
+    frozen = network()
+    frozen[0].bias.requires_grad_(False)
+    (note,) = hessinit.measure(frozen, LOSS, batch(), layers="2").notes
+    assert "2 trained parameters (0.weight, 2.bias);" in note
 
 
 def test_both_curvatures_give_the_gap_between_them() -> None:

@@ -16,7 +16,7 @@ from hessinit.engines.ends import Effort
 from hessinit.engines.extras import Wanted
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.operators.evaluation import evaluate
-from hessinit.operators.setting import in_running_order, notes_on, versions_of
+from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
@@ -118,7 +118,7 @@ def measure(
             engine_reason=measuring.main.reason,
             seconds=time.perf_counter() - started,
             gradients=None,
-            notes=notes_on(problem, evaluations),
+            notes=(*notes_on(problem, evaluations), *note_uncounted(problem)),
             versions=versions_of(problem),
         )
     _complain(rows if not network else (*rows, whole), tolerance, strict)

@@ -298,7 +298,9 @@ def test_advice_is_plain_data_and_prints_a_line_for_each_answer() -> None:
     assert lines[3].startswith(
         "Adam(betas=(0.9, 0.999), eps=1e-08) on 0 and 2 (35 numbers); Gauss-Newton on 6"
     )
-    assert lines[4].startswith("Note: Not counted: 2 biases")
+    assert lines[4].startswith(
+        "Note: Not counted in the network's ‖H‖: 2 trained parameters (0.bias, 2.bias)"
+    )
     assert len(lines) == 5
     assert all(len(line) <= 60 for line in render_advice(advice, width=60).splitlines())
     for reason in (advice.learning_rate_reason, advice.stable_reason, advice.warmup.reason):

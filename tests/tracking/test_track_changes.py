@@ -218,11 +218,13 @@ def test_what_is_trained_and_not_measured_is_noted_and_the_verdict_claims_no_mor
     assert losses[-1] > losses[0]
     tracking = tracker.close()
     assert max(point.edge or 0 for point in tracking.points) < 0.1
-    way = "name them in layers=, beside the weights, to count them."
-    assert tracking.notes == (f"Not counted in ‖H‖ and the edge: 1 trained parameter (bias); {way}",)
+    assert tracking.notes == (
+        'Not counted in the network\'s ‖H‖: 1 trained parameter (bias); layers="**" counts it.',
+    )
     assert "For the measured weights the rate stayed below the edge" in tracking.verdict
-    counted = tracked(model, batch, optimizer, loss, layers=["weight", "bias"]).close()
+    counted = tracked(model, batch, optimizer, loss, layers="**").close()
     assert counted.notes == ()
+    assert (counted.points[0].edge or 0) == pytest.approx(1.05, rel=1e-3)
     assert (counted.points[0].edge or 0) > 1
 
 

@@ -19,7 +19,7 @@ from hessinit.advising.reading import Reading, read_optimizer, read_word
 from hessinit.engines.ends import Effort, Ends
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import in_running_order, notes_on, versions_of
+from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.present import advice_sentences as say
 from hessinit.problem.checks import (
     check_arguments,
@@ -109,7 +109,11 @@ def advise(
             "examples": problem.examples,
             "weights": tuple(layer.name for layer in in_running_order(problem, evaluations)),
             "parameters": sum(layer.size for layer in problem.layers),
-            "notes": (*notes_on(problem, evaluations), *reading.notes, *_left_out(problem)),
+            "notes": (
+                *notes_on(problem, evaluations),
+                *reading.notes,
+                *note_uncounted(problem, reading.moved),
+            ),
             "versions": versions_of(problem),
         }
         measuring = _Measuring(reading, curvature, second_moment, effort)
@@ -212,14 +216,3 @@ def _complain(advice: LearningRateAdvice, tolerance: float, strict: bool) -> Non
     if strict:
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=3)
-
-
-def _left_out(problem: Problem) -> tuple[str, ...]:
-    """Biases are trained at the same rate, and may be the sharper ones where the inputs are small."""
-    trained = [name for name, parameter in problem.model.named_parameters() if parameter.requires_grad]
-    others = len([name for name in trained if name not in problem.leaves])
-    if not others:
-        return ()
-    return (
-        f"Not counted: {others} biases and gains; name them in layers=, beside the weights, to count them.",
-    )

@@ -42,11 +42,12 @@ _READ = (
 
 @dataclass(frozen=True)
 class Reading:
-    """The rule, the rate asked about, the parameters it moves (None: all), and what is worth knowing."""
+    """The rule, the rate asked about, what it moves (of the measured; of all; None: everything), remarks."""
 
     rule: Rule
     lr: float | None
     parameters: frozenset[str] | None = None
+    moved: frozenset[str] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -93,15 +94,18 @@ def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, layers: t
         raise ProblemError("the optimizer maximizes; advice is for descent. Negate the loss instead.")
     # A scheduler that warms up has put the rate down to its first value, and the one meant beside it.
     lr = float(group.get("initial_lr", group["lr"]))
-    moved = frozenset(name for _, _, held in groups for name in held)
+    measured = frozenset(name for _, _, held in groups for name in held)
+    moved = frozenset(
+        names[id(one)] for group in optimizer.param_groups for one in group["params"] if id(one) in names
+    )
     notes = []
-    if len(moved) < len(wanted):
-        missing = f"{len(wanted) - len(moved)} of {len(wanted)}"
+    if len(measured) < len(wanted):
+        missing = f"{len(wanted) - len(measured)} of {len(wanted)}"
         notes.append(f"Left out, as not in the optimizer: {missing} weights.")
     if optimizer.state:
         notes.append("The optimizer has stepped already; the advice is for one that has not.")
     rule = _descent(group) if kind == "sgd" else _adaptive(kind, group)
-    return Reading(rule, check_rate(lr) if lr else None, moved, tuple(notes))
+    return Reading(rule, check_rate(lr) if lr else None, measured, moved, tuple(notes))
 
 
 def build_optimizer(rule: Rule, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:

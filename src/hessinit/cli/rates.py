@@ -14,7 +14,7 @@ def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
 
     >>> from hessinit.present.example import example_report
     >>> print(judge_rate(example_report(), 0.01, "net.py:problem"))
-    lr·‖H‖ = 0.01·64.5 = 0.645, below 2: gradient descent is stable at the start.
+    lr·‖H‖ = 0.01·64.5 = 0.645, below 2: gradient descent in these weights is stable at the start.
     """
     from hessinit.present.numbers import format_number
     from hessinit.present.sentences import bound_rates
@@ -28,7 +28,11 @@ def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
     product = f"lr·‖H‖ = {rate}·{format_number(network.norm)} = {format_number(lr * network.norm)}"
     curves_down = -network.bottom_eigenvalue > network.top_eigenvalue  # where no step is too long
     if lr <= advice.stable_learning_rate:
-        holds = "a step is sure to lower the loss" if curves_down else "gradient descent is stable"
+        holds = (
+            "a step in these weights is sure to lower the loss"
+            if curves_down
+            else "gradient descent in these weights is stable"
+        )
         return f"{product}, {'below' if lr < advice.stable_learning_rate else 'at'} 2: {holds} at the start."
     if curves_down:
         return f"{product}, above 2: a step as long as this is not sure to lower the loss."

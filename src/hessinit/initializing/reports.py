@@ -9,7 +9,7 @@ from hessinit.engines.ends import Effort
 from hessinit.engines.extras import Wanted
 from hessinit.errors import ProblemError
 from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import in_running_order, notes_on, versions_of
+from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.problem import Problem
 from hessinit.report.report import CurvatureReport
 from hessinit.rows import Rows
@@ -31,7 +31,7 @@ def make_report(problem: Problem, curvature: str, every_layer: bool) -> Curvatur
     rows = Rows(problem, evaluations, curvature, estimator, Effort(tolerance, 200, problem.seed), Wanted())
     cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
     layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
-    notes = notes_on(problem, evaluations)
+    notes = (*notes_on(problem, evaluations), *note_uncounted(problem))
     if not layers:
         notes = (*notes, "The layers were not measured one by one: each would cost a dozen products.")
     return CurvatureReport(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
 from hessinit._version import __version__
 from hessinit.operators.evaluation import Evaluation, unused_leaves
-from hessinit.problem.layers import Layer
+from hessinit.problem.layers import EVERYTHING, Layer
 from hessinit.problem.problem import Problem
 
 
@@ -42,6 +42,25 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
     if problem.dropout == "freeze":
         notes.append(f"Random layers were frozen to one draw (seed {problem.seed}).")
     return tuple(notes)
+
+
+def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tuple[str, ...]:
+    """Biases are trained at the same rate as the weights, and may be the sharper ones where inputs are small.
+
+    `moved` are the names of the parameters that training moves; by default all that are not frozen.
+    """
+    others = [
+        name
+        for name, parameter in problem.model.named_parameters()
+        if parameter.requires_grad and name not in problem.leaves and (moved is None or name in moved)
+    ]
+    if not others:
+        return ()
+    count, them = (
+        (f"{len(others)} trained parameters", "them") if len(others) > 1 else ("1 trained parameter", "it")
+    )
+    shown = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
+    return (f'Not counted in the network\'s ‖H‖: {count} ({shown}); layers="{EVERYTHING}" counts {them}.',)
 
 
 def versions_of(problem: Problem) -> dict[str, str]:

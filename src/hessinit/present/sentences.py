@@ -118,9 +118,12 @@ def _rate(report: CurvatureReport) -> str:
         # Along a direction that curves down no step is too long; 2/‖H‖ is then only where the guarantee ends.
         return (
             f"The network curves down more than up (λ = {format_number(network.bottom_eigenvalue)}): a step "
-            f"is sure to lower the loss up to lr = 2/‖H‖ = {limit}; {best} is best guaranteed."
+            f"in these weights is sure to lower the loss up to lr = 2/‖H‖ = {limit}; {best} is best "
+            "guaranteed."
         )
-    return f"Gradient descent is unstable above lr = 2/‖H‖ = {limit}; {best} is best guaranteed."
+    # More parameters make ‖H‖ no smaller: the limit holds with those that are not measured, too.
+    unstable = f"Gradient descent is unstable above lr = 2/‖H‖ = {limit}"
+    return f"{unstable}; {best} is best guaranteed for these weights."
 
 
 def bound_rates(report: CurvatureReport) -> str:
@@ -133,8 +136,8 @@ def bound_rates(report: CurvatureReport) -> str:
         lowest = format_number(2 / most, 2)
         return (
             f"The network was not measured (network=False): by the layers its ‖H‖ is {least} to "
-            f"{format_number(most)}, so gradient descent is stable below lr = {lowest} and unstable above "
-            f"{highest}."
+            f"{format_number(most)}, so gradient descent in these weights is stable below lr = {lowest} and "
+            f"unstable above {highest}."
         )
     return (
         f"The network was not measured (network=False): its ‖H‖ is at least {least}, and so 2/‖H‖ at most "

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, did_you_mean
 
+EVERYTHING = "**"  # all trained parameters: the weights, the biases and the norm gains
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -43,7 +45,8 @@ def find_layers(model: nn.Module, wanted: str | Iterable[str] | None = None) -> 
     """The trainable parameters of two or more dimensions, or those that `wanted` names (names or globs).
 
     A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are measured
-    only when asked for. A frozen weight is measured only when a pattern names it.
+    only when asked for; `"**"` asks for all that is trained. A frozen weight is measured only when a pattern
+    names it.
     """
     patterns = _patterns(wanted)
     everything = _all_layers(model)
@@ -59,7 +62,11 @@ def find_layers(model: nn.Module, wanted: str | Iterable[str] | None = None) -> 
         )
     selected: set[str] = set()
     for pattern in patterns:
-        matches = _match(pattern, everything)
+        matches = (
+            [layer for layer in everything if layer.parameter in trainable]
+            if pattern == EVERYTHING
+            else _match(pattern, everything)
+        )
         if not matches:
             names = [layer.name for layer in everything if len(layer.shape) >= 2]
             names = names or [layer.name for layer in everything]

@@ -78,7 +78,7 @@ class CurvatureReport(ByName[LayerCurvature]):
 
     @property
     def stable_learning_rate(self) -> float:
-        """2/‖H‖, above which gradient descent leaves a quadratic bowl of this curvature."""
+        """2/‖H‖, above which gradient descent of the measured weights leaves a bowl of this curvature."""
         return 2 / self.network.norm if self.network.norm else math.inf
 
     @property

@@ -14,7 +14,7 @@ from hessinit.advising.rates import adaptive_rates, build_engine
 from hessinit.advising.scaled_edge import scaled_edge
 from hessinit.engines.ends import Effort, Ends, Engine
 from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import in_running_order, notes_on, versions_of
+from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.tracking.stepping import YOUNG, Stepping
@@ -72,7 +72,11 @@ class Subject:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
             return {
                 "examples": problem.examples,
-                "notes": (*notes_on(problem, evaluations), *self.stepping.notes, *self._uncounted(problem)),
+                "notes": (
+                    *notes_on(problem, evaluations),
+                    *self.stepping.notes,
+                    *note_uncounted(problem, self.stepping.moved()),
+                ),
                 "versions": versions_of(problem),
             }
 
@@ -126,13 +130,3 @@ class Subject:
         curvature = engine.operator(list(leaves))
         stable, top = scaled_edge(rule, curvature, divisor, slowness, decay, self.effort)
         return stable, top.products, ""
-
-    def _uncounted(self, problem: Problem) -> tuple[str, ...]:
-        """Biases are trained at the same rate, and may be the sharper ones where the inputs are small."""
-        others = sorted(self.stepping.moved() - set(problem.leaves))
-        if not others or not self.stepping.name:
-            return ()
-        count = f"{len(others)} trained parameter{'s' if len(others) > 1 else ''}"
-        shown = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
-        way = "name them in layers=, beside the weights, to count them"
-        return (f"Not counted in ‖H‖ and the edge: {count} ({shown}); {way}.",)
