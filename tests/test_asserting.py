@@ -69,7 +69,7 @@ Way out: fit the weights: hessinit.initialize_(model, loss, batch, lr=…).
  network   2        0.0001   vanishing
 
 fc has ‖H‖ = 0.0001 (vanishing). fc vanishes (‖H‖ is below 0.001): it hardly moves the loss.
-Gradient descent is unstable above lr = 2/‖H‖ = 20000; 10000 is best guaranteed.
+Gradient descent is unstable above lr = 2/‖H‖ = 20000; 10000 is best guaranteed for these weights.
 1 layer in # s by the Gram engine: few outputs, 1 shared backward pass. Gauss-Newton on 2
 examples; loss 0.0001."""
     )

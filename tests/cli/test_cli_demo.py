@@ -34,8 +34,10 @@ fc10 (#, #) # gentle
 network # # gentle
 
 fc10 is # times sharper than fc2. fc1, fc2, fc3 and # more vanish (‖H‖ is below #): they hardly move the \
-loss. Gradient descent is unstable above lr = #/‖H‖ = #; # is best guaranteed. # layers in # s by the Gram \
-engine: few outputs, # shared backward passes. Gauss-Newton on # examples; loss #.
+loss. Gradient descent is unstable above lr = #/‖H‖ = #; # is best guaranteed for these weights. # \
+layers in # s by the Gram engine: few outputs, # shared backward passes. Gauss-Newton on # examples; loss #. \
+Note: Not counted in the network's ‖H‖: # trained parameters (fc1.bias, fc2.bias, fc3.bias …); \
+layers="**" counts them.
 
 #. New weights, scaled until the curvature fits lr = #.
 

@@ -21,15 +21,25 @@ def with_ends(top: float, bottom: float = 0.0) -> CurvatureReport:
 @pytest.mark.parametrize(
     ("top", "bottom", "lr", "said"),
     [
-        (8, 0, 0.1, "lr·‖H‖ = 0.1·8 = 0.8, below 2: gradient descent is stable at the start."),
-        (8, 0, 0.25, "lr·‖H‖ = 0.25·8 = 2, at 2: gradient descent is stable at the start."),
+        (
+            8,
+            0,
+            0.1,
+            "lr·‖H‖ = 0.1·8 = 0.8, below 2: gradient descent in these weights is stable at the start.",
+        ),
+        (8, 0, 0.25, "lr·‖H‖ = 0.25·8 = 2, at 2: gradient descent in these weights is stable at the start."),
         (
             8,
             0,
             0.5,
             "lr·‖H‖ = 0.5·8 = 4, above 2: gradient descent is unstable at the start. lr = 0.5 is 2 times",
         ),
-        (1, -8, 0.1, "lr·‖H‖ = 0.1·8 = 0.8, below 2: a step is sure to lower the loss at the start."),
+        (
+            1,
+            -8,
+            0.1,
+            "lr·‖H‖ = 0.1·8 = 0.8, below 2: a step in these weights is sure to lower the loss at the start.",
+        ),
         (1, -8, 0.5, "lr·‖H‖ = 0.5·8 = 4, above 2: a step as long as this is not sure to lower the loss."),
         (0, 0, 0.1, "lr = 0.1: the curvature is 0, so it sets no limit."),
         (float("inf"), 0, 0.1, "lr = 0.1: the curvature is not finite: no rate is safe from this start."),
@@ -48,7 +58,7 @@ def test_an_unstable_rate_names_the_command_that_helps():
 def test_next_to_json_the_sentence_goes_to_stderr(run, net):
     result = run("measure", f"{net}:problem", "--lr", "0.1", "--json")
     assert CurvatureReport.from_json(result.stdout).to_json() == result.stdout
-    assert "below 2: gradient descent is stable at the start.\n" in result.stderr
+    assert "below 2: gradient descent in these weights is stable at the start.\n" in result.stderr
 
 
 def test_a_rate_that_no_step_can_have_is_refused(run, net):

@@ -70,13 +70,10 @@ class Subject:
             problem.output(problem.batches[0])
             if not problem.drew:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
+            uncounted = note_uncounted(problem, self.stepping.moved()) if self.stepping.name else ()
             return {
                 "examples": problem.examples,
-                "notes": (
-                    *notes_on(problem, evaluations),
-                    *self.stepping.notes,
-                    *note_uncounted(problem, self.stepping.moved()),
-                ),
+                "notes": (*notes_on(problem, evaluations), *self.stepping.notes, *uncounted),
                 "versions": versions_of(problem),
             }
 
