@@ -53,7 +53,8 @@ def measure(
     `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs,
     averaged over examples. `curvature` is "gauss-newton" (the paper's approximation; fast), "hessian" (exact)
     or "both" (with the gap between them). `layers` takes names or globs; by default every trainable weight of
-    two or more dimensions. Models that are not called as `model(inputs)` pass `forward(model, inputs)`.
+    two or more dimensions, and with "**" the biases and norm gains, too. Models that are not called as
+    `model(inputs)` pass `forward(model, inputs)`.
 
     Norms are right to `tolerance`, relative; a value that did not get there says so and warns, or raises with
     `strict=True`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the

@@ -92,7 +92,10 @@ TrainedProblem = Annotated[
 ]
 Layers = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="A layer's name or a pattern like 'conv*'; repeat it for more."),
+    typer.Option(
+        metavar="NAME",
+        help="A layer's name, or a pattern like 'conv*'; '**' has biases, too. Repeat for more.",
+    ),
 ]
 Tolerance = Annotated[
     float | None,
