@@ -219,6 +219,42 @@ def test_lists_dicts_and_sets_of_a_model_hold_what_they_held() -> None:
     assert all(one is other for one, other in zip(own, now, strict=True))
 
 
+class Averaging(nn.Module):
+    """Writes into tensors and arrays that are no buffers, one of them with a second name elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.mean, self.count = torch.zeros(5), numpy.zeros(1)
+        self.inner.mean = self.mean
+        self.kept = {"sum": torch.zeros(5), "all": [torch.zeros(())]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(x).tanh()
+        self.mean.mul_(0.5).add_(hidden.detach().mean(0))
+        self.count += 1
+        self.kept["sum"].add_(1)
+        self.kept["all"][0].add_(1)
+        return self.last(hidden - self.inner.mean)
+
+
+def test_tensors_and_arrays_that_are_no_buffers_are_not_written_into() -> None:
+    model = Averaging()
+    own = (model.mean, model.count, model.kept["sum"], model.kept["all"][0])
+    report = hessinit.measure(model, LOSS, (inputs(), labels()), curvature="hessian")
+    now = (model.mean, model.count, model.kept["sum"], model.kept["all"][0])
+    assert all(one is other for one, other in zip(own, now, strict=True))
+    assert model.inner.mean is model.mean
+    assert [float(one.sum()) for one in own] == [0, 0, 0, 0]
+    mean = model.inner(inputs()).tanh().detach().mean(0)  # what one forward leaves there
+    same = Calling(lambda net, x: model.last(model.inner(x).tanh() - mean))
+    same.inner, same.last = model.inner, model.last
+    expected = hessinit.measure(
+        same, LOSS, (inputs(), labels()), curvature="hessian", layers=["inner", "last"]
+    )
+    assert report.network.norm == pytest.approx(expected.network.norm, rel=1e-5)
+
+
 def test_targets_and_the_state_of_a_loss_are_not_written_to() -> None:
     class Centred(nn.Module):
         def __init__(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessinit.problem.containers import Contents, containers_in
+from hessinit.problem.containers import Contents, Copies, containers_in
 
 
 @contextlib.contextmanager
@@ -21,17 +21,22 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
     """Let a forward write to its modules' attributes, and put every one of them back.
 
     Models keep a hidden state, a counter or their last attention there; `nn.utils.weight_norm` the weight.
-    Lists, dicts and sets among the attributes get their contents back; what is elsewhere cannot be known.
+    Lists, dicts and sets among the attributes get their contents back, and tensors are lent as copies, which
+    may be written into; what is elsewhere cannot be known.
     Backward hooks rest meanwhile: they belong to training, and may change the derivatives that they see.
     """
     tables = [table for module in model.modules() for table in _tables(module)]
     before = [dict(table) for table in tables]
     kept = [Contents(one) for one in containers_in(model)]
+    copies = Copies()
     try:
         for module in model.modules():
             for kind in ("_backward_hooks", "_backward_pre_hooks"):
                 if module.__dict__[kind]:
                     module.__dict__[kind] = OrderedDict()
+            module.__dict__.update(copies.lend(module.__dict__))
+        for contents in kept:
+            contents.lend(copies)
         yield
     finally:
         for table, entries in zip(tables, before, strict=True):
