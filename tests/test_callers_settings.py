@@ -59,6 +59,7 @@ def backend_precision(precision: str) -> Iterator[None]:
 SETTINGS: dict[str, Any] = {
     "no_grad": torch.no_grad,
     "inference mode": torch.inference_mode,
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "default dtype float64": lambda: default_dtype(torch.float64),
     "default dtype bfloat16": lambda: default_dtype(torch.bfloat16),
@@ -89,6 +90,13 @@ def test_the_callers_settings_change_no_bit_of_a_product(setting: str, make: Any
     early = make(model, LOSS, data)
     with SETTINGS[setting]():
         assert torch.equal(early @ vector, expected)
+
+
+def test_anomaly_detection_prints_nothing_while_measuring(capfd: pytest.CaptureFixture[str]) -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        norms(network())
+        assert torch.is_anomaly_enabled()
+    assert "Error detected" not in capfd.readouterr().err  # torch writes there itself
 
 
 def test_tensors_born_in_inference_mode_are_measured() -> None:
@@ -130,7 +138,15 @@ def test_forward_hooks_are_part_of_the_model_and_backward_hooks_are_not() -> Non
     hooked[1].register_forward_hook(lambda module, given, output: output * 3)
     hooked[2].register_full_backward_hook(lambda module, inward, outward: (inward[0] * 100,))
     hooked[2].weight.register_hook(lambda gradient: gradient * 100)
-    assert list(norms(hooked).values()) == list(norms(scaled).values())
+    of_all = nn.modules.module.register_module_full_backward_hook(
+        lambda module, inward, outward: pytest.fail("not training")
+    )
+    try:
+        assert list(norms(hooked).values()) == list(norms(scaled).values())
+        with pytest.raises(pytest.fail.Exception):
+            scaled(inputs().requires_grad_()).sum().backward()  # they are back
+    finally:
+        of_all.remove()
 
 
 class LowRank(nn.Module):

@@ -15,6 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hessinit.problem.containers import Contents, Copies, containers_in
 
+_HOOKS_OF_ALL: list[dict[int, Any]] = [
+    torch.nn.modules.module._global_backward_hooks,
+    torch.nn.modules.module._global_backward_pre_hooks,
+]
+
 
 @contextlib.contextmanager
 def kept_attributes(model: nn.Module) -> Iterator[None]:
@@ -23,13 +28,17 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
     Models keep a hidden state, a counter or their last attention there; `nn.utils.weight_norm` the weight.
     Lists, dicts and sets among the attributes get their contents back, and tensors are lent as copies, which
     may be written into; what is elsewhere cannot be known.
-    Backward hooks rest meanwhile: they belong to training, and may change the derivatives that they see.
+    Backward hooks rest meanwhile, those for all modules, too: they belong to training, and may change the
+    derivatives that they see.
     """
     tables = [table for module in model.modules() for table in _tables(module)]
     before = [dict(table) for table in tables]
     kept = [Contents(one) for one in containers_in(model)]
+    kept += [Contents(hooks) for hooks in _HOOKS_OF_ALL]
     copies = Copies()
     try:
+        for hooks in _HOOKS_OF_ALL:
+            hooks.clear()
         for module in model.modules():
             for kind in ("_backward_hooks", "_backward_pre_hooks"):
                 if module.__dict__[kind]:
@@ -64,6 +73,8 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        # It looks for NaN in every gradient, which batched ones refuse: each failure would print a traceback.
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
