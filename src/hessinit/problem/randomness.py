@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 numpy_random: Any = numpy.random  # its stubs lack the two functions used below
 
 _STAND_IN: Any = numpy.random.MT19937(0)
+# Two threads at once would each put back what the other has lent: the user's generator would be lost.
+_ONE_AT_A_TIME = threading.RLock()
 
 # The global generators are at stake here, not ones of our own.
 # ruff: noqa: NPY002
@@ -21,21 +24,22 @@ _STAND_IN: Any = numpy.random.MT19937(0)
 @contextlib.contextmanager
 def untouched_random_state(device: torch.device | None = None) -> Iterator[None]:
     """Let someone draw (a DataLoader does, even without shuffling), and put every generator back."""
-    generators = _torch_generators(device)
-    states = [generator.get_state() for generator in generators]
-    python = random.getstate()
-    own = numpy_random.get_bit_generator()
-    if device is None:  # reading data: numpy goes on from where it is
-        _STAND_IN.state = own.state
-    try:
-        # Lending numpy another generator is much faster than to save and restore the state of its own.
-        numpy_random.set_bit_generator(_STAND_IN)
-        yield
-    finally:
-        numpy_random.set_bit_generator(own)
-        random.setstate(python)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    with _ONE_AT_A_TIME:
+        generators = _torch_generators(device)
+        states = [generator.get_state() for generator in generators]
+        python = random.getstate()
+        own = numpy_random.get_bit_generator()
+        if device is None:  # reading data: numpy goes on from where it is
+            _STAND_IN.state = own.state
+        try:
+            # Lending numpy another generator is much faster than to save and restore the state of its own.
+            numpy_random.set_bit_generator(_STAND_IN)
+            yield
+        finally:
+            numpy_random.set_bit_generator(own)
+            random.setstate(python)
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
 
 def _torch_generators(device: torch.device | None) -> list[torch.Generator]:
