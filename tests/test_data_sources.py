@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 
+from hessinit.problem.batches import read_batches
 from hessinit.problem.data_sources import untouched_sources
 
 # How to draw from each kind of generator.
@@ -92,3 +93,15 @@ def test_what_has_no_state_is_left_alone() -> None:
     with untouched_sources(source):
         first = source.random()
     assert source.random() != first
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # since Python 3.12
+def test_a_loader_that_training_reads_with_persistent_workers_goes_on_where_it_was() -> None:
+    loader = torch.utils.data.DataLoader(
+        [(float(number), 0.0) for number in range(6)], num_workers=1, persistent_workers=True, timeout=20
+    )
+    reading = iter(loader)
+    seen = [next(reading)[0].item()]
+    assert [batch.inputs.item() for _, batch in read_batches(loader)] == [0, 1, 2, 3, 4, 5]
+    seen += [inputs.item() for inputs, _ in reading]
+    assert seen == [0, 1, 2, 3, 4, 5]

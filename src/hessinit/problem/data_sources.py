@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 # Nobody keeps a generator among thousands of examples, and a walk over all of them would take its time.
 _MOST_IN_ONE = 1000
@@ -32,8 +33,13 @@ def untouched_sources(*sources: Any) -> Iterator[None]:
     >>> list(drawing) == first
     True
     """
-    put_back = [restore for found in _inside(sources) for restore in _restores(found)]
+    inside = list(_inside(sources))
+    put_back = [restore for found in inside for restore in _restores(found)]
     try:
+        for loader in inside:
+            if isinstance(loader, DataLoader) and loader._iterator is not None:
+                # With persistent workers all loops share this one: ours would use up that of training.
+                loader._iterator = None
         yield
     finally:
         for restore in put_back:
@@ -62,7 +68,9 @@ def _parts(one: Any) -> list[Any]:
         return [one.func, *one.args, *one.keywords.values()]
     if isinstance(one, types.FunctionType):
         return [*_cells(one), *(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
-    return list(getattr(one, "__dict__", {}).values())
+    # The queues and processes of a loader that is being read are not to be turned back.
+    busy = "_iterator" if isinstance(one, DataLoader) else None
+    return [value for name, value in getattr(one, "__dict__", {}).items() if name != busy]
 
 
 def _cells(function: types.FunctionType) -> Iterator[Any]:
