@@ -38,6 +38,7 @@ from hessinit.tracking.track import track
         ({"layers": "conv*"}, "layers='conv\\*' fits no parameter"),
         ({"log_to": "tensorboard"}, "log_to='tensorboard' is unknown; pass 'auto', a SummaryWriter"),
         ({"log_to": [3]}, "log_to holds a int"),
+        ({"path": os.devnull}, "is there and is not a file; give the name of a file, or None"),
         ({"warn": 1}, "warn=1 must be True or False"),
         ({"seed": -1}, "seed=-1 must be a whole number"),
     ],

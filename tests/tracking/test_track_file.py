@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -226,6 +227,40 @@ def test_a_file_that_cannot_be_written_does_not_end_a_training(tmp_path: Path) -
     tracking = tracker.close()
     assert [point.step for point in tracking.points] == [0, 1]
     assert "run.jsonl could not be written at step 1: " in tracking.notes[-1]
+
+
+def test_what_a_full_disk_did_not_take_follows_when_there_is_room_again(tmp_path: Path) -> None:
+    tracker = start(tmp_path / "run.jsonl", every=1)
+    tracker.step(1.0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, ((tmp_path / "run.jsonl").stat().st_size + 100, limits[1])
+    )  # half a line fits
+    try:
+        tracker.step(2.0)
+        tracker.step(3.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [point.step for point in Tracking.load(tmp_path / "run.jsonl").points] == [0, 1]
+    tracker.step(4.0)
+    assert [point.step for point in Tracking.load(tmp_path / "run.jsonl").points] == [0, 1, 2, 3, 4]
+    tracking = tracker.close()
+    assert Tracking.load(tmp_path / "run.jsonl") == tracking
+    told = [note for note in tracking.notes if " could not be written at step " in note]
+    assert len(told) == 1
+    assert "run.jsonl could not be written at step 2: " in told[0]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_file_that_was_taken_away_is_begun_anew_with_what_follows(tmp_path: Path, resumed: bool) -> None:
+    tracker = start(tmp_path / "run.jsonl", every=1)
+    if resumed:
+        tracker.close()
+        tracker = start(tmp_path / "run.jsonl", every=1, resume=True)
+    (tmp_path / "run.jsonl").rename(tmp_path / "moved.jsonl")
+    tracker.step(1.0)
+    assert Tracking.load(tmp_path / "run.jsonl").points == tracker.close().points[1:]
+    assert [point.step for point in Tracking.load(tmp_path / "moved.jsonl").points] == [0]
 
 
 def test_a_training_that_changes_its_folder_writes_on(

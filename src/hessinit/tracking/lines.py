@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -19,18 +20,23 @@ from hessinit.tracking.losses import Losses
 class Lines:
     """Opened for every line, which is with the operating system before the next step: a killed run has it.
 
-    `earlier` is what an earlier run wrote, where this one goes on with it.
+    `earlier` is what an earlier run wrote, where this one goes on with it. A line that cannot be written is
+    kept, and comes before the next: the disk may be full only for a while. Where the file is taken away, the
+    next line begins a new one.
     """
 
-    def __init__(self, path: Path, earlier: Tracking | None) -> None:
+    def __init__(self, path: Path, earlier: Tracking | None, header: str = "") -> None:
         self.path = path
         self.earlier = earlier
         self._place = path.absolute()  # training may move to another folder
+        self._header = header
+        self._unwritten = ""
 
     def begin(self, header: Mapping[str, Any]) -> None:
         """Write the header, unless an earlier run did."""
         if self.earlier is None:
-            self._append(_header(header))
+            self._header = _header(header) + "\n"
+            self._append("")
 
     def add(self, point: TrackedPoint, losses: Losses) -> None:
         self._write({**to_plain(point), **_since_last(losses)})
@@ -51,12 +57,30 @@ class Lines:
         if self.earlier is None:
             self._place.unlink(missing_ok=True)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are lines that could not be written yet."""
+        return bool(self._unwritten)
+
     def _write(self, data: Mapping[str, Plain]) -> None:
-        self._append(json.dumps(data, allow_nan=False))
+        self._append(json.dumps(data, allow_nan=False) + "\n")
 
     def _append(self, line: str) -> None:
-        with self._place.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(line + "\n")
+        self._unwritten += line
+        with self._place.open("ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = ("" if size else self._header) + self._unwritten
+            try:
+                _write_whole(file, text.encode())
+            except OSError:
+                file.truncate(size)  # half a line would spoil the one after it
+                raise
+        self._unwritten = ""
+
+
+def _write_whole(file: io.FileIO, content: bytes) -> None:
+    while content:
+        content = content[file.write(content) :]
 
 
 def _since_last(losses: Losses) -> dict[str, Plain]:
@@ -94,6 +118,10 @@ def check_path(path: str | os.PathLike[str]) -> Path:
         ) from None
     if wanted.is_dir():
         raise ProblemError(f"path={str(path)!r} is a folder; give the name of a file in it.")
+    if wanted.exists() and not wanted.is_file():
+        raise ProblemError(
+            f"path={str(path)!r} is there and is not a file; give the name of a file, or None for none."
+        )
     if not wanted.parent.is_dir():
         raise ProblemError(
             f"path={str(path)!r}: the folder {wanted.parent} does not exist. Create it first, or pass "
@@ -128,7 +156,7 @@ def _go_on(path: Path) -> Lines:
     except ValueError as problem:
         raise ProblemError(f"cannot resume: {problem}") from problem
     os.truncate(path, whole)  # what a killed run left half-written
-    return Lines(path, earlier)
+    return Lines(path, earlier, content[: content.find(b"\n") + 1].decode())
 
 
 def _is_begun(content: bytes) -> bool:

@@ -254,13 +254,15 @@ class Tracker:
             self._write(lambda lines: lines.go_back(step, self._losses))
 
     def _write(self, write: Callable[[Lines], None]) -> None:
-        """A disk that is full does not end a training: the points stay in memory."""
+        """A disk that is full does not end a training: the lines wait until there is room."""
         if self._lines is None:
             return
+        is_told = self._lines.is_behind
         try:
             write(self._lines)
         except OSError as failure:
-            self._notes.append(f"{self._lines.path} could not be written at step {self.steps}: {failure}")
+            if not is_told:
+                self._notes.append(f"{self._lines.path} could not be written at step {self.steps}: {failure}")
 
     def _settings(self, notes: tuple[str, ...]) -> dict[str, Any]:
         """What may be different in a run that goes on, and is not told by the points."""
