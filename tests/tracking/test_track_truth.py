@@ -191,6 +191,19 @@ def test_an_optimizer_of_unknown_steps_has_a_rate_and_no_edge() -> None:
     assert "Adagrad" in tracking.notes[0]
 
 
+def test_a_wrapper_that_steps_in_its_own_way_has_no_edge_of_what_is_inside() -> None:
+    class LookAhead(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            super().__init__(optimizer.param_groups, {})
+            self.optimizer = optimizer
+
+    model, loss, batch = quadratic([1.0, 4.0])
+    optimizer = LookAhead(torch.optim.SGD(model.parameters(), lr=0.1))
+    tracking = tracked(model, batch, optimizer, loss).close()
+    assert (tracking.points[0].lr, tracking.points[0].edge, tracking.optimizer) == (0.1, None, "LookAhead")
+    assert "LookAhead, whose steps are not known" in tracking.notes[0]
+
+
 def test_negative_curvature_does_not_count_as_the_edge() -> None:
     """Of ½(w₀² − 5 w₁²) along 5, every rate leads away; the limit is that along 1."""
     model = nn.Linear(2, 1, bias=False).double()

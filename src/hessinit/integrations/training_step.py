@@ -10,6 +10,7 @@ from torch import nn
 
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.reading import read_optimizer
+from hessinit.advising.wrapped import unwrap_optimizer
 from hessinit.errors import ProblemError
 from hessinit.problem.layers import find_layers
 
@@ -41,12 +42,6 @@ def initialization_options(
 
 
 _WAY_OUT = "say the step yourself: initialize={'lr': 0.1, 'optimizer': 'sgd'}"
-
-
-def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer of torch inside: accelerate and Lightning hand out wrappers."""
-    inner = getattr(optimizer, "optimizer", None)
-    return unwrap_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def _read(optimizer: torch.optim.Optimizer, model: nn.Module, layers: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.groups import groups_by_weight, read_common_rule, slowness_of
 from hessinit.advising.reading import Rule, read_word
+from hessinit.advising.wrapped import unwrap_optimizer
 from hessinit.errors import ProblemError
 from hessinit.operators.base import join
 from hessinit.problem.layers import find_layers
@@ -31,7 +32,9 @@ class Stepping:
     def __init__(
         self, optimizer: Any, lr: float | None, model: nn.Module, layers: str | Iterable[str] | None
     ) -> None:
-        self._optimizer = _unwrap(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None
+        self._optimizer = (
+            unwrap_optimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None
+        )
         self._model = model
         self._layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
         self.given_lr = check_rate(lr)
@@ -163,10 +166,3 @@ class Stepping:
     def _rates(self) -> dict[str, float]:
         groups = self._groups()
         return {name: float(groups[name]["lr"]) for name in self.weights() or ()}
-
-
-def _unwrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one inside: Lightning and accelerate hand out wrappers."""
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer  # type: ignore[attr-defined]
-    return optimizer
