@@ -111,7 +111,10 @@ def test_a_rate_is_judged_by_the_stable_one_of_the_optimizer() -> None:
 def test_times_stable_of_one_insists_on_the_stable_rate() -> None:
     assert assert_sound(*quadratic(), lr=1.99, times_stable=1)
     failed, way_out = paragraphs(*quadratic(), lr=2.01, times_stable=1)
-    assert failed.endswith("at most times_stable=1 times it is allowed.")
+    assert failed == (
+        "not sound: lr=2.01 is just above 1 times the stable rate of SGD, 2; at most times_stable=1 times it "
+        "is allowed."
+    )
     assert "lower lr to 1.9 or less" in way_out or "lower lr to 2 or less" in way_out
 
 
@@ -264,6 +267,8 @@ def test_data_that_cannot_be_measured_stay_an_error_not_a_failure() -> None:
     model, loss, (inputs, targets) = quadratic()
     with pytest.raises(ProblemError, match="the inputs hold 4 NaN or inf"):
         assert_sound(model, loss, (inputs * torch.nan, targets))
+    with pytest.raises(ProblemError, match="the targets hold 2 NaN or inf; clean them"):
+        assert_sound(model, loss, (inputs, targets * torch.nan))
 
 
 def classifier(*layers: nn.Module) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -375,7 +380,7 @@ def test_groups_with_rates_of_their_own_are_judged_together() -> None:
     problem = (model, SQUARES, batch)
     assert assert_sound(*problem, optimizer=optimizer(1.99), forward=forward, times_stable=1)
     failed, way_out = paragraphs(*problem, optimizer=optimizer(2.01), forward=forward, times_stable=1)
-    assert failed.startswith("not sound: lr=2.01 is 1 times the stable rate of SGD, 2;")
+    assert failed.startswith("not sound: lr=2.01 is just above 1 times the stable rate of SGD, 2;")
     assert way_out.startswith("Way out: lower lr to 2 or less, or fit") or "lower lr to 1.9 or" in way_out
     # A decay of 3 on the curvature of 1: stable up to 2/(1 + 3).
     failed, _ = paragraphs(

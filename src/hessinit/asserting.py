@@ -31,7 +31,9 @@ Finding = tuple[str, list[str]]  # what is wrong, and the ways out
 
 _SHARED_WITH_ADVISE = ("layers", "tolerance", "max_steps", "seed", "forward", "dtype", "dropout")
 # The refusals of `measure` that are about the start, not about how it was called.
-_ABOUT_THE_START = re.compile(r"holds NaN or inf|^the loss is -?(?:nan|inf) though|^the loss is saturated")
+_ABOUT_THE_START = re.compile(
+    r"holds NaN or inf|^the loss is -?(?:nan|inf) though(?!.*the targets hold)|^the loss is saturated"
+)
 
 
 def assert_sound(

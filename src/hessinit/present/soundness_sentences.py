@@ -94,6 +94,8 @@ def name_too_fast(rate: JudgedRate, times_stable: float) -> list[str]:
     if lr is None or lr <= times_stable * stable:
         return []
     times = f"{format_times(lr / stable)} times" if stable > 0 else "above"
+    if times == f"{format_times(times_stable)} times":
+        times = f"just above {times}"
     edge = f"the stable rate of {rate.optimizer}, {format_number(stable)}"
     return [f"lr={lr:g} is {times} {edge}; at most times_stable={times_stable:g} times it is allowed."]
 
