@@ -109,6 +109,39 @@ def test_a_frozen_draw_is_measured_alike_every_time(kind: str) -> None:
     assert any("frozen to one draw (seed 5)" in note for note in first.notes)
 
 
+OWN: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.Generator().manual_seed(4),
+    "numpy": lambda: numpy.random.default_rng(4),
+    "old numpy": lambda: numpy.random.RandomState(4),
+    "Python": lambda: random.Random(4),
+}
+
+
+class Noisy(nn.Module):
+    """Draws from a generator of its own, in an attribute and in a list."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.inner, self.source, self.sources = network(), source, [source]
+
+    def draw(self, source: Any) -> float:
+        return torch.rand(1, generator=source).item() if hasattr(source, "device") else source.random()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x * self.draw(self.source)) * self.draw(self.sources[0])
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_generators_of_a_models_own_are_found_frozen_and_left_where_they_are(kind: str) -> None:
+    model = Noisy(OWN[kind]())
+    check_refused("output changes from call to call", model)
+    report = hessinit.measure(model, LOSS, batch(), dropout="freeze", seed=4)
+    assert model.source is model.sources[0]
+    factors = [model.draw(model.source), model.draw(model.source)]  # the first two: nobody drew before
+    fixed = Calling(lambda net, x: net(x * factors[0]) * factors[1])
+    assert report.network.norm == pytest.approx(hessinit.measure(fixed, LOSS, batch()).network.norm, rel=1e-5)
+
+
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_frozen_dropout_is_right_for_the_mask_it_drew(curvature: str) -> None:
     seen: list[torch.Tensor] = []

@@ -1,14 +1,15 @@
-"""What a model keeps among its attributes: lists, dicts, sets and deques, tensors and arrays."""
+"""Lists, dicts, sets and deques that a model keeps among its attributes, and what was in them."""
 
 from __future__ import annotations
 
 import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import numpy
-from torch import Tensor, nn
+from torch import nn
+
+from hessinit.problem.lending import Loan
 
 Container = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 
@@ -45,35 +46,6 @@ def _within(one: Container) -> Iterator[Container]:
                 yield value
 
 
-class Copies:
-    """Of tensors and arrays, for others to write into; what has two names has one copy.
-
-    Weights are not copied: whoever calls the model puts others in their place.
-
-    >>> import torch
-    >>> copies, tensor = Copies(), torch.zeros(2)
-    >>> lent = copies.lend({"state": tensor, "again": tensor, "size": 2})
-    >>> list(lent), lent["state"] is lent["again"], lent["state"] is tensor
-    (['state', 'again'], True, False)
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[int, Any] = {}
-
-    def lend(self, named: Mapping[Any, Any]) -> dict[Any, Any]:
-        """A copy of each that can be written into, by its name."""
-        return {name: self._copy(value) for name, value in named.items() if _can_be_written(value)}
-
-    def _copy(self, value: Any) -> Any:
-        if id(value) not in self._made:
-            self._made[id(value)] = value.clone() if isinstance(value, Tensor) else value.copy()
-        return self._made[id(value)]
-
-
-def _can_be_written(value: Any) -> bool:
-    return isinstance(value, (Tensor, numpy.ndarray)) and not isinstance(value, nn.Parameter)
-
-
 class Contents:
     """What a container holds now.
 
@@ -88,12 +60,12 @@ class Contents:
         self._container = container
         self._before = _entries(container)
 
-    def lend(self, copies: Copies) -> None:
-        """Put copies of its tensors in their place, until it is put back."""
+    def lend(self, loan: Loan) -> None:
+        """Put stand-ins in the place of its tensors and generators, until it is put back."""
         one = self._container
         if type(one) in _PLAIN_KINDS:
-            for place, copy in copies.lend(one if isinstance(one, dict) else dict(enumerate(one))).items():
-                one[place] = copy  # type: ignore[index]
+            for place, lent in loan.lend(one if isinstance(one, dict) else dict(enumerate(one))).items():
+                one[place] = lent  # type: ignore[index]
 
     def put_back(self) -> None:
         """As it was, without a touch where it still is."""

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessinit.problem.containers import Contents, Copies, containers_in
+from hessinit.problem.containers import Contents, containers_in
+from hessinit.problem.lending import Loan
 
 _HOOKS_OF_ALL: list[dict[int, Any]] = [
     torch.nn.modules.module._global_backward_hooks,
@@ -22,12 +23,12 @@ _HOOKS_OF_ALL: list[dict[int, Any]] = [
 
 
 @contextlib.contextmanager
-def kept_attributes(model: nn.Module) -> Iterator[None]:
+def kept_attributes(model: nn.Module, seed: int = 0) -> Iterator[Loan]:
     """Let a forward write to its modules' attributes, and put every one of them back.
 
     Models keep a hidden state, a counter or their last attention there; `nn.utils.weight_norm` the weight.
-    Lists, dicts and sets among the attributes get their contents back, and tensors are lent as copies, which
-    may be written into; what is elsewhere cannot be known.
+    Lists, dicts and sets among the attributes get their contents back. Tensors are lent as copies, which may
+    be written into, and generators as seeded ones; what is elsewhere cannot be known.
     Backward hooks rest meanwhile, those for all modules, too: they belong to training, and may change the
     derivatives that they see.
     """
@@ -35,7 +36,7 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
     before = [dict(table) for table in tables]
     kept = [Contents(one) for one in containers_in(model)]
     kept += [Contents(hooks) for hooks in _HOOKS_OF_ALL]
-    copies = Copies()
+    loan = Loan(seed)
     try:
         for hooks in _HOOKS_OF_ALL:
             hooks.clear()
@@ -43,10 +44,10 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
             for kind in ("_backward_hooks", "_backward_pre_hooks"):
                 if module.__dict__[kind]:
                     module.__dict__[kind] = OrderedDict()
-            module.__dict__.update(copies.lend(module.__dict__))
+            module.__dict__.update(loan.lend(module.__dict__))
         for contents in kept:
-            contents.lend(copies)
-        yield
+            contents.lend(loan)
+        yield loan
     finally:
         for table, entries in zip(tables, before, strict=True):
             for name in table.keys() - entries.keys():

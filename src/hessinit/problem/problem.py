@@ -16,6 +16,7 @@ from hessinit.problem.batches import Batch, cast, read_batches
 from hessinit.problem.failures import explained, explained_derivatives, explained_loss
 from hessinit.problem.layers import Layer, find_layers
 from hessinit.problem.left_as_found import kept_attributes, twice_differentiable
+from hessinit.problem.lending import Loan
 from hessinit.problem.randomness import Draws, untouched_random_state
 from hessinit.problem.structures import map_tensors
 from hessinit.problem.substitutes import Substitutes
@@ -112,7 +113,7 @@ class Problem:
         inputs = map_tensors(torch.clone, batch.inputs)
         draws = Draws(self.seed + draw, self.device)
         with (
-            self._calling_the_user(self.model),
+            self._calling_the_user(self.model, draw) as loan,
             explained(self.model, batch, self.forward, self.converts),
             Substitutes(),
         ):
@@ -124,7 +125,7 @@ class Problem:
                     {f"model.{k}": v for k, v in tensors.items()},
                     (inputs,),
                 )
-        self.drew = draws.happened()
+        self.drew = draws.happened() or loan.drew()
         checks.check_output(result, self.forward)
         # A bare weight as output has no node of its own in the graph.
         return result.clone() if result.is_leaf and result.requires_grad else result
@@ -133,14 +134,14 @@ class Problem:
         """The loss of an output, a scalar; `draw` and `drew` are those of `output`."""
         targets = map_tensors(torch.clone, batch.targets)
         draws, version = Draws(self.seed + draw, self.device), output._version
-        with self._calling_the_user(self.loss), explained_loss(output, batch):
+        with self._calling_the_user(self.loss, draw) as loan, explained_loss(output, batch):
             if self._loss_tensors:
                 assert isinstance(self.loss, nn.Module)
                 tensors = {name: tensor.clone() for name, tensor in self._loss_tensors.items()}
                 value = functional_call(self.loss, tensors, (output, targets))
             else:
                 value = self.loss(output, targets)
-        self.drew = draws.happened()
+        self.drew = draws.happened() or loan.drew()
         checks.check_loss_value(value)
         if output._version != version:
             raise ProblemError(
@@ -150,13 +151,14 @@ class Problem:
         return value
 
     @contextlib.contextmanager
-    def _calling_the_user(self, called: Any) -> Iterator[None]:
+    def _calling_the_user(self, called: Any, draw: int) -> Iterator[Loan]:
+        loan = Loan(self.seed + draw)
         with contextlib.ExitStack() as stack:
             if isinstance(called, nn.Module):
-                stack.enter_context(kept_attributes(called))
+                loan = stack.enter_context(kept_attributes(called, self.seed + draw))
             if self._default_device.type != "cpu":
                 stack.enter_context(self._default_device)
-            yield
+            yield loan
 
 
 class _Calling(nn.Module):
