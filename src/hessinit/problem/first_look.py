@@ -60,6 +60,24 @@ def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws
             )
 
 
+def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor) -> None:
+    """Frozen to one draw, forward and loss must give the same again; leaves `drew` as after the forward."""
+    again = problem.output(batch)
+    drew = problem.drew
+    if again.shape != output.shape or not agree(again.detach(), output.detach()):
+        who = "the model's output"
+    elif not agree(problem.loss_of(output.detach(), batch).detach(), loss.detach()):
+        who = "the loss"
+    else:
+        problem.drew = drew
+        return
+    raise ProblemError(
+        f"{who} changes from call to call under the same random numbers: it draws from a generator that is "
+        "not known here. Keep that one in an attribute of the model (or of a loss that is a module), or make "
+        "it deterministic."
+    )
+
+
 def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor) -> None:
     for draw in range(1, _DRAWS):
         again = problem.loss_of(output.detach(), batch, draw=draw)

@@ -15,6 +15,7 @@ from hessinit.advising.scaled_edge import scaled_edge
 from hessinit.engines.ends import Effort, Ends, Engine
 from hessinit.operators.evaluation import Evaluation, evaluate
 from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
+from hessinit.problem.first_look import check_draw_repeats
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.tracking.stepping import YOUNG, Stepping
@@ -63,11 +64,11 @@ class Subject:
         )
 
     def look(self) -> dict[str, Any]:
-        """One forward, which refuses what cannot be measured, and the facts that do not change."""
+        """Two forwards, which refuse what cannot be measured, and the facts that do not change."""
         problem = self.problem()
         with problem.settings(), explained_memory(problem):
             evaluations = evaluate(problem)
-            problem.output(problem.batches[0])
+            check_draw_repeats(problem, problem.batches[0], evaluations[0].output, evaluations[0].loss)
             if not problem.drew:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
             uncounted = note_uncounted(problem, self.stepping.moved()) if self.stepping.name else ()
