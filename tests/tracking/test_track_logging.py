@@ -90,6 +90,7 @@ tracker.step()  # two points without a row of the user's in between
 tracker.step()
 tracking = tracker.close()
 run.finish()
+wandb.teardown()  # the process that writes has ended: finish() does not wait for the file
 with open(glob.glob("wandb/offline-run-*/*.wandb")[0], "rb") as file:
     rows = [read(one.history.item) for one in records(file.read()) if one.HasField("history")]
 points = [[point.step, point.norm] for point in tracking.points]
