@@ -77,6 +77,15 @@ def test_files_are_written_whole_and_named_on_stderr(run, net, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("option", ["--html", "--save", "--picture"])
+def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(run, net, tmp_path, option):
+    (tmp_path / "kept.png").write_bytes(b"old")
+    (tmp_path / "link.png").symlink_to("kept.png")
+    assert run("measure", f"{net}:problem", option, tmp_path / "link.png").exit_code == 0
+    assert (tmp_path / "link.png").is_symlink()
+    assert (tmp_path / "kept.png").stat().st_size > 100
+
+
 @pytest.mark.parametrize("option", ["--html", "--save"])
 @pytest.mark.parametrize(
     ("file", "message"),

@@ -246,15 +246,12 @@ def _check_folder(folder: Path) -> None:
 
 def _write(folder: Path, page: str, picture: bytes) -> None:
     """Both files, each whole or not at all."""
-    from hessinit.report.atomic import write_text
+    from hessinit.report.atomic import replacing, write_text
 
-    temporary = folder / f".{PICTURE}.{os.getpid()}.tmp"
     try:
         folder.mkdir(exist_ok=True)
-        temporary.write_bytes(picture)
-        write_text(folder / PAGE, page)
-        os.replace(temporary, folder / PICTURE)
+        with replacing(folder / PICTURE) as temporary:
+            temporary.write_bytes(picture)
+            write_text(folder / PAGE, page)
     except OSError as failure:
         stop(f"cannot write to {folder}: {failure}.")
-    finally:
-        temporary.unlink(missing_ok=True)

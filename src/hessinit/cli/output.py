@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -133,12 +132,10 @@ def _draw(record: Record, path: Path) -> None:
         figure = _figure_of(record)
     except ValueError as refusal:  # a reproduction may have no figure
         raise UndrawableError(str(refusal)) from refusal
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
-    try:  # whole or not at all, like the other files
+    from hessinit.report.atomic import replacing
+
+    with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=200)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _figure_of(record: Record) -> Any:

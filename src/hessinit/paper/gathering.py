@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
-from hessinit.report.atomic import write_text
+from hessinit.report.atomic import replacing, write_text
 from hessinit.report.reproduction import KIND, Figure, Reproduction
 
 PAGE = "reproduce.html"
@@ -63,10 +62,6 @@ def picture_name(reproduction: Reproduction, figure: Figure) -> str:
 def _draw(figure: Figure, path: Path) -> Path:
     from hessinit.present.reproduction_figure import draw_figure_apart
 
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:  # whole or not at all
+    with replacing(path) as temporary:
         draw_figure_apart(figure).savefig(temporary, format="png", dpi=200)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
