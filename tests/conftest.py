@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 # Before typer, rich and matplotlib are imported: they look at these once, at import.
 for variable in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "GITHUB_ACTIONS", "PY_COLORS"):
     os.environ.pop(variable, None)
 os.environ["MPLBACKEND"] = "Agg"
+# In the background (`make test &`) a shell has Ctrl-C ignored, and the commands to interrupt inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
