@@ -11,7 +11,7 @@ import typer
 from hessinit.cli.completing import complete_scheme
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
 from hessinit.cli.interrupts import interruption_explained
-from hessinit.cli.loading import load_ready, name_unused
+from hessinit.cli.loading import load_ready, take_shared
 from hessinit.cli.options import (
     AsHtml,
     AsJson,
@@ -28,7 +28,7 @@ from hessinit.cli.options import (
 from hessinit.cli.output import Output
 from hessinit.cli.progress import working
 from hessinit.cli.wording import in_words_of
-from hessinit.problem_file import LoadedProblem, file_read_for, find_problem
+from hessinit.problem_file import file_read_for, find_problem
 
 if TYPE_CHECKING:
     from hessinit.report.initialization import Initialization
@@ -180,21 +180,13 @@ def initialize(
 
             _check_early(given)
             loaded = load_ready(place, seed=seed, device=device, threads=threads)
-            keywords = _shared_keywords(problem, loaded)
+            keywords = take_shared(loaded, SHARED, problem)
             result = initialize_(loaded.model, loaded.loss, loaded.batch, **{**keywords, **given})
     output.give(result, also={} if weights is None else {weights: result.save_weights})
     if weights is None:
         how = "Leave out --dry-run and pass" if dry_run else "Pass"
         typer.echo(f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True)
     _exit_by(result)
-
-
-def _shared_keywords(problem: str, loaded: LoadedProblem) -> dict[str, Any]:
-    taken = {name: value for name, value in loaded.keywords.items() if name in SHARED}
-    if taken.get("curvature") == "both":
-        del taken["curvature"]
-    name_unused(problem, [name for name in loaded.keywords if name not in taken])
-    return taken
 
 
 def _check_early(given: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import typer
 
@@ -40,6 +41,18 @@ def prepare_torch(seed: int, device: str | None, threads: int | None) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as failure:
         reason = str(failure).strip().splitlines()[0].rstrip(".")
         stop(f"--device {device} cannot be used here: {reason}.")
+
+
+def take_shared(loaded: LoadedProblem, shared: Iterable[str], problem: str) -> dict[str, Any]:
+    """Of what a problem says to `measure`, what means the same to another verb; the rest is named as unused.
+
+    Of both curvatures such a verb takes its own default: it goes by one number.
+    """
+    taken = {name: value for name, value in loaded.keywords.items() if name in shared}
+    if taken.get("curvature") == "both":
+        del taken["curvature"]
+    name_unused(problem, [name for name in loaded.keywords if name not in taken])
+    return taken
 
 
 def name_unused(problem: str, names: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from hessinit.cli.failures import failures_explained, stop
 from hessinit.cli.interrupts import INTERRUPTED
-from hessinit.cli.loading import load_ready, name_unused
+from hessinit.cli.loading import load_ready, take_shared
 from hessinit.cli.options import (
     AsHtml,
     AsJson,
@@ -147,7 +147,7 @@ def track(
                 with working(f"Loading {problem} …"):
                     _check_early(given)
                     loaded = load_ready(place, seed=seed, device=device, threads=threads)
-                    keywords = _shared_keywords(problem, loaded)
+                    keywords = take_shared(loaded, SHARED, problem)
                     data = loaded.batch
                     if initialize:
                         started, data = _initialize(loaded, {**keywords, **given})
@@ -177,14 +177,6 @@ def _check_early(given: dict[str, Any]) -> None:
     from hessinit.tracking.budget import check_share
 
     check_share(given.get("share", 0.5))
-
-
-def _shared_keywords(problem: str, loaded: LoadedProblem) -> dict[str, Any]:
-    taken = {name: value for name, value in loaded.keywords.items() if name in SHARED}
-    if taken.get("curvature") == "both":
-        del taken["curvature"]
-    name_unused(problem, [name for name in loaded.keywords if name not in taken])
-    return taken
 
 
 def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initialization, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,7 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, did_you_mean
 from hessinit.integrations.model_modes import differentiable_outputs
-from hessinit.problem.batches import MOST_BATCHES
-from hessinit.problem.data_sources import untouched_sources
-from hessinit.problem.randomness import untouched_random_state
+from hessinit.problem.batches import read_few
 
 _LABELS = ("labels", "label")
 _COUNT = "num_items_in_batch"
@@ -38,7 +35,7 @@ class Reading:
 
 
 def list_batches(batch: Any) -> tuple[list[Any], bool]:
-    """The batches, and whether several were given; nobody's random numbers are used up by reading them."""
+    """The batches, and whether several were given."""
     if isinstance(batch, Mapping) or _is_pair(batch):
         return [batch], False
     if isinstance(batch, Tensor | str) or not isinstance(batch, Iterable):
@@ -46,15 +43,7 @@ def list_batches(batch: Any) -> tuple[list[Any], bool]:
             f"batch is a {type(batch).__name__}; it must be a dict of tensors, as a tokenizer or a collator "
             "returns it, a pair (inputs, labels), or an iterable of these."
         )
-    with untouched_random_state(), untouched_sources(batch):
-        batches = list(itertools.islice(batch, MOST_BATCHES + 1))
-    if not batches:
-        raise ProblemError("batch is an empty iterable; it must hold at least one dict or pair.")
-    if len(batches) > MOST_BATCHES:
-        raise ProblemError(
-            f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once; "
-            "a few tell the curvature: pass itertools.islice(batch, 8)."
-        )
+    batches = read_few(batch, "one dict or pair")
     for number, one in enumerate(batches):
         if not (isinstance(one, Mapping) or _is_pair(one)):
             raise ProblemError(

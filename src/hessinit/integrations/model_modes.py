@@ -10,18 +10,6 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """The model in train or eval mode, as its own `train` understands it; every module gets its own back."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(training)
-        yield
-    finally:
-        for module, was in before:
-            module.training = was
-
-
-@contextlib.contextmanager
 def differentiable_outputs(model: nn.Module) -> Iterator[None]:
     """Without the gradient checkpoints of Transformers, and with outputs by name.
 

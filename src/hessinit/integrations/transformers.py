@@ -14,12 +14,12 @@ from torch import nn
 from hessinit.errors import ProblemError, choose
 from hessinit.integrations.following import Following, Subject
 from hessinit.integrations.logits import logits_problem
-from hessinit.integrations.model_modes import in_mode
 from hessinit.integrations.ranks import is_first_rank
 from hessinit.integrations.remembering import KEY
 from hessinit.integrations.tasks import TASKS, token_cross_entropy
 from hessinit.integrations.trained_loss import is_beyond
 from hessinit.problem.data_sources import untouched_sources
+from hessinit.problem.left_as_found import in_mode
 from hessinit.problem.randomness import Draws, untouched_random_state
 from hessinit.report.initialization import Initialization
 from hessinit.report.tracking import Tracking

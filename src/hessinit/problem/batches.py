@@ -54,21 +54,27 @@ def read_batches(batch: Any) -> list[tuple[str, Batch]]:
             f"batch is a {type(batch).__name__}; it must be (inputs, targets), or an iterable of such pairs, "
             "as a DataLoader is. For a loss that needs no targets, pass (inputs, None)."
         )
-    with untouched_random_state(), untouched_sources(batch):
-        pairs = list(itertools.islice(batch, MOST_BATCHES + 1))
-    if not pairs:
-        raise ProblemError("batch is an empty iterable; it must hold at least one (inputs, targets) pair.")
-    if len(pairs) > MOST_BATCHES:
-        raise ProblemError(
-            f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once; "
-            "a few tell the curvature: pass itertools.islice(batch, 8)."
-        )
+    pairs = read_few(batch, "one (inputs, targets) pair")
     for index, pair in enumerate(pairs):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise ProblemError(_not_a_pair(batch, index, pair))
     return [
         (f"batch {index}: ", _count(pair[0], pair[1], f"batch {index}: ")) for index, pair in enumerate(pairs)
     ]
+
+
+def read_few(batches: Iterable[Any], wanted: str) -> list[Any]:
+    """All that an iterable gives: at least one, not endlessly many. Nobody's random numbers are used up."""
+    with untouched_random_state(), untouched_sources(batches):
+        found = list(itertools.islice(batches, MOST_BATCHES + 1))
+    if not found:
+        raise ProblemError(f"batch is an empty iterable; it must hold at least {wanted}.")
+    if len(found) > MOST_BATCHES:
+        raise ProblemError(
+            f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once; "
+            "a few tell the curvature: pass itertools.islice(batch, 8)."
+        )
+    return found
 
 
 def _is_pair(batch: Any) -> bool:

@@ -23,6 +23,18 @@ _HOOKS_OF_ALL: list[dict[int, Any]] = [
 
 
 @contextlib.contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """The model in train or eval mode, as its own `train` understands it; every module gets its own back."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(training)
+        yield
+    finally:
+        for module, was in before:
+            module.training = was
+
+
+@contextlib.contextmanager
 def kept_attributes(model: nn.Module, seed: int = 0) -> Iterator[Loan]:
     """Let a forward write to its modules' attributes, and put every one of them back.
 

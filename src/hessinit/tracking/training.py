@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from hessinit.comparing.seeds import generator, seed_everything
 from hessinit.comparing.training import device_of, evaluate_loss
 from hessinit.problem.batches import Batch
 from hessinit.problem.checks import check_arguments, check_loss_value, check_whole
+from hessinit.problem.left_as_found import in_mode
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.randomness import untouched_random_state
 from hessinit.report.tracking import Tracking
@@ -66,7 +66,12 @@ def train_and_track(
     check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
     tracked = [(one.inputs, one.targets) for one in choose_tracked(read, examples, seed)]
-    with _training_mode(model), untouched_random_state(), torch.inference_mode(False), torch.enable_grad():
+    with (
+        in_mode(model, training=True),
+        untouched_random_state(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
         seed_everything(seed, "training")
         stepper = make_optimizer(optimizer, model, rate)
         ramp = Warmup(stepper, warmup)
@@ -126,15 +131,3 @@ def choose_tracked(data: Data, examples: int, seed: int) -> list[Batch]:
         if sum(batch.size for batch in chosen) < examples:
             chosen.append(data.batches[index])
     return chosen
-
-
-@contextlib.contextmanager
-def _training_mode(model: nn.Module) -> Iterator[None]:
-    """Every part in train mode, and afterwards as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
