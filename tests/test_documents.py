@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import hessinit
+import hessinit.paper
 from running_documents import FENCE, blocks_of, run_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,6 +111,13 @@ def test_every_public_name_and_option_is_described() -> None:
     assert {
         (verb, name) for verb, name in options if f"`{name}" not in text and f" {name}=" not in text
     } == set()
+
+
+@pytest.mark.parametrize("package", [hessinit, hessinit.paper], ids=lambda package: package.__name__)
+def test_no_public_name_is_that_of_a_module(package: ModuleType) -> None:
+    """Once the module is imported, by whomever, its package would give it in place of the function."""
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    assert modules & set(package.__all__) == set()
 
 
 def test_every_command_is_described() -> None:

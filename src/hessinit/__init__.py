@@ -120,7 +120,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # also in place of the submodule of the same name
+    globals()[name] = value
     return value
 
 

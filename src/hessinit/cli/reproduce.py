@@ -98,7 +98,7 @@ def reproduce(
     """
     try:
         with failures_explained(" ".join(names), "reproducing"), in_words_of(OPTIONS):
-            from hessinit.paper.reproduce import reproduce as verb
+            from hessinit.paper.reproducing import reproduce as verb
 
             raise_when_interrupted()
             with stdout_for_the_result():

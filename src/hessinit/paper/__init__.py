@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hessinit.paper.gathering import load_records
-    from hessinit.paper.reproduce import reproduce
+    from hessinit.paper.reproducing import reproduce
     from hessinit.report.reproduction import Reproduction
 
 # Loaded on first use: the command line's help needs the names of the experiments and not torch.
 _HOMES = {
     "Reproduction": "hessinit.report.reproduction",
     "load_records": "hessinit.paper.gathering",
-    "reproduce": "hessinit.paper.reproduce",
+    "reproduce": "hessinit.paper.reproducing",
 }
 
 __all__ = ["Reproduction", "load_records", "reproduce"]
@@ -28,5 +28,5 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # also in place of the submodule of the same name
+    globals()[name] = value
     return value
