@@ -13,6 +13,7 @@ from typing import Any
 import lightning.pytorch as lightning
 import pytest
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import nn
 
 import hessinit
@@ -313,6 +314,18 @@ def test_a_batch_that_cannot_be_measured_ends_the_run_at_once(tmp_path: Path) ->
 def test_a_wrong_option_is_refused_when_the_callback_is_made(options: dict[str, Any], message: str) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
         CurvatureCallback(**{"loss": LOSS, **options})
+
+
+def test_the_optimizer_that_a_module_hands_out_is_read_by_every_verb() -> None:
+    """`self.optimizers()` is a wrapper; that of Accelerate, too, has the one of torch inside."""
+    network, batch = plain_network(), digits()
+    groups = [{"params": network[0].parameters(), "lr": 1e9}, {"params": network[2].parameters()}]
+    optimizer = LightningOptimizer(torch.optim.SGD(groups, lr=0.1, momentum=0.9))
+    advice = hessinit.advise(network, LOSS, batch, optimizer=optimizer, layers="2")
+    assert (advice.optimizer, advice.lr) == ("SGD(momentum=0.9)", 0.1)
+    with pytest.raises(AssertionError, match=r"lr=1e\+09 is .* times the stable"):
+        hessinit.assert_sound(network, LOSS, batch, optimizer=optimizer)
+    assert hessinit.track(network, LOSS, batch, optimizer=optimizer, path=None, warn=False).tracking.optimizer
 
 
 def test_a_sharding_strategy_is_refused() -> None:

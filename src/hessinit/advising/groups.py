@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.advising.reading import Reading, read_optimizer
+from hessinit.advising.wrapped import unwrap_optimizer
 from hessinit.operators.base import join
 from hessinit.problem.layers import Layer
 
@@ -32,6 +33,7 @@ def read_common_rule(
 
     Refused is what differs beyond: the momentum, Adam's betas, the direction.
     """
+    optimizer = unwrap_optimizer(optimizer)
     held = groups_by_weight(optimizer, model)
     decays = [held[layer.parameter].get("weight_decay", 0.0) for layer in layers if layer.parameter in held]
     stand_in = object.__new__(type(optimizer))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.advising.adaptive import ADAPTIVE, Adaptive
+from hessinit.advising.wrapped import unwrap_optimizer
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.layers import Layer
 from hessinit.report.descent import DESCENTS, Descent, check_rate, named_descent
@@ -75,6 +76,7 @@ def read_word(optimizer: str, lr: float | None, given: Mapping[str, Any]) -> Rea
 
 def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, layers: tuple[Layer, ...]) -> Reading:
     """The rule of an optimizer's groups that hold some of `layers`, if they agree."""
+    optimizer = unwrap_optimizer(optimizer)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     wanted = {layer.parameter for layer in layers}
     groups: list[tuple[int, dict[str, Any], set[str]]] = []
