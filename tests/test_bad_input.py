@@ -55,8 +55,16 @@ def test_whole_and_complex_weights_are_refused() -> None:
     check_refused("matrix has dtype torch.int8.*floating-point", Parametrized(whole), layers="matrix")
     unreal = nn.Parameter(torch.ones(4, 3, dtype=torch.complex64))
     check_refused(
-        "matrix has dtype torch.complex64.*real floating-point.*leave this weight out", Parametrized(unreal)
+        "matrix has dtype torch.complex64.*real floating-point.*view_as_real.*leave this weight out",
+        Parametrized(unreal),
     )
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_weights_are_refused(layout: torch.layout) -> None:
+    sparse = nn.Parameter(torch.eye(4, 3).to_sparse(layout=layout))
+    check_refused(f"matrix is a sparse tensor .{layout}.*dense weight.*layers=", Parametrized(sparse))
 
 
 def test_weights_without_values_are_refused() -> None:

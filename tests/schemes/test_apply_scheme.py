@@ -194,6 +194,20 @@ def test_a_frozen_weight_is_left_alone_and_said_so() -> None:
     assert "1 left alone" in str(plan)
 
 
+def test_a_sparse_weight_is_left_alone() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.eye(8).to_sparse())
+
+        def forward(self, signal: Tensor) -> Tensor:
+            return torch.sparse.mm(self.matrix, signal.T).T
+
+    plan = apply_scheme_(nn.Sequential(Sparse(), nn.Linear(8, 3)), "he", generator=seeded())
+    assert plan["0.matrix"].left_alone == "a sparse tensor"
+    assert plan["1"].left_alone == ""
+
+
 def test_only_the_named_layers_are_drawn() -> None:
     model = small()
     before = weights(model)

@@ -46,13 +46,21 @@ def _sharded(name: str, kind: str) -> str:
 
 
 def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
-    """Real and finite."""
+    """Real, dense and finite."""
     for layer in layers:
         parameter = model.get_parameter(layer.parameter)
         if not parameter.is_floating_point():
+            # model.float() is no way out: it converts floating-point weights alone.
             raise ProblemError(
                 f"{layer.name} has dtype {parameter.dtype}; curvature needs real floating-point weights. "
-                "Convert the model (model.float()), or leave this weight out with layers=."
+                "Hold it as one (a complex weight as torch.view_as_real of it), or leave this weight out "
+                "with layers=."
+            )
+        if parameter.layout is not torch.strided:
+            raise ProblemError(
+                f"{layer.name} is a sparse tensor ({parameter.layout}): whether what it leaves out may move "
+                "is up to each operation. Hold it as a dense weight, times a mask in the forward if need be, "
+                "or leave this weight out with layers=."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not all_finite(parameter.detach()):

@@ -58,6 +58,8 @@ class Target:
             return "frozen"
         if not all(parameter.is_floating_point() for parameter in self.stored):
             return "not real numbers"
+        if any(parameter.layout is not torch.strided for parameter in self.stored):
+            return "a sparse tensor"
         if any(parameter.is_inference() for parameter in self.stored):
             return "made under inference_mode: clone it outside"
         writable = all(hasattr(step, "right_inverse") for step in self._parametrization)
