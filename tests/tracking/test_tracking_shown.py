@@ -116,6 +116,13 @@ def point(step: int, norm: float, edge: float | None = None, note: str = "") -> 
                 "at or beyond the edge of stability (2 for SGD)."
             ),
         ),
+        (  # the exact Hessian may curve down more than up: ‖H‖ counts that, the edge does not
+            [point(0, 30.0, 1.0), point(5, 32.0, 1.6), point(9, 31.0, 1.24)],
+            (
+                "The sharpness stayed, from 30 at step 0 to 31 at step 9. At every measurement lr·‖H‖ was "
+                "at or beyond the edge of stability (2 to 3 for SGD)."
+            ),
+        ),
     ],
 )
 def test_the_verdict_says_what_became_of_the_sharpness(points: list[TrackedPoint], verdict: str) -> None:
@@ -132,6 +139,21 @@ def test_a_nan_is_shown_with_its_reason() -> None:
     assert "nan" in text
     assert "Note: Step 1: gone" in text
     assert tracking == Tracking.from_json(tracking.to_json())
+
+
+@pytest.mark.parametrize(
+    ("points", "labels"),
+    [
+        ([point(0, 3.0, 0.1), point(9, 4.0, 0.9)], ["‖H‖ at the end", "closest to the edge"]),
+        ([point(0, 30.0, 1.5), point(9, 40.0, 2.0)], ["‖H‖ at the end", "farthest beyond the edge"]),
+        ([point(0, 3.0, 0.1), point(9, math.nan)], ["‖H‖ last measured", "closest to the edge"]),
+    ],
+)
+def test_the_numbers_on_top_of_the_page_say_what_they_are(
+    points: list[TrackedPoint], labels: list[str]
+) -> None:
+    page = tracking_page(replace(example_tracking(), points=tuple(points)))
+    assert [number.label for number in page.numbers] == [*labels, "measuring"]
 
 
 def test_a_remark_does_not_hide_that_a_norm_is_rough() -> None:

@@ -111,7 +111,10 @@ def _edge(tracking: Tracking, seen: list[TrackedPoint]) -> str:
     limit = format_number(beyond[0].stable_lr * beyond[0].norm)
     where = f"lr·‖H‖ reached the edge of stability ({limit} for {who}) at step {beyond[0].step}"
     if len(beyond) == len(known):
-        return f"At every measurement lr·‖H‖ was at or beyond the edge of stability ({limit} for {who})."
+        # Along negative curvature, and for adaptive optimizers, the edge is another at every point.
+        limits = sorted(point.stable_lr * point.norm for point in known)
+        span = " to ".join(dict.fromkeys(format_number(one) for one in (limits[0], limits[-1])))
+        return f"At every measurement lr·‖H‖ was at or beyond the edge of stability ({span} for {who})."
     verb = "was" if len(beyond) == 1 else "were"
     return f"{where}; {len(beyond)} of {len(known)} measurements {verb} at or beyond it."
 

@@ -101,16 +101,17 @@ def _key_numbers(tracking: Tracking) -> list[KeyNumber]:
     seen = [point for point in tracking.points if math.isfinite(point.norm)]
     if not seen:
         return []
+    when = "at the end" if seen[-1] is tracking.points[-1] else "last measured"
     numbers = [
-        KeyNumber(label="‖H‖ at the end", text=format_number(seen[-1].norm), note=f"step {seen[-1].step}")
+        KeyNumber(label=f"‖H‖ {when}", text=format_number(seen[-1].norm), note=f"step {seen[-1].step}")
     ]
     edges = [point for point in seen if point.edge is not None]
     if edges:
         nearest = max(edges, key=lambda point: point.edge or 0.0)
-        share = format_ratio(nearest.edge or 0.0)
-        numbers.append(
-            KeyNumber(label="closest to the edge", text=share, note=f"step {nearest.step}; 1 is the edge")
-        )
+        share = nearest.edge or 0.0
+        label = "closest to the edge" if share < 1 else "farthest beyond the edge"
+        note = f"step {nearest.step}; 1 is the edge"
+        numbers.append(KeyNumber(label=label, text=format_ratio(share), note=note))
     numbers.append(
         KeyNumber(
             label="measuring", text=f"{format_number(100 * tracking.overhead, 2)} %", note="of the time"
