@@ -279,6 +279,7 @@ def refusals() -> dict[str, tuple[Any, str]]:
         "a class": ((nn.Linear, (images, labels)), "Pass an instance, not the class"),
         "no labels": ((masked, bare), r"no 'labels' \(it has input_ids.*DataCollatorForLanguageModeling"),
         "lists": ((gpt, {"input_ids": [[1, 2], [3, 4]]}), r'is a list; it must be a tensor.*_tensors="pt"'),
+        "an example": ((gpt, [{"input_ids": torch.ones(5).long()}]), r"\(5,\), as one example.*Collate"),
         "one token": ((gpt, {"input_ids": torch.ones(2, 1).long()}), "every label is -100.*the one after it"),
         "a tensor": ((image_network(), images), "batch is a Tensor; it must be a dict of tensors"),
         "nothing": ((image_network(), []), "empty iterable"),
@@ -287,7 +288,8 @@ def refusals() -> dict[str, tuple[Any, str]]:
             (image_network(), {"x": images, "mask": images, "labels": labels}),
             "the batch has 'mask', and ImageNetwork takes x; leave it out",
         ),
-        "soft labels": ((image_network(), (images, torch.rand(6, 3))), "pass task=, one of 'causal-lm'"),
+        "soft labels": ((image_network(), (images, torch.rand(6, 3))), "neither do labels of shape .6, 3."),
+        "bare": ((image_network(), {"x": images}), "and there are no labels; pass task=, one of 'causal-lm'"),
         "routers": ((router, tokens), "config.output_router_logits=True"),
     }  # fmt: skip
 

@@ -116,3 +116,10 @@ def _check_tensors(named: Mapping[str, Any]) -> None:
                 f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. Tokenize with "
                 'return_tensors="pt" and padding=True, or collate the examples first.'
             )
+    tokens = named.get("input_ids")
+    if isinstance(tokens, Tensor) and tokens.ndim < 2:
+        raise ProblemError(
+            f"batch['input_ids'] has shape {tuple(tokens.shape)}, as one example of a dataset has it; a "
+            "batch has a row for each sentence. Collate the examples first "
+            "(transformers.default_data_collator(examples))."
+        )

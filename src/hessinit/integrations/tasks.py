@@ -37,10 +37,12 @@ def task_of(model: nn.Module, labels: Tensor | None) -> str:
         return "seq2seq-lm" if _setting(model, "is_encoder_decoder") else "causal-lm"
     if labels is not None and labels.ndim == 1 and not labels.is_floating_point():
         return "classification"
-    found = "no labels" if labels is None else f"labels of shape {tuple(labels.shape)} and {labels.dtype}"
+    found = "there are no labels"
+    if labels is not None:
+        found = f"neither do labels of shape {tuple(labels.shape)} and {labels.dtype}"
     raise ProblemError(
-        f"neither the name {type(model).__name__} nor {found} tell what the model is for; pass task=, one of "
-        f"{', '.join(map(repr, TASKS))}. For any other loss, call hessinit.measure(model, loss, batch, "
+        f"the name {type(model).__name__} does not tell what the model is for, and {found}; pass task=, one "
+        f"of {', '.join(map(repr, TASKS))}. For any other loss, call hessinit.measure(model, loss, batch, "
         "forward=…) itself."
     )
 
