@@ -100,3 +100,23 @@ def test_the_rank_is_bounded_by_the_outputs_even_where_examples_mix(examples: in
     assert report.engine_reason.endswith("1 of 2 layers by Lanczos")
     claimed = "rank at most" in report["first"].bottom.reason
     assert claimed == (2 * examples < 3 * inputs)
+
+
+class Adapter(nn.Module):
+    """Two products written out, as in LoRA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = (nn.Parameter(torch.randn(*shape).double()) for shape in ((2, 4), (3, 2)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features @ self.down.T @ self.up.T
+
+
+def test_where_no_layer_is_known_nothing_is_ascribed_to_gram() -> None:
+    model, data = Adapter(), (torch.randn(4, 4).double(), LABELS)
+    report = assert_right(model, LOSS, data)
+    assert report.engine == "lanczos"
+    assert report.engine_reason.startswith("no layer is known: their calls mix the examples, or are none of")
+    with pytest.raises(hessinit.ProblemError, match="estimator='gram' cannot .* no layer is known"):
+        hessinit.measure(model, LOSS, data, estimator="gram")

@@ -43,7 +43,10 @@ def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estim
                     break
                 roots.append(root)
         if not reason:
-            return _gram_engine(evaluations, roots, effort)
+            engine = _gram_engine(evaluations, roots, effort)
+            if estimator == "auto" or isinstance(engine, GramEngine):
+                return engine
+            reason = engine.reason
         if estimator == "gram":
             raise ProblemError(
                 f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'."
@@ -61,12 +64,16 @@ def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot],
     unused = unused_leaves(evaluations)
     leaves = [name for name in evaluations[0].problem.leaves if name not in unused]
     others = [name for name in leaves if not all(name in found for found in grams)]
+    cause = "calls mix the examples, or are none of dense, convolution, embedding"
+    alone = len(others) == len(leaves)
     general = LanczosEngine(
         lambda names: GaussNewtonOperator(evaluations, names),
         effort,
-        "its calls mix the examples, or are none of dense, convolution, embedding",
+        f"{'no layer is known: their' if alone else 'its'} {cause}",
         rank,
     )
+    if alone:
+        return general
     columns = roots[0].columns.shape[0]
     reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
     if others:
