@@ -193,6 +193,20 @@ def test_the_verdict_names_the_worst_gap(approximations, sentence):
     assert sentence in make_report(*layers, curvature="both").verdict
 
 
+@pytest.mark.parametrize(
+    ("exact", "end"),
+    [
+        (1.004, "on every layer."),
+        (2.6, "on every layer; for the network as a whole the exact one is 2.6 times as large."),
+    ],
+)
+def test_a_gap_between_the_layers_is_not_passed_over(exact, end):
+    layer = make_layer("a", 1.0, approximation=make_estimate(1.0))
+    network = make_layer("network", exact, approximation=make_estimate(1.0))
+    verdict = make_report(layer, network=network, curvature="both").verdict
+    assert f"The exact Hessian and Gauss-Newton agree within 1 % {end}" in verdict
+
+
 def test_the_cost_says_what_is_known():
     bare = make_report(make_layer(), seconds=None, gradients=None, examples=1)
     assert "1 layer by the Gram engine. Gauss-Newton on 1 example; loss 2.3." in render_text(bare, 120)

@@ -31,7 +31,7 @@ def conclude(report: CurvatureReport) -> str:
         *_compare(report.layers),
         *_extremes(report.layers),
         _rate(report),
-        *_gap(report.layers),
+        *_gap(report.layers, report.network.gap if report.network_measured else None),
         *_doubt(report),
     )
     return " ".join(map(begin_sentence, sentences))
@@ -145,15 +145,22 @@ def bound_rates(report: CurvatureReport) -> str:
     )
 
 
-def _gap(layers: tuple[LayerCurvature, ...]) -> list[str]:
+def _gap(layers: tuple[LayerCurvature, ...], whole: float | None) -> list[str]:
     gaps = [(row.gap, row.name) for row in layers if row.gap is not None and 0 < row.gap < math.inf]
     if not gaps:
         return []
     gap, name = max(gaps, key=lambda pair: abs(math.log(pair[0])))
     if abs(gap - 1) < 0.01:
-        return ["The exact Hessian and Gauss-Newton agree within 1 % on every layer."]
-    times = format_times(gap) if abs(gap - 1) >= 0.05 else format_number(gap)
-    return [f"{call_layer(name)}'s exact Hessian is {times} times its Gauss-Newton approximation."]
+        agree = "The exact Hessian and Gauss-Newton agree within 1 % on every layer"
+        if whole is None or not 0 < whole < math.inf or abs(whole - 1) < 0.01:
+            return [f"{agree}."]
+        # Layer by layer a ReLU network has no gap; all of it is between the layers.
+        return [f"{agree}; for the network as a whole the exact one is {_how_many(whole)} times as large."]
+    return [f"{call_layer(name)}'s exact Hessian is {_how_many(gap)} times its Gauss-Newton approximation."]
+
+
+def _how_many(gap: float) -> str:
+    return format_times(gap) if abs(gap - 1) >= 0.05 else format_number(gap)
 
 
 def _doubt(report: CurvatureReport) -> list[str]:
