@@ -179,7 +179,7 @@ def test_a_folder_is_gone_on_with_and_more_rates_are_added(run, digits, tmp_path
         (["--start", "hee"], "Error: --start 'hee' is unknown; choose from 'default', .* Did you mean 'he'?"),
         (["--lr", "-0.1"], "Error: -0.1 in --lr must be a number above 0, such as 0.1."),
         (["--lr", "0.1"], "Error: --lr holds 0.1 twice; give every number once."),
-        (["--batch-size", "500"], "Error: --batch-size 500 is larger than the data, which hold 200 examples"),
+        (["--batch-size", "500"], "Error: the data hold 200 examples, fewer than --batch-size 500"),
         (["--optimizer", "lion"], "Invalid value for '--optimizer'"),
         (["--steps", "3"], "Invalid value for '--steps'"),
         (["--device", "cuad"], "Error: --device 'cuad' cannot be used here"),

@@ -221,10 +221,13 @@ def test_a_divergence_is_shown_and_is_no_failure_of_the_command(run, exact):
             "Error: --share 2.0 must be a number above 0, up to 1",
         ),
         (["--lr", "0.1", "--steps", "0"], "Invalid value for '--steps'"),
-        (["--lr", "0.1", "--batch-size", "9"], "Error: --batch-size 9 is larger than the data, which hold 8"),
+        (
+            ["--lr", "0.1", "--batch-size", "9"],
+            "Error: the data hold 8 examples, fewer than --batch-size 9; pass --batch-size 8 or less",
+        ),
         (
             ["--lr", "0.1", "--batch-size", "9", "--initialize"],
-            "Error: --batch-size 9 is larger than the data",
+            "Error: the data hold 8 examples, fewer than --batch-size 9",
         ),
         (["--lr", "0.1", "--batch-size", "4", "--layers", "7"], "Error: --layers "),
         (

@@ -50,7 +50,10 @@ MODEL = problem.build()
         ({"steps": 9}, "steps=9 must be a whole number, 10 or more"),
         ({"steps": 12.5}, "steps=12.5 must be a whole number, 10 or more"),
         ({"batch_size": 0}, "batch_size=0 must be a whole number, 1 or more"),
-        ({"batch_size": 401}, "batch_size=401 is larger than the data, which hold 400 examples"),
+        (
+            {"batch_size": 401},
+            "the data hold 400 examples, fewer than batch_size=401; pass batch_size=400 or less",
+        ),
         ({"warmup": 13}, "warmup=13 is longer than the run; it must be at most steps=12"),
         ({"optimizer": "sgdd"}, "optimizer='sgdd' is unknown; choose from 'sgd', 'momentum', 'adam'"),
         ({"optimizer": torch.optim.SGD(MODEL.parameters())}, "optimizer is a SGD of one model.*lambda"),

@@ -123,7 +123,7 @@ def test_an_error_of_the_users_own_passes() -> None:
     [
         ({"steps": 0}, "steps=0 must be a whole number"),
         ({"lr": 0}, "0 in lr must be a number above 0"),
-        ({"batch_size": 201}, "batch_size=201 is larger than the data"),
+        ({"batch_size": 201}, "the data hold 200 examples, fewer than batch_size=201"),
         ({"optimizer": "lion"}, "optimizer='lion' is unknown"),
         ({"examples": 0}, "examples=0 must be"),
         ({"every": 0}, "every=0 must be"),

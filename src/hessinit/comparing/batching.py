@@ -138,8 +138,9 @@ def _check_examples(whole: Batch, batch_size: int) -> Examples:
                 "of ready batches."
             )
     if batch_size > whole.size:
+        # The size may be the default, so it is the data that are short.
         raise ProblemError(
-            f"batch_size={batch_size} is larger than the data, which hold {whole.size} examples; "
-            f"pass batch_size={whole.size} or less."
+            f"the data hold {whole.size} example{'' if whole.size == 1 else 's'}, fewer than "
+            f"batch_size={batch_size}; pass batch_size={whole.size}{'' if whole.size == 1 else ' or less'}."
         )
     return Examples(whole, batch_size)
