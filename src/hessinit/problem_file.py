@@ -220,6 +220,8 @@ def _find_function(module: ModuleType, place: Place) -> Callable[[], Any]:
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         offered = did_you_mean(place.function, [name for name in names if is_alike(place.function, name)])
         if not offered:
+            own = [name for name in names if vars(module)[name].__module__ == module.__name__]
+            names = own or names  # what a file imports, such as load_digits, is not what is looked for
             offered = f" Its functions are {', '.join(names)}." if names else " It defines no function."
         raise ProblemError(f"{place.source} has no {place.function!r}.{offered}")
     function: Any = getattr(module, place.function)

@@ -9,6 +9,7 @@ import pytest
 WRONG_FUNCTIONS = {
     "def probelm(): pass": r"net.py has no 'problem'. Did you mean 'probelm'\?",
     "def build(): pass\ndef data(): pass": r"net.py has no 'problem'. Its functions are build, data\.",
+    "from textwrap import dedent\ndef build(): pass": r"net.py has no 'problem'. Its functions are build\.",
     "def exitsmsg(): pass": r"net.py has no 'problem'. Its functions are exitsmsg\.",
     "x = 1": r"net.py has no 'problem'. It defines no function\.",
     "problem = 3": r"net.py:problem is an int; it must be a function that returns model, loss, batch\.",
