@@ -26,7 +26,8 @@ check: .venv/tested ## lint, format, types and the import contract
 	@out=$$($(BIN)/lint-imports --no-logo 2>&1) && echo "imports    ok" || { echo "$$out"; exit 1; }
 
 site: .venv/tested ## build the documents into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo "open site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && \
+	  echo "open site/index.html; its search needs a server: $(BIN)/python -m http.server -d site"
 
 bench: .venv-bench/installed ## race the peers: all layers, in gradients, with the error beside each time
 	@.venv-bench/bin/python benchmarks/curvature_cost.py
