@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 
 from hessinit.cli import completing
-from hessinit.cli.bash_words import join_colons
+from hessinit.cli.bash_words import join_words
 from hessinit.cli.completing import complete_problem, functions_of
 
 from .conftest import SOURCE
@@ -42,6 +41,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "c:d").mkdir()
     (tmp_path / "c:d" / "only.py").write_text("def only(): pass\n")
     (tmp_path / "my net.py").write_text("def mine(): pass\n")
+    (tmp_path / "net@2.py").write_text("def second(): pass\n")
     (tmp_path / "my dir").mkdir()
     (tmp_path / "my dir" / "net.py").write_text(FILE)
     (tmp_path / "$(x)").mkdir()
@@ -74,14 +74,14 @@ def ask(folder, shell: str, *words: str, **variables: str) -> str:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("n", ["net.py:problem", "net.py:prepared"]),
+        ("net.", ["net.py:problem", "net.py:prepared"]),
         ("net.py", ["net.py:problem", "net.py:prepared"]),
         ("net.py:", ["net.py:problem", "net.py:prepared"]),
         ("net.py:pro", ["net.py:problem"]),
         ("./net.py:pro", ["./net.py:problem"]),
         ("net.py:nosuch", []),
         ("nosuch.py:", []),
-        ("", ["broken.py", "my net.py", "net.py", "c:d/", "models/", "my dir/"]),
+        ("", ["broken.py", "my net.py", "net.py", "net@2.py", "c:d/", "models/", "my dir/"]),
         ("mo", []),  # a folder alone is the shell's
         ("models/", ["models/deep.py:deep", "models/deep.py:deeper"]),
         ("models/d", ["models/deep.py:deep", "models/deep.py:deeper"]),
@@ -100,6 +100,15 @@ def ask(folder, shell: str, *words: str, **variables: str) -> str:
 )
 def test_a_problem_is_completed_from_files_that_are_not_run(folder, typed, offered):
     assert complete_problem(typed) == offered
+
+
+@pytest.mark.parametrize("typed", ["~/", "~/ho", "~/home.py", "~/home.py:", "~/home.py:at"])
+def test_a_problem_at_home_is_completed_as_it_was_typed(folder, monkeypatch, typed):
+    home = folder / "models" / "home"
+    home.mkdir()
+    (home / "home.py").write_text("def at_home(): pass\n")
+    monkeypatch.setenv("HOME", str(home))
+    assert complete_problem(typed) == ["~/home.py:at_home"]
 
 
 def test_functions_are_those_that_need_no_argument(folder):
@@ -125,6 +134,10 @@ def test_functions_are_those_that_need_no_argument(folder):
         (["hessinit", "measure", "'my dir/net.py:pre"], "my dir/net.py:prepared\n"),
         (["hessinit", "measure", "my\\ n"], "my\\ net.py:mine\n"),
         (["hessinit", "measure", "evil"], "\n"),
+        (["hessinit", "measure", "--curvature", "=", "h"], "hessian\n"),
+        (["hessinit", "measure", "--curvature", "="], "gauss-newton\nhessian\nboth\n"),
+        (["hessinit", "measure", "--html", "=", "a.html", "net.py", ":", "pre"], "prepared\n"),
+        (["hessinit", "measure", "net", "@", "2.py", ":"], "second\n"),
         (["hessinit", "in"], "initialize\n"),
         (["hessinit", "measure", "net.py", ":", "problem", "--curvature", "h"], "hessian\n"),
         (["hessinit", "initialize", "net.py", ":", "problem", "--scheme", "or"], "orthogonal\n"),
@@ -149,79 +162,13 @@ def test_fish_is_answered(folder):
     assert ask(folder, "fish", "hessinit", "measure", "net.py:p") == "net.py:problem\nnet.py:prepared\n"
 
 
-def type_in_bash(folder, *keys: str) -> str:
-    """What a real bash on a terminal makes of these keys; `hessinit` only shows its arguments there."""
-    pty = pytest.importorskip("pty", reason="needs a pseudo-terminal")
-    if shutil.which("bash") is None:
-        pytest.skip("needs bash")
-    environment = {
-        **os.environ, "PYTHONPATH": str(SOURCE), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
-        "PS1": "ready>", "TERM": "dumb", "INPUTRC": "/dev/null",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "hessinit", "--show-completion", "bash"]
-    shown = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=True)
-    place = folder.with_name(f"{folder.name}-shell")
-    place.mkdir()
-    (place / "hessinit").write_text(
-        '#!/bin/sh\n[ -n "$_HESSINIT_COMPLETE" ] || { for each; do echo "<$each>"; done; exit; }\n'
-        f'exec "{sys.executable}" -m hessinit "$@"\n'
-    )
-    (place / "hessinit").chmod(0o755)
-    (place / "script").write_text(shown.stdout)
-    environment["PATH"] = f"{place}{os.pathsep}{environment['PATH']}"
-    reader, terminal = pty.openpty()
-    process = subprocess.Popen(
-        ["bash", "--norc", "--noprofile", "-i"],
-        cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-    )  # fmt: skip
-    os.close(terminal)
-    seen = ""
-    # Bash reads on while a completion runs, so that the next key may be typed at once.
-    typed = f'. "{place}/script"\n', *keys, "\necho 'that is' all\n", "exit\n"
-    os.write(reader, "".join(typed).encode())
-    while True:
-        try:
-            part = os.read(reader, 65536)
-        except OSError:  # how Linux says that the other end is closed
-            break
-        if not part:
-            break
-        seen += part.decode(errors="replace")
-    os.close(reader)
-    process.wait(timeout=60)
-    return seen.replace("\r", "")
-
-
-@pytest.mark.parametrize(
-    ("keys", "arguments"),
-    [
-        ("hessinit measure net.py:pre\t", ["measure", "net.py:prepared"]),
-        ("hessinit measure my\\ dir/net.py:pre\t", ["measure", "my dir/net.py:prepared"]),
-        ("hessinit measure my\\ n\t", ["measure", "my net.py:mine"]),
-        ("hessinit measure 'my dir/net.py:pre\t", ["measure", "my dir/net.py:prepared"]),
-        ("hessinit measure c:d/\t", ["measure", "c:d/only.py:only"]),
-    ],
-)
-def test_a_real_bash_completes_what_was_typed(folder, keys, arguments):
-    seen = type_in_bash(folder, keys)
-    assert "".join(f"<{each}>\n" for each in arguments) in seen, seen
-
-
-@pytest.mark.parametrize("name", ["$(touch PWNED).py", "`touch PWNED`.py", "\n$(touch PWNED)[1].py"])
-def test_a_real_bash_runs_no_name(tmp_path, name):
-    (tmp_path / name).write_text("def problem(): pass\n")
-    seen = type_in_bash(tmp_path, "hessinit measure \t")
-    assert "<measure>\n" in seen, seen
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
 def test_a_word_without_a_colon_stays_as_it_is():
-    assert join_colons(["hessinit", "measure", "net.py:pro"], 2) == (
+    assert join_words(["hessinit", "measure", "net.py:pro"], 2) == (
         ["hessinit", "measure", "net.py:pro"],
         2,
         0,
     )
-    assert join_colons(["hessinit", "measure"], 2) == (["hessinit", "measure"], 2, 0)
+    assert join_words(["hessinit", "measure"], 2) == (["hessinit", "measure"], 2, 0)
 
 
 def test_the_lists_without_torch_are_the_library_s():

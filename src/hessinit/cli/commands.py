@@ -14,6 +14,7 @@ from hessinit.cli.compare import compare
 from hessinit.cli.demo import demo
 from hessinit.cli.grouped_help import GroupedHelp
 from hessinit.cli.initialize import initialize
+from hessinit.cli.installing import installed_with_care
 from hessinit.cli.measure import measure
 from hessinit.cli.new import new
 from hessinit.cli.printing import print_text, unprinted_explained
@@ -39,7 +40,7 @@ def run() -> None:
     if is_asked_by_bash():
         sys.stdout.write(complete_for_bash(lambda: app(prog_name="hessinit")) + "\n")
         return
-    with stdout_kept_clean(), unprinted_explained():
+    with stdout_kept_clean(), unprinted_explained(), installed_with_care():
         app(prog_name="hessinit")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 from hessinit.problem_file import file_of
@@ -15,6 +16,7 @@ SCHEMES = (
 STARTS = ("hessinit", *SCHEMES)
 DATA = ("paper", "digits", "mnist", "fashion-mnist", "cifar-10", "wikipedia")
 WARMUP = "+warmup"
+HOME = "~/"  # shells pass it as it was typed while they complete, and put in what we say
 
 
 def complete_problem(incomplete: str) -> list[str]:
@@ -23,14 +25,15 @@ def complete_problem(incomplete: str) -> list[str]:
     A folder is offered only among others: alone it is left to the shell, which knows how to go on into it.
     So is a name that the shell might take for a command, such as $(…).py: not every shell quotes what we say.
     """
-    if not _is_harmless(incomplete.replace("/", "")):
+    if not _is_harmless(incomplete.removeprefix(HOME).replace("/", "")):
         return []
     source, _, function = incomplete.rpartition(":")
-    named = [name for name in functions_of(file_of(source)) if name.startswith(function)] if source else []
+    functions = functions_of(_found(file_of(source))) if source else []
+    named = [name for name in functions if name.startswith(function)]
     if named or source.endswith(".py"):  # else the colon is part of a folder's name
         return [f"{source}:{name}" for name in named]
     folder, _, start = incomplete.rpartition("/")
-    inside = sorted(_list(Path(folder or ("/" if incomplete.startswith("/") else "."))))
+    inside = sorted(_list(_found(f"{folder}/" if "/" in incomplete else ".")))
     prefix = incomplete.removesuffix(start)
     shown = [path for path in inside if path.name.startswith(start) and _is_shown(path.name, start)]
     shown = [path for path in shown if _is_harmless(path.name)]
@@ -87,6 +90,10 @@ def _is_problem(function: ast.FunctionDef) -> bool:
     needed = len(given.posonlyargs) + len(given.args) - len(given.defaults)
     needed += sum(default is None for default in given.kw_defaults)
     return not needed and not function.name.startswith("_")
+
+
+def _found(path: str | Path) -> Path:
+    return Path(os.path.expanduser(path))
 
 
 def _list(folder: Path) -> list[Path]:
