@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,11 @@ def test_an_unstable_rate_names_the_command_that_helps():
     assert judge_rate(with_ends(8), 0.5, "net.py:problem").endswith(
         "\nNext: hessinit initialize net.py:problem --lr 0.5"
     )
+
+
+def test_the_command_that_helps_can_be_typed():
+    advised = judge_rate(with_ends(8), 0.5, "my nets/it's.py:problem").split("Next: ")[1]
+    assert shlex.split(advised) == ["hessinit", "initialize", "my nets/it's.py:problem", "--lr", "0.5"]
 
 
 def test_next_to_json_the_sentence_goes_to_stderr(run, net):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING
+
+from hessinit.cli.calling import called_as
 
 if TYPE_CHECKING:
     from hessinit.report import CurvatureReport
@@ -38,5 +41,5 @@ def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
         return f"{product}, above 2: a step as long as this is not sure to lower the loss."
     return (
         f"{product}, above 2: gradient descent is unstable at the start. {advice.warmup.reason}\n"
-        f"Next: hessinit initialize {problem} --lr {lr:g}"
+        f"Next: {called_as()} initialize {shlex.quote(problem)} --lr {lr:g}"
     )
