@@ -194,6 +194,16 @@ def test_a_file_that_does_not_parse_shows_where(run, tmp_path):
     assert "hessinit/" not in result.stderr
 
 
+def test_a_relative_import_is_told_how_to_give_the_module(run, tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "net.py").write_text("from . import other\n")
+    monkeypatch.chdir(tmp_path)
+    result = run("measure", "package/net.py:problem")
+    assert result.exit_code == 2
+    assert frames(result.stderr) == [("net.py", "<module>")]
+    assert "A file of a package is given as package.module:function, from the folder that" in result.stderr
+
+
 def test_a_missing_import_inside_the_module_is_the_user_s_to_see(run, tmp_path, monkeypatch):
     (tmp_path / "importing.py").write_text("import torch\nimport no_such_package\n")
     monkeypatch.chdir(tmp_path)

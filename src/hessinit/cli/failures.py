@@ -67,7 +67,13 @@ def _explain_theirs(failure: UserCodeError) -> NoReturn:
     if isinstance(cause, SystemExit):
         stop(_say_how_not_to_exit(str(failure), cause))
     typer.echo(format_their_traceback(cause or failure), err=True, nl=False)
-    stop(f"{failure}, as shown above.")
+    stop(f"{failure}, as shown above.{_say_how_to_import(cause)}")
+
+
+def _say_how_to_import(failure: BaseException | None) -> str:
+    if not isinstance(failure, ImportError) or "no known parent package" not in str(failure):
+        return ""
+    return " A file of a package is given as package.module:function, from the folder that holds the package."
 
 
 def _say_how_not_to_exit(failed: str, exit_: SystemExit) -> str:
