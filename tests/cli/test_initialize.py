@@ -160,7 +160,25 @@ def test_a_full_disk_is_told_after_the_result(run, exact, monkeypatch):
     result = run("initialize", "exact.py:problem", "--target", 2, "--weights", "w.safetensors")
     assert result.exit_code == 2
     assert "Met: " in result.stdout
-    assert "Error: cannot write w.safetensors: [Errno 28] No space left on device." in result.stderr
+    assert "Error: cannot write w.safetensors: No space left on device." in result.stderr
+
+
+def test_every_file_on_a_full_disk_is_told_and_none_is_left_in_part(run, exact, tmp_path):
+    resource = pytest.importorskip("resource", reason="sets a limit")
+    files = {"--save": "r.json", "--weights": "w.safetensors", "--html": "r.html", "--picture": "r.pdf"}
+    before = {path.name for path in tmp_path.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as of a disk that is full after 100 bytes
+    try:
+        options = [word for pair in files.items() for word in pair]
+        result = run("initialize", "exact.py:problem", "--target", 2, *options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.exit_code == 2
+    told = result.stderr.splitlines()
+    assert [line.split(": ")[1] for line in told] == [f"cannot write {name}" for name in files.values()]
+    assert all("File too large" in line for line in told), told
+    assert {path.name for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
 
 
 def test_the_words_of_the_options_are_the_library_s():
@@ -200,7 +218,7 @@ def test_a_page_that_fails_does_not_take_the_weights_along(run, exact, tmp_path,
     assert result.exit_code == 2
     assert result.stderr == (
         "Wrote i.json.\nWrote w.safetensors.\n"
-        "Error: cannot write i.html: [Errno 28] No space left on device.\n"
+        "Error: cannot write i.html: No space left on device.\n"
     )
     assert safetensors.torch.load_file("w.safetensors")
 

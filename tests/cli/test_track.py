@@ -146,9 +146,13 @@ def test_a_log_that_cannot_be_written_ends_no_training(run, exact, tmp_path, mon
     monkeypatch.setattr("hessinit.cli.tailing._claim", fail)
     result = run("track", "exact.py:problem", *SMALL, "--lr", "0.02", "--log", "c.jsonl", "--save", "t.json")
     assert (result.exit_code, result.stderr) == (
-        2, "Wrote t.json.\nError: cannot write c.jsonl: [Errno 28] No space left on device.\n",
+        2, "Wrote t.json.\nError: cannot write c.jsonl: No space left on device.\n",
     )  # fmt: skip
     assert len(Tracking.load("t.json").losses) == 20
+    monkeypatch.setattr(Tracking, "save", lambda self, path: fail(path))
+    result = run("track", "exact.py:problem", *SMALL, "--lr", "0.02", "--log", "c.jsonl", "--save", "t.json")
+    failed = [f"Error: cannot write {name}: No space left on device." for name in ("t.json", "c.jsonl")]
+    assert (result.exit_code, result.stderr.splitlines()) == (2, failed)
 
 
 MANY = """

@@ -254,4 +254,4 @@ def _write(folder: Path, page: str, picture: bytes) -> None:
             temporary.write_bytes(picture)
             write_text(folder / PAGE, page)
     except OSError as failure:
-        stop(f"cannot write to {folder}: {failure}.")
+        stop(f"cannot write to {folder}: {failure.strerror or failure}.")

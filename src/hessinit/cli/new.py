@@ -43,8 +43,10 @@ def new(
         named = f"./{named}"  # a command would take it for an option
     try:
         write_text(path, write_starter(shlex.quote(named)))
-    except (OSError, ValueError) as failure:
-        stop(f"cannot write {path}: {failure}.")
+    except OSError as failure:
+        stop(f"cannot write {path}: {failure.strerror or failure}.")
+    except ValueError as refusal:
+        stop(f"cannot write {path}: {refusal}.")
     print_text(f"Wrote {path}. It runs as it is; look into it to put your own network in.")
     print_text(f"Next: {called_as()} measure {shlex.quote(f'{named}:problem')}")
 

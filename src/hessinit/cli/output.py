@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -118,7 +119,7 @@ def write_file(path: Path, write: Write) -> bool:
     try:
         write(path)
     except OSError as failure:
-        typer.echo(f"Error: cannot write {path}: {failure}.", err=True)
+        typer.echo(f"Error: cannot write {path}: {failure.strerror or failure}.", err=True)
         return False
     except UndrawableError as refusal:
         typer.echo(f"Error: --picture {path} cannot be drawn: {refusal}", err=True)
@@ -134,8 +135,10 @@ def _draw(record: Record, path: Path) -> None:
         raise UndrawableError(str(refusal)) from refusal
     from hessinit.report.atomic import replacing
 
+    content = io.BytesIO()  # on a full disk matplotlib's PDF fails with an AttributeError of its own
+    figure.savefig(content, format=path.suffix[1:].lower(), dpi=200)
     with replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=200)
+        temporary.write_bytes(content.getvalue())
 
 
 def _figure_of(record: Record) -> Any:

@@ -161,9 +161,11 @@ def track(
         if lines is not None:
             lines.follow()
     try:
-        output.give(replace(tracking, initialization=started), before=started)
-        if log is not None and lines is not None:
-            _say_where(lines, log)
+        try:
+            output.give(replace(tracking, initialization=started), before=started)
+        finally:
+            if log is not None and lines is not None:
+                _say_where(lines, log)
     finally:
         if interrupted:
             typer.echo(f"Interrupted: stopped after {_steps_of(tracking)} of {steps} steps.", err=True)
@@ -230,7 +232,7 @@ def _read_back(lines: Lines | None) -> Tracking:
 
 def _say_where(lines: Lines, log: Path) -> None:
     if lines.failure is not None:
-        stop(f"cannot write {log}: {lines.failure}.")
+        stop(f"cannot write {log}: {lines.failure.strerror or lines.failure}.")
     if lines.copied_to is not None:
         name = log.with_name(lines.copied_to.name)
         typer.echo(f"Wrote {name}{'' if name == log else f', for {log} was there'}.", err=True)
