@@ -115,6 +115,19 @@ def test_a_folder_without_permission_is_refused_before_any_work(run, net, tmp_pa
     assert "is read-only for you" in result.stderr
 
 
+def test_a_home_that_the_shell_left_unread_is_no_folder_to_be_made(run, net, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command, option in (("measure", "--save=~/r.json"), ("compare", "--folder=~/runs")):
+        result = run(command, f"{net}:problem", option)
+        assert result.exit_code == 2
+        told = " ".join(result.stderr.split())
+        assert f"{option.split('=')[1]} would go to a folder called ~, for shells read ~ as your home" in told
+    assert not (tmp_path / "~").exists()
+    (tmp_path / "~").mkdir()
+    assert run("measure", f"{net}:problem", "--save=~/r.json").exit_code == 0
+    assert (tmp_path / "~" / "r.json").exists()
+
+
 def test_one_file_for_two_things_is_refused(run, net, tmp_path):
     result = run(
         "measure", f"{net}:problem", "--save", tmp_path / "r", "--html", tmp_path / "there" / ".." / "r"

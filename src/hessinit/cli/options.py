@@ -12,6 +12,10 @@ from hessinit.cli.completing import complete_device, complete_problem
 
 LARGEST_SEED = 2**32 - 1  # of numpy; torch would take more
 PROBLEM = "FILE.py:FUNCTION"
+UNREAD_HOME = (
+    "would go to a folder called ~, for shells read ~ as your home only where a word begins: put a space in "
+    "place of the equals sign, and no quotes."
+)
 
 
 class Curvature(str, Enum):
@@ -50,10 +54,17 @@ def check_rate(lr: float | None) -> float | None:
     return lr
 
 
+def is_unread_home(path: Path) -> bool:
+    """Whether the shell left ~ in it, as bash does in --save=~/x; a folder that is called so may be there."""
+    return path.parts[:1] == ("~",) and not Path("~").exists()
+
+
 def read_folder(text: str) -> Path:
     """A folder's name; an empty one, as of a variable that is not set, would be the working folder."""
     if not text:
         raise typer.BadParameter("it is empty; give a folder, such as results, or . for this one.")
+    if is_unread_home(Path(text)):
+        raise typer.BadParameter(f"{text} {UNREAD_HOME}")
     return Path(text)
 
 

@@ -15,6 +15,7 @@ import typer
 
 from hessinit.cli.failures import NOT_CONVERGED, WRONG_USE, stop
 from hessinit.cli.interrupts import INTERRUPTED
+from hessinit.cli.options import UNREAD_HOME, is_unread_home
 from hessinit.cli.printing import print_report, print_text, try_printing
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ def is_same_file(one: Path, other: Path) -> bool:
 def check_writable(option: str, path: Path) -> None:
     """Refuse a file that cannot be written; `option` is how the user named it."""
     folder = path.resolve().parent
+    if is_unread_home(path):
+        stop(f"{option} {path} {UNREAD_HOME}")
     if path.is_dir():
         stop(f"{option} {path} is a folder; give the name of a file.")
     if path.exists() and not path.is_file():
