@@ -217,8 +217,7 @@ def test_a_page_that_fails_does_not_take_the_weights_along(run, exact, tmp_path,
     result = run("initialize", "exact.py:problem", "--target", 2, *files)
     assert result.exit_code == 2
     assert result.stderr == (
-        "Wrote i.json.\nWrote w.safetensors.\n"
-        "Error: cannot write i.html: No space left on device.\n"
+        "Wrote i.json.\nWrote w.safetensors.\nError: cannot write i.html: No space left on device.\n"
     )
     assert safetensors.torch.load_file("w.safetensors")
 

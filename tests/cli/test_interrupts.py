@@ -110,6 +110,27 @@ def test_a_request_to_end_names_the_runs_that_are_kept(tmp_path):
     assert re.fullmatch(r"Interrupted: .*The same command .*\n", stderr), stderr
 
 
+def test_while_a_saved_result_is_written_again_nothing_false_is_said(tmp_path, run_python):
+    from hessinit.present.example import example_report
+
+    example_report().save(tmp_path / "report.json")
+    result = run_python("""
+import os, signal, sys
+from hessinit.cli import main
+from hessinit.report import CurvatureReport
+
+def write_half(self, path):
+    with open("page.html.tmp", "w"):
+        os.kill(os.getpid(), signal.SIGINT)
+
+CurvatureReport.to_html = write_half
+sys.argv = ["hessinit", "show", "report.json", "--html", "page.html"]
+main()
+""")
+    assert (result.returncode, result.stderr) == (130, "Interrupted: not everything was written.\n")
+    assert "verdict" in result.stdout
+
+
 def test_what_is_ignored_stays_ignored(tmp_path):
     """As `nohup` and a shell's background jobs start a command."""
     (tmp_path / "net.py").write_text(

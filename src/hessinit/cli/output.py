@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import typer
 
 from hessinit.cli.failures import NOT_CONVERGED, WRONG_USE, stop
-from hessinit.cli.interrupts import INTERRUPTED
+from hessinit.cli.interrupts import INTERRUPTED, raise_when_interrupted
 from hessinit.cli.options import UNREAD_HOME, is_unread_home
 from hessinit.cli.printing import print_report, print_text, try_printing
 
@@ -85,6 +85,7 @@ class Output:
         if self.picture is not None:
             files[self.picture] = lambda path: _draw(record, path)
         try:
+            raise_when_interrupted()  # `hessinit show` did nothing until now that would need it
             done = [try_printing(lambda: self._print(record, before, after))]
             if self.json and after is not None:
                 typer.echo(after, err=True)
