@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,12 +25,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refused_by_both(folder: Path, match: str) -> None:
-    """The cheap check refuses it as the reading does."""
+def refusals(folder: Path) -> list[str]:
+    """What the cheap check says, and what the reading says: both must refuse it, and name a way out."""
+    said = []
     for look in (check_images, load_images):
-        with pytest.raises(ProblemError, match=match) as caught:
+        with pytest.raises(ProblemError, match="--data digits") as caught:
             look("mnist", folder)
-        assert "--data digits" in str(caught.value)
+        said.append(str(caught.value))
+    return said
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -109,7 +112,8 @@ def test_a_file_that_is_not_whole_is_named_and_refused(folder: Path, fault: str)
     damage, match = FAULTS[fault]
     path = folder / "mnist" / IMAGES
     path.write_bytes(damage(path.read_bytes()))
-    refused_by_both(folder, f"mnist/{IMAGES} .*{match}")
+    for message in refusals(folder):
+        assert re.search(f"mnist/{IMAGES} .*{match}", message), message
 
 
 def test_a_byte_changed_in_packed_data_is_refused(folder: Path) -> None:
@@ -146,14 +150,16 @@ def test_a_file_of_the_right_form_with_other_content_is_refused(folder: Path) ->
 def test_a_folder_in_place_of_a_file_is_refused(folder: Path) -> None:
     (folder / "mnist" / IMAGES).unlink()
     (folder / "mnist" / IMAGES).mkdir()
-    refused_by_both(folder, f"mnist/{IMAGES} is a folder; a file is needed")
+    for message in refusals(folder):
+        assert f"mnist/{IMAGES} is a folder; a file is needed" in message
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_pipe_in_place_of_a_file_is_refused_at_once(folder: Path) -> None:
     (folder / "mnist" / IMAGES).unlink()
     os.mkfifo(folder / "mnist" / IMAGES)
-    refused_by_both(folder, f"mnist/{IMAGES} is no plain file")
+    for message in refusals(folder):
+        assert f"mnist/{IMAGES} is no plain file" in message
 
 
 @pytest.fixture
@@ -186,7 +192,8 @@ def test_what_may_not_be_read_is_named(
     (open_folder / closed).chmod(0)
     as_ordinary_user()
     try:
-        refused_by_both(open_folder, "mnist/train-.* cannot be read .Permission denied.")
+        for message in refusals(open_folder):
+            assert re.search("mnist/train-.* cannot be read .Permission denied.", message), message
     finally:
         if os.geteuid() != 65534:
             (open_folder / closed).chmod(0o755)  # for the cleaning up
