@@ -1,6 +1,6 @@
 """One process that imports a script and becomes two ranks of a job: what is imported once is paid for once.
 
-`python forking.py script.py port` writes what each rank prints to `rank-0.log` and `rank-1.log`, and exits
+`python forking.py script.py` writes what each rank prints to `rank-0.log` and `rank-1.log`, and exits
 with the number of ranks that failed.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import sys
 import traceback
 from types import ModuleType
@@ -42,8 +43,16 @@ def become(rank: int, port: str, module: ModuleType) -> None:
         os._exit(code)
 
 
-def main(script: str, port: str) -> int:
+def find_free_port() -> str:
+    """Asked for after the imports: in the seconds that they take, another process might come to use it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def main(script: str) -> int:
     module = load(script)
+    port = find_free_port()
     ranks = []
     for rank in range(2):
         child = os.fork()
@@ -54,4 +63,4 @@ def main(script: str, port: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1]))
