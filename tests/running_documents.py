@@ -40,7 +40,7 @@ PROGRAMS = {
 # These install, fetch or build: too slow for a test of a document, or tested elsewhere.
 NOT_RUN = ("pip", "git", "make", "mkdocs", "cd", "apt-get", ".venv/bin/hessinit")
 EXIT_STATUS = re.compile(r"#.*\bexit status (?P<number>\d+)")
-PATIENCE = 240  # seconds
+PATIENCE = 600  # seconds
 
 # A number, but not the digits of a name such as fc1; rules of a table; the seconds that a run took.
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")

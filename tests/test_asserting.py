@@ -426,7 +426,7 @@ def test_pytest_shows_the_table(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(

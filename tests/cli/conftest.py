@@ -86,7 +86,7 @@ def on_a_terminal(*arguments: str, folder: Path, **variables: str) -> str:
             break
         seen += part
     os.close(reader)
-    assert process.wait(timeout=60) == 0, seen.decode()
+    assert process.wait(timeout=300) == 0, seen.decode()
     return seen.decode()
 
 

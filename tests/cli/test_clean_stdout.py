@@ -50,7 +50,7 @@ def in_a_shell(folder, command: str, **variables: str) -> subprocess.CompletedPr
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(
         ["sh", "-c", command.replace("hessinit", f"{shlex.quote(sys.executable)} -m hessinit", 1)],
-        cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=120,
+        cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=300,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ import pathlib, time
 pathlib.Path("begun").touch()
 for _ in range(2):
     try:
-        time.sleep(30)
+        time.sleep(600)
     except BaseException:
         pass
 raise ImportError("cannot load module more than once per process")
@@ -32,7 +32,7 @@ WAITING = """
 def waiting():
     import pathlib, time
     pathlib.Path("begun").touch()
-    time.sleep(30)
+    time.sleep(600)
 
 def converting():
     try:
@@ -58,13 +58,13 @@ def interrupt(folder, number, *command, **variables):
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (folder / "begun").exists():
             assert time.monotonic() < deadline, process.poll()
             time.sleep(0.02)
         time.sleep(0.1)
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=15)  # half of what they wait
+        stdout, stderr = process.communicate(timeout=300)  # half of what they wait
     finally:
         process.kill()
     return process.returncode, stdout, stderr

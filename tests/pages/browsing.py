@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 PHONE, DESKTOP = 390, 1280
+PATIENCE = 60  # seconds: what hangs fails the test; a loaded machine takes its time
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def opened(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", **options
     )
     context.set_offline(True)
-    context.set_default_timeout(5000)
+    context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
     messages: list[str] = []
     page.on("console", lambda message: messages.append(f"console: {message.text}"))
@@ -74,11 +76,10 @@ def overflow(page: Any) -> int:
 
 def wait_until(page: Any, expression: str) -> None:
     """Wait for an expression to be true. Playwright's own way needs `eval`, which our pages forbid."""
-    for _ in range(250):
-        if page.evaluate(expression):
-            return
+    deadline = time.monotonic() + PATIENCE
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"never true: {expression}"
         page.wait_for_timeout(20)
-    pytest.fail(f"never true: {expression}")
 
 
 def column(page: Any, number: int, table: str = "main .table table") -> list[str]:

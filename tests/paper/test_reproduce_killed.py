@@ -43,7 +43,7 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_numbers(tmp_path: Pa
         time.sleep(moments.uniform(0.1, 1.0) * min(whole, 6.0))
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)  # and closes its pipe
+        process.communicate(timeout=300)  # and closes its pipe
     last = start(disturbed)
     _, messages = last.communicate(timeout=300)
     assert last.returncode == 0, messages.decode()

@@ -136,12 +136,12 @@ def test_a_killed_worker_ends_the_run_with_what_is_kept(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     results = tmp_path / "kept" / "table-4-digits"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (results.is_dir() and len(list(results.glob("[!.]*.json"))) >= 2):
         assert time.monotonic() < deadline, process.poll()
         time.sleep(0.05)
     os.kill(worker_of(process.pid), signal.SIGKILL)
-    _, messages = process.communicate(timeout=60)
+    _, messages = process.communicate(timeout=300)
     assert process.returncode == 2, messages
     assert "a worker process ended" in messages
     assert "pieces are kept in kept. The same command goes on from there." in messages
@@ -198,7 +198,7 @@ def test_an_executor_needs_no_guard_in_the_callers_file(tmp_path: Path) -> None:
         "with ThreadPoolExecutor(1) as executor:\n"
         "    reproduce('table-2', data='digits', seeds=1, folder=None, executor=executor)\n"
     )
-    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=300)
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_a_terminal_without_unicode_still_tells_yes_from_no(tmp_path):
         env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(" yes") == 13

@@ -106,7 +106,7 @@ def test_an_active_run_of_wandb_is_found_and_has_an_axis_of_its_own(tmp_path: Pa
         "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path),
     }  # fmt: skip
     command = [sys.executable, "-c", WANDB]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "ignored" not in done.stderr  # W&B's word for what it drops
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
