@@ -266,7 +266,8 @@ def test_an_interrupted_training_shows_what_was_tracked(exact, tmp_path, request
     (tmp_path / "slow.py").write_text(EXACT + SLOW, encoding="utf-8")
     process = subprocess.Popen(
         [sys.executable, "-m", "hessinit", "track", "slow.py:slow", "--lr", "0.01", "--batch-size", "4",
-         "--steps", "100000", "--every", "2", "--log", "c.jsonl", "--json", "--save", "t.json"],
+         "--steps", "100000", "--every", "2", "--share", "1",  # so that points come at any load
+         "--log", "c.jsonl", "--json", "--save", "t.json"],
         cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
