@@ -9,8 +9,13 @@ from collections.abc import Iterator
 # Before typer, rich and matplotlib are imported: they look at these once, at import.
 for variable in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "GITHUB_ACTIONS", "PY_COLORS"):
     os.environ.pop(variable, None)
+os.environ["TERM"] = "xterm"  # of a service it is "dumb", or missing
 os.environ["MPLBACKEND"] = "Agg"
 # In the background (`make test &`) a shell has Ctrl-C ignored, and the commands to interrupt inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Background jobs and `nohup` start with Ctrl-C ignored, and would hand that on to the commands under test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
