@@ -19,17 +19,21 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., object]]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., object]]:
     """Call as run("measure", "net.py:problem", columns=60); what a user's file leaves is taken away."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     modules = set(sys.modules)
+    written_by_tests = str(tmp_path_factory.getbasetemp())
 
     def invoke(*arguments: object, columns: int = 100) -> object:
         return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": str(columns)})
 
     yield invoke
     for name in set(sys.modules) - modules:
-        if not getattr(sys.modules[name], "__file__", None) or "pytest-of" in str(sys.modules[name].__file__):
+        file = getattr(sys.modules[name], "__file__", None)
+        if not file or written_by_tests in file:
             del sys.modules[name]
 
 
@@ -76,6 +80,13 @@ def on_a_terminal(*arguments: str, folder: Path, **variables: str) -> str:
         cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal,
     )  # fmt: skip
     os.close(terminal)
+    seen = read_to_the_end(reader)
+    assert process.wait(timeout=300) == 0, seen
+    return seen
+
+
+def read_to_the_end(reader: int) -> str:
+    """What comes until the other end of a pseudo-terminal is closed."""
     seen = b""
     while True:
         try:
@@ -86,7 +97,6 @@ def on_a_terminal(*arguments: str, folder: Path, **variables: str) -> str:
             break
         seen += part
     os.close(reader)
-    assert process.wait(timeout=300) == 0, seen.decode()
     return seen.decode()
 
 

@@ -3,11 +3,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from hessinit import CurvatureReport, load, measure
 from hessinit.demo import problem
+
+from .conftest import read_to_the_end
 
 
 def test_stdout_holds_the_json_and_nothing_else(run_process, net):
@@ -55,10 +58,13 @@ def test_a_reader_that_stops_early_sees_no_traceback(run_process, net):
 def test_a_watched_command_spins_on_stderr_and_keeps_stdout_pure(run_process, net):
     pty = pytest.importorskip("pty", reason="needs a pseudo-terminal")
     reader, terminal = pty.openpty()
-    result = run_process("measure", "net.py:problem", "--json", stderr=terminal, TERM="xterm")
-    os.close(terminal)
-    watched = os.read(reader, 100_000).decode()
-    os.close(reader)
+    with ThreadPoolExecutor(1) as beside:
+        watching = beside.submit(read_to_the_end, reader)  # a slow machine spins more than one reading holds
+        try:
+            result = run_process("measure", "net.py:problem", "--json", stderr=terminal, TERM="xterm")
+        finally:
+            os.close(terminal)
+    watched = watching.result()
     assert result.stdout == CurvatureReport.from_json(result.stdout).to_json()
     assert "Measuring net.py:problem …" in watched
     assert "a word from the user's own code" in watched
