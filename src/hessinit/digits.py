@@ -25,7 +25,7 @@ def load_digits() -> tuple[Tensor, Tensor]:
     # Only here: the modules that present a saved report must not wait for torch.
     import torch
 
-    packed = resources.files("hessinit").joinpath("data", "digits.npz")
+    packed = resources.files("hessinit") / "data" / "digits.npz"
     with packed.open("rb") as file, numpy.load(file, allow_pickle=False) as archive:
         images, labels = archive["images"], archive["labels"]
     return torch.from_numpy(images).unsqueeze(1).float() / 16, torch.from_numpy(labels).long()
