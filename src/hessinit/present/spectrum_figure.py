@@ -55,8 +55,8 @@ def _title(row: LayerCurvature) -> str:
 
 
 def _draw_density(ax: Axes, row: LayerCurvature, density: Density) -> None:
-    ax.set_yscale("log")
     if density.values and is_drawable(max(density.values)):
+        ax.set_yscale("log")
         top = max(density.values)
         floor = top / 10**DECADES
         shown = [max(value, floor) for value in density.values]
