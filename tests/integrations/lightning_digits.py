@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -63,3 +64,11 @@ def trainer_of(package: Any, folder: Any, *callbacks: Any, **settings: Any) -> A
         callbacks=list(callbacks),
         **{"logger": False, "enable_checkpointing": False, **quiet, **settings},
     )
+
+
+def fit_from(
+    checkpoint: Any, trainer: Any, module: Any, data: DataLoader[Any], *, weights_only: bool
+) -> None:
+    # Lightning has the argument since 2.6; before, it unpickles whatever a local checkpoint holds.
+    known = "weights_only" in inspect.signature(trainer.fit).parameters
+    trainer.fit(module, data, ckpt_path=checkpoint, **({"weights_only": weights_only} if known else {}))

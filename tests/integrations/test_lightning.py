@@ -24,6 +24,7 @@ from integrations.lightning_digits import (
     LOSS,
     digits,
     digits_module,
+    fit_from,
     loader,
     make_network,
     plain_network,
@@ -138,7 +139,7 @@ def test_a_resumed_run_is_not_initialized_again(tmp_path: Path) -> None:
         module = digits_module(lightning, plain_network(), momentum=0.9)
         callback = CurvatureCallback(LOSS, every=2, initialize=True, path=tmp_path / f"{epochs}.jsonl")
         trainer = trainer_of(lightning, tmp_path, callback, max_epochs=epochs)
-        trainer.fit(module, loader(), ckpt_path=checkpoint, weights_only=False)
+        fit_from(checkpoint, trainer, module, loader(), weights_only=False)
         trainer.save_checkpoint(tmp_path / "last.ckpt")
         return module, callback
 

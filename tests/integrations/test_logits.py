@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hessinit
-from dense import dense_curvature, ends
+from dense import DenseCurvature, dense_curvature, ends
 from hessinit.integrations.logits import logits_problem
 from integrations.timm_style import image_network, images_and_labels
 from integrations.tiny_transformers import NAMES, model_and_batch
@@ -25,6 +25,16 @@ from integrations.tiny_transformers import NAMES, model_and_batch
 def value_of(problem: tuple[Any, ...]) -> Tensor:
     model, loss, (inputs, targets), options = problem
     return loss(options["forward"](model, inputs), targets)
+
+
+def dense_truth(*problem: Any, **options: Any) -> DenseCurvature:
+    # Older Transformers fill a mask of the default dtype with the least number of the model's dtype.
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return dense_curvature(*problem, **options)
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,7 +49,7 @@ def test_norms_are_those_of_dense_matrices(name: str) -> None:
     model, batch = model_and_batch(name)
     model, loss, batch, options = logits_problem(model, batch)
     report = hessinit.measure(model, loss, batch, **options)
-    truth = dense_curvature(model, loss, batch, "gauss-newton", **options)
+    truth = dense_truth(model, loss, batch, "gauss-newton", **options)
     assert report.curvature == "gauss-newton"
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
     for row in report.layers:
@@ -48,11 +58,10 @@ def test_norms_are_those_of_dense_matrices(name: str) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_the_exact_hessian_needs_no_other_attention(attention: str) -> None:
-    model, batch = model_and_batch("GPT-2")
-    model.set_attn_implementation(attention)
+    model, batch = model_and_batch("GPT-2", attn_implementation=attention)
     model, loss, batch, options = logits_problem(model, batch)
     report = hessinit.measure(model, loss, batch, curvature="hessian", **options)
-    truth = dense_curvature(model, loss, batch, "hessian", hessian_by="loops", **options)
+    truth = dense_truth(model, loss, batch, "hessian", hessian_by="loops", **options)
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
 
 
@@ -210,7 +219,7 @@ def test_initialize_and_advise_take_it_too(name: str) -> None:
     advice = hessinit.advise(model, loss, batch, optimizer="adamw", lr=1e-3, **options)
     assert advice.stable_learning_rate > 0
     result = hessinit.initialize_(model, loss, batch, target=0.7, **options)
-    truth = dense_curvature(model, loss, batch, "gauss-newton", **options)
+    truth = dense_truth(model, loss, batch, "gauss-newton", **options)
     assert ends(truth.network).norm == pytest.approx(0.7, rel=0.06)
     assert result.converged
 
@@ -256,7 +265,7 @@ def test_batch_normalization_in_train_mode_is_measured_as_it_trains() -> None:
     model, batch = image_network().train(), images_and_labels()
     model, loss, batch, options = logits_problem(model, batch)
     report = hessinit.measure(model, loss, batch, **options)
-    truth = dense_curvature(model, loss, batch, "gauss-newton", **options)
+    truth = dense_truth(model, loss, batch, "gauss-newton", **options)
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
 
 

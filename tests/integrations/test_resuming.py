@@ -17,7 +17,15 @@ from hessinit.integrations.remembering import Memory, digest_examples, digest_st
 from hessinit.integrations.transformers import CurvatureCallback as TrainersCallback
 from hessinit.report.tracking import Tracking, read_lines
 from hessinit.tracking.budget import Budget
-from integrations.lightning_digits import LOSS, digits, digits_module, loader, plain_network, trainer_of
+from integrations.lightning_digits import (
+    LOSS,
+    digits,
+    digits_module,
+    fit_from,
+    loader,
+    plain_network,
+    trainer_of,
+)
 from integrations.test_trainer import Masking
 from integrations.trainer_runs import trainer_of as trainer_of_transformers
 
@@ -42,7 +50,7 @@ def fit(
     callback = CurvatureCallback(LOSS, every=2, **options)
     trainer = trainer_of(lightning, folder, callback, max_epochs=epochs)
     torch.manual_seed(seed + epochs)  # the loader shuffles in another order when training goes on
-    trainer.fit(module, loader(shuffle=True), ckpt_path=checkpoint, weights_only=True)
+    fit_from(checkpoint, trainer, module, loader(shuffle=True), weights_only=True)
     trainer.save_checkpoint(folder / f"{seed}.ckpt")
     return module, callback.tracking
 
@@ -160,7 +168,7 @@ def test_other_examples_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_collator_that_masks_at_random_masks_alike_again(tmp_path: Path) -> None:
     for seed, checkpoint in ((1, None), (2, str(tmp_path / "checkpoint-2"))):
-        callback = TrainersCallback(every=2)
+        callback = TrainersCallback(every=2, warn=False)
         trainer = trainer_of_transformers(
             tmp_path, callback, model="masked BERT", collator=Masking(), save_strategy="steps", save_steps=2
         )

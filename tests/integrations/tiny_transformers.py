@@ -155,12 +155,12 @@ _REFUSED: dict[str, tuple[Any, Any, Any]] = {
 }  # fmt: skip
 
 
-def model_and_batch(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+def model_and_batch(name: str, **settings: Any) -> tuple[nn.Module, dict[str, Tensor]]:
     """The same weights and data at every call, in eval mode; larger weights than the library's 0.02."""
     kind, config, data = {**_MADE, **_REFUSED}[name]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = kind(config()).eval()
+        model = kind(config(**settings)).eval()
+        torch.manual_seed(1)  # only now: what a model draws when it is made depends on the library's version
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=0.3)

@@ -119,7 +119,7 @@ def test_no_cell_of_the_map_is_wider_than_its_place():
     width = axes.transData.transform((1, 0))[0] - axes.transData.transform((0, 0))[0]
     assert len(axes.texts) > 20
     for text in axes.texts:
-        assert text.get_window_extent().width <= width, text.get_text()
+        assert text.get_window_extent().width <= width + 0.5, text.get_text()  # 3.9 measures coarsely
     assert "✗ 3/3" in [text.get_text() for text in axes.texts]
     assert "✗\u00a0diverged" in axes.get_title(loc="left")
 

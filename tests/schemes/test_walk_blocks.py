@@ -57,7 +57,8 @@ def test_post_activation_blocks_are_closed_by_their_second_convolution(with_samp
     sites = sites_of(model, torch.randn(2, 3, 8, 8), with_sample)
     assert closing(sites) == ["1.conv2.weight", "2.conv2.weight"]
     assert sites["1.conv1.weight"].before.end == "weight"
-    assert sites["2.conv1.weight"].before.moment == sites["2.shortcut.weight"].before.moment == 0.5
+    assert sites["2.conv1.weight"].before.moment == pytest.approx(0.5)
+    assert sites["2.shortcut.weight"].before.moment == pytest.approx(0.5)
     assert sites["2.conv1.weight"].before.end == "sum"
     assert sites["1.conv2.weight"].norm_follows
     assert not sites["2.shortcut.weight"].norm_follows

@@ -234,7 +234,7 @@ def test_a_norm_that_follows_is_seen_also_when_written_by_hand(norm: Any, with_s
     assert sites["first.weight"].norm_follows
     assert not sites["last.weight"].norm_follows
     assert sites["last.weight"].before.end == "norm"
-    assert sites["last.weight"].before.moment == (0.5 if norm is standardize else 1.0)
+    assert sites["last.weight"].before.moment == pytest.approx(0.5 if norm is standardize else 1.0)
 
 
 @BOTH
