@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hessinit.comparing.batching import Data
 from hessinit.comparing.optimizers import MakeOptimizer
 from hessinit.comparing.starts import Start, describe
+from hessinit.problem.left_as_found import default_device
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.structures import map_tensors
 from hessinit.report.json_form import Plain
@@ -47,13 +48,13 @@ class TorchSettings:
             matmul = torch.get_float32_matmul_precision()
         except RuntimeError:  # torch refuses to tell once the newer switches have been used
             matmul = None
-        return cls(torch.get_default_dtype(), str(torch.get_default_device()), matmul)
+        return cls(torch.get_default_dtype(), str(default_device()), matmul)
 
     def apply(self) -> None:
         torch.set_default_dtype(self.dtype)
         if self.matmul is not None:
             torch.set_float32_matmul_precision(self.matmul)
-        if torch.device(self.device) != torch.get_default_device():
+        if torch.device(self.device) != default_device():
             torch.set_default_device(self.device)
 
 

@@ -94,7 +94,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
         if "torch._dynamo" in sys.modules:
             # Whatever is compiled runs as it was written: compiled code has only a first derivative.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if torch.get_default_device().type != "cpu":
+        if default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))  # for our own vectors; the forward gets the user's back
         # TF32 keeps 10 bits of the mantissa: a norm measured with it is off by up to 1e-3. CPUs have it too.
         stack.enter_context(_full_precision_matmul())
@@ -104,6 +104,11 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
         if recurrent and torch.backends.mkldnn.is_available():
             stack.enter_context(_without_onednn())
         yield
+
+
+def default_device() -> torch.device:
+    """Where new tensors go, also inside of `with torch.device(...)`."""
+    return torch.empty(0).device  # torch.get_default_device does not see a `with` in torch 2.6
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from hessinit.problem import checks, weights
 from hessinit.problem.batches import Batch, cast, read_batches
 from hessinit.problem.failures import explained, explained_derivatives, explained_loss
 from hessinit.problem.layers import Layer, find_layers
-from hessinit.problem.left_as_found import kept_attributes, twice_differentiable
+from hessinit.problem.left_as_found import default_device, kept_attributes, twice_differentiable
 from hessinit.problem.lending import Loan
 from hessinit.problem.randomness import Draws, untouched_random_state
 from hessinit.problem.structures import map_tensors
@@ -67,7 +67,7 @@ class Problem:
         )
         self.leaves: dict[str, Tensor] = {}
         self._constants: dict[str, Tensor] = {}
-        self._default_device = torch.get_default_device()
+        self._default_device = default_device()
         measured = {layer.parameter for layer in self.layers}
         renormed = {id(module.weight) for module in self.model.modules() if getattr(module, "max_norm", None)}
         for name, parameter in self.model.named_parameters():
