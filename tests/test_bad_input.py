@@ -221,6 +221,7 @@ def mesh() -> Iterator[Any]:
     distributed.destroy_process_group()
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support:UserWarning")
 @pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
 def test_sharded_weights_are_refused(mesh: Any) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel

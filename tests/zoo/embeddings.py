@@ -52,8 +52,8 @@ class BagByHand(nn.Module):
         if offsets is None:
             bags = list(tokens)
         else:
-            ends = [*offsets[1:].tolist(), len(tokens)]
-            bags = [tokens[start:end] for start, end in zip(offsets.tolist(), ends, strict=True)]
+            starts = [int(start) for start in offsets]  # torch 2.6 has no `tolist` inside of torch.func
+            bags = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
         reduce = torch.sum if self.mode == "sum" else torch.mean
         return torch.stack([reduce(self.weight[bag], dim=0) for bag in bags])
 
