@@ -73,8 +73,8 @@ def key_numbers(report: CurvatureReport) -> list[KeyNumber]:
     if has_rates(report):
         best, stable = report.learning_rate, report.stable_learning_rate
         numbers += [
-            KeyNumber(label="Best guaranteed rate", text=format_number(best, 2), note="1/‖H‖"),
-            KeyNumber(label="Stable below", text=format_number(stable, 2), note="2/‖H‖"),
+            KeyNumber(label="Best guaranteed rate", text=format_number(best, 2), note="1/‖H‖, for these weights"),
+            KeyNumber(label="Stable below", text=format_number(stable, 2), note="2/‖H‖, for these weights"),
         ]
     return numbers
 
