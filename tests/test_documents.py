@@ -7,6 +7,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -93,6 +94,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("document", GUIDES, ids=relative_name)
 def test_the_code_of_a_document_runs_without_a_warning(document: Path, folder: Path) -> None:
+    if document.name == "command-line.md" and tuple(map(int, version("typer").split(".")[:2])) < (0, 29):
+        pytest.skip("it shows help as typer lays it out since 0.29")
     count = run_blocks(present(document))
     assert count > 0 or document != README, "README.md shows no example"
 

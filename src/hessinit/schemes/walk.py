@@ -50,7 +50,7 @@ def find_sites(
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
     >>> for site in find_sites(model).sites:
-    ...     print(site.parameter, "|", site.before.words, "|", site.before.moment, site.before.keep)
+    ...     print(site.parameter, "|", site.before.words, "|", round(site.before.moment, 9), site.before.keep)
     0.weight |  | 1.0 1.0
     3.weight | relu, dropout 0.4 | 0.5 0.6
     """

@@ -72,9 +72,10 @@ def key_numbers(report: CurvatureReport) -> list[KeyNumber]:
         )
     if has_rates(report):
         best, stable = report.learning_rate, report.stable_learning_rate
+        best_text, stable_text = format_number(best, 2), format_number(stable, 2)
         numbers += [
-            KeyNumber(label="Best guaranteed rate", text=format_number(best, 2), note="1/‖H‖, for these weights"),
-            KeyNumber(label="Stable below", text=format_number(stable, 2), note="2/‖H‖, for these weights"),
+            KeyNumber(label="Best guaranteed rate", text=best_text, note="1/‖H‖, for these weights"),
+            KeyNumber(label="Stable below", text=stable_text, note="2/‖H‖, for these weights"),
         ]
     return numbers
 
