@@ -15,10 +15,6 @@ os.environ["MPLBACKEND"] = "Agg"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Background jobs and `nohup` start with Ctrl-C ignored, and would hand that on to the commands under test.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
