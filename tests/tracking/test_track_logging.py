@@ -101,8 +101,9 @@ print(json.dumps({"rows": rows, "points": points, "notes": tracking.notes}))
 def test_an_active_run_of_wandb_is_found_and_has_an_axis_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     tests = Path(__file__).parents[1]
+    known = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent / "src")]),
+        **known, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent / "src")]),
         "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path),
     }  # fmt: skip
     command = [sys.executable, "-c", WANDB]
