@@ -127,9 +127,9 @@ def test_twenty_layers_with_dropout_keep_the_variance(dropout: float, activation
             return float(model(torch.randn(256, 512)).square().mean())
 
     found = [end_variance(seed) for seed in range(6)]
-    # Single draws scatter, the more the less linear the activation, and each torch draws other masks.
+    # Single draws scatter, the more the less linear the activation: one in six may miss, the mean may not.
     assert 0.5 <= sum(found) / len(found) <= 2, found
-    assert all(1 / 3 <= one <= 3 for one in found), found
+    assert sum(0.5 <= one <= 2 for one in found) >= 5, found
     assert not 0.5 <= end_variance(0, dropout=False) <= 2
 
 
