@@ -69,6 +69,6 @@ def trainer_of(package: Any, folder: Any, *callbacks: Any, **settings: Any) -> A
 def fit_from(
     checkpoint: Any, trainer: Any, module: Any, data: DataLoader[Any], *, weights_only: bool
 ) -> None:
-    # Lightning has the argument since 2.6; before, it unpickles whatever a local checkpoint holds.
+    # Lightning 2.4 does not know the argument: it unpickles whatever a checkpoint holds.
     known = "weights_only" in inspect.signature(trainer.fit).parameters
     trainer.fit(module, data, ckpt_path=checkpoint, **({"weights_only": weights_only} if known else {}))
