@@ -122,8 +122,8 @@ def _place(whose: str, rate: float, stable: float) -> str:
         times = f"lr = {format_number(rate)} is {format_times(rate / stable)} times that"
         return f"{whose} is stable up to {format_number(stable)}, and {times}."
     return (
-        f"{whose} would stand {format_number(stable)}: at lr = {format_number(rate)} its first steps are "
-        f"{format_times(stable / rate)} times shorter than they could be."
+        f"{whose} would stand {format_number(stable)} in its weights: at lr = {format_number(rate)} their "
+        f"first steps are {format_times(stable / rate)} times shorter than they could be."
     )
 
 
