@@ -41,6 +41,8 @@ PROGRAMS = {
 NOT_RUN = ("pip", "git", "make", "mkdocs", "cd", "apt-get", ".venv/bin/hessinit")
 EXIT_STATUS = re.compile(r"#.*\bexit status (?P<number>\d+)")
 PATIENCE = 600  # seconds
+# Torch 2.13 with gloo says so when ranks end, once in ten times on a busy machine, also without hessinit.
+ABORTS_AT_EXIT = "terminate called without an active exception"
 
 # A number, but not the digits of a name such as fc1; rules of a table; the seconds that a run took.
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
@@ -149,13 +151,16 @@ def run_command(command: str, where: str) -> str:
     assert runs, f"{where}: {command!r} is a command that no test runs; {known}"
     source = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     settings = {"COLUMNS": "100", "MPLBACKEND": "Agg", "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *PROGRAMS[words[0]], *words[1:]],
-        env={**os.environ, **settings},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PATIENCE,
-    )
+    for _ in range(4):
+        done = subprocess.run(
+            [sys.executable, *PROGRAMS[words[0]], *words[1:]],
+            env={**os.environ, **settings},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=PATIENCE,
+        )
+        if not (words[0] == "torchrun" and ABORTS_AT_EXIT in done.stderr):
+            break
     status = EXIT_STATUS.search(command)
     expected = int(status["number"]) if status else 0
     assert done.returncode == expected, (

@@ -53,6 +53,12 @@ def test_a_loader_of_dicts_is_told_to_pick_the_targets_out() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_refused_with_a_way_out() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
+    check_refused("a nested tensor.*a padded tensor with a mask, or a packed sequence", (nested, labels(2)))
+
+
 def test_no_batches_and_too_many_are_refused() -> None:
     check_refused("batch is an empty iterable", [])
     check_refused("batch is an empty iterable", iter(()))

@@ -85,7 +85,9 @@ def test_weights_on_several_devices_are_refused() -> None:
 
 def test_scripted_modules_are_refused() -> None:
     class Scripted(torch.jit.ScriptModule):
-        pass
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3))
 
     check_refused(
         "inner is a TorchScript module.*pass the module it was made from", Calling(None, Scripted())
@@ -199,7 +201,8 @@ def test_a_loss_must_be_a_number_and_a_function_of_the_output(loss: Any, message
 def test_a_penalty_on_the_weights_inside_the_loss_is_not_missed() -> None:
     model = network()
     check_refused(
-        "the loss uses .* itself \\(a penalty on the weights\\?\\).*Leave it out.*2c to every eigenvalue",
+        "the loss depends on 0.weight not only through the model's output: by a penalty.*Leave a penalty "
+        "out.*2c",
         model,
         lambda output, target: F.cross_entropy(output, target) + model[0].weight.square().sum(),
     )

@@ -94,3 +94,8 @@ def test_the_exact_hessian_of_a_loss_that_is_linear_in_the_output_is_measured() 
         nn.Sequential(network(), nn.LogSoftmax(1)), nn.NLLLoss(), batch(), curvature="hessian"
     )
     assert outside.network.norm == pytest.approx(within.network.norm, rel=1e-3)
+
+
+def test_more_eigenvalues_than_steps_are_refused() -> None:
+    with pytest.raises(hessinit.ProblemError, match="top=3 with max_steps=1.*pass max_steps=3 or more"):
+        hessinit.measure(network(), LOSS, batch(), top=3, max_steps=1)

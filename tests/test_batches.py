@@ -98,7 +98,7 @@ def test_inputs_of_every_structure_reach_the_forward_converted(kind: str) -> Non
 
     report = hessinit.measure(network(), LOSS, (structure, labels()), forward=forward)
     plain = hessinit.measure(network(), LOSS, (X * S.float(), labels()))
-    assert report.network == plain.network
+    assert report.network.norm == plain.network.norm
     assert read(structure)[1] is S
     assert S.dtype == torch.float64
 
@@ -121,8 +121,22 @@ def test_a_pair_may_be_a_tuple_or_a_list(kind: type) -> None:
     assert hessinit.measure(network(), LOSS, dicts, forward=lambda model, x: model(x["x"])).batches == 1
 
 
+class PerBatch(nn.Module):
+    """A mean, whatever its attribute says."""
+
+    reduction = "sum"
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, target, reduction=self.reduction) / len(output)
+
+
+def summed_behind_an_offset(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, target, reduction="sum") / 100 + 50
+
+
 LOSSES: dict[str, Any] = {
     "mean": nn.CrossEntropyLoss(),
+    "mean that calls itself a sum": PerBatch(),
     "sum": nn.CrossEntropyLoss(reduction="sum"),
     "mean of a callable": lambda output, target: F.cross_entropy(output, target),
     "sum of a callable": lambda output, target: F.cross_entropy(output, target, reduction="sum"),
@@ -140,6 +154,61 @@ def test_short_batches_count_for_what_they_hold(kind: str) -> None:
     assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
     assert (parts.examples, parts.batches) == (7, 3)
+
+
+def test_a_sum_behind_a_factor_and_an_offset_is_a_sum() -> None:
+    x, y = batch(7)
+    whole = hessinit.measure(network(), summed_behind_an_offset, (x, y), **EXACT)
+    parts = hessinit.measure(network(), summed_behind_an_offset, [(x[:3], y[:3]), (x[3:], y[3:])], **EXACT)
+    assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0])), nn.CrossEntropyLoss(ignore_index=0)]
+)
+def test_a_mean_with_weights_of_its_own_is_averaged_over_examples(loss: nn.Module) -> None:
+    x, y = batch(7)
+    pieces = [(x[:3], y[:3]), (x[3:], y[3:])]
+    operators = [hessinit.gauss_newton(network(), loss, piece, dtype=torch.float64) for piece in pieces]
+    mean = sum(len(piece[1]) / 7 * one.to_dense() for piece, one in zip(pieces, operators, strict=True))
+    found = hessinit.measure(network(), loss, pieces, **EXACT).network.approximation
+    assert found is not None
+    assert found.value == pytest.approx(float(torch.linalg.eigvalsh(mean)[-1]), rel=1e-9)
+
+
+WEIGHTS = torch.linspace(0.5, 2, 6)
+
+
+def weighted_by_position(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Knows the size of its batch, so that no other one can be tried."""
+    return (WEIGHTS.to(output) * F.cross_entropy(output, target, reduction="none")).sum()
+
+
+def contrastive(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(20 * output @ output.roll(1, 0).T, torch.arange(len(output)))
+
+
+@pytest.mark.parametrize("loss", [weighted_by_position, contrastive])
+def test_a_loss_that_does_not_tell_is_asked_for_its_reduction(loss: Any) -> None:
+    pieces = [batch(6), (inputs(12)[6:], labels(6))]
+    with pytest.raises(
+        hessinit.ProblemError, match='its values do not tell.*reduction="mean".*reduction="sum"'
+    ):
+        hessinit.measure(network(), loss, pieces)
+    operators = [hessinit.gauss_newton(network(), loss, piece, dtype=torch.float64) for piece in pieces]
+    total = sum(one.to_dense() for one in operators)
+    truth = float(torch.linalg.eigvalsh(total).abs().max())
+    options: dict[str, Any] = {**EXACT, "curvature": "gauss-newton"}
+    added = hessinit.measure(network(), loss, pieces, reduction="sum", **options)
+    averaged = hessinit.measure(network(), loss, pieces, reduction="mean", **options)
+    assert (added.network.norm, averaged.network.norm) == pytest.approx((truth, truth / 2), rel=1e-9)
+
+
+def test_an_unknown_reduction_is_refused() -> None:
+    with pytest.raises(
+        hessinit.ProblemError, match="reduction='avg' is unknown; choose from 'auto', 'mean', 'sum'"
+    ):
+        hessinit.measure(network(), LOSS, batch(), reduction="avg")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

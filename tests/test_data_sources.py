@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hessinit.problem.batches import read_batches
-from hessinit.problem.data_sources import untouched_sources
+from hessinit.problem.preserve import untouched_sources
 
 # How to draw from each kind of generator.
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {

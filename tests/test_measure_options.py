@@ -11,7 +11,7 @@ from torch import nn
 
 import hessinit
 from dense import dense_curvature, ends
-from tiny import LOSS, batch, inputs, network
+from tiny import LOSS, batch, inputs, labels, network
 
 EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
 CURVATURES = ["gauss-newton", "hessian"]
@@ -252,3 +252,29 @@ def test_the_learning_rates_follow_from_the_norm() -> None:
     assert report.learning_rate == pytest.approx(1 / exact, rel=1e-6)
     assert report.stable_learning_rate == pytest.approx(2 / exact, rel=1e-6)
     assert report.loss == pytest.approx(LOSS(network()(inputs()), batch()[1]).item(), rel=1e-5)
+
+
+def test_complex_inputs_follow_the_dtype() -> None:
+    class FromComplex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(torch.view_as_real(x).flatten(1))
+
+    torch.manual_seed(0)
+    model, real = FromComplex(), torch.randn(6, 4, 2)
+    given = torch.view_as_complex(real)
+    expected = hessinit.measure(model.inner, LOSS, (real.flatten(1), labels()), dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        found = hessinit.measure(model, LOSS, (given, labels()), dtype=dtype)
+        assert found.network.norm == pytest.approx(expected.network.norm, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_scripted_module_without_weights_is_no_obstacle() -> None:
+    scripted = nn.Sequential(nn.Linear(4, 5), torch.jit.script(nn.Tanh()), nn.Linear(5, 3))
+    plain = nn.Sequential(scripted[0], nn.Tanh(), scripted[2])
+    found, expected = (hessinit.measure(model, LOSS, batch()) for model in (scripted, plain))
+    assert found.network.norm == pytest.approx(expected.network.norm, rel=1e-6)

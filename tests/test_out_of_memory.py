@@ -9,17 +9,15 @@ import pytest
 import torch
 
 import hessinit
-from tiny import LOSS, Calling, batch, network
+from tiny import LOSS, Calling, batch, network, raise_from
 
 
 def failing(error: BaseException, call: int = 1) -> Calling:
     """Raises at its `call`-th call, and from then on."""
-    calls: list[int] = []
+    count = raise_from(call, error)
 
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) >= call:
-            raise error
+        count()
         return net(x)
 
     return Calling(forward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import re
 from collections.abc import Callable
@@ -144,14 +145,16 @@ def test_generators_of_a_models_own_are_found_frozen_and_left_where_they_are(kin
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_frozen_dropout_is_right_for_the_mask_it_drew(curvature: str) -> None:
-    seen: list[torch.Tensor] = []
+    told: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()  # a list would be put back
 
     def drop(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        seen.append(F.dropout(torch.ones(6, 5, dtype=x.dtype), 0.5))
-        return net[2](net[1](net[0](x)) * seen[-1])  # type: ignore[index]
+        mask = F.dropout(torch.ones(6, 5, dtype=x.dtype), 0.5)
+        told.put(mask)
+        return net[2](net[1](net[0](x)) * mask)  # type: ignore[index]
 
     options: dict[str, Any] = {"dropout": "freeze", "dtype": torch.float64, "tolerance": 1e-8}
     report = hessinit.measure(Calling(drop), LOSS, batch(), curvature=curvature, **options)
+    seen = [told.get() for _ in range(told.qsize())]
     masked = Calling(lambda net, x: net[2](net[1](net[0](x)) * seen[0]))
     truth = dense_curvature(masked, LOSS, batch(), curvature)
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-6)

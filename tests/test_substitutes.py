@@ -43,9 +43,26 @@ class Sixth(nn.Module):
         return nn.functional.relu6(x + 3) / 6
 
 
-def test_a_second_derivative_that_torch_lacks_is_named() -> None:
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_a_second_derivative_that_torch_lacks_is_named_in_the_loss(curvature: str) -> None:
     def spread(output: torch.Tensor, target: None) -> torch.Tensor:
         return torch.cdist(output, output.roll(1, 0)).square().mean()
 
-    with pytest.raises(hessinit.ProblemError, match="torch has no second derivative of cdist"):
-        hessinit.measure(nn.Linear(4, 3), spread, (torch.randn(6, 4), None), curvature="hessian")
+    with pytest.raises(hessinit.ProblemError, match="of cdist, which the loss uses.*Write the loss"):
+        hessinit.measure(nn.Linear(4, 3), spread, (torch.randn(6, 4), None), curvature=curvature)
+
+
+class Radial(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres, self.head = nn.Parameter(torch.randn(5, 4)), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.exp(-torch.cdist(x, self.centres)))
+
+
+def test_a_second_derivative_that_torch_lacks_is_named_in_the_model_and_the_way_out_leads_out() -> None:
+    data = torch.randn(6, 4), torch.arange(6) % 3
+    with pytest.raises(hessinit.ProblemError, match="of cdist.*Leave these weights out .layers=."):
+        hessinit.measure(Radial(), nn.CrossEntropyLoss(), data)
+    assert hessinit.measure(Radial(), nn.CrossEntropyLoss(), data, layers="head").network.norm > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +30,17 @@ def labels(examples: int = 6) -> torch.Tensor:
 
 def batch(examples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs(examples), labels(examples)
+
+
+def raise_from(call: int, error: BaseException) -> Callable[[], None]:
+    """Raises `error` at its `call`-th call and from then on, counted where measuring does not put it back."""
+    calls = itertools.count(1)
+
+    def count() -> None:
+        if next(calls) >= call:
+            raise error
+
+    return count
 
 
 class Calling(nn.Module):

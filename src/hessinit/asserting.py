@@ -29,7 +29,7 @@ from hessinit.report.verdict import EXPLODING_ABOVE, VANISHING_BELOW
 
 Finding = tuple[str, list[str]]  # what is wrong, and the ways out
 
-_SHARED_WITH_ADVISE = ("layers", "tolerance", "max_steps", "seed", "forward", "dtype", "dropout")
+_SHARED_WITH_ADVISE = ("layers", "tolerance", "max_steps", "seed", "forward", "dtype", "dropout", "reduction")
 # The refusals of `measure` that are about the start, not about how it was called.
 _ABOUT_THE_START = re.compile(
     r"holds NaN or inf|^the loss is -?(?:nan|inf) though(?!.*the targets hold)|^the loss is saturated"
@@ -133,6 +133,7 @@ def _judge(
     options: dict[str, Any],
 ) -> say.JudgedRate:
     shared = {name: options[name] for name in _SHARED_WITH_ADVISE if name in options}
+    shared["check"] = False  # `measure` has checked the derivatives
     matrix = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
     if isinstance(optimizer, str) and optimizer in DESCENTS:
         advice = report.advice(optimizer, lr=rate)

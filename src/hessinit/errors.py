@@ -9,6 +9,10 @@ class ProblemError(ValueError):
     """The model, the loss or the batch cannot be measured as given; the message says the way out."""
 
 
+class DerivativeError(ProblemError):
+    """The derivatives are not those of the function that is trained, as finite differences show."""
+
+
 class ConvergenceWarning(UserWarning):
     """A value was returned that did not reach the tolerance; its `error` says how far off it may be."""
 

@@ -16,7 +16,13 @@ from hessinit.engines.ends import Effort
 from hessinit.engines.extras import Wanted
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.operators.evaluation import evaluate
-from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
+from hessinit.operators.setting import (
+    in_running_order,
+    note_unchecked,
+    note_uncounted,
+    notes_on,
+    versions_of,
+)
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
@@ -39,6 +45,8 @@ def measure(
     forward: Forward | None = None,
     dtype: torch.dtype | None = None,
     dropout: str = "refuse",
+    reduction: str = "auto",
+    check: bool = True,
     top: int = 0,
     trace: bool = False,
     frobenius: bool = False,
@@ -55,6 +63,11 @@ def measure(
     or "both" (with the gap between them). `layers` takes names or globs; by default every trainable weight of
     two or more dimensions, and with "**" the biases and norm gains, too. Models that are not called as
     `model(inputs)` pass `forward(model, inputs)`.
+
+    Several batches are averaged over examples, or added up where the loss is a sum: that is found from its
+    values, or told by `reduction="mean"` or "sum". The derivatives are checked against finite differences of
+    the plain model, which costs about two gradients; what disagrees is refused. `check=False` leaves that
+    out.
 
     Norms are right to `tolerance`, relative; a value that did not get there says so and warns, or raises with
     `strict=True`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
@@ -88,9 +101,15 @@ def measure(
     wanted = Wanted(
         top=check_whole("top", top, at_least=0), trace=trace, frobenius=frobenius, density=density
     )
+    if top > max_steps:
+        raise ProblemError(
+            f"top={top} with max_steps={max_steps}: every eigenvalue takes a step; pass max_steps={top} or "
+            "more."
+        )
     problem = Problem(
-        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
-    )
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
+        check=check, seed=seed,
+    )  # fmt: skip
     with problem.settings(), explained_memory(problem):
         evaluations = evaluate(problem)
         measuring = Rows(problem, evaluations, curvature, estimator, effort, wanted)
@@ -119,7 +138,7 @@ def measure(
             engine_reason=measuring.main.reason,
             seconds=time.perf_counter() - started,
             gradients=None,
-            notes=(*notes_on(problem, evaluations), *note_uncounted(problem)),
+            notes=(*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem)),
             versions=versions_of(problem),
         )
     _complain(rows if not network else (*rows, whole), tolerance, strict)

@@ -21,8 +21,9 @@ from hessinit.directions import (
     read_given,
 )
 from hessinit.errors import ProblemError
+from hessinit.operators.derivative_check import check_gradients, check_loss
 from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import in_running_order, notes_on, versions_of
+from hessinit.operators.setting import in_running_order, note_unchecked, notes_on, versions_of
 from hessinit.problem.checks import check_arguments, check_whole
 from hessinit.problem.layers import Layer
 from hessinit.problem.memory import explained_memory
@@ -45,17 +46,20 @@ def quadratic_form(
     forward: Forward | None = None,
     dtype: torch.dtype | None = None,
     dropout: str = "refuse",
+    reduction: str = "auto",
+    check: bool = True,
     seed: int = 0,
 ) -> QuadraticForms:
     """`gᵀHg` in every layer's own Hessian block, exact and by Theorem 1: `vᵀ H_z v`, `v` the output's change.
 
-    `directions` is "random" (`draws` of them in each layer, of unit length), "gradient" (the loss
-    gradient by the layer), or your own: a mapping from layer names to tensors of the weight's shape, or
-    (draws, *shape) for several, which then chooses the layers. The other arguments are those of `measure`.
+    `directions` is "random" (`draws` of them in each layer, of unit length), "gradient" (the loss gradient by
+    the layer), or your own: a mapping from layer names to tensors of the weight's shape, or (draws, *shape)
+    for several, which then chooses the layers. The other arguments are those of `measure`.
 
-    Both numbers are right to rounding. They come from one forward and one backward pass shared by all
-    layers, and one more pass for each through the layers behind it: for all layers of a five-layer MLP the
-    arithmetic of 2.3 gradients, and the time of three or four (batch 128) to seven (batch 32).
+    Both numbers are right to rounding. They come from one forward and one backward pass shared by all layers,
+    and one more pass for each through the layers behind it: for all layers of a five-layer MLP the arithmetic
+    of 2.3 gradients, and the time of three or four (batch 128) to seven (batch 32); the check of the
+    derivatives comes on top, about six gradients more.
 
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> along = {"weight": torch.tensor([[3.0, 4.0]])}
@@ -77,8 +81,9 @@ def quadratic_form(
         own = by_parameter(model, directions)
         layers = as_patterns(own)
     problem = Problem(
-        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
-    )
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
+        check=check, seed=seed,
+    )  # fmt: skip
     with problem.settings(), explained_memory(problem):
         given, draws = read_given(problem, own, draws) if own else ({}, draws)
         passes = [SharedPass(evaluation) for evaluation in evaluate(problem)]
@@ -102,7 +107,7 @@ def quadratic_form(
             batches=len(problem.batches),
             seed=seed,
             seconds=time.perf_counter() - started,
-            notes=notes_on(problem, evaluations),
+            notes=(*notes_on(problem, evaluations), *note_unchecked(check)),
             versions=versions_of(problem),
         )
 
@@ -116,7 +121,8 @@ class SharedPass:
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
-        evaluation.require_second_derivative()
+        check_loss(evaluation)
+        check_gradients(evaluation)
         _, gradient = evaluation.output_gradient
         self._leaves = evaluation.problem.leaves
         self._cotangent = gradient.detach().requires_grad_()

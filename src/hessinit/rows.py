@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from hessinit.engines.choose import gauss_newton_engine, hessian_engine
-from hessinit.engines.ends import Effort, Ends, Engine
+from hessinit.engines.ends import Effort, Ends, Engine, with_rounding
 from hessinit.engines.extras import Wanted, measure_extras
 from hessinit.estimate import Estimate
 from hessinit.operators.evaluation import Evaluation
+from hessinit.operators.rounding import relative_rounding
 from hessinit.problem.layers import Layer
 from hessinit.problem.problem import Problem
 from hessinit.report import LayerCurvature, Spread
@@ -46,6 +47,7 @@ class Rows:
         # With several batches, each is also measured alone: how much does the answer depend on the batch?
         alone = [_alone(one) for one in evaluations] if len(evaluations) > 1 else []
         self._single = [build(self._kind, [one]) for one in alone]
+        self._evaluations = evaluations
 
     def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
         names = [layer.parameter for layer in layers]
@@ -56,8 +58,8 @@ class Rows:
             self._row(
                 (layer.name, layer.aliases, layer.shape),
                 [name],
-                ends[name],
-                approximate.get(name),
+                self._rounded(ends[name], self._kind, name),
+                self._rounded(approximate[name], "gauss-newton", name) if approximate else None,
                 [found[name] for found in single],
             )
             for layer, name in zip(layers, names, strict=True)
@@ -66,9 +68,12 @@ class Rows:
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self._problem.layers]
         size = sum(layer.size for layer in self._problem.layers)
-        approximate = self._approximate.ends(names) if self._approximate else None
+        ends = self._rounded(self.main.ends(names), self._kind)
+        approximate = (
+            self._rounded(self._approximate.ends(names), "gauss-newton") if self._approximate else None
+        )
         single = [engine.ends(names) for engine in self._single]
-        return self._row(("network", (), (size,)), names, self.main.ends(names), approximate, single)
+        return self._row(("network", (), (size,)), names, ends, approximate, single)
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """What the layers tell of the network for free: at least the sharpest, at most their sum."""
@@ -87,6 +92,13 @@ class Rows:
             bottom=Estimate(0.0, 0.0 if semidefinite else math.inf, semidefinite, ONLY_BOUNDED, 0),
             engine=self.main.name,
             engine_reason=self.main.reason,
+        )
+
+    def _rounded(self, ends: Ends, curvature: str, name: str | None = None) -> Ends:
+        """With the rounding of the operator in the errors; of the whole network without a name."""
+        found = relative_rounding(self._evaluations, curvature)
+        return with_rounding(
+            ends, found.network if name is None else found.layers[name], self._effort.tolerance
         )
 
     def _row(

@@ -113,12 +113,12 @@ class Stopped(nn.Module):
 
 def test_a_layer_that_no_gradient_reaches_is_flat() -> None:
     batch = (torch.randn(5, 3).double(), torch.tensor([0, 1, 2, 0, 1]))
-    report = assert_right(Stopped().double(), LOSS, batch)
+    report = assert_right(Stopped().double(), LOSS, batch, check=False)  # it would be refused
     assert report["stopped"].norm == 0.0 < report["seen"].norm
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_network_started_from_its_layers_ends_at_the_true_norm(seed: int) -> None:
+def test_the_network_of_layers_of_very_different_size_has_the_true_norm(seed: int) -> None:
     torch.manual_seed(seed)
     width = [int(torch.randint(2, 9, ())) for _ in range(3)]
     model = nn.Sequential(
@@ -129,7 +129,6 @@ def test_the_network_started_from_its_layers_ends_at_the_true_norm(seed: int) ->
         nn.Linear(width[2], 3),
     )
     batch = (3 * torch.randn(4, width[0]).double(), torch.randint(3, (4,)))
-    # Heads of very different size, so that the guess is sometimes one layer's and sometimes a mixture.
     with torch.no_grad():
         model[4].weight.mul_(10.0 ** (seed % 5 - 2))
     assert_right(model.double(), LOSS, batch)

@@ -89,7 +89,8 @@ PROBLEMS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor], tuple[
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_both_ends_are_those_of_the_dense_hessian(name: str) -> None:
     build, loss, batch = PROBLEMS[name]
-    assert_right(build().double(), loss, batch, curvature="hessian")
+    # What is detached has no derivative, though the output depends on it: the check would refuse that.
+    assert_right(build().double(), loss, batch, curvature="hessian", check="outside" not in name)
 
 
 def test_several_batches_add_up() -> None:

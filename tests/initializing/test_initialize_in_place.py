@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations
 from hessinit.initializing import carrying_out, rules
 from hessinit.initializing.initialize import initialize_
 from hessinit.measuring import measure
+from tiny import raise_from
 
 
 @pytest.mark.parametrize("rule", ["network", "layers"])
@@ -55,13 +56,10 @@ def test_an_optimizer_made_before_trains_the_new_weights() -> None:
 @pytest.mark.parametrize("moment", [1, 2, 6, 11])
 def test_whatever_is_raised_the_model_is_as_found(failure: type[BaseException], moment: int) -> None:
     model = mlp(4, nn.Tanh)
-    before, calls = state(model), 0
+    before, count = state(model), raise_from(2 * moment, failure("stopped"))
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls >= 2 * moment:
-            raise failure("stopped")
+        count()
         return LOSS(output, target)
 
     with pytest.raises(failure, match="stopped"):

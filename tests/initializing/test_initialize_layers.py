@@ -81,7 +81,7 @@ def test_weights_that_were_closer_are_put_back() -> None:
     initialize_(model, LOSS, batch, scheme="lsuv", target=5.0)
     kept = [parameter.detach().clone() for parameter in model.parameters()]
     target = measure(model, LOSS, batch)["3"].norm * 0.9
-    with pytest.warns(ConvergenceWarning, match="the weights as found were closer"):
+    with pytest.warns(ConvergenceWarning, match="farther from it than they were, so the weights as found"):
         result = initialize_(
             model, LOSS, batch, target=target, rule="layers", scheme="glorot", max_measurements=1
         )

@@ -27,6 +27,7 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning
 from hessinit.initializing.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, QUIET
 from hessinit.initializing.initialize import initialize_
 from hessinit.measuring import measure
+from hessinit.schemes.applying import apply_scheme_
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
     "relu 3": (lambda: mlp(3), LOSS, digits),
@@ -254,8 +255,10 @@ def test_a_dead_network_is_said_to_be_dead() -> None:
 
 def test_what_falls_no_further_is_said() -> None:
     """The last layer's own norm does not depend on its scale: below it, that freedom cannot get."""
+    model, data = mlp(6), digits()
+    apply_scheme_(model, "lsuv", sample=data[0])
     with pytest.warns(ConvergenceWarning, match="falls no further"):
-        result = initialize_(mlp(6), LOSS, digits(), target=1e-3, freedom="last")
+        result = initialize_(model, LOSS, data, target=1e-3, freedom="last", scheme="keep")
     assert {name for name, scale in result.scales.items() if scale != 1} == {"11"}
 
 

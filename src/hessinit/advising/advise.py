@@ -60,6 +60,8 @@ def advise(
     forward: Forward | None = None,
     dtype: torch.dtype | None = None,
     dropout: str = "refuse",
+    reduction: str = "auto",
+    check: bool = True,
     strict: bool = False,
 ) -> LearningRateAdvice:
     """The best guaranteed rate, the edge of stability and whether to warm up to `lr`; nothing is changed.
@@ -98,8 +100,9 @@ def advise(
     if reading.parameters is not None:
         layers = sorted(reading.parameters)
     problem = Problem(
-        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
-    )
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
+        check=check, seed=seed,
+    )  # fmt: skip
     with problem.settings(), explained_memory(problem):
         evaluations = evaluate(problem)
         start = sum(one.loss_value * one.weight for one in evaluations)
@@ -121,6 +124,7 @@ def advise(
         advice = measuring.advise(found, None, facts)
         if steps and 0 < advice.learning_rate < math.inf:
             del evaluations  # the trial steps move the weights beneath them
+            problem.check = False  # once is enough
             rate = min(advice.learning_rate, reading.lr or math.inf)
             ahead = take_trial_steps(problem, reading.rule, rate, steps, measuring.stable_rate)
             advice = measuring.advise(found, ahead, facts)

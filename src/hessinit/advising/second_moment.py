@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hessinit.operators.base import join
-from hessinit.operators.evaluation import Evaluation, reduces_by_sum
+from hessinit.operators.evaluation import Evaluation, find_reduction
 from hessinit.problem.batches import Batch
 from hessinit.problem.structures import map_tensors
 
@@ -37,7 +37,7 @@ class Moments:
 
 def measure_moments(evaluations: Sequence[Evaluation]) -> Moments:
     """The moments over all batches, each taken for a mini-batch of training; costs two gradients."""
-    sums = reduces_by_sum(evaluations[0])
+    sums = find_reduction(evaluations) == "sum"
     # A summed loss adds the batches up: a single one stands for all of them, times their number.
     factor = float(len(evaluations)) if sums else 1.0
     gradients = [_gradient(one.loss, one) for one in evaluations]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hessinit.report.initialization import Initialization
 
 # What a problem may say to `measure` that means the same here.
-SHARED = ("forward", "dropout", "layers", "curvature")
+SHARED = ("forward", "dropout", "layers", "curvature", "reduction", "check")
 
 
 class Rule(str, Enum):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 STEPS = 200
 # What a problem may say to `measure` that means the same here.
-SHARED = ("forward", "layers", "curvature")
+SHARED = ("forward", "layers", "curvature", "reduction", "check")
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
 
 # The library's arguments, as they are called here.
@@ -191,7 +191,7 @@ def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initial
     pairs = [(part.inputs, part.targets) for part in read.parts()]
     # The very examples whose curvature is tracked: else the table would begin with another ‖H‖ than was met.
     tracked = [(part.inputs, part.targets) for part in choose_tracked(read, TRACKED, options.get("seed", 0))]
-    shared = ("lr", "optimizer", "layers", "curvature", "forward", "seed")
+    shared = ("lr", "optimizer", "layers", "curvature", "forward", "reduction", "check", "seed")
     result = initialize_(
         loaded.model,
         loaded.loss,

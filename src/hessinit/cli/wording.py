@@ -12,7 +12,12 @@ from hessinit.errors import ProblemError
 ALONE = ("schemes", "learning_rates", "learning_rate", "batch_size", "stds", "data_dir")
 
 # No option has it: the user's function says how its model is to be called.
-FROZEN = ('pass dropout="freeze"', 'return {"dropout": "freeze"} as a fourth value')
+BY_FUNCTION = {
+    'pass dropout="freeze"': 'return {"dropout": "freeze"} as a fourth value',
+    "check=False measures": 'to return {"check": False} as a fourth value measures',
+    'Pass reduction="mean"': 'Return {"reduction": "mean"} as a fourth value',
+    'or reduction="sum"': 'or {"reduction": "sum"}',
+}
 
 
 def translate(message: str, options: Mapping[str, str]) -> str:
@@ -23,7 +28,9 @@ def translate(message: str, options: Mapping[str, str]) -> str:
     >>> translate("Pass workers=1, or folder= to keep them.", {"workers": "--workers", "folder": "--folder"})
     'Pass --workers 1, or --folder to keep them.'
     """
-    message = message.replace("he same call", "he same command").replace(*FROZEN)
+    message = message.replace("he same call", "he same command")
+    for argument, instead in BY_FUNCTION.items():
+        message = message.replace(argument, instead)
     if not options:
         return message
     names = "|".join(options)

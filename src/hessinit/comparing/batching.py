@@ -13,7 +13,7 @@ from torch import Tensor
 from hessinit.comparing.seeds import generator, seed_everything
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.data_sources import untouched_sources
+from hessinit.problem.preserve import untouched_sources
 from hessinit.problem.randomness import untouched_random_state
 from hessinit.problem.structures import map_tensors, tensors_in
 

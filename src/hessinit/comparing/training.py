@@ -18,6 +18,7 @@ from hessinit.comparing.divergence import has_diverged
 from hessinit.comparing.experiment import Experiment, Job
 from hessinit.comparing.optimizers import Warmup, make_optimizer
 from hessinit.comparing.seeds import as_if_alone, derive, seed_everything
+from hessinit.comparing.starts import OURS
 from hessinit.errors import ConvergenceWarning, ProblemError
 from hessinit.measuring import measure
 from hessinit.problem.batches import Batch
@@ -54,7 +55,9 @@ def train_one(experiment: Experiment, job: Job) -> Run:
         model.train()
         norms, trouble = None, ""
         if job.measures:
-            norms, trouble = _measure(model, loss, place(chosen, device), experiment.forward, job)
+            # What `initialize_` has measured, it has checked.
+            check = start.how != OURS
+            norms, trouble = _measure(model, loss, place(chosen, device), experiment.forward, job, check)
         training = _Training(experiment, job, model, loss)
         training.run()
     return Run(
@@ -182,7 +185,7 @@ class _Training:
 
 
 def _measure(
-    model: nn.Module, loss: Loss, batch: Batch, forward: Forward | None, job: Job
+    model: nn.Module, loss: Loss, batch: Batch, forward: Forward | None, job: Job, check: bool
 ) -> tuple[dict[str, float] | None, str]:
     """The norms at the start, and what went wrong: no reason to stop a run."""
     data = (batch.inputs, batch.targets)
@@ -191,7 +194,7 @@ def _measure(
         warnings.simplefilter("always", ConvergenceWarning)
         try:
             report = measure(
-                model, loss, data, forward=forward, dropout="freeze", tolerance=TOLERANCE,
+                model, loss, data, forward=forward, dropout="freeze", tolerance=TOLERANCE, check=check,
                 seed=derive(job.seed, "measure"),
             )  # fmt: skip
         except Exception as failure:

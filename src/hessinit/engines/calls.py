@@ -164,8 +164,6 @@ def read_call(use: Use, leaf: Tensor) -> Call | None:
     if use.kind == "EmbeddingBackward0" and not use.transposed and not node._saved_scale_grad_by_freq:
         if node._saved_indices.ndim == 0:
             return None  # one word, and no rows to count
-        # -1 is torch's "no padding"; the saved value is unsigned.
-        padding = node._saved_padding_idx
-        padding = padding if 0 <= padding < leaf.shape[0] else -1
+        padding = -1 if use.padding is None else use.padding
         return EmbeddingCall(node._saved_indices, int(leaf.shape[0]), int(leaf.shape[1]), padding)
     return None

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from hessinit.engines.ends import Effort, Engine
 from hessinit.engines.gram import LayerGram
-from hessinit.engines.gram_engine import GramEngine
+from hessinit.engines.gram_engine import GramEngine, GramLinearization
 from hessinit.engines.hessian_engine import HessianEngine
 from hessinit.engines.lanczos_engine import LanczosEngine
 from hessinit.engines.output_root import OutputRoot, check_curved, output_root
 from hessinit.engines.trace import trace_grams
 from hessinit.errors import ProblemError
 from hessinit.operators.blocks import GaussNewtonOperator
+from hessinit.operators.derivative_check import check_gradients, check_loss, check_outputs
 from hessinit.operators.evaluation import Evaluation, unused_leaves
 
 # Rough costs, to choose by: a backward pass is less than half a gradient, a block by Lanczos about a dozen
@@ -26,11 +27,16 @@ _MOST_ROWS = 16_384
 
 def hessian_engine(evaluations: Sequence[Evaluation], effort: Effort) -> Engine:
     """The exact Hessian: always Lanczos at both ends."""
+    for evaluation in evaluations:
+        check_loss(evaluation)
+        check_gradients(evaluation)
     return HessianEngine(evaluations, effort)
 
 
 def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estimator: str) -> Engine:
     """The Gram engine where examples and outputs allow it and it is cheaper, Lanczos otherwise."""
+    for evaluation in evaluations:
+        check_loss(evaluation)
     reason = "estimator='lanczos' was asked for"
     if estimator != "lanczos":
         reason = _why_not_gram(evaluations) if estimator == "auto" else _why_impossible(evaluations)
@@ -53,6 +59,7 @@ def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estim
             )
     for evaluation in evaluations:
         check_curved(evaluation)
+        check_outputs(evaluation)
     return LanczosEngine(lambda names: GaussNewtonOperator(evaluations, names), effort, reason)
 
 
@@ -73,7 +80,12 @@ def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot],
         rank,
     )
     if alone:
+        for evaluation in evaluations:
+            check_outputs(evaluation)
         return general
+    for evaluation, root, gram in zip(evaluations, roots, grams, strict=True):
+        known = {name: one for name, one in gram.items() if name not in others}
+        check_outputs(evaluation, GramLinearization(evaluation, root, known))
     columns = roots[0].columns.shape[0]
     reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
     if others:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator
+from hessinit.operators.rounding import CAUTION, RoundingError
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,29 @@ class Engine(Protocol):
     def operator(self, names: Sequence[str]) -> LinearOperator:
         """The block itself, acting on flat weights."""
         ...
+
+
+def with_rounding(ends: Ends, rounding: RoundingError, tolerance: float) -> Ends:
+    """Add the rounding error of the operator to both errors.
+
+    Where that error exceeds `tolerance`, the estimates no longer count as converged.
+    """
+    norm, share = ends.norm.value, CAUTION * rounding.relative
+    if not share or not math.isfinite(norm):
+        return ends
+    if rounding.is_all:
+        reason = "zero, up to the rounding of float32"
+        nothing = Estimate(0.0, (1 + share) * norm + ends.norm.error, True, reason, ends.top.products)
+        return dataclasses.replace(ends, top=nothing, bottom=dataclasses.replace(nothing, products=0))
+
+    def widen(end: Estimate) -> Estimate:
+        wider = dataclasses.replace(end, error=math.hypot(end.error, share * norm))
+        if share <= tolerance:
+            return wider
+        reason = f"rounding in float32 leaves an error of {share:.0e} of the norm; pass dtype=torch.float64"
+        return dataclasses.replace(wider, converged=False, reason=reason if end.converged else end.reason)
+
+    return dataclasses.replace(ends, top=widen(ends.top), bottom=widen(ends.bottom))
 
 
 UNUSED = Estimate(0.0, 0.0, True, "the forward does not use this weight", 0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,16 +10,18 @@ from torch import Tensor
 from hessinit.engines.ends import UNUSED, Effort, Ends, scaled
 from hessinit.engines.gram import LayerGram, SumOfGrams, WrittenGram
 from hessinit.engines.lanczos_engine import LanczosEngine, find_ends, zero_bottom
+from hessinit.engines.output_root import OutputRoot
 from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator, join, split
+from hessinit.operators.derivative_check import GraphLinearization, random_like
+from hessinit.operators.evaluation import Evaluation
+from hessinit.operators.finite_differences import Direction
 from hessinit.spectra.lanczos import lanczos
 from hessinit.spectra.smallest import smallest_eigenvalue
-from hessinit.spectra.together import Top, tops_together
+from hessinit.spectra.together import tops_together
 
 # Beyond, the Cholesky factor of a matrix of that size costs more than the search it saves.
 _LARGEST_MATRIX = 2048
-# Of the lesser half of the examples in a guess that is trusted.
-_LEAST_SHARE = 0.02
 
 
 class GramCurvature(LinearOperator):
@@ -46,19 +47,43 @@ class GramCurvature(LinearOperator):
         return join(total)
 
 
+class GramLinearization:
+    """The Jacobian as the Gram engine computes it, in the coordinates `Sᵀz` of the output."""
+
+    def __init__(self, evaluation: Evaluation, root: OutputRoot, grams: Mapping[str, LayerGram]) -> None:
+        self._columns = root.columns
+        self._grams = grams
+        self._graph = GraphLinearization(evaluation)
+        self._seed = evaluation.problem.seed
+
+    def coordinates(self, output: Tensor) -> Tensor:
+        """Example by example, one for each column."""
+        count, examples = self._columns.shape[:2]
+        along = (self._columns.to(output.dtype) * output).reshape(count, examples, -1).sum(2)
+        return along.T.reshape(-1)
+
+    def push(self, direction: Direction) -> Tensor:
+        known = [self._grams[name].push(part) for name, part in direction.items() if name in self._grams]
+        others = {name: part for name, part in direction.items() if name not in self._grams}
+        if others:
+            known.append(self.coordinates(self._graph.push(others)))
+        return torch.stack(known).sum(0)
+
+    def effects(self, direction: Direction) -> dict[str, float]:
+        others = {name: part for name, part in direction.items() if name not in self._grams}
+        found = {}
+        if others:
+            factors = random_like(self._columns.reshape(*self._columns.shape[:2], -1)[..., 0], self._seed)
+            cotangent = torch.einsum("cn,cn...->n...", factors, self._columns)
+            found = self._graph.effects(others, cotangent)
+        known = {
+            name: self._grams[name].push(part) for name, part in direction.items() if name in self._grams
+        }
+        return {**found, **{name: float(change.double().norm()) for name, change in known.items()}}
+
+
 def _is_singular(grams: Sequence[LayerGram]) -> bool:
     return grams[0].shape[0] < sum(gram.weights for gram in grams)
-
-
-def _is_spread(vector: Tensor, examples: int) -> bool:
-    """Whether the lesser half of the examples has a share in it.
-
-    Where examples have little to do with each other, as those of an embedding that have no word in common, an
-    eigenvector lives on a few of them, and the leading one of the network may live on others. A search that
-    starts from such a guess ends at once, in the wrong place.
-    """
-    shares = vector.view(examples, -1).square().sum(1).sort().values.cumsum(0)
-    return bool(shares[(examples - 1) // 2] > _LEAST_SHARE * shares[-1])
 
 
 class GramEngine:
@@ -78,7 +103,6 @@ class GramEngine:
         self._unused = unused
         self._general = general
         self._effort = effort
-        self._leading: dict[str, Top] = {}
         self.reason = reason
 
     def _known(self, names: Sequence[str]) -> list[str] | None:
@@ -98,9 +122,8 @@ class GramEngine:
         if small:
             grams = [self._grams[0][name] for name in small]
             tops = tops_together(grams, **self._effort.options)
-            self._leading = dict(zip(small, tops, strict=True))
-            for name, gram in zip(small, grams, strict=True):
-                found[name] = self._from_gram(self._leading[name].estimate, [gram])
+            for name, gram, top in zip(small, grams, tops, strict=True):
+                found[name] = self._from_gram(top, [gram])
         return {name: found.get(name) or self.ends([name]) for name in names}
 
     def ends(self, names: Sequence[str]) -> Ends:
@@ -125,7 +148,7 @@ class GramEngine:
             return Ends(top, UNUSED, self.name, self.reason)
         (single,) = parts
         gram: LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
-        found = lanczos(gram, ends="top", start=self._guess(known), **self._effort.options)
+        found = lanczos(gram, ends="top", **self._effort.options)
         return self._from_gram(found.top, single)
 
     def _is_small(self, names: Sequence[str]) -> bool:
@@ -145,19 +168,3 @@ class GramEngine:
         top = lanczos(matrix, ends="top", **self._effort.options).top
         bottom = smallest_eigenvalue(matrix, tolerance=self._effort.tolerance, seed=self._effort.seed)
         return Ends(scaled(top, gram.scale), scaled(bottom, gram.scale), self.name, self.reason)
-
-    def _guess(self, names: Sequence[str]) -> Tensor | None:
-        """The network's leading eigenvector, were every layer no more than its own leading part."""
-        leading = [self._leading[name] for name in names if name in self._leading]
-        largest = max((top.estimate.value for top in leading), default=0.0)
-        if len(names) == 1 or not 0 < largest < math.inf:
-            return None
-        parts = [
-            top.vectors
-            * top.vectors.new_tensor([math.sqrt(max(value, 0.0) / largest) for value in top.values])
-            for top in leading
-        ]
-        vectors = torch.cat(parts, dim=1)
-        _, weights = torch.linalg.eigh((vectors.T @ vectors).double().cpu())
-        guess = vectors @ weights[:, -1].to(vectors)
-        return guess if _is_spread(guess, self._grams[0][names[0]].examples) else None

@@ -127,7 +127,6 @@ class HessianEngine:
 
 def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian]]:
     """The leaves that are used exactly once, by a call with a known derivative."""
-    evaluation.require_second_derivative()
     leaves = evaluation.problem.leaves
     calls = {
         name: read_call(uses[0], leaves[name]) for name, uses in evaluation.uses.items() if len(uses) == 1

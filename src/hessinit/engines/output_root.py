@@ -25,6 +25,8 @@ SATURATED_LOSS = (
     "the last digit, as a softmax is that is sure of every example. Scale the weights of the last layers "
     "down, or draw new ones; in training, the learning rate was too large."
 )
+# Of an output's own curvature; beyond, a square root would be one of rounding errors.
+_MOST_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -43,36 +45,39 @@ def output_root(evaluation: Evaluation) -> OutputRoot | str:
     """The root of `H_z`, or one sentence that says why there is none of this form."""
     blocks = _blocks(evaluation)
     # Tiny matrices: numpy's calls cost a fraction of torch's.
-    matrices = blocks.double().cpu().numpy()
+    matrices = blocks.double().numpy(force=True)
     scale = float(np.abs(matrices).max())
     if not math.isfinite(scale):
         return "the loss's curvature at the output is not finite"
-    if not _separate(evaluation, blocks):
+    noise = _noise_of_separate_examples(evaluation, blocks)
+    if noise is None:
         return "the loss couples the examples"
     if scale == 0.0:
         raise ProblemError(_why_flat(evaluation))
     matrices = (matrices + matrices.transpose(0, 2, 1)) / (2 * scale)
-    rounding = float(torch.finfo(evaluation.output.dtype).eps) * matrices.shape[1] * 4
-    kept = _bent_directions(matrices.mean(0), rounding)
-    inner = kept.T @ matrices @ kept
-    roots = _roots(inner, rounding)
-    if roots is None or np.abs(kept @ inner @ kept.T - matrices).max() > 10 * rounding:
+    # Each output is judged against its own curvature: a head with a millionth of the loss's weight has
+    # layers, too.
+    sizes = np.sqrt(np.abs(np.diagonal(matrices, axis1=1, axis2=2)).max(0))
+    inverse = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+    own = matrices * inverse[:, None] * inverse
+    rounding = 4 * matrices.shape[1] * float(np.finfo(np.float64).eps) + float(
+        (noise / scale * inverse**2).max()
+    )
+    if rounding > _MOST_ROUNDING:
+        return "rounding hides whether the loss is convex in the output"
+    kept = _bent_directions(own.mean(0), rounding)
+    roots = _roots(kept.T @ own @ kept, rounding)
+    if roots is None or not _close(kept @ roots, sizes, matrices, 10 * rounding):
         return "the loss is not convex in the output"
-    columns = torch.from_numpy(np.ascontiguousarray((kept @ roots).transpose(2, 0, 1))).to(evaluation.output)
+    factors = sizes[:, None] * (kept @ roots)
+    columns = torch.from_numpy(np.ascontiguousarray(factors.transpose(2, 0, 1))).to(evaluation.output)
     return OutputRoot(columns.view(-1, *evaluation.output.shape), scale)
 
 
 def _bent_directions(mean: Array, rounding: float) -> Array:
-    """Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does.
-
-    Zero is relative to each output's own curvature: a head with a millionth of the loss's weight has its own
-    layers, and they are not flat.
-    """
-    lengths = np.sqrt(np.clip(np.diagonal(mean), 0.0, None))
-    inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    values, vectors = np.linalg.eigh(mean * inverse[:, None] * inverse)
-    directions, _ = np.linalg.qr(lengths[:, None] * vectors[:, values > rounding * values[-1]])
-    return np.asarray(directions, dtype=np.float64)
+    """Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does."""
+    values, vectors = np.linalg.eigh(mean)
+    return np.asarray(vectors[:, values > rounding * max(values[-1], 0.0)], dtype=np.float64)
 
 
 def _roots(matrices: Array, rounding: float) -> Array | None:
@@ -87,15 +92,25 @@ def _roots(matrices: Array, rounding: float) -> Array | None:
     return roots
 
 
+def _close(roots: Array, sizes: Array, matrices: Array, rounding: float) -> bool:
+    """Whether `S Sᵀ` gives the matrices back.
+
+    It does not if an output with a zero diagonal entry has nonzero off-diagonal ones (an indefinite matrix).
+    """
+    squares = sizes[:, None] * (roots @ roots.transpose(0, 2, 1)) * sizes
+    allowed = rounding * np.maximum(sizes[:, None] * sizes, np.finfo(np.float64).tiny)
+    return bool((np.abs(squares - matrices) <= allowed).all())
+
+
 def _blocks(evaluation: Evaluation) -> Tensor:
     """(examples, width, width): the Hessian of the loss by each example's own output."""
     output = evaluation.output
     size, width = output.shape[0], output[0].numel()
-    unit = torch.eye(width, dtype=output.dtype, device=output.device).unsqueeze(1).expand(width, size, width)
-    directions = unit.reshape(width, *output.shape)
     cut, gradient = evaluation.output_gradient
     if not gradient.requires_grad:
-        return output.new_zeros(size, width, width)
+        return cut.new_zeros(size, width, width)
+    unit = torch.eye(width, dtype=cut.dtype, device=cut.device).unsqueeze(1).expand(width, size, width)
+    directions = unit.reshape(width, *output.shape)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
@@ -109,17 +124,26 @@ def _blocks(evaluation: Evaluation) -> Tensor:
     return rows.detach().reshape(width, size, width).transpose(0, 1)
 
 
-def _separate(evaluation: Evaluation, blocks: Tensor) -> bool:
-    """Whether a change of some examples' outputs leaves the loss gradient of the others alone."""
+def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> Array | None:
+    """The rounding error of `H_z` for each output, or None if the loss couples the examples.
+
+    A product with three times the direction rounds differently: the difference estimates the rounding error.
+    """
     output = evaluation.output
     size, width = output.shape[0], output[0].numel()
     seed = evaluation.problem.seed
-    probe = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device).draw()
+    probe = ProbeStream(output.numel(), seed=seed, dtype=blocks.dtype, device=output.device).draw()
     direction = probe.view(size, width)
-    found = evaluation.output_hessian(direction.view_as(output)).reshape(size, width)
+    found, thrice = (
+        evaluation.output_hessian((factor * direction).view_as(output)).reshape(size, width)
+        for factor in (1, 3)
+    )
     expected = torch.bmm(blocks, direction.unsqueeze(2)).squeeze(2)
-    rounding = torch.finfo(output.dtype).eps ** 0.6
-    return bool((found - expected).abs().max() <= rounding * expected.abs().max())
+    noise = 16 * (thrice / 3 - found).abs().amax(0)
+    allowed = noise.max() + torch.finfo(blocks.dtype).eps ** 0.6 * expected.abs().amax(0)
+    if not bool(((found - expected).abs() <= allowed).all()):
+        return None
+    return np.asarray(noise.tolist(), dtype=np.float64)
 
 
 def check_curved(evaluation: Evaluation) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from hessinit.advising.advise import advise
-from hessinit.errors import ProblemError
+from hessinit.errors import DerivativeError, ProblemError
 from hessinit.initializing import defaults
 from hessinit.initializing.calm import calm_stds
 from hessinit.initializing.freedoms import FREEDOMS, is_homogeneous
-from hessinit.initializing.judging import judge, worst_distance
+from hessinit.initializing.judging import distance, judge, worst_distance
 from hessinit.initializing.nature import Nature, nature_of
 from hessinit.initializing.rules import LayersRule, NetworkRule, Outcome
 from hessinit.initializing.wish import Aim, Wish
@@ -33,11 +33,11 @@ def carry_out(setting: Setting, targets: list[Target], wish: Wish) -> Initializa
     """The weights are written; whoever calls puts them back if anything is raised."""
     every_layer = wish.rule == "layers"
     before, notes = _measure_before(setting, every_layer)
-    as_found = keep_all(targets)
+    as_found, sizes = keep_all(targets), _sizes(targets)
     sites, remarks = _walk(setting)
     plan = _start_(setting, targets, sites, wish)
     bench = Workbench(setting, targets, wish.tolerance * defaults.SEARCH_SHARE)
-    nature = nature_of(sites, bench.loss_is_quadratic())
+    nature, asked = nature_of(sites, bench.loss_is_quadratic()), wish
     if nature.quadratic:  # it does not saturate
         wish = replace(wish, most_sharpening=math.inf)
     stuck = bench.unmovable()
@@ -50,11 +50,14 @@ def carry_out(setting: Setting, targets: list[Target], wish: Wish) -> Initializa
         (aim, outcome), freedom = _solve_layers(bench, scalable, sites, nature, wish), None
     after = bench.report(every_layer)
     scales = bench.scales
-    if every_layer and before is not None and _is_worse(before, after, aim, outcome):
+    why_back = "" if before is None else _why_back(before, after, aim, outcome, asked, sizes, _sizes(targets))
+    if before is not None and why_back:
         as_found()
         after, scales = before, dict.fromkeys(scales, 1.0)
-        outcome = replace(outcome, reason=f"{outcome.reason}; the weights as found were closer, and are back")
-    if wish.scheme_alone:
+        put_back = f"{why_back}, so the weights as found were put back"
+        reason = "; ".join(filter(None, (outcome.reason, put_back)))
+        outcome = replace(outcome, reason=reason)
+    if wish.scheme_alone and not why_back:
         aim = replace(aim, target=after.network.norm)
         converged, reason = True, outcome.reason
     else:
@@ -176,7 +179,8 @@ def _rate_of_adaptive(setting: Setting, wish: Wish) -> float | None:
         return wish.lr
     advice = advise(
         setting.model, setting.loss, setting.batch, optimizer=wish.optimizer, layers=setting.layers,
-        forward=setting.forward, dropout=setting.dropout, seed=setting.seed,
+        forward=setting.forward, dropout=setting.dropout, reduction=setting.reduction, check=False,
+        seed=setting.seed,
     )  # fmt: skip
     return advice.learning_rate if math.isfinite(advice.learning_rate) else None
 
@@ -187,6 +191,8 @@ def _measure_before(setting: Setting, every_layer: bool) -> tuple[CurvatureRepor
     try:
         if found.look().is_finite:
             return found.report(every_layer), []
+    except DerivativeError:
+        raise
     except ProblemError as failure:
         return None, [f"before: {failure}"]
     return None, ["before: the weights as found, or what the network gives with them, are not finite."]
@@ -200,8 +206,33 @@ def _walk(setting: Setting) -> tuple[tuple[Site, ...], list[str]]:
         return (), [f"the forward could not be walked ({failure}), so every weight is scaled."]
 
 
-def _is_worse(before: CurvatureReport, after: CurvatureReport, aim: Aim, outcome: Outcome) -> bool:
-    left_out = outcome.unreachable
-    return bool(outcome.reason) and worst_distance(before, aim.target, left_out) < worst_distance(
-        after, aim.target, left_out
-    )
+def _sizes(targets: list[Target]) -> dict[str, float]:
+    """The root mean square of every weight."""
+    return {one.name: float(one.value.double().square().mean().sqrt()) for one in targets}
+
+
+def _why_back(
+    before: CurvatureReport,
+    after: CurvatureReport,
+    aim: Aim,
+    outcome: Outcome,
+    wish: Wish,
+    sizes: dict[str, float],
+    new_sizes: dict[str, float],
+) -> str:
+    """Why the new weights must not stay: farther from the target than those found, or not to be trained."""
+    largest = max(new_sizes, key=lambda name: new_sizes[name])
+    if new_sizes[largest] > max(defaults.ABSURD_SIZE, defaults.ABSURD_GROWTH * sizes[largest]):
+        return f"{largest} would have a standard deviation of {new_sizes[largest]:.2g}"
+    # Who lifts the cap on the loss means it.
+    most = max(defaults.ABSURD_GROWTH, wish.most_sharpening)
+    if not after.loss <= most * max(abs(before.loss), 1.0):
+        return f"the loss would be {after.loss:.3g}, and was {before.loss:.3g}"
+    if wish.scheme_alone or not outcome.reason:
+        return ""
+    if wish.rule == "layers":
+        left_out = outcome.unreachable
+        distances = [worst_distance(report, aim.target, left_out) for report in (before, after)]
+        return "the layers would be farther from it than they were" if distances[1] > distances[0] else ""
+    near, far = (distance(report.network.norm, aim.target) for report in (before, after))
+    return f"‖H‖ = {before.network.norm:.3g}, as found, is closer to it" if far > 2 * near else ""

@@ -28,5 +28,11 @@ MOST_SHARPENING = 4.0
 
 MOST_MEASUREMENTS = {"network": 10, "layers": 12}
 
+# The old weights are put back if a new one has a standard deviation above the first number and above the
+# second number times the old one, or if the loss has grown by the second number. That happens where a small
+# factor, such as a LayerScale of 1e-5, precedes a weight that LSUV scales to compensate for it.
+ABSURD_SIZE = 1000.0
+ABSURD_GROWTH = 100.0
+
 # Norms are measured in the search to this part of the tolerance that the result must meet.
 SEARCH_SHARE = 0.2

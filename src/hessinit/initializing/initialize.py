@@ -17,7 +17,7 @@ from hessinit.initializing import arguments, defaults
 from hessinit.initializing.carrying_out import UNSHARPENED, carry_out
 from hessinit.initializing.saving import save_model_weights
 from hessinit.initializing.wish import Wish
-from hessinit.initializing.workbench import Setting, keep_all, read_once
+from hessinit.initializing.workbench import Once, Setting, keep_all, read_once
 from hessinit.problem.batches import read_batches
 from hessinit.problem.checks import (
     check_arguments,
@@ -51,6 +51,8 @@ def initialize_(
     curvature: str = "gauss-newton",
     forward: Forward | None = None,
     dropout: str = "freeze",
+    reduction: str = "auto",
+    check: bool = True,
     biases: str = "auto",
     residual: str = "auto",
     tolerance: float = 0.05,
@@ -95,7 +97,7 @@ def initialize_(
     (True, True)
     """
     started = time.perf_counter()
-    check_arguments(model, loss, forward, None, dropout)
+    check_arguments(model, loss, forward, None, dropout, reduction, check)
     arguments.check_choices(rule, scheme, freedom, curvature, biases, residual, dropout)
     check_switches(dry_run=dry_run, strict=strict)
     seed = check_whole("seed", seed, at_least=0)
@@ -119,7 +121,9 @@ def initialize_(
     check_present(inside)
     check_dropout(inside, dropout)
     named = layers if layers is None or isinstance(layers, str) else list(layers)
-    setting = Setting(inside, loss, read_once(batch), named, forward, curvature, dropout, seed)
+    setting = Setting(
+        inside, loss, read_once(batch), named, forward, curvature, dropout, reduction, seed, Once(check)
+    )
     for place, one in read_batches(setting.batch):  # before a scheme meets them in some layer
         check_finite_inputs(one.inputs, one, place)
     targets = find_targets(inside, named)

@@ -30,7 +30,7 @@ def judge(
         return True, f"all {len(curved)} layers have ‖H‖ within {limit} of {target:.3g}"
     if not curved:
         return False, outcome.reason
-    worst = max(off, key=lambda row: _distance(row.norm, target))
+    worst = max(off, key=lambda row: distance(row.norm, target))
     return False, (
         f"{len(off)} of {len(curved)} layers are not within {limit} of {target:.3g}, the farthest "
         f"{worst.name} with ‖H‖ = {worst.norm:.3g}: {outcome.reason or _AFTER_A_SEARCH}"
@@ -39,8 +39,8 @@ def judge(
 
 def worst_distance(report: CurvatureReport, target: float, left_out: Sequence[str] = ()) -> float:
     """The largest |log(‖H‖/target)| over the layers."""
-    return max((_distance(row.norm, target) for row in report if row.name not in left_out), default=math.inf)
+    return max((distance(row.norm, target) for row in report if row.name not in left_out), default=math.inf)
 
 
-def _distance(norm: float, target: float) -> float:
+def distance(norm: float, target: float) -> float:
     return abs(math.log(norm / target)) if 0 < norm < math.inf else math.inf

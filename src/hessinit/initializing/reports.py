@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from hessinit.engines.ends import Effort
 from hessinit.engines.extras import Wanted
-from hessinit.errors import ProblemError
 from hessinit.operators.evaluation import Evaluation, evaluate
 from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.problem import Problem
@@ -54,11 +53,4 @@ def make_report(problem: Problem, curvature: str, every_layer: bool) -> Curvatur
 def network_estimator(evaluations: Sequence[Evaluation]) -> str:
     """The cheaper way to the network's norm alone; the engines choose by the cost of all layers."""
     outputs = max(one.output[0].numel() if one.output.ndim else 1 for one in evaluations)
-    if outputs <= _FEW_OUTPUTS:
-        return "auto"
-    try:
-        for one in evaluations:
-            one.require_second_derivative()
-    except ProblemError:
-        return "auto"  # backward passes alone need no second derivative
-    return "lanczos"
+    return "auto" if outputs <= _FEW_OUTPUTS else "lanczos"

@@ -25,6 +25,17 @@ from hessinit.schemes.record import parametrized_name
 from hessinit.schemes.targets import Target
 
 
+class Once:
+    """True the first time it is asked, if at all."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+
+    def take(self) -> bool:
+        wanted, self._wanted = self._wanted, False
+        return wanted
+
+
 @dataclass(frozen=True)
 class Setting:
     """What is measured, and how; the same for every look."""
@@ -36,14 +47,22 @@ class Setting:
     forward: Forward | None
     curvature: str
     dropout: str
+    reduction: str
     seed: int
+    check: Once
 
     def problem(self) -> Problem:
         """With the weights as they are now."""
         return Problem(
             self.model, self.loss, self.batch, layers=self.layers, forward=self.forward,
-            dropout=self.dropout, seed=self.seed,
+            dropout=self.dropout, reduction=self.reduction, check=False, seed=self.seed,
         )  # fmt: skip
+
+    def problem_to_measure(self) -> Problem:
+        """The same; the first one whose curvature is measured has its derivatives checked."""
+        problem = self.problem()
+        problem.check = self.check.take()
+        return problem
 
     @property
     def sample(self) -> Any:
@@ -170,13 +189,13 @@ class Workbench:
 
     def report(self, every_layer: bool) -> CurvatureReport:
         """To full accuracy, as `measure` gives it; without layers that are dear and not asked for."""
-        problem = self.setting.problem()
+        problem = self.setting.problem_to_measure()
         with problem.settings(), explained_memory(problem):
             return make_report(problem, self.setting.curvature, every_layer)
 
     @contextlib.contextmanager
     def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, Engine]]:
-        problem = self.setting.problem()
+        problem = self.setting.problem_to_measure()
         with problem.settings(), explained_memory(problem):
             evaluations = evaluate(problem)
             if self.setting.curvature == "hessian":

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from hessinit.integrations.model_modes import configurations, differentiable_outputs
 from hessinit.problem.batches import cast
-from hessinit.problem.data_sources import untouched_sources
-from hessinit.problem.left_as_found import kept_attributes
+from hessinit.problem.preserve import UserState, untouched_sources
 from hessinit.problem.randomness import untouched_random_state
 
 # Logits near zero give almost the same loss whatever the labels: little is left to tell two losses apart.
@@ -66,7 +65,7 @@ def _left_as_found(model: nn.Module, device: torch.device) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(untouched_random_state(device))
-        stack.enter_context(kept_attributes(model))
+        stack.enter_context(UserState(model).lent())
         stack.enter_context(
             untouched_sources(*configurations(model))
         )  # classifiers note there what they guess

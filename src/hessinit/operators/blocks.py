@@ -15,13 +15,13 @@ class WeightOperator(LinearOperator):
     """Something that acts on the weights of `names`, summed over the evaluated batches."""
 
     def __init__(self, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
-        leaves = evaluations[0].problem.leaves
+        leaves = evaluations[0].leaves
         self.evaluations = list(evaluations)
         self.names = list(names)
         self.shapes = [tuple(leaves[name].shape) for name in names]
         size = sum(leaves[name].numel() for name in names)
         self.shape = (size, size)
-        self.dtype = evaluations[0].problem.dtype
+        self.dtype = leaves[names[0]].dtype
         self.device = evaluations[0].problem.device
 
 
@@ -35,7 +35,7 @@ class HessianOperator(WeightOperator):
         tangents = split(vector, self.shapes)
         total: Tensor | None = None
         for evaluation in self.evaluations:
-            leaves = [evaluation.problem.leaves[name] for name in self.names]
+            leaves = [evaluation.leaves[name] for name in self.names]
             pairs = [
                 (evaluation.gradients[name], tangent)
                 for name, tangent in zip(self.names, tangents, strict=True)

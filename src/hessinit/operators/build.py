@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hessinit.operators.blocks import GaussNewtonOperator, HessianOperator, JacobianOperator, WeightOperator
+from hessinit.operators.derivative_check import check_gradients, check_loss, check_outputs
 from hessinit.operators.evaluation import evaluate
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
@@ -25,6 +26,8 @@ def hessian(
     forward: Forward | None = None,
     dtype: torch.dtype | None = None,
     dropout: str = "refuse",
+    reduction: str = "auto",
+    check: bool = True,
     seed: int = 0,
 ) -> HessianOperator:
     """The exact Hessian of the loss by the chosen weights (all by default), as an operator on flat vectors.
@@ -35,8 +38,9 @@ def hessian(
             [0., 1.]], dtype=torch.float64)
     """
     problem = Problem(
-        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
-    )
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
+        check=check, seed=seed,
+    )  # fmt: skip
     return _build(HessianOperator, problem)
 
 
@@ -49,12 +53,15 @@ def gauss_newton(
     forward: Forward | None = None,
     dtype: torch.dtype | None = None,
     dropout: str = "refuse",
+    reduction: str = "auto",
+    check: bool = True,
     seed: int = 0,
 ) -> GaussNewtonOperator:
     """The Gauss-Newton matrix `Jᵀ H_z J` of the chosen weights; the arguments are those of `hessian`."""
     problem = Problem(
-        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
-    )
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
+        check=check, seed=seed,
+    )  # fmt: skip
     return _build(GaussNewtonOperator, problem)
 
 
@@ -67,6 +74,8 @@ def jacobian(
     forward: Forward | None = None,
     dtype: torch.dtype | None = None,
     dropout: str = "refuse",
+    reduction: str = "auto",
+    check: bool = True,
     seed: int = 0,
 ) -> JacobianOperator:
     """The derivative of the model's outputs by the chosen weights, (outputs, weights).
@@ -74,14 +83,18 @@ def jacobian(
     The loss only serves to check the problem; the outputs of several batches follow one another.
     """
     problem = Problem(
-        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, seed=seed
-    )
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
+        check=check, seed=seed,
+    )  # fmt: skip
     return _build(JacobianOperator, problem)
 
 
 def _build(kind: type[Kind], problem: Problem) -> Kind:
     with problem.settings(), explained_memory(problem):
         evaluations = evaluate(problem)
+        for evaluation in evaluations:
+            check_loss(evaluation)
+            (check_gradients if kind is HessianOperator else check_outputs)(evaluation)
         operator = kind(evaluations, list(problem.leaves))
     operator.settings = problem.settings  # a product may come at any time, under any settings of the caller
     return operator

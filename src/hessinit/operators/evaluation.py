@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from hessinit.operators.second_derivative import check_second_derivative
+from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch
-from hessinit.problem.first_look import FirstLook, take_first_look
+from hessinit.problem.failures import explained_derivatives
+from hessinit.problem.first_look import take_first_look
 from hessinit.problem.graph import Use, find_uses
 from hessinit.problem.problem import Problem
 
 
 class Evaluation:
-    """A batch's output and loss with their graph, and the derivative graphs that are built on first use."""
+    """A batch's output and loss with their graph, and the derivative graphs that are built on first use.
 
-    def __init__(self, problem: Problem, batch: Batch, weight: float) -> None:
+    `weights` evaluates at others than the problem's own, in their precision.
+    """
+
+    def __init__(
+        self, problem: Problem, batch: Batch, weight: float = 1.0, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.problem = problem
         self.batch = batch
         self.weight = weight
-        self._checked = False
-        look: FirstLook = take_first_look(problem, batch)
-        self.output = look.output
-        self.loss = look.loss
-        self.loss_value = float(look.loss.detach())
-        # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.
-        self.moments = {name: uses[0].moment if uses else None for name, uses in self.uses.items()}
+        self.leaves = problem.leaves if weights is None else {name: weights[name] for name in problem.leaves}
+        self._weights = weights
+        self.passed: set[str] = set()  # the checks of derivatives that were made
+        self.repeated: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}  # products, for their rounding
 
-    def require_second_derivative(self) -> None:
-        """Refuse a forward that torch cannot differentiate twice; looked at once."""
-        if not self._checked:
-            check_second_derivative(self)
-            self._checked = True
+    @classmethod
+    def inspected(cls, problem: Problem, batch: Batch) -> Evaluation:
+        """The same, refused if it is not a finite, repeatable function of the weights."""
+        one = cls(problem, batch)
+        look = take_first_look(problem, batch)
+        one.output, one.loss = look.output, look.loss
+        one.loss_value = float(look.loss.detach())
+        # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.
+        one.moments = {name: uses[0].moment if uses else None for name, uses in one.uses.items()}
+        one.paddings = {name: {use.padding for use in uses} - {None} for name, uses in one.uses.items()}
+        return one
+
+    loss_value: float
+    moments: dict[str, int | None]
+    paddings: dict[str, set[int | None]]  # rows of embeddings that get no gradient
 
     def forget(self) -> None:
         """Let the graphs go and with them most of the memory; whoever needs them next evaluates once more."""
@@ -44,7 +58,7 @@ class Evaluation:
     @cached_property
     def output(self) -> Tensor:
         """The model's output, with its graph."""
-        return self.problem.output(self.batch)
+        return self.problem.output(self.batch, weights=self._weights)
 
     @cached_property
     def loss(self) -> Tensor:
@@ -54,53 +68,46 @@ class Evaluation:
     @cached_property
     def uses(self) -> dict[str, list[Use]]:
         """Where the forward used each leaf."""
-        return find_uses(self.output, self.problem.leaves)
+        return find_uses(self.output, self.leaves)
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
         """The loss gradient by every leaf, itself differentiable: one backward pass for all products."""
-        self.require_second_derivative()
         found = torch.autograd.grad(
-            self.loss, list(self.problem.leaves.values()), create_graph=True, materialize_grads=True
+            self.loss, list(self.leaves.values()), create_graph=True, materialize_grads=True
         )
-        return dict(zip(self.problem.leaves, found, strict=True))
+        return dict(zip(self.leaves, found, strict=True))
 
     @cached_property
     def adjoint(self) -> tuple[Tensor, dict[str, Tensor]]:
         """A placeholder `u` and `Jᵀu`, linear in `u`: differentiating it by `u` gives products with `J`."""
         placeholder = torch.zeros_like(self.output, requires_grad=True)
         found = torch.autograd.grad(
-            self.output,
-            list(self.problem.leaves.values()),
-            placeholder,
-            create_graph=True,
-            materialize_grads=True,
+            self.output, list(self.leaves.values()), placeholder, create_graph=True, materialize_grads=True
         )
-        return placeholder, dict(zip(self.problem.leaves, found, strict=True))
+        return placeholder, dict(zip(self.leaves, found, strict=True))
 
     @cached_property
     def output_gradient(self) -> tuple[Tensor, Tensor]:
-        """The output cut off from the model, and the loss gradient by it, differentiable."""
-        cut = self.output.detach().requires_grad_()
+        """The detached output and the loss gradient by it, differentiable, in the dtype of the loss."""
+        cut = self.output.detach().to(self.problem.loss_dtype).requires_grad_()
         loss = self.problem.loss_of(cut, self.batch)
         (gradient,) = torch.autograd.grad(loss, cut, create_graph=True)
         return cut, gradient
 
     def output_hessian(self, tangent: Tensor) -> Tensor:
-        """`H_z` times a tangent of the output; cheap, the model is not involved."""
+        """`H_z` times a tangent of the output, in the tangent's dtype; cheap, the model is not involved."""
         cut, gradient = self.output_gradient
         if not gradient.requires_grad:
             return torch.zeros_like(tangent)
-        (product,) = torch.autograd.grad(gradient, cut, tangent, retain_graph=True, materialize_grads=True)
-        return product
+        with explained_derivatives(of_loss=True):
+            (product,) = torch.autograd.grad(
+                gradient, cut, tangent.to(cut.dtype), retain_graph=True, materialize_grads=True
+            )
+        return product.to(tangent.dtype)
 
     def push(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
         """`J` times a change of the named leaves, by differentiating `Jᵀu` by `u` (no forward-mode gaps)."""
-        self.require_second_derivative()
-        return self.push_unchecked(names, tangents)
-
-    def push_unchecked(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
-        """The same, whatever the second derivatives are worth."""
         placeholder, adjoint = self.adjoint
         pairs = [
             (adjoint[name], t) for name, t in zip(names, tangents, strict=True) if adjoint[name].requires_grad
@@ -115,45 +122,85 @@ class Evaluation:
 
     def pull(self, names: Sequence[str], cotangent: Tensor) -> tuple[Tensor, ...]:
         """`Jᵀ` times a cotangent of the output, for the named leaves."""
-        leaves = [self.problem.leaves[name] for name in names]
+        leaves = [self.leaves[name] for name in names]
         return torch.autograd.grad(self.output, leaves, cotangent, retain_graph=True, materialize_grads=True)
 
 
 def evaluate(problem: Problem) -> list[Evaluation]:
     """Every batch once. Means are weighted by examples, so a short batch counts for less; sums add up."""
-    total = problem.examples
-    first = Evaluation(problem, problem.batches[0], 1.0)
-    if len(problem.batches) == 1:
-        return [first]
-    sums = reduces_by_sum(first)
-    first.weight = 1.0 if sums else problem.batches[0].size / total
-    return [first] + [
-        Evaluation(problem, batch, 1.0 if sums else batch.size / total) for batch in problem.batches[1:]
-    ]
+    evaluations = [Evaluation.inspected(problem, batch) for batch in problem.batches]
+    if len(evaluations) == 1:
+        return evaluations
+    reduction = find_reduction(evaluations)
+    if reduction is None:
+        raise ProblemError(
+            "whether the loss adds its examples up or averages them decides how several batches are joined, "
+            "and its values do not tell: it compares the examples of a batch, or depends on the batch's "
+            "size. "
+            'Pass reduction="mean" (batches are averaged over examples) or reduction="sum" (they are '
+            "added up)."
+        )
+    for one in evaluations if reduction == "mean" else []:
+        one.weight = one.batch.size / problem.examples
+    return evaluations
 
 
-def reduces_by_sum(evaluation: Evaluation) -> bool:
-    """Whether the loss adds its examples up: found by giving it every example twice."""
-    reduction = getattr(evaluation.problem.loss, "reduction", None)
-    if isinstance(reduction, str):
-        return reduction == "sum"
-    output = evaluation.output.detach()
-    if output.ndim == 0:
-        return False
-    # Not the batch's own size: outputs and targets may be flattened over examples and positions.
-    batch = Batch(evaluation.batch.inputs, evaluation.batch.targets, output.shape[0])
-    twice = batch.take(torch.arange(batch.size).repeat(2))
+def find_reduction(evaluations: Sequence[Evaluation]) -> str | None:
+    """Whether the loss is a "mean" or a "sum" over examples, found from its gradients; None if it is neither.
+
+    The outputs of a batch are joined with those of another batch, and with themselves. In a sum their
+    gradients stay as they are; in a mean the gradients shrink by the batch's share.
+    """
+    problem = evaluations[0].problem
+    if problem.reduction != "auto":
+        return problem.reduction
+    first, second = evaluations[0], evaluations[-1]
+    pairs = [(first, first), (first, second), (second, first)]
+    factors = [_shrinkage(one, other) for one, other in (pairs if second is not first else pairs[:1])]
+    known = [factor for factor in factors if factor is not None]
+    if not known:
+        # Torch's own losses are what they say; that of anybody else may say anything.
+        torchs_own = type(problem.loss).__module__ == "torch.nn.modules.loss"
+        return str(getattr(problem.loss, "reduction", None)) if torchs_own else None
+    if all(abs(factor - 1) < _SAME for factor in known):
+        return "sum"
+    itself, *shares = factors
+    halved = itself is None or abs(itself - 0.5) < _SAME
+    shared = None in shares or not shares or abs(sum(known[-2:]) - 1) < _SAME
+    return "mean" if halved and shared else None
+
+
+# Of a gradient, to count as the same.
+_SAME = 1e-3
+
+
+def _shrinkage(one: Evaluation, other: Evaluation) -> float | None:
+    """The gradient by the outputs of one batch when another one is joined to it, over that without.
+
+    None where the loss cannot be taken of both, nan where the gradient also turns.
+    """
+    joined = one.batch.joined_targets(other.batch)
+    outputs = [one.output.detach(), other.output.detach()]
+    if joined is None or outputs[0].ndim == 0 or outputs[0].shape[1:] != outputs[1].shape[1:]:
+        return None
+    place = torch.cat(outputs).requires_grad_()
     try:
-        doubled = float(evaluation.problem.loss_of(output.repeat(2, *[1] * (output.ndim - 1)), twice))
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return False
-    once = float(evaluation.loss.detach())
-    return abs(doubled - 2 * once) < abs(doubled - once)
+        loss = one.problem.loss_of(place, joined)
+    except Exception:  # whatever a loss that knows its batch raises
+        return None
+    (gradient,) = torch.autograd.grad(loss, place)
+    found, alone = gradient[: len(outputs[0])].double(), one.output_gradient[1].detach().double()
+    square = float((alone * alone).sum())
+    if square == 0 or not math.isfinite(square):
+        return None
+    factor = float((found * alone).sum()) / square
+    off = float((found - factor * alone).norm())
+    return factor if off <= _SAME * abs(factor) * math.sqrt(square) else math.nan
 
 
 def unused_leaves(evaluations: Sequence[Evaluation]) -> set[str]:
     """The weights that no batch's forward touches."""
-    unused = set(evaluations[0].problem.leaves)
+    unused = set(evaluations[0].leaves)
     for evaluation in evaluations:
         unused -= {name for name, moment in evaluation.moments.items() if moment is not None}
     return unused

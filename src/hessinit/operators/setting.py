@@ -44,6 +44,11 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
     return tuple(notes)
 
 
+def note_unchecked(check: bool) -> tuple[str, ...]:
+    """Nothing vouches for derivatives that were not checked."""
+    return () if check else ("The derivatives were not checked against finite differences (check=False).",)
+
+
 def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tuple[str, ...]:
     """Biases are trained at the same rate as the weights, and may be the sharper ones where inputs are small.
 

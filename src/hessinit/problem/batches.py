@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.problem.data_sources import untouched_sources
+from hessinit.problem.preserve import untouched_sources
 from hessinit.problem.randomness import untouched_random_state
 from hessinit.problem.structures import map_tensors, tensors_in
 
@@ -35,6 +35,27 @@ class Batch:
             return tensor[examples.to(tensor.device)] if follows else tensor
 
         return Batch(map_tensors(pick, self.inputs), map_tensors(pick, self.targets), len(examples))
+
+    def joined_targets(self, other: Batch) -> Batch | None:
+        """The targets of both, one after the other, without inputs; None where they do not fit together."""
+        own, others = list(tensors_in(self.targets)), list(tensors_in(other.targets))
+        if len(own) != len(others):
+            return None
+        pairs = zip(own, others, strict=True)
+        joined = [_join(one, self.size, another, other.size) for one, another in pairs]
+        fitting = [one for one in joined if one is not None]
+        if len(fitting) < len(joined):
+            return None
+        waiting = iter(fitting)
+        return Batch(None, map_tensors(lambda _: next(waiting), self.targets), self.size + other.size)
+
+
+def _join(one: Tensor, size: int, another: Tensor, other_size: int) -> Tensor | None:
+    """One after the other if both count examples (or positions in them), the one if they are equal."""
+    counts = one.ndim > 0 and len(one) > 0 and len(one) % size == 0 and len(another) % other_size == 0
+    if counts and one.shape[1:] == another.shape[1:]:
+        return torch.cat([one, another])
+    return one if one.shape == another.shape and torch.equal(one, another) else None
 
 
 def read_batches(batch: Any) -> list[tuple[str, Batch]]:
@@ -106,6 +127,11 @@ def _not_a_pair(batch: Any, index: int, pair: Any) -> str:
 
 
 def _count(inputs: Any, targets: Any, place: str) -> Batch:
+    if any(tensor.is_nested for part in (inputs, targets) for tensor in tensors_in(part)):
+        raise ProblemError(
+            f"{place}the batch holds a nested tensor, whose examples cannot be counted or cast; pass a "
+            "padded tensor with a mask, or a packed sequence (torch.nn.utils.rnn.pack_sequence)."
+        )
     given = [tuple(tensor.shape) for tensor in tensors_in(inputs) if tensor.ndim > 0]
     wanted = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
     if not given and not wanted:
@@ -151,14 +177,14 @@ def _examples(given: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> in
 
 
 def cast(structure: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Floating tensors in `dtype`, everything on `device`; a tensor that is right already is not copied.
+    """Floating-point and complex tensors in `dtype`, everything on `device`; copies only what has to change.
 
     Where some are on `device` already, the others stay: the lengths of packed sequences belong on the CPU.
     """
     placed = any(tensor.device == device for tensor in tensors_in(structure))
 
     def convert(tensor: Tensor) -> Tensor:
-        kind = dtype if tensor.is_floating_point() else None
+        kind = dtype if tensor.is_floating_point() else dtype.to_complex() if tensor.is_complex() else None
         return tensor.detach().to(device=None if placed else device, dtype=kind)
 
     return map_tensors(convert, structure)

@@ -21,7 +21,11 @@ def check_model(model: Any, forward: Any) -> None:
     if not isinstance(model, nn.Module):
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
-    scripted = [name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    scripted = [
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, torch.jit.ScriptModule) and any(True for _ in part.parameters())
+    ]
     if scripted:
         raise ProblemError(
             f"{scripted[0] or 'the model'} is a TorchScript module, whose weights cannot be exchanged; "
@@ -33,7 +37,15 @@ def check_model(model: Any, forward: Any) -> None:
         )
 
 
-def check_arguments(model: Any, loss: Any, forward: Any, dtype: Any, dropout: str) -> None:
+def check_arguments(
+    model: Any,
+    loss: Any,
+    forward: Any,
+    dtype: Any,
+    dropout: str,
+    reduction: str = "auto",
+    check: Any = True,
+) -> None:
     """Types of what the user passed."""
     check_model(model, forward)
     if isinstance(loss, type):
@@ -46,6 +58,8 @@ def check_arguments(model: Any, loss: Any, forward: Any, dtype: Any, dropout: st
             "of float32 and the model's own."
         )
     choose("dropout", dropout, ["refuse", "freeze"])
+    choose("reduction", reduction, ["auto", "mean", "sum"])
+    check_switches(check=check)
 
 
 def check_whole(name: str, value: Any, at_least: int) -> int:

@@ -57,7 +57,7 @@ def explained(
 
 
 @contextlib.contextmanager
-def explained_derivatives() -> Iterator[None]:
+def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
     """Some functions of torch have a first derivative only; it says so in words of its own."""
     try:
         yield
@@ -65,10 +65,15 @@ def explained_derivatives() -> Iterator[None]:
         missing = _NO_DERIVATIVE.search(str(failure))
         if missing is None:
             raise
+        name = missing[1].strip("_").removesuffix("_backward")
         raise ProblemError(
-            f"torch has no second derivative of {missing[1].strip('_').removesuffix('_backward')}. "
-            "Gauss-Newton with few outputs needs none (curvature='gauss-newton' without jacobians); else "
-            "write that function with others, such as torch.relu and torch.exp."
+            f"torch has no second derivative of {name}, which the loss uses, and every curvature needs it. "
+            "Write the loss with other functions, such as log_softmax, torch.exp and sums."
+            if of_loss
+            else f"torch has no second derivative of {name}. The exact Hessian needs it everywhere in the "
+            "model, Gauss-Newton behind weights that are not used by a dense, convolution or embedding "
+            "call. Leave these weights out (layers=), or write the function with others, such as torch.exp, "
+            "sums and square roots."
         ) from failure
 
 

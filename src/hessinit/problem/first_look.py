@@ -32,17 +32,14 @@ def take_first_look(problem: Problem, batch: Batch) -> FirstLook:
     If these agree with the whole, the forward is deterministic. If not, the examples may just see each
     other (as in BatchNorm's train mode): then a second whole evaluation decides.
     """
-    output = problem.output(batch)
-    draws_forward = problem.drew
-    _check_finite_output(problem, batch, output)
-    loss = problem.loss_of(output, batch)
-    draws_loss = problem.drew
+    output, loss, draws_forward, draws_loss = problem.output_and_loss(
+        batch, lambda output: _check_finite_output(problem, batch, output)
+    )
     _check_finite_loss(batch, loss)
     check_graph(problem, output, loss)
+    _check_loss_repeats(problem, batch, output, loss, draws_loss)
     if problem.dropout != "freeze":
         _check_forward_repeats(problem, batch, output, draws_forward)
-        if draws_loss:
-            _check_loss_repeats(problem, batch, output, loss)
     return FirstLook(output, loss)
 
 
@@ -60,26 +57,28 @@ def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws
             )
 
 
-def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor) -> None:
-    """Frozen to one draw, forward and loss must give the same again; leaves `drew` as after the forward."""
+def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
+    """Frozen to one draw, the forward must give the same again; `drew` then says whether it drew."""
     again = problem.output(batch)
-    drew = problem.drew
     if again.shape != output.shape or not agree(again.detach(), output.detach()):
-        who = "the model's output"
-    elif not agree(problem.loss_of(output.detach(), batch).detach(), loss.detach()):
-        who = "the loss"
-    else:
-        problem.drew = drew
-        return
-    raise ProblemError(
-        f"{who} changes from call to call under the same random numbers: it draws from a generator that is "
-        "not known here. Keep that one in an attribute of the model (or of a loss that is a module), or make "
-        "it deterministic."
-    )
+        raise ProblemError(
+            "the model's output changes from call to call under the same random numbers: it draws from a "
+            "generator that is not known here. Keep that one in an attribute of the model, or make it "
+            "deterministic."
+        )
 
 
-def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor) -> None:
-    for draw in range(1, _DRAWS):
+def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor, draws: bool) -> None:
+    """The same loss of the same output, also without the forward before it."""
+    again = problem.loss_of(output.detach(), batch)
+    if not agree(again.detach(), loss.detach()):
+        raise ProblemError(
+            "the loss changes from call to call on the same output, so there is no single Hessian: it keeps "
+            "a state or a generator where none is looked for (in an attribute of a class, say), or reads "
+            "what the forward leaves in an attribute of the model. Make it a function of its two arguments; "
+            "with forward= the model can give it more columns of output."
+        )
+    for draw in range(1, _DRAWS if draws and problem.dropout != "freeze" else 1):
         again = problem.loss_of(output.detach(), batch, draw=draw)
         if not agree(again.detach(), loss.detach()):
             raise ProblemError(

@@ -33,6 +33,14 @@ class Use:
         """Grows in the order in which the forward ran."""
         return int(self.node._sequence_nr())
 
+    @property
+    def padding(self) -> int | None:
+        """The row of an embedding that gets no gradient, whatever the output's derivative by it is."""
+        if self.kind != "EmbeddingBackward0":
+            return None
+        row = self.node._saved_padding_idx  # unsigned; torch's "none" is -1
+        return int(row) if 0 <= row < 2**62 else None
+
 
 def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]:
     """For every leaf, the nodes that consume it, in the order they ran; an unused leaf has none.

@@ -5,21 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from hessinit.problem.containers import Contents, containers_in
-from hessinit.problem.lending import Loan
-
-_HOOKS_OF_ALL: list[dict[int, Any]] = [
-    torch.nn.modules.module._global_backward_hooks,
-    torch.nn.modules.module._global_backward_pre_hooks,
-]
 
 
 @contextlib.contextmanager
@@ -32,46 +23,6 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for module, was in before:
             module.training = was
-
-
-@contextlib.contextmanager
-def kept_attributes(model: nn.Module, seed: int = 0) -> Iterator[Loan]:
-    """Let a forward write to its modules' attributes, and put every one of them back.
-
-    Models keep a hidden state, a counter or their last attention there; `nn.utils.weight_norm` the weight.
-    Lists, dicts and sets among the attributes get their contents back. Tensors are lent as copies, which may
-    be written into, and generators as seeded ones; what is elsewhere cannot be known.
-    Backward hooks rest meanwhile, those for all modules, too: they belong to training, and may change the
-    derivatives that they see.
-    """
-    tables = [table for module in model.modules() for table in _tables(module)]
-    before = [dict(table) for table in tables]
-    kept = [Contents(one) for one in containers_in(model)]
-    kept += [Contents(hooks) for hooks in _HOOKS_OF_ALL]
-    loan = Loan(seed)
-    try:
-        for hooks in _HOOKS_OF_ALL:
-            hooks.clear()
-        for module in model.modules():
-            for kind in ("_backward_hooks", "_backward_pre_hooks"):
-                if module.__dict__[kind]:
-                    module.__dict__[kind] = OrderedDict()
-            module.__dict__.update(loan.lend(module.__dict__))
-        for contents in kept:
-            contents.lend(loan)
-        yield loan
-    finally:
-        for table, entries in zip(tables, before, strict=True):
-            for name in table.keys() - entries.keys():
-                del table[name]
-            table.update(entries)
-        for contents in kept:
-            contents.put_back()
-
-
-def _tables(module: nn.Module) -> list[dict[str, Any]]:
-    own = module.__dict__
-    return [own, own["_parameters"], own["_buffers"], own["_modules"]]
 
 
 @contextlib.contextmanager

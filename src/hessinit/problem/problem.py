@@ -1,37 +1,42 @@
-"""A model, a loss and batches in functional form: the one thing every operator differentiates."""
+"""A model, a loss and batches as a function of the weights: the one thing every operator differentiates."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hessinit.errors import ProblemError
 from hessinit.problem import checks, weights
 from hessinit.problem.batches import Batch, cast, read_batches
 from hessinit.problem.failures import explained, explained_derivatives, explained_loss
 from hessinit.problem.layers import Layer, find_layers
-from hessinit.problem.left_as_found import default_device, kept_attributes, twice_differentiable
-from hessinit.problem.lending import Loan
+from hessinit.problem.left_as_found import default_device, twice_differentiable
+from hessinit.problem.preserve import UserState
 from hessinit.problem.randomness import Draws, untouched_random_state
 from hessinit.problem.structures import map_tensors
-from hessinit.problem.substitutes import Substitutes
+from hessinit.problem.substitutes import PlainCalls, Substitutes
 
 Loss = Callable[[Any, Any], Tensor]
 Forward = Callable[[nn.Module, Any], Tensor]
+
+# A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The loss is
+# cheap beside the model, so it is taken in float64, unless its output is as large as a vocabulary times a
+# text.
+_MOST_FOR_DOUBLE = 2**22
 
 
 class Problem:
     """What is to be measured, checked once.
 
-    The weights are seen through `leaves`: copies, so neither a derivative nor a forward that writes into its
-    weights (`nn.Embedding` with max_norm does) ever touches the model's own tensors. Buffers, inputs and
-    targets are cloned for every call: BatchNorm's statistics stay where they were, and an in-place forward
-    finds the same data each time.
+    The weights are seen through `leaves`: copies, which take the place of the model's own wherever the model,
+    the loss or `forward` holds them. So neither a derivative nor a forward that writes into its weights
+    (`nn.Embedding` with max_norm does) ever touches the model's own tensors. Buffers, inputs and targets are
+    cloned for every call: BatchNorm's statistics stay where they were, and an in-place forward finds the same
+    data each time.
     """
 
     @torch.inference_mode(False)
@@ -45,11 +50,14 @@ class Problem:
         forward: Forward | None = None,
         dtype: torch.dtype | None = None,
         dropout: str = "refuse",
+        reduction: str = "auto",
+        check: bool = True,
         seed: int = 0,
     ) -> None:
-        checks.check_arguments(model, loss, forward, dtype, dropout)
+        checks.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
         self.model = checks.unwrap(model)
         weights.check_present(self.model)
+        weights.check_apart(self.model)
         self.layers: tuple[Layer, ...] = find_layers(self.model, layers)
         weights.check_values(self.model, self.layers)
         checks.check_dropout(self.model, dropout)
@@ -57,8 +65,11 @@ class Problem:
         kinds = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         self.dtype = dtype or (torch.float64 if torch.float64 in kinds else torch.float32)
         self.converts = kinds != {self.dtype}
+        self.casts_output = False  # to a lower precision than that of the weights, as logits.float()
         self.seed = seed
         self.dropout = dropout
+        self.reduction = reduction
+        self.check = check
         self.loss = loss
         self.forward = forward
         self.drew = False
@@ -66,7 +77,9 @@ class Problem:
             self._convert(place, read) for place, read in read_batches(batch)
         )
         self.leaves: dict[str, Tensor] = {}
-        self._constants: dict[str, Tensor] = {}
+        self.constants: dict[str, Tensor] = {}
+        self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        self._buffers = {id(buffer) for buffer in self.model.buffers()}
         self._default_device = default_device()
         measured = {layer.parameter for layer in self.layers}
         renormed = {id(module.weight) for module in self.model.modules() if getattr(module, "max_norm", None)}
@@ -77,12 +90,13 @@ class Problem:
             else:
                 # What is not measured may be a large frozen model: it is shared where nothing writes into it.
                 written = id(parameter) in renormed or parameter.is_inference()
-                self._constants[name] = parameter.detach().to(kind, copy=written)
+                self.constants[name] = parameter.detach().to(kind, copy=written)
         # In the order of `layers`, whatever the model's own order of parameters.
         self.leaves = {layer.parameter: self.leaves[layer.parameter] for layer in self.layers}
-        self._loss_tensors = (
-            _cast_module(loss, self.dtype, self.device) if isinstance(loss, nn.Module) else {}
-        )
+        self._model_state = UserState(self.model, forward)
+        self._loss_state = UserState(loss, beside=self._model_state)
+        # Known once the loss was called.
+        self.loss_dtype: torch.dtype | None = None
 
     @property
     def examples(self) -> int:
@@ -90,9 +104,7 @@ class Problem:
         return sum(batch.size for batch in self.batches)
 
     def _convert(self, place: str, read: Batch) -> Batch:
-        batch = Batch(
-            cast(read.inputs, self.dtype, self.device), cast(read.targets, self.dtype, self.device), read.size
-        )
+        batch = Batch(cast(read.inputs, self.dtype, self.device), read.targets, read.size)
         checks.check_finite_inputs(read.inputs, batch, place)
         return batch
 
@@ -102,78 +114,135 @@ class Problem:
         with untouched_random_state(self.device), twice_differentiable(self.model), explained_derivatives():
             yield
 
-    def output(self, batch: Batch, *, draw: int = 0) -> Tensor:
+    def output(
+        self, batch: Batch, *, draw: int = 0, weights: Mapping[str, Tensor] | None = None, plain: bool = False
+    ) -> Tensor:
         """The model's output, as a function of `leaves`; `draw` picks the random numbers.
 
-        Afterwards `drew` says whether the forward drew any.
+        `weights` are others in the place of the leaves and constants; their dtype is then that of the whole
+        forward. `plain` runs the model as it is called in training, without substitutes for functions that
+        torch cannot differentiate twice. Afterwards `drew` says whether the forward drew any random numbers.
         """
-        tensors: dict[str, Tensor] = {**self.leaves, **self._constants}
-        for name, buffer in self.model.named_buffers():
-            tensors[name] = cast(buffer, self.dtype, self.device).clone()
-        inputs = map_tensors(torch.clone, batch.inputs)
+        with self._with_model(weights, draw):
+            return self._call_model(batch, draw, weights, plain)
+
+    def output_and_loss(
+        self, batch: Batch, inspect: Callable[[Tensor], None]
+    ) -> tuple[Tensor, Tensor, bool, bool]:
+        """Both of one call, as in training: the loss sees what this forward left in attributes.
+
+        The loss is not called on an output that `inspect` refuses. Also whether the forward, and the loss,
+        drew random numbers.
+        """
+        with self._with_model(None, 0):
+            output = self._call_model(batch, 0, None, plain=False)
+            drew = self.drew
+            inspect(output)
+            loss = self._call_loss(output, batch, 0)
+        return output, loss, drew, self.drew
+
+    def output_and_gradients(
+        self, batch: Batch, weights: Mapping[str, Tensor], names: Sequence[str]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The output of the plain model and the gradient of the loss by the named `weights`, as in training.
+
+        The backward pass runs inside, too, so that activation checkpoints recompute with these weights.
+        """
+        leaves = [weights[name].requires_grad_() for name in names]
+        with self._with_model(weights, 0):
+            output = self._call_model(batch, 0, weights, plain=True)
+            loss = self._call_loss(output, batch, 0)
+            found = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        return output.detach(), [one.to_dense() if one.is_sparse else one for one in found]
+
+    def loss_of(self, output: Tensor, batch: Batch, *, draw: int = 0) -> Tensor:
+        """The loss of an output, a scalar; `draw` and `drew` are those of `output`.
+
+        It is taken in float64 where it can be, whatever the dtype of the output.
+        """
+        with self._with_model(None, draw) if self._loss_state.meets_it else contextlib.nullcontext():
+            return self._call_loss(output, batch, draw)
+
+    @contextlib.contextmanager
+    def _with_model(self, weights: Mapping[str, Tensor] | None, draw: int) -> Iterator[None]:
+        """Stand-ins for all that the model and `forward` hold."""
+        own = {**self.leaves, **self.constants} if weights is None else weights
+        dtype = self.dtype if weights is None else next(iter(weights.values())).dtype
+
+        def convert(tensor: Tensor) -> Tensor:
+            name = self._names.get(id(tensor))
+            if name is not None:
+                return own[name]
+            if id(tensor) in self._buffers:
+                return cast(tensor, dtype, self.device).clone()
+            return _widened(tensor, dtype)
+
+        with self._model_state.lent(convert, self.seed + draw) as loan:
+            self._loan = loan
+            yield
+
+    def _call_model(
+        self, batch: Batch, draw: int, weights: Mapping[str, Tensor] | None, plain: bool
+    ) -> Tensor:
+        given = batch.inputs if weights is None else _like(batch.inputs, weights)
+        inputs = map_tensors(torch.clone, given)
         draws = Draws(self.seed + draw, self.device)
         with (
-            self._calling_the_user(self.model, draw) as loan,
+            self._users_default_device(),
             explained(self.model, batch, self.forward, self.converts),
-            Substitutes(),
+            PlainCalls() if plain else Substitutes(),
         ):
-            if self.forward is None:
-                result = functional_call(self.model, tensors, (inputs,))
-            else:
-                result = functional_call(
-                    _Calling(self.model, self.forward),
-                    {f"model.{k}": v for k, v in tensors.items()},
-                    (inputs,),
-                )
-        self.drew = draws.happened() or loan.drew()
+            result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
+        self.drew = draws.happened() or self._loan.drew()
         checks.check_output(result, self.forward)
+        dtype = self.dtype if weights is None else next(iter(weights.values())).dtype
+        if result.dtype != dtype:  # Hugging Face models return logits.float()
+            self.casts_output = True
+            return result.to(dtype)
         # A bare weight as output has no node of its own in the graph.
         return result.clone() if result.is_leaf and result.requires_grad else result
 
-    def loss_of(self, output: Tensor, batch: Batch, *, draw: int = 0) -> Tensor:
-        """The loss of an output, a scalar; `draw` and `drew` are those of `output`."""
-        targets = map_tensors(torch.clone, batch.targets)
-        draws, version = Draws(self.seed + draw, self.device), output._version
-        with self._calling_the_user(self.loss, draw) as loan, explained_loss(output, batch):
-            if self._loss_tensors:
-                assert isinstance(self.loss, nn.Module)
-                tensors = {name: tensor.clone() for name, tensor in self._loss_tensors.items()}
-                value = functional_call(self.loss, tensors, (output, targets))
-            else:
-                value = self.loss(output, targets)
+    def _call_loss(self, output: Tensor, batch: Batch, draw: int) -> Tensor:
+        if self.loss_dtype is None:
+            self.loss_dtype = output.dtype
+            if output.numel() <= _MOST_FOR_DOUBLE and output.device.type != "mps":
+                # It may be made for one dtype; what fails for another reason fails again.
+                with contextlib.suppress(Exception):
+                    value = self._call_loss_in(torch.float64, output, batch, draw)
+                    self.loss_dtype = torch.float64
+                    return value
+        return self._call_loss_in(self.loss_dtype, output, batch, draw)
+
+    def _call_loss_in(self, dtype: torch.dtype, output: Tensor, batch: Batch, draw: int) -> Tensor:
+        given, targets = output.to(dtype), map_tensors(torch.clone, cast(batch.targets, dtype, self.device))
+        draws, version = Draws(self.seed + draw, self.device), given._version
+        with (
+            self._loss_state.lent(lambda tensor: _widened(tensor, dtype), self.seed + draw) as loan,
+            self._users_default_device(),
+            explained_loss(output, batch),
+        ):
+            value = self.loss(given, targets)
         self.drew = draws.happened() or loan.drew()
         checks.check_loss_value(value)
-        if output._version != version:
+        if given._version != version:
             raise ProblemError(
                 "the loss changes the model's output in place, so a second look would see another output; "
                 "let it work on a copy (output / temperature instead of output.div_(temperature))."
             )
         return value
 
-    @contextlib.contextmanager
-    def _calling_the_user(self, called: Any, draw: int) -> Iterator[Loan]:
-        loan = Loan(self.seed + draw)
-        with contextlib.ExitStack() as stack:
-            if isinstance(called, nn.Module):
-                loan = stack.enter_context(kept_attributes(called, self.seed + draw))
-            if self._default_device.type != "cpu":
-                stack.enter_context(self._default_device)
-            yield loan
+    def _users_default_device(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._default_device.type == "cpu" else self._default_device
 
 
-class _Calling(nn.Module):
-    """Lets `functional_call` swap the weights while the user's own `forward(model, inputs)` runs."""
-
-    def __init__(self, model: nn.Module, call: Forward) -> None:
-        super().__init__()
-        self.training = model.training
-        self.model = model
-        self.call = call
-
-    def forward(self, inputs: Any) -> Tensor:
-        return self.call(self.model, inputs)
+def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy, in `dtype` if that is wider. Its graph is kept, so that a weight behind it can be found."""
+    wider = tensor.is_floating_point() and torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits
+    if isinstance(tensor, nn.Parameter):  # of the loss, say: a constant here
+        tensor = tensor.detach()
+    return tensor.to(dtype) if wider else tensor.clone()
 
 
-def _cast_module(module: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    named = [*module.named_parameters(), *module.named_buffers()]
-    return {name: cast(tensor, dtype, device) for name, tensor in named}
+def _like(inputs: Any, weights: Mapping[str, Tensor]) -> Any:
+    first = next(iter(weights.values()))
+    return cast(inputs, first.dtype, first.device)

@@ -19,6 +19,13 @@ class Substitutes(TorchFunctionMode):
         return _SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
 
 
+class PlainCalls(TorchFunctionMode):
+    """Torch's own functions, without the renormalization of embeddings (max_norm): it would undo a step."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_embedding_as_it_is if func is F.embedding else func)(*args, **(kwargs or {}))
+
+
 def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Tensor:
     """The fused one treats the norm as a constant in its second derivative (seen in torch 2.13)."""
     if dim == -1:
@@ -79,7 +86,19 @@ def _embedding(
     sparse: bool = False,
 ) -> Tensor:
     """A sparse gradient cannot be differentiated again; the dense one holds the same numbers."""
-    return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+    if scale_grad_by_freq:
+        raise ProblemError(
+            "an Embedding has scale_grad_by_freq=True: its gradient is divided by how often each word "
+            "comes, so it is not the derivative of the loss, and there is no Hessian. Measure with "
+            "scale_grad_by_freq=False."
+        )
+    return F.embedding(input, weight, padding_idx, max_norm, norm_type)
+
+
+def _embedding_as_it_is(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, *settings: Any, **others: Any
+) -> Tensor:
+    return F.embedding(input, weight, padding_idx)
 
 
 class Hardsigmoid(torch.autograd.Function):

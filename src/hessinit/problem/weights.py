@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -35,6 +36,39 @@ def check_present(model: nn.Module) -> None:
         raise ProblemError(
             f"the parameters lie on different devices ({places}); move the model to one: model.to(device)."
         )
+
+
+def check_apart(model: nn.Module) -> None:
+    """No two parameters hold the same numbers: an optimizer would move both with each of their gradients."""
+    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.layout is torch.strided and parameter.numel():
+            by_storage.setdefault(parameter.untyped_storage().data_ptr(), []).append(
+                (name, parameter.detach())
+            )
+    for shared in by_storage.values():
+        for (name, one), (other, another) in itertools.combinations(shared, 2):
+            if one.dtype == another.dtype and _overlap(one, another):
+                raise ProblemError(
+                    f"{name} and {other} are two parameters on the same memory: each gradient step moves "
+                    f"both, so neither has a curvature of its own. Make them one parameter ({other} = "
+                    f"{name})."
+                )
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of a storage share an element, also where they interleave."""
+    first, second = sorted((one, other), key=lambda view: view.storage_offset())
+    end = first.storage_offset() + sum(
+        (n - 1) * step for n, step in zip(first.shape, first.stride(), strict=True)
+    )
+    if end < second.storage_offset():
+        return False
+    size = one.untyped_storage().nbytes() // one.element_size()
+    touched = torch.zeros(size, dtype=torch.uint8)
+    for view in (one, other):
+        touched.as_strided(view.shape, view.stride(), view.storage_offset()).add_(1)
+    return bool((touched > 1).any())
 
 
 def _sharded(name: str, kind: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hessinit.engines.ends import Effort
+from hessinit.operators.derivative_check import check_outputs
 from hessinit.operators.evaluation import Evaluation
 from hessinit.problem.graph import find_uses
 from hessinit.products.layer_uses import LayerUses, read_uses, shape_behind
@@ -53,7 +54,7 @@ class _Forward:
 
 def batch_products(evaluation: Evaluation, effort: Effort) -> tuple[dict[str, BatchProducts], dict[str, str]]:
     """The products of the layers whose every use is known; why not, for the others."""
-    evaluation.require_second_derivative()
+    check_outputs(evaluation)
     traced = trace_from_start(evaluation)
     leaves = evaluation.problem.leaves
     layers, reasons = read_uses(traced.output, find_uses(traced.output, leaves), leaves, effort.seed)

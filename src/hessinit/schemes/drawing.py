@@ -23,6 +23,9 @@ from hessinit.schemes.planning import Draft
 from hessinit.schemes.running import left_alone, prepare_sample, run
 from hessinit.schemes.targets import Target
 
+# A weight that grew by so much, to more than that, undoes something that was meant to be small.
+_GROWN = 1000.0
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -134,6 +137,13 @@ def _scale_to_unit_variance_(
         notes.append(f"{', '.join(unseen)}: no output of their own to measure, so left orthogonal.")
     if through:
         notes.append(f"{', '.join(through)}: parametrized, so not scaled; left orthogonal.")
+    for key, factor in mode.factors.items():
+        size = float(weights[key].double().square().mean().sqrt())
+        if factor > _GROWN and size > _GROWN:
+            notes.append(
+                f"{shown[key]} gets a standard deviation of {size:.2g}, for what it reads is that small. If "
+                "a gate or a LayerScale before it is meant to start small, leave it out (layers=)."
+            )
     for key, factor in mode.shrunk.items():
         notes.append(
             f"{shown[key]} is used again, where its output would be {1 / factor:.2g} times too large, so it "

@@ -64,7 +64,7 @@ class UnitVariance(TorchFunctionMode):
 
     def _shrink_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
         """A tied weight must suit the use that would explode first: an output layer tied to an embedding."""
-        deviation = float(result.double().std(correction=0))
+        deviation = _deviation(result)
         factor = self._wanted.get(name, 1.0) / deviation if deviation > 0 else 1.0
         if not factor < _EXPLODING or name in self.failed:
             return result
@@ -82,7 +82,7 @@ class UnitVariance(TorchFunctionMode):
             return result
         self.factors[name] = 1.0
         for _ in range(_ROUNDS):
-            deviation = float(result.double().std(correction=0))
+            deviation = _deviation(result)
             if math.isnan(deviation):
                 raise ProblemError(
                     f"what {layer_name(name)} gives on this sample holds NaN or inf; clean it."
@@ -97,9 +97,13 @@ class UnitVariance(TorchFunctionMode):
             self._weights[name].mul_(wanted / deviation)
             self.factors[name] *= wanted / deviation
             result = again()
-        if abs(float(result.double().std(correction=0)) / wanted - 1) < _CLOSE_ENOUGH:
+        if abs(_deviation(result) / wanted - 1) < _CLOSE_ENOUGH:
             return result
         self._weights[name].div_(self.factors[name])
         self.factors[name] = 1.0
         self.failed.append(name)
         return again()
+
+
+def _deviation(result: Tensor) -> float:
+    return float(result.detach().double().std(correction=0))

@@ -76,11 +76,21 @@ def draft_all(
             continue
         candidates = [
             _draft(target, site, choices, gains.get(target.key), drifts.get(site.order, 1.0), branches)
-            for site in by_key[target.key]
+            for site in (_as_written(target, site) for site in by_key[target.key])
         ]
         drafts.append(_most_cautious(candidates))
     met = {key: uses[0].order for key, uses in by_key.items()}
     return sorted(drafts, key=lambda draft: met.get(draft.target.key, math.inf))
+
+
+def _as_written(target: Target, site: Site) -> Site:
+    """The site with the shape of the weight as it is written.
+
+    A parametrization may transpose inside, as the orthogonal ones do with wide weights.
+    """
+    if not target.is_parametrized or site.shape == tuple(target.value.shape):
+        return site
+    return replace(site, shape=site.shape[::-1], outputs_last=not site.outputs_last)
 
 
 def _most_cautious(candidates: Sequence[Draft]) -> Draft:

@@ -12,7 +12,8 @@ from torch.func import functional_call
 
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import cast
-from hessinit.problem.left_as_found import kept_attributes, twice_differentiable
+from hessinit.problem.left_as_found import twice_differentiable
+from hessinit.problem.preserve import UserState
 from hessinit.problem.problem import Forward
 from hessinit.problem.randomness import untouched_random_state
 from hessinit.problem.structures import map_tensors
@@ -31,12 +32,11 @@ def _first_real(model: nn.Module) -> nn.Parameter:
 
 @contextlib.contextmanager
 def left_alone(model: nn.Module) -> Iterator[None]:
-    """What runs in here may draw, write attributes and count steps: all is put back."""
+    """What runs in here may draw, write attributes, count steps and differentiate: all is put back."""
     with (
         untouched_random_state(_first_real(model).device),
-        kept_attributes(model),
-        twice_differentiable(model),
-        torch.no_grad(),
+        UserState(model).lent(),
+        twice_differentiable(model),  # with gradients, which the forward of a physics-informed network takes
         without_fast_path(),
     ):
         yield
@@ -49,14 +49,24 @@ def run(
     tensors: Mapping[str, Tensor],
     mode: contextlib.AbstractContextManager[Any],
 ) -> Any:
-    """The model's output under `mode`, with `tensors` in the place of its parameters and buffers."""
-    renamed = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    """The model's output under `mode`, with `tensors` in the place of its parameters and buffers.
+
+    A gradient is taken only of what the forward itself asks for.
+    """
+    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    renamed = {f"model.{name}": tensor for name, tensor in {**own, **tensors}.items()}
     try:
         with mode:
             return functional_call(_Called(model, forward), renamed, (inputs,))
     except ProblemError:
         raise
     except Exception as failure:
+        if "does not require grad" in str(failure):
+            raise ProblemError(
+                "the forward differentiates by its own weights, as that of MAML does, and a scheme runs it "
+                "on "
+                'copies that have no gradient. initialize_ with scheme="keep" scales the weights as they are.'
+            ) from failure
         call = "forward(model, sample)" if forward is not None else "model(sample)"
         raise ProblemError(
             f"the forward fails on the sample ({type(failure).__name__}: {failure}). sample= is what the "

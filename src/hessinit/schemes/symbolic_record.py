@@ -15,7 +15,7 @@ from torch.nn.modules import transformer
 from torch.nn.utils.parametrize import ParametrizationList
 
 from hessinit.errors import ProblemError
-from hessinit.problem.left_as_found import kept_attributes
+from hessinit.problem.preserve import UserState
 from hessinit.problem.randomness import untouched_random_state
 from hessinit.schemes.function_record import is_norm
 from hessinit.schemes.leaves import leaves_of, map_leaves
@@ -35,7 +35,7 @@ def record_trace(model: nn.Module) -> Record:
     }
     with (
         untouched_random_state(next(model.parameters()).device),
-        kept_attributes(model),
+        UserState(model).lent(),
         without_fast_path(),
         _lengths_unknown(),
         torch.no_grad(),

@@ -7,19 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from hessinit.estimate import Estimate
 from hessinit.spectra.krylov import LanczosProcess, worth_checking
 from hessinit.spectra.outcome import SETTLING_STEPS, SMALL, conclude, not_finite
+from hessinit.spectra.probes import random_start
 from hessinit.spectra.protocol import Operator, operator_size, require_at_least, require_tolerance
-from hessinit.spectra.residuals import CAUTION, RitzEnd, read_end, spectral_norm
-from hessinit.spectra.start import random_start
+from hessinit.spectra.residuals import RitzEnd, reach_of_unseen, read_end, spectral_norm
 
 Ends = Literal["both", "top"]
 
-# How many of the largest Ritz pairs stand in for the operator where a rough picture of it is enough.
-LEADING = 4
+# An end of the spectrum counts for the norm from this share of it on.
+_MAKES_THE_NORM = 0.9
 
 
 @dataclass(frozen=True)
@@ -27,18 +25,14 @@ class Extremes:
     """The ends of a spectrum; `norm` is the largest |eigenvalue|. Products are shared: do not add them up.
 
     `ritz` holds all Ritz values in ascending order: the ends are eigenvalues to within their error, the inner
-    ones a rough picture of the spectrum; `leading` holds the vectors of the largest few. `bottom` is None
-    when only the top was asked for; vectors are None unless asked for.
+    ones a rough picture of the spectrum. `bottom` is None when only the top was asked for.
     """
 
     top: Estimate
     bottom: Estimate | None
     norm: Estimate
-    top_vector: Tensor | None
-    bottom_vector: Tensor | None
     steps: int
     ritz: tuple[float, ...]
-    leading: Tensor | None = None
 
 
 def lanczos(
@@ -48,8 +42,6 @@ def lanczos(
     tolerance: float = 1e-3,
     max_steps: int = 200,
     seed: int = 0,
-    start: Tensor | None = None,
-    vectors: bool = False,
     semidefinite: bool = False,
     on_step: Callable[[int], object] | None = None,
 ) -> Extremes:
@@ -58,9 +50,8 @@ def lanczos(
     Lanczos with full reorthogonalization, stopped by a bound on the error that is relative to the norm, hence
     the same for 1e-30·A and 1e30·A. Costs one product per step (typically 10 to 60) and keeps one vector per
     step. With ends="top" only the largest eigenvalue has to converge (enough for a positive semidefinite
-    operator). `start` is a first guess, of any length; a tenth of a random vector is mixed in, so that no
-    eigenvector stays unseen. `on_step` is called with the number of products so far. Not converging is a
-    value: see `converged` and `reason`.
+    operator). `on_step` is called with the number of products so far. Not converging is a value: see
+    `converged` and `reason`.
 
     >>> import torch
     >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
@@ -78,10 +69,8 @@ def lanczos(
         )
     require_tolerance(tolerance)
     require_at_least("max_steps", max_steps, 1, "every step is one product")
-    process = LanczosProcess(operator, random_start(operator, seed=seed, guess=start))
+    process = LanczosProcess(operator, random_start(operator, seed))
     limit = min(max_steps, size)
-    # A good guess leaves less to settle.
-    settling, caution = (SETTLING_STEPS, CAUTION) if start is None else (1, 3 * CAUTION)
     checks: list[tuple[int, float, float]] = []
     while process.steps < limit:
         process.step()
@@ -97,33 +86,37 @@ def lanczos(
         values, small_vectors = process.ritz()
         residuals = process.residuals(small_vectors)
         norm = spectral_norm(values)
-        earlier = [check for check in checks if check[0] <= process.steps - settling]
+        earlier = [check for check in checks if check[0] <= process.steps - SETTLING_STEPS]
         _, low, high = earlier[-1] if earlier else (0, -math.inf, math.inf)
-        exact = process.exhausted
-        top = read_end(values, residuals, -1, 0.0 if exact else abs(float(values[-1]) - high))
-        bottom = read_end(values, residuals, 0, 0.0 if exact else abs(float(values[0]) - low))
+        top, bottom = (
+            read_end(
+                values,
+                residuals,
+                index,
+                0.0 if process.exhausted else abs(float(values[index]) - before),
+                # Only an end that may be the norm has to be beyond doubt.
+                reach_of_unseen(float(residuals[index]), abs(float(small_vectors[0, index])), size)
+                if abs(float(values[index])) > _MAKES_THE_NORM * norm
+                else 0.0,
+            )
+            for index, before in ((-1, high), (0, low))
+        )
         checks.append((process.steps, bottom.value, top.value))
         # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest one.
         if semidefinite and 0 <= bottom.value <= tolerance * norm:
             bottom = RitzEnd(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
         needed = (top, bottom) if ends == "both" else (top,)
-        if last or all(end.is_converged(tolerance, norm, caution) for end in needed):
+        if last or all(end.is_converged(tolerance, norm) for end in needed):
             break
 
-    def vector_of(index: int) -> Tensor:
-        return process.ritz_vectors(small_vectors[:, [index]])[:, 0]
-
-    top_estimate = conclude(top, process, norm, tolerance, max_steps, caution)
-    bottom_estimate = conclude(bottom, process, norm, tolerance, max_steps, caution)
+    top_estimate = conclude(top, process, norm, tolerance, max_steps)
+    bottom_estimate = conclude(bottom, process, norm, tolerance, max_steps)
     return Extremes(
         top=top_estimate,
         bottom=bottom_estimate if ends == "both" else None,
         norm=_larger(top_estimate, bottom_estimate, tolerance),
-        top_vector=vector_of(-1) if vectors else None,
-        bottom_vector=vector_of(0) if vectors and ends == "both" else None,
         steps=process.steps,
         ritz=tuple(float(value) * process.scale for value in values),
-        leading=process.ritz_vectors(small_vectors[:, -LEADING:]) if vectors else None,
     )
 
 
@@ -141,4 +134,4 @@ def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
 
 def _not_finite(products: int, ends: Ends) -> Extremes:
     top, bottom = not_finite(products), not_finite(products, -1.0)
-    return Extremes(top, bottom if ends == "both" else None, top, None, None, products, ())
+    return Extremes(top, bottom if ends == "both" else None, top, products, ())

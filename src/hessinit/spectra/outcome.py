@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from hessinit.estimate import Estimate
-from hessinit.spectra.residuals import CAUTION, RitzEnd
+from hessinit.spectra.residuals import RitzEnd
 
 # A value has settled when it has not moved over this many steps; see RitzEnd.is_converged.
 SETTLING_STEPS = 3
@@ -30,9 +30,7 @@ class Run(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-def conclude(
-    end: RitzEnd, run: Run, norm: float, tolerance: float, max_steps: int, caution: float = CAUTION
-) -> Estimate:
+def conclude(end: RitzEnd, run: Run, norm: float, tolerance: float, max_steps: int) -> Estimate:
     """The end in the operator's own units, with its error and why the run stopped."""
     steps, scale = run.steps, run.scale
     if scale == 0:
@@ -50,8 +48,8 @@ def conclude(
         )
     elif run.exhausted:
         reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
-    elif end.is_converged(tolerance, norm, caution):
-        share = end.error(tolerance, norm, caution) / norm
+    elif end.is_converged(tolerance, norm):
+        share = end.error(tolerance, norm) / norm
         reason = f"settled, error {share:.0e} of the norm, within tolerance={tolerance:g}"
     else:
         converged = False
@@ -59,7 +57,7 @@ def conclude(
             f"stopped at max_steps={max_steps} with residual {end.residual / norm:.0e} of the norm; "
             "raise max_steps or tolerance"
         )
-    error = end.error(tolerance, norm, caution) + rounding * norm
+    error = end.error(tolerance, norm) + rounding * norm
     return Estimate(end.value * scale, error * scale, converged, reason, steps)
 
 

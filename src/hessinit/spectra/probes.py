@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hessinit.spectra.protocol import Operator, operator_size
+
 ProbeKind = Literal["gaussian", "rademacher"]
 
 
@@ -54,6 +56,12 @@ class ProbeStream:
     def draw_block(self, count: int) -> Tensor:
         """The next `count` probes as the columns of a (size, count) matrix."""
         return torch.stack([self.draw() for _ in range(count)], dim=1)
+
+
+def random_start(operator: Operator, seed: int) -> Tensor:
+    """The gaussian vector that a Lanczos iteration starts from."""
+    size = operator_size(operator)
+    return ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device).draw()
 
 
 def _mix(seed: int) -> int:

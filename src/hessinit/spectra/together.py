@@ -8,27 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hessinit.estimate import Estimate
 from hessinit.spectra.krylov import Array, small_eigenpairs
-from hessinit.spectra.lanczos import LEADING
 from hessinit.spectra.outcome import SETTLING_STEPS, SMALL, conclude
+from hessinit.spectra.probes import random_start
 from hessinit.spectra.protocol import Operator
-from hessinit.spectra.residuals import read_end
+from hessinit.spectra.residuals import reach_of_unseen, read_end
 from hessinit.spectra.scale import power_of_two_scale
-from hessinit.spectra.start import random_start
 
 _ROWS = 32
-
-
-@dataclass(frozen=True)
-class Top:
-    """The largest eigenvalue, and the leading Ritz pairs: values, and unit vectors as columns."""
-
-    estimate: Estimate
-    values: Sequence[float]
-    vectors: Tensor
 
 
 @dataclass
@@ -45,19 +34,19 @@ class _Run:
 
 def tops_together(
     operators: Sequence[Operator], *, tolerance: float = 1e-3, max_steps: int = 200, seed: int = 0
-) -> list[Top]:
+) -> list[Estimate]:
     """What `lanczos(ends="top")` gives for each, with the bookkeeping of all done at once.
 
     The same products, but a step costs the bookkeeping of one run instead of many: for small operators that
     is most of the time. An operator that has converged takes no further part.
 
     >>> two = [torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.diag(torch.tensor([5.0, 0.0, 0.0]))]
-    >>> [round(top.estimate.value, 5) for top in tops_together(two)]
+    >>> [round(top.value, 5) for top in tops_together(two)]
     [3.0, 5.0]
     """
     lockstep = _Lockstep(operators, seed)
     limit = min(max_steps, lockstep.size)
-    found: dict[int, Top] = {}
+    found: dict[int, Estimate] = {}
     for step in range(1, limit + 1):
         lockstep.advance()
         over = [run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs]
@@ -70,14 +59,12 @@ def tops_together(
             if (lockstep.size <= SMALL or residuals[row, -1] > 0.1 * values[row, -1]) and not over[row]:
                 continue
             change = 0.0 if run.exhausted else abs(values[row, -1] - lockstep.earlier(row))
-            end = read_end(values[row], residuals[row], -1, float(change))
+            share = abs(float(vectors[row, 0, -1]))
+            unseen = reach_of_unseen(float(residuals[row, -1]), share, lockstep.size)
+            end = read_end(values[row], residuals[row], -1, float(change), unseen)
             if over[row] or end.is_converged(tolerance, end.value):
                 finished.append(row)
-                found[run.index] = Top(
-                    conclude(end, run, end.value, tolerance, max_steps),
-                    [value * run.scale for value in values[row, -LEADING:].tolist()],
-                    lockstep.vectors(row, vectors[row, :, -LEADING:]),
-                )
+                found[run.index] = conclude(end, run, end.value, tolerance, max_steps)
         lockstep.drop(finished)
         if not lockstep.runs:
             break
@@ -93,7 +80,7 @@ class _Lockstep:
     def __init__(self, operators: Sequence[Operator], seed: int) -> None:
         first = operators[0]
         self.size = int(first.shape[0])
-        self._like = random_start(first, seed=seed)
+        self._like = random_start(first, seed)
         start = self._like.cpu().numpy()
         rows = min(_ROWS, self.size + 1)
         self._basis = np.empty((len(operators), rows, self.size), dtype=start.dtype)
@@ -163,11 +150,6 @@ class _Lockstep:
     def earlier(self, row: int) -> float:
         """The top value some steps ago; -inf when it was not looked at yet."""
         return float(self._tops[-1 - SETTLING_STEPS][row]) if len(self._tops) > SETTLING_STEPS else -math.inf
-
-    def vectors(self, row: int, weights: Array) -> Tensor:
-        """The vectors with these weights (steps, few) on the basis."""
-        basis = self._basis[row, : len(weights)]
-        return torch.from_numpy(basis.T @ weights.astype(basis.dtype)).to(self._like.device)
 
     def drop(self, finished: Sequence[int]) -> None:
         """Go on without these."""

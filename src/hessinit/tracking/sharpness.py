@@ -47,12 +47,13 @@ class Subject:
     layers: str | Iterable[str] | None
     forward: Forward | None
     dropout: str
+    reduction: str
     curvature: str
     each_layer: bool
     effort: Effort
 
-    def problem(self) -> Problem:
-        """The model as it is now."""
+    def problem(self, check: bool = False) -> Problem:
+        """The model as it is now; its derivatives are checked once, before the first point."""
         return Problem(
             self.model,
             self.loss,
@@ -60,15 +61,21 @@ class Subject:
             layers=self.stepping.weights() or self.layers,
             forward=self.forward,
             dropout=self.dropout,
+            reduction=self.reduction,
+            check=check,
             seed=self.effort.seed,
         )
 
-    def look(self) -> dict[str, Any]:
-        """Two forwards, which refuse what cannot be measured, and the facts that do not change."""
-        problem = self.problem()
+    def look(self, check: bool) -> dict[str, Any]:
+        """Refuses what cannot be measured, or has other derivatives; returns the facts that do not change."""
+        problem = self.problem(check)
         with problem.settings(), explained_memory(problem):
             evaluations = evaluate(problem)
-            check_draw_repeats(problem, problem.batches[0], evaluations[0].output, evaluations[0].loss)
+            check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
+            drew = problem.drew
+            if check:
+                build_engine(evaluations, self.curvature, self.effort)
+            problem.drew = drew
             if not problem.drew:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
             uncounted = note_uncounted(problem, self.stepping.moved()) if self.stepping.name else ()

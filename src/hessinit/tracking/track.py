@@ -47,6 +47,8 @@ def track(
     layers: str | Iterable[str] | None = None,
     forward: Forward | None = None,
     dropout: str = "freeze",
+    reduction: str = "auto",
+    check: bool = True,
     tolerance: float = 1e-2,
     max_steps: int = 200,
     seed: int = 0,
@@ -82,7 +84,7 @@ def track(
     share = check_share(share)
     seed = check_whole("seed", seed, at_least=0)
     effort = Effort(check_tolerance(tolerance), check_whole("max_steps", max_steps, at_least=1), seed)
-    check_arguments(model, loss, forward, None, dropout)
+    check_arguments(model, loss, forward, None, dropout, reduction, check)
     if path is not None:
         check_path(path)
     elif resume:
@@ -91,9 +93,10 @@ def track(
     layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
     stepping = Stepping(optimizer, lr, unwrap(model), layers)
     subject = Subject(
-        model, loss, own_examples(batch), stepping, layers, forward, dropout, curvature, each_layer, effort
-    )
-    facts = subject.look()
+        model, loss, own_examples(batch), stepping, layers, forward, dropout, reduction, curvature,
+        each_layer, effort,
+    )  # fmt: skip
+    facts = subject.look(check)
     lines = None if path is None else open_lines(path, resume)
     record = Tracking(
         optimizer=stepping.name, curvature=curvature, every=every, share=share, seed=seed, **facts

@@ -42,6 +42,8 @@ def train_and_track(
     curvature: str = "gauss-newton",
     layers: Any = None,
     forward: Forward | None = None,
+    reduction: str = "auto",
+    check: bool = True,
     share: float = 0.5,
     path: str | os.PathLike[str] | None = None,
     seed: int = 0,
@@ -56,7 +58,7 @@ def train_and_track(
     step. The end is measured whatever the `share`, as the start is, and what it takes counts. The same seed
     gives the same weights, and the caller's generators stay where they are.
     """
-    check_arguments(model, loss, forward, None, "freeze")
+    check_arguments(model, loss, forward, None, "freeze", reduction, check)
     rate = read_positive("lr", lr)
     steps = check_whole("steps", steps, at_least=1)
     batch_size = check_whole("batch_size", batch_size, at_least=1)
@@ -79,7 +81,7 @@ def train_and_track(
         with track(
             model, loss, tracked[0] if len(tracked) == 1 else tracked, every=every, optimizer=stepper,
             path=path, share=share, each_layer=each_layer, curvature=curvature, layers=layers,
-            forward=forward, seed=seed, log_to=None, warn=False,
+            forward=forward, reduction=reduction, check=check, seed=seed, log_to=None, warn=False,
         ) as tracker:  # fmt: skip
             tracker.name = name
             minibatches = read.minibatches(seed)

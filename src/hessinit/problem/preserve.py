@@ -1,0 +1,405 @@
+"""What a user's code can change while it runs: found by a walk over its objects, lent as copies, put back.
+
+A forward may write to attributes, lists, namespaces and closures, draw from a generator of its own, and reach
+a weight by any of these ways. One walk from the model, the loss and the `forward` argument finds them all:
+attributes of modules and plain objects, containers, the cells and defaults of functions, the objects of bound
+methods. What it cannot see are global variables, attributes of classes, `__slots__` and what C++ holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import random
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+Convert = Callable[[Tensor], Tensor]
+
+# Nobody keeps a weight among thousands of entries, and a walk over all of them would take its time.
+_MOST_IN_ONE = 1000
+_MOST_OBJECTS = 20_000
+_NUMBERS = frozenset({int, float, bool, str, type(None)})
+_ATOMS = (
+    Tensor,
+    numpy.ndarray,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type,
+    types.ModuleType,
+    torch.jit.ScriptModule,
+)
+_TABLES = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
+# What belongs to training, not to the function that is measured: data, moments, loggers.
+_FOREIGN = (Dataset, DataLoader, torch.optim.Optimizer)
+_FOREIGN_PACKAGES = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "pytorch_lightning"}
+_CONTAINERS = (list, dict, set, deque)
+# Entries are exchanged in these only: some that are derived from them, as the outputs of Transformers, refuse
+# it.
+_PLAIN = (list, dict, OrderedDict, defaultdict, deque)
+_GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState)
+_HOOKS_OF_ALL: list[dict[int, Any]] = [
+    torch.nn.modules.module._global_backward_hooks,
+    torch.nn.modules.module._global_backward_pre_hooks,
+]
+
+
+class UserState:
+    """All that can be changed by code that holds `roots`, as it is now.
+
+    >>> model = nn.Linear(2, 2)
+    >>> model.calls, model.mean = [0], torch.zeros(2)
+    >>> with UserState(model).lent():
+    ...     model.calls.append(1)
+    ...     _ = model.mean.add_(1)
+    >>> model.calls, model.mean
+    ([0], tensor([0., 0.]))
+    """
+
+    def __init__(self, *roots: Any, beside: UserState | None = None) -> None:
+        """What `beside` has found is left to it; `meets_it` says whether `roots` reach any of that."""
+        known: dict[int, Any] = {} if beside is None else beside._known
+        walk = _Walk(roots, _belongs_to_the_function, known)
+        found, self.meets_it = list(walk.found.values()), walk.meets_known
+        self._known: dict[int, Any] = {**known, **walk.found}
+        self._holders = [_Holder(store) for one in found for store in _stores(one)]
+        # Backward hooks belong to training, and may change the derivatives that they see: they rest
+        # meanwhile.
+        modules = [one for one in found if isinstance(one, nn.Module)]
+        hooks = [
+            vars(module)[kind] for module in modules for kind in ("_backward_hooks", "_backward_pre_hooks")
+        ]
+        self._resting = [_Holder(table) for table in [*hooks, *_HOOKS_OF_ALL] if table]
+        self._to_lend = [
+            (holder, place, value) for holder in self._holders for place, value in holder.lendable()
+        ]
+
+    @contextlib.contextmanager
+    def lent(self, convert: Convert | None = None, seed: int = 0) -> Iterator[Loan]:
+        """Let someone's code run on stand-ins for every tensor, array and generator, and put all back.
+
+        `convert` makes the stand-in of a tensor, by default a copy; a `nn.Parameter` stands for itself.
+        """
+        loan = Loan(convert or _copy, seed)
+        try:
+            for holder in self._resting:
+                holder.store.clear()
+            for holder, place, value in self._to_lend:
+                holder.put(place, loan.stand_in(value))
+            yield loan
+        finally:
+            for holder in [*self._holders, *self._resting]:
+                holder.put_back()
+
+
+class Loan:
+    """Stand-ins for tensors, arrays and generators; what is reached by two ways has one stand-in.
+
+    >>> loan, tensor, source = Loan(torch.clone, seed=0), torch.zeros(2), torch.Generator()
+    >>> first, second = loan.stand_in(tensor), loan.stand_in((tensor, 3))
+    >>> first is second[0], first is tensor
+    (True, False)
+    >>> noise = torch.rand(1, generator=loan.stand_in(source))
+    >>> loan.drew()
+    True
+    """
+
+    def __init__(self, convert: Convert, seed: int) -> None:
+        self._convert = convert
+        self._seed = seed
+        self._made: dict[int, Any] = {}
+        self._twins: list[tuple[Any, Any]] = []
+
+    def stand_in(self, value: Any) -> Any:
+        if id(value) not in self._made:
+            self._made[id(value)] = self._make(value)
+        return self._made[id(value)]
+
+    def drew(self) -> bool:
+        """Whether any of the generators was drawn from."""
+        return any(_draw(lent) != _draw(twin) for lent, twin in self._twins)
+
+    def _make(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._convert(value)
+        if isinstance(value, numpy.ndarray):
+            return value.copy()
+        if isinstance(value, tuple):
+            parts = [self.stand_in(part) if _needs_stand_in(part) else part for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        lent, twin = _seeded(value, self._seed), _seeded(value, self._seed)
+        self._twins.append((lent, twin))
+        return lent
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor if isinstance(tensor, nn.Parameter) else tensor.clone()
+
+
+@contextlib.contextmanager
+def untouched_sources(*sources: Any) -> Iterator[None]:
+    """Let someone read from datasets, loaders and collators, and put their generators and attributes back.
+
+    Not undone is what was written into a container, and how far an iterator or a file was read.
+
+    >>> drawing = torch.utils.data.RandomSampler([0] * 9, generator=torch.Generator().manual_seed(0))
+    >>> with untouched_sources(drawing):
+    ...     first = list(drawing)
+    >>> list(drawing) == first
+    True
+    """
+    inside = list(_Walk(sources, lambda one: True).found.values())
+    holders = [_Holder(_attributes(one)) for one in inside if not isinstance(one, types.FunctionType)]
+    restores = [restore for one in inside for restore in _generator_restores(one)]
+    try:
+        for loader in inside:
+            if isinstance(loader, DataLoader) and loader._iterator is not None:
+                # With persistent workers all loops share this one: ours would use up that of training.
+                loader._iterator = None
+        yield
+    finally:
+        for holder in holders:
+            holder.put_back()
+        for restore in restores:
+            restore()
+
+
+# The walk
+# -----------------------------------------------------------------------------------------------------
+
+
+class _Walk:
+    """All objects reachable from `roots`, by their id, without those in `known`."""
+
+    def __init__(
+        self,
+        roots: tuple[Any, ...],
+        enters: Callable[[Any], bool],
+        known: Mapping[int, Any] = MappingProxyType({}),
+    ) -> None:
+        self.found: dict[int, Any] = {}  # held here, so that no other object gets its id
+        self.meets_known = False
+        waiting, refused = list(roots), set[int]()
+        while waiting and len(self.found) < _MOST_OBJECTS:
+            one = waiting.pop()
+            if (
+                type(one) in _NUMBERS
+                or id(one) in self.found
+                or id(one) in refused
+                or isinstance(one, _ATOMS)
+            ):
+                continue
+            if id(one) in known:
+                self.meets_known = True
+            elif enters(one):
+                self.found[id(one)] = one
+                waiting += _parts(one)
+            else:
+                refused.add(id(one))
+
+
+def _belongs_to_the_function(one: Any) -> bool:
+    if isinstance(one, (nn.Module, types.SimpleNamespace, *_CONTAINERS, tuple, frozenset)):
+        return True
+    if isinstance(one, (types.FunctionType, types.MethodType, types.CellType, functools.partial)):
+        return True
+    package = type(one).__module__.partition(".")[0]
+    return package not in _FOREIGN_PACKAGES and not isinstance(one, _FOREIGN)
+
+
+def _parts(one: Any) -> list[Any]:
+    if isinstance(one, nn.Module):
+        # Torch gives every module a dozen tables, of hooks and the like, most of them empty.
+        entries = [value for name, value in one.__dict__.items() if name not in _TABLES or value]
+        return [*entries, type(one).forward]
+    if isinstance(one, (list, tuple, dict, set, frozenset, deque, Mapping)):
+        if len(one) > _MOST_IN_ONE:
+            return []
+        return list(one.values()) if isinstance(one, Mapping) else list(one)
+    if isinstance(one, types.MethodType):
+        return [one.__self__, one.__func__]
+    if isinstance(one, functools.partial):
+        return [one.func, *one.args, one.keywords]
+    if isinstance(one, types.FunctionType):
+        names = [one.__globals__[name] for name in _global_names(one)]
+        return [*(one.__closure__ or ()), *(one.__defaults__ or ()), one.__kwdefaults__, one.__dict__, *names]
+    if isinstance(one, types.CellType):
+        return _contents(one)
+    # The queues and processes of a loader that is being read are not to be turned back.
+    busy = "_iterator" if isinstance(one, DataLoader) else None
+    return [value for name, value in _attributes(one).items() if name != busy]
+
+
+def _global_names(function: types.FunctionType) -> list[str]:
+    """Those that the function, or one inside of it, speaks of; none of a library's."""
+    if (function.__module__ or "").partition(".")[0] in _FOREIGN_PACKAGES:
+        return []
+    codes, names = [function.__code__], dict[str, None]()
+    for code in codes:
+        names.update(dict.fromkeys(code.co_names))
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return [name for name in names if name in function.__globals__]
+
+
+def _attributes(one: Any) -> dict[str, Any]:
+    found = getattr(one, "__dict__", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _contents(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # a name that is bound later
+        return []
+
+
+# What holds something
+# -----------------------------------------------------------------------------------------
+
+
+def _stores(one: Any) -> list[Any]:
+    """The containers, attributes, cells and defaults in which `one` keeps what it holds."""
+    if isinstance(one, types.FunctionType):
+        return [_Names(one.__globals__, _global_names(one)), *([one] if one.__defaults__ else [])]
+    if isinstance(one, types.CellType):
+        return [one] if _contents(one) else []
+    containers: list[Any] = [one] if isinstance(one, _CONTAINERS) else []
+    attributes = _attributes(one)
+    return [*containers, attributes] if attributes else containers
+
+
+class _Names:
+    """Some entries of a dictionary, as those of a module that a function speaks of."""
+
+    def __init__(self, table: dict[str, Any], names: list[str]) -> None:
+        self._table, self._names = table, names
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(name, self._table.get(name)) for name in self._names]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._table[name] = value
+
+    def update(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        self._table.update(pairs)
+
+
+class _Holder:
+    """A container (or a cell, or a function's defaults), and what it holds now.
+
+    >>> heard = ["first"]
+    >>> holder = _Holder(heard)
+    >>> heard.append("second")
+    >>> holder.put_back(); heard
+    ['first']
+    """
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self._before = self._entries()
+
+    def _entries(self) -> list[Any]:
+        """Every value; for a dict, keys and values in turn."""
+        one = self.store
+        if isinstance(one, (dict, _Names)):
+            return [part for pair in one.items() for part in pair]
+        if isinstance(one, types.CellType):
+            return _contents(one)
+        if isinstance(one, types.FunctionType):
+            return list(one.__defaults__ or ())
+        return list(one)
+
+    def lendable(self) -> Iterator[tuple[Any, Any]]:
+        """The places whose values need a stand-in, with these values."""
+        one = self.store
+        if isinstance(one, (dict, _Names)):
+            pairs = list(one.items()) if type(one) in (*_PLAIN, _Names) else []
+        elif isinstance(one, set) or (isinstance(one, _CONTAINERS) and type(one) not in _PLAIN):
+            pairs = []
+        else:
+            pairs = list(enumerate(self._before))
+        return ((place, value) for place, value in pairs if _needs_stand_in(value))
+
+    def put(self, place: Any, value: Any) -> None:
+        one = self.store
+        if isinstance(one, types.CellType):
+            one.cell_contents = value
+        elif isinstance(one, types.FunctionType):
+            values = list(one.__defaults__ or ())
+            values[place] = value
+            one.__defaults__ = tuple(values)
+        else:
+            one[place] = value
+
+    def put_back(self) -> None:
+        """As it was, without a touch where it still is."""
+        one, before, now = self.store, self._before, self._entries()
+        if _same(now, before):
+            return
+        if isinstance(one, types.CellType):
+            one.cell_contents = before[0]
+        elif isinstance(one, types.FunctionType):
+            one.__defaults__ = tuple(before)
+        elif isinstance(one, (dict, _Names)):
+            if isinstance(one, dict) and not _same(now[::2], before[::2]):
+                one.clear()
+            one.update(zip(before[::2], before[1::2], strict=True))
+        else:
+            one.clear()
+            (one.update if isinstance(one, set) else one.extend)(before)
+
+
+def _same(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+# Stand-ins
+# ----------------------------------------------------------------------------------------------------
+
+
+def _needs_stand_in(value: Any) -> bool:
+    if isinstance(value, tuple) and type(value).__module__ != "torch":  # torch.Size and what torch returns
+        return len(value) <= _MOST_IN_ONE and any(map(_needs_stand_in, value))
+    # Not what is derived from Random: that of the system has no seed.
+    return isinstance(value, (Tensor, numpy.ndarray, *_GENERATORS)) or type(value) is random.Random
+
+
+def _seeded(generator: Any, seed: int) -> Any:
+    if isinstance(generator, torch.Generator):
+        return torch.Generator(generator.device).manual_seed(seed)
+    if isinstance(generator, numpy.random.Generator):
+        return numpy.random.Generator(type(generator.bit_generator)(seed))
+    if isinstance(generator, numpy.random.RandomState):
+        return numpy.random.RandomState(seed % 2**32)
+    return random.Random(seed)
+
+
+def _draw(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return torch.rand((), generator=generator, device=generator.device).item()
+    return float(generator.random())
+
+
+def _generator_restores(one: Any) -> Iterator[Callable[[], Any]]:
+    if isinstance(one, torch.Generator):
+        yield functools.partial(one.set_state, one.get_state())
+    elif isinstance(one, numpy.random.Generator):
+        yield functools.partial(setattr, one.bit_generator, "state", one.bit_generator.state)
+    elif isinstance(one, numpy.random.RandomState):
+        yield functools.partial(one.set_state, one.get_state())
+    elif isinstance(one, random.Random):
+        with contextlib.suppress(NotImplementedError):  # that of the system has no state
+            yield functools.partial(one.setstate, one.getstate())

@@ -1,0 +1,286 @@
+"""A weight is measured by every way that the forward takes to it, or refused by its name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from random_problems import Parts, true_norms
+from torch import Tensor, nn
+
+import hessinit
+from tiny import LOSS, batch, inputs, labels, network
+
+EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
+SHARED: dict[str, Any] = {}
+
+
+class Tied(nn.Module):
+    """The last layer's weight is that of the first one, taken from wherever `keep` has put it."""
+
+    def __init__(self, keep: Callable[[nn.Module], Callable[[], Tensor]]) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.embed, self.middle = nn.Linear(5, 4, bias=False), nn.Linear(4, 4)
+        keep(self)
+
+    def own_weight(self) -> Tensor:
+        return self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.middle(torch.tanh(self.embed(x))))
+        return hidden @ self.find()
+
+
+class Plain:
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+
+def in_a_list(model: Any) -> None:
+    model.kept = [model.embed.weight]
+    model.find = lambda: model.kept[0]
+
+
+def in_a_dict_in_a_tuple(model: Any) -> None:
+    model.kept = ({"tied": model.embed.weight},)
+    model.find = lambda: model.kept[0]["tied"]
+
+
+def in_a_tuple(model: Any) -> None:
+    model.kept = (3, model.embed.weight)
+    model.find = lambda: model.kept[1]
+
+
+def in_a_namespace(model: Any) -> None:
+    model.kept = SimpleNamespace(inner=Plain(model.embed.weight))
+    model.find = lambda: model.kept.inner.weight
+
+
+def in_a_closure(model: Any) -> None:
+    weight = model.embed.weight
+    model.find = lambda: weight
+
+
+def in_a_default(model: Any) -> None:
+    model.find = lambda weight=model.embed.weight: weight
+
+
+def in_a_partial(model: Any) -> None:
+    model.find = functools.partial(lambda weight: weight, weight=model.embed.weight)
+
+
+def by_a_method(model: Any) -> None:
+    model.find = model.own_weight
+
+
+def in_a_global(model: Any) -> None:
+    SHARED["weight"] = model.embed.weight
+    model.find = lambda: SHARED["weight"]
+
+
+def as_a_buffer(model: Any) -> None:
+    model.register_buffer("kept", model.embed.weight)
+    model.find = lambda: model.kept
+
+
+WAYS = [
+    in_a_list, in_a_dict_in_a_tuple, in_a_tuple, in_a_namespace, in_a_closure, in_a_default, in_a_partial,
+    by_a_method, in_a_global, as_a_buffer,
+]  # fmt: skip
+
+
+def tied_batch() -> tuple[Tensor, Tensor]:
+    return inputs(8, 5), labels(8)
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_second_way_to_a_weight_counts(way: Any, curvature: str) -> None:
+    report = hessinit.measure(Tied(way), LOSS, tied_batch(), curvature=curvature, **EXACT)
+    names = {"embed": ["embed.weight"], "middle": ["middle.weight"]}
+    truth = true_norms(Parts(Tied(by_a_method), LOSS, tied_batch()), names, curvature)
+    assert {row.name: row.norm for row in report} == pytest.approx(truth, rel=1e-6)
+
+
+def test_the_ways_lead_to_the_models_own_weight_again() -> None:
+    for way in WAYS:
+        model = Tied(way)
+        hessinit.measure(model, LOSS, tied_batch())
+        assert model.find() is model.embed.weight
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_the_argument_forward_may_hold_a_weight_too(curvature: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    weight = model[0].weight
+    forward = lambda net, x: net(x @ weight)  # noqa: E731
+    report = hessinit.measure(model, LOSS, batch(), forward=forward, curvature=curvature, **EXACT)
+    truth = true_norms(Parts(model, LOSS, batch(), forward), {"0": ["0.weight"]}, curvature)
+    assert report["0"].norm == pytest.approx(truth["0"], rel=1e-6)
+
+
+class Slots:
+    """What a class keeps is not looked at."""
+
+    weight: Tensor
+
+
+def in_a_class(model: Any) -> None:
+    Slots.weight = model.embed.weight
+    model.find = lambda: Slots.weight
+
+
+def as_an_old_view(model: Any) -> None:
+    model.kept = model.embed.weight.view(-1)
+    model.find = lambda: model.kept.view(4, 5)
+
+
+@pytest.mark.parametrize("way", [in_a_class, as_an_old_view], ids=lambda way: way.__name__)
+def test_a_way_that_cannot_be_followed_is_refused_with_the_weights_name(way: Any) -> None:
+    with pytest.raises(
+        hessinit.ProblemError, match="the forward reaches embed.weight by a way that cannot be foll"
+    ):
+        hessinit.measure(Tied(way), LOSS, tied_batch())
+
+
+def test_a_hidden_way_without_a_gradient_is_refused_too() -> None:
+    """A frozen weight leaves no trace in the graph; the finite differences move the user's own parameter."""
+    model = Tied(in_a_class).requires_grad_(False)
+    with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
+        hessinit.measure(model, LOSS, tied_batch(), layers="embed")
+
+
+class TiedHead(nn.Module):
+    def __init__(self, layer: nn.Embedding) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(hidden @ self.layer.weight.T, target)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_a_loss_that_uses_a_layer_of_the_model_is_refused(curvature: str, closed: bool) -> None:
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 4), nn.Tanh())
+    head = TiedHead(model[0])
+    loss = (lambda hidden, target: head(hidden, target)) if closed else head
+    with pytest.raises(
+        hessinit.ProblemError, match="the loss depends on 0.weight not only through.*a layer that the"
+    ):
+        hessinit.measure(model, loss, (torch.arange(6), torch.arange(6)), curvature=curvature)
+
+
+class Auxiliary(nn.Module):
+    """Keeps a part of its loss in an attribute, as mixtures of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.auxiliary = nn.Linear(4, 5), nn.Linear(5, 3), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        self.auxiliary: Any = hidden.square().mean()
+        return self.last(hidden)
+
+
+@pytest.mark.parametrize("before", ["no forward", "a forward", "a forward under no_grad"])
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_an_auxiliary_loss_in_an_attribute_is_refused(curvature: str, before: str) -> None:
+    model = Auxiliary()
+    if before != "no forward":
+        with torch.set_grad_enabled(before == "a forward"):
+            model(inputs())
+    with pytest.raises(
+        hessinit.ProblemError, match="first.weight.*an auxiliary loss that the forward keeps in an attr"
+    ):
+        hessinit.measure(model, lambda z, y: LOSS(z, y) + 10 * model.auxiliary, batch(), curvature=curvature)
+
+
+def test_the_way_out_for_an_auxiliary_loss_leads_out() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        output = model(x)
+        return torch.cat([output, model.auxiliary.expand(len(x), 1)], 1)
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return LOSS(z[:, :-1], y) + 10 * z[0, -1]
+
+    torch.manual_seed(0)
+    model = Auxiliary()
+    report = hessinit.measure(model, loss, batch(), forward=forward, curvature="hessian", **EXACT)
+    truth = true_norms(Parts(model, loss, batch(), forward), {"first": ["first.weight"]}, "hessian")
+    assert report["first"].norm == pytest.approx(truth["first"], rel=1e-6)
+
+
+def test_a_loss_that_reads_a_mask_from_the_last_forward_is_refused() -> None:
+    class Masking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.mask = network(), torch.ones(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mask = (x[:, 0] > 0).to(x.dtype)
+            return self.inner(x)
+
+    model = Masking()
+    with pytest.raises(
+        hessinit.ProblemError, match="the loss changes from call to call.*reads what the forward leaves"
+    ):
+        hessinit.measure(
+            model, lambda z, y: (model.mask * F.cross_entropy(z, y, reduction="none")).mean(), batch()
+        )
+
+
+def the_same(first: Tensor) -> Tensor:
+    return first
+
+
+def transposed(first: Tensor) -> Tensor:
+    return first.T
+
+
+def overlapping(first: Tensor) -> Tensor:
+    return first[1:]
+
+
+@pytest.mark.parametrize("view", [the_same, transposed, overlapping], ids=lambda view: view.__name__)
+def test_two_parameters_on_one_memory_are_refused(view: Callable[[Tensor], Tensor]) -> None:
+    first, last = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
+    last.weight = nn.Parameter(view(first.weight.data))
+    with pytest.raises(
+        hessinit.ProblemError, match="0.weight and 2.weight are two parameters on the same memory"
+    ):
+        hessinit.measure(nn.Sequential(first, nn.Tanh(), last), LOSS, (inputs(6, 5), labels()))
+
+
+def test_parameters_side_by_side_in_one_memory_are_measured() -> None:
+    first, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    plain = nn.Sequential(first, nn.Tanh(), last)
+    expected = hessinit.measure(plain, LOSS, batch()).network.norm
+    memory = torch.cat([first.weight.data, last.weight.data], 1)  # interleaved: every second run of four
+    first.weight.data, last.weight.data = memory[:, :4], memory[:, 4:]
+    assert hessinit.measure(plain, LOSS, batch()).network.norm == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["auto", "lanczos"])
+def test_a_gradient_scaled_by_frequency_is_refused(estimator: str) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(8, 4, scale_grad_by_freq=True), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.words(x).mean(1)))
+
+    tokens = torch.arange(18).remainder(5).view(6, 3)
+    with pytest.raises(
+        hessinit.ProblemError, match="scale_grad_by_freq=True.*Measure with scale_grad_by_freq=False"
+    ):
+        hessinit.measure(Words(), LOSS, (tokens, labels()), estimator=estimator)

@@ -1,0 +1,141 @@
+"""The stated error covers the rounding of the operator, and what rounding hides is not called converged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hessinit
+from tiny import LOSS, batch, inputs, labels, network
+
+DOUBLE: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
+
+
+def kelvin(spread: float = 0.1) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """BatchNorm takes 300 away, and with it the digits."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    return model, (300 + spread * torch.randn(32, 4), labels(32))
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_cancellation_in_the_forward_is_in_the_error(curvature: str, spread: float) -> None:
+    model, data = kelvin(spread)
+    truth = hessinit.measure(model, LOSS, data, curvature=curvature, **DOUBLE)
+    found = hessinit.measure(model, LOSS, data, curvature=curvature)
+    for row, true in zip((*found, found.network), (*truth, truth.network), strict=True):
+        assert abs(row.norm - true.norm) <= row.error
+        assert row.converged == (row.error <= 1.5e-3 * row.norm)
+    assert found.network.converged == (spread >= 10)
+
+
+def test_what_rounding_hides_is_not_converged_and_the_way_out_leads_out() -> None:
+    model, data = kelvin()
+    with pytest.warns(hessinit.ConvergenceWarning, match="rounding in float32.*pass dtype=torch.float64"):
+        found = hessinit.measure(model, LOSS, data, curvature="hessian")
+    assert not found.network.converged
+    assert hessinit.measure(model, LOSS, data, curvature="hessian", dtype=torch.float64).converged
+
+
+@pytest.mark.parametrize(
+    ("margin", "estimator"), [(10, "gram"), (16, "gram"), (10, "lanczos"), (16, "lanczos"), (30, "auto")]
+)
+def test_a_confident_softmax_is_right_in_float32(margin: float, estimator: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(margin * torch.eye(3) + 0.1 * torch.randn(3, 3))
+    target = labels(8)
+    data = torch.eye(3)[target] + 0.05 * torch.randn(8, 3), target
+    truth = hessinit.measure(model, LOSS, data, **DOUBLE)
+    found = hessinit.measure(model, LOSS, data, estimator=estimator)
+    assert found.network.norm == pytest.approx(truth.network.norm, rel=1e-3)
+    assert "couples" not in found.engine_reason  # rounding is no coupling
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.large, self.small = nn.Linear(4, 2), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.large(x), self.small(x)], 1)
+
+
+def contrastive(features: Tensor) -> Tensor:
+    one, other = F.normalize(features[:, :3]), F.normalize(features[:, 3:])
+    return F.cross_entropy(one @ other.T / 0.2, torch.arange(len(features)))
+
+
+SMALL_HEADS: dict[str, Any] = {
+    "convex": lambda z: z.square().mean(),
+    "not convex": lambda z: torch.cos(2 * z).sum(1).mean(),
+    "couples the examples": contrastive,
+}
+
+
+@pytest.mark.parametrize("share", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("kind", SMALL_HEADS)
+def test_a_head_with_a_tiny_share_of_the_loss_is_judged_against_itself(kind: str, share: float) -> None:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(z[:, :2], y) + share * SMALL_HEADS[kind](z[:, 2:])
+
+    data = inputs(8), inputs(8, 2)
+    truth = hessinit.measure(TwoHeads(), loss, data, estimator="lanczos", **DOUBLE)
+    found = hessinit.measure(TwoHeads(), loss, data)
+    for name in ("large", "small"):
+        assert found[name].norm == pytest.approx(truth[name].norm, rel=1e-3)
+        assert abs(found[name].norm - truth[name].norm) <= found[name].error
+    assert (found["small"].engine == "gram") == (kind == "convex")
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_no_curvature_reads_zero_with_the_error_of_rounding(curvature: str) -> None:
+    """A bias before BatchNorm changes nothing; float32 has noise there."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+    found = hessinit.measure(model, LOSS, (inputs(20), labels(20)), layers="**", curvature=curvature)
+    row = found["0.bias"]
+    assert row.norm == 0.0 < row.error < 1e-4
+    assert row.converged
+    assert "zero, up to the rounding of float32" in row.reason
+    assert found["3.bias"].norm > 0.01
+
+
+def test_a_layer_that_is_not_used_stays_exactly_zero() -> None:
+    model = nn.ModuleDict({"used": network(), "unused": nn.Linear(3, 3)})
+    found = hessinit.measure(model, LOSS, batch(), forward=lambda net, x: net["used"](x))
+    assert (found["unused"].norm, found["unused"].error) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("estimator", ["auto", "lanczos"])
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_a_model_that_returns_float_is_measured_in_double_with_an_error_of_float(
+    curvature: str, estimator: str
+) -> None:
+    class ReturnsFloat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).float()
+
+    options = {"curvature": curvature, "estimator": estimator if curvature == "gauss-newton" else "auto"}
+    truth = hessinit.measure(network(), LOSS, batch(), **options, **DOUBLE)
+    found = hessinit.measure(ReturnsFloat(), LOSS, batch(), dtype=torch.float64, **options)
+    assert 1e-8 < found.network.error < 1e-5
+    assert abs(found.network.norm - truth.network.norm) <= found.network.error
+
+
+def test_ordinary_networks_are_not_made_to_look_worse() -> None:
+    found = hessinit.measure(network(), LOSS, batch(), curvature="both", tolerance=1e-4)
+    assert found.converged
+    assert all(row.error < 1e-4 * row.norm for row in (*found, found.network))
