@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import os
-import platform
 import random
 import sys
 import warnings
@@ -24,6 +22,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
 from random_problems import ORDINARY, Parts  # noqa: E402
+from record import run_facts, write_record  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 
@@ -130,20 +129,12 @@ def main() -> None:
                 collections.Counter(r["outcome"] for r in own)
             )
     record = {
-        "command": " ".join(["python benchmarks/check_power.py", *sys.argv[1:]]),
-        "versions": {
-            "hessinit": hessinit.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        **run_facts("check_power.py", wrong=arguments.wrong, right=arguments.right),
         "summary": summary,
         "missed": [r for r in records if r["wrong"] and r["outcome"] == "measured"],
         "false alarms": [r for r in records if not r["wrong"] and r["outcome"] == "refused"],
     }
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    if arguments.results:
-        arguments.results.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    write_record(record, arguments.results)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import torch  # noqa: E402
 from cell import Options, run_cell  # noqa: E402
 from contestants import YARDSTICK, contestants_for  # noqa: E402
 from problems import ACCURACY, BATCHES, DEPTHS, RACE, SEED, build_problem  # noqa: E402
+from record import processor_name  # noqa: E402
 from settings import TOLERANCE  # noqa: E402
 from truth import TruthBook, check_references  # noqa: E402
 
@@ -90,13 +91,6 @@ def describe_run(options: Options) -> dict:
         "seeds": 1,
         "reference_against_dense": check_references(),
     }
-
-
-def processor_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def run_plan(cells: list[Cell], results: dict, path: Path, truths: TruthBook, options: Options) -> None:

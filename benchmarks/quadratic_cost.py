@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
-from curvature_cost import processor_name  # noqa: E402
+from record import processor_name  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hessinit.directions import draw_random  # noqa: E402

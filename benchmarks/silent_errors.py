@@ -1,17 +1,15 @@
 """How often is a number wrong without a word? Random problems against dense fp64 truth.
 
 python benchmarks/silent_errors.py                       # 2,000 problems, about 20 minutes on two cores
-python benchmarks/silent_errors.py --count 200 --first 0 --show
+python benchmarks/silent_errors.py --count 200
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import json
 import math
 import os
-import platform
 import statistics
 import sys
 import time
@@ -26,6 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
 from random_problems import Drawn, draw, true_norms  # noqa: E402
+from record import run_facts, write_record  # noqa: E402
 
 import hessinit  # noqa: E402
 
@@ -177,12 +176,7 @@ def main() -> None:
     print(file=sys.stderr)
     ordinary = {seed for seed in seeds if draw(seed).ordinary}
     record = {
-        "command": " ".join(["python benchmarks/silent_errors.py", *sys.argv[1:]]),
-        "versions": {
-            "hessinit": hessinit.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        **run_facts("silent_errors.py", count=arguments.count, first=arguments.first),
         "seconds": round(time.perf_counter() - started),
         "summary": summarize(records, ordinary),
         "refusals": dict(
@@ -192,10 +186,7 @@ def main() -> None:
         ),
         "failures": failures(records),
     }
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    if arguments.results:
-        arguments.results.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    write_record(record, arguments.results)
 
 
 if __name__ == "__main__":

@@ -83,6 +83,15 @@ def test_weights_on_several_devices_are_refused() -> None:
     )
 
 
+def test_weights_on_an_apple_gpu_are_refused() -> None:
+    class Elsewhere(nn.Parameter):
+        device = property(lambda self: torch.device("mps"))  # type: ignore[assignment]
+
+    model = nn.Linear(3, 2, bias=False)
+    model.weight = Elsewhere(model.weight.detach())
+    check_refused("an Apple GPU \\(mps\\), which has no float64.*model.cpu\\(\\)", model)
+
+
 def test_scripted_modules_are_refused() -> None:
     class Scripted(torch.jit.ScriptModule):
         def __init__(self) -> None:

@@ -277,6 +277,36 @@ def test_active_dropout_is_answered_with_what_a_file_can_do(run, tmp_path):
     assert "pass dropout" not in result.stderr
 
 
+STRAIGHT_THROUGH = """
+import torch
+
+class Rounded(torch.nn.Module):
+    def forward(self, x):
+        return x + (x.round() - x).detach()
+
+def problem():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), Rounded(), torch.nn.Linear(8, 2))
+    return model, torch.nn.MSELoss(), (3 * torch.randn(64, 4), torch.zeros(64, 2))
+
+def unchecked():
+    return *problem(), {"check": False}
+"""
+
+
+@pytest.mark.parametrize("command", [["measure"], ["initialize", "--target", "3"], ["track", "--lr", "0.01"]])
+def test_a_wrong_derivative_is_answered_with_what_a_file_can_do(run, tmp_path, command):
+    path = tmp_path / "net.py"
+    path.write_text(STRAIGHT_THROUGH)
+    refused = run(command[0], f"{path}:problem", *command[1:])
+    assert refused.exit_code == 2
+    assert 'return {"check": False} as a fourth value' in " ".join(refused.stderr.split())
+    assert "check=False" not in refused.stderr
+    measured = run(command[0], f"{path}:unchecked", *command[1:])
+    assert measured.exit_code in (0, 1), measured.stderr
+    assert "not checked" in " ".join((measured.stdout + measured.stderr).split())
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -19,7 +19,13 @@ from hessinit.advising.reading import Reading, read_optimizer, read_word
 from hessinit.engines.ends import Effort, Ends
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
+from hessinit.operators.setting import (
+    in_running_order,
+    note_unchecked,
+    note_uncounted,
+    notes_on,
+    versions_of,
+)
 from hessinit.present import advice_sentences as say
 from hessinit.problem.checks import (
     check_arguments,
@@ -114,6 +120,7 @@ def advise(
             "parameters": sum(layer.size for layer in problem.layers),
             "notes": (
                 *notes_on(problem, evaluations),
+                *note_unchecked(check),
                 *reading.notes,
                 *note_uncounted(problem, reading.moved),
             ),

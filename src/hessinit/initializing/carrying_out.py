@@ -17,6 +17,7 @@ from hessinit.initializing.nature import Nature, nature_of
 from hessinit.initializing.rules import LayersRule, NetworkRule, Outcome
 from hessinit.initializing.wish import Aim, Wish
 from hessinit.initializing.workbench import Setting, Workbench, keep_all
+from hessinit.operators.setting import note_unchecked
 from hessinit.report.initialization import Initialization, Measurement
 from hessinit.report.report import CurvatureReport
 from hessinit.report.scheme_plan import SchemePlan
@@ -77,7 +78,7 @@ def carry_out(setting: Setting, targets: list[Target], wish: Wish) -> Initializa
         reason=reason,
         measurements=outcome.measurements,
         plan=plan,
-        notes=(*notes, *remarks),
+        notes=(*notes, *remarks, *note_unchecked(setting.check.wanted)),
         seed=setting.seed,
     )
 

@@ -26,14 +26,14 @@ from hessinit.schemes.targets import Target
 
 
 class Once:
-    """True the first time it is asked, if at all."""
+    """If `wanted`, true the first time it is taken."""
 
     def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
+        self.wanted, self._left = wanted, wanted
 
     def take(self) -> bool:
-        wanted, self._wanted = self._wanted, False
-        return wanted
+        left, self._left = self._left, False
+        return left
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,7 @@ class _Comparison:
         """
         sizes = _norms(self.derivative)
         known = sizes.clamp(min=self.least * float(torch.linalg.vector_norm(sizes)))
-        limits = known * (torch.tensor(shares, dtype=sizes.dtype) if len(shares) > 1 else shares[0])
+        limits = known * (sizes.new_tensor(shares) if len(shares) > 1 else shares[0])
         tried: list[_Try] = []
         for attempt in self._fitting(evaluation, attempts):
             found = self._try(attempt)
@@ -378,8 +378,9 @@ def _explain(
     numbered = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes, 1))
     return (
         f"the derivative of {what} is not that of the function that is trained: along a random direction, "
-        f"finite differences in {str(dtype).removeprefix('torch.')} give a change of {change:.4g}, the "
-        f"derivative gives {derivative:.4g}, and they are {100 * off / max(change, derivative):.2g} % apart. "
+        f"finite differences in {str(dtype).removeprefix('torch.')} give a vector of length {change:.4g}, "
+        f"the derivative gives one of length {derivative:.4g}, and they differ by "
+        f"{100 * off / max(change, derivative):.2g} %. "
         f"Likely causes, in order: {numbered}. If the backward differs from the forward on purpose (a "
         "straight-through estimator, gradient reversal, a stopped gradient), there is no Hessian; "
         "check=False measures what the backward gives."

@@ -86,9 +86,7 @@ def _repeat(evaluation: Evaluation, curvature: str) -> dict[str, tuple[Tensor, T
     single = _product(evaluation, curvature)
     try:
         again = _product(evaluate_in_double(evaluation), curvature)
-    except (
-        Exception
-    ):  # a forward or a device that knows float32 only: weights that differ in their last digit, then
+    except Exception:  # a forward that supports float32 only: move the weights in their last digit instead
         problem = evaluation.problem
         weights = weights_in(problem, problem.dtype)
         for name, leaf in problem.leaves.items():

@@ -44,9 +44,10 @@ def _check_every_way_is_seen(problem: Problem, output: Tensor, loss: Tensor) -> 
         name = _first_of(_nodes(start.grad_fn), own)
         if name is not None:
             raise ProblemError(
-                f"{who} reaches {name} by a way that cannot be followed (a global variable, an attribute of "
-                "a class, a view that was made earlier), so a part of its derivative would be missing. Keep "
-                "the weight in an attribute of the model, and make views of it inside the forward."
+                f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a "
+                "variable of another module, a view that was made earlier), so a part of its derivative would "
+                "be missing. Keep the weight in an attribute of the model, and make views of it inside the "
+                "forward."
             )
 
 

@@ -2,8 +2,12 @@
 
 A forward may write to attributes, lists, namespaces and closures, draw from a generator of its own, and reach
 a weight by any of these ways. One walk from the model, the loss and the `forward` argument finds them all:
-attributes of modules and plain objects, containers, the cells and defaults of functions, the objects of bound
-methods. What it cannot see are global variables, attributes of classes, `__slots__` and what C++ holds.
+attributes of modules and plain objects, containers, the cells, defaults and global names of functions, the
+objects of bound methods. It does not see attributes of classes, `__slots__`, variables of other modules and
+what C++ holds.
+
+Objects are lent in place instead of copying the model: a copy breaks closures over `self`, global names,
+tensors that are not leaves, and references to a trainer.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 
 Convert = Callable[[Tensor], Tensor]
 
-# Nobody keeps a weight among thousands of entries, and a walk over all of them would take its time.
+# Larger containers hold data, not weights, and a walk over all of their entries would take long.
 _MOST_IN_ONE = 1000
 _MOST_OBJECTS = 20_000
 _NUMBERS = frozenset({int, float, bool, str, type(None)})
@@ -47,8 +51,7 @@ _TABLES = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffer
 _FOREIGN = (Dataset, DataLoader, torch.optim.Optimizer)
 _FOREIGN_PACKAGES = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "pytorch_lightning"}
 _CONTAINERS = (list, dict, set, deque)
-# Entries are exchanged in these only: some that are derived from them, as the outputs of Transformers, refuse
-# it.
+# Entries are exchanged in these only: some subclasses, such as the outputs of Transformers, refuse it.
 _PLAIN = (list, dict, OrderedDict, defaultdict, deque)
 _GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState)
 _HOOKS_OF_ALL: list[dict[int, Any]] = [
@@ -76,8 +79,7 @@ class UserState:
         found, self.meets_it = list(walk.found.values()), walk.meets_known
         self._known: dict[int, Any] = {**known, **walk.found}
         self._holders = [_Holder(store) for one in found for store in _stores(one)]
-        # Backward hooks belong to training, and may change the derivatives that they see: they rest
-        # meanwhile.
+        # Backward hooks belong to training, and may change the derivatives that they see: they are off.
         modules = [one for one in found if isinstance(one, nn.Module)]
         hooks = [
             vars(module)[kind] for module in modules for kind in ("_backward_hooks", "_backward_pre_hooks")
@@ -177,8 +179,7 @@ def untouched_sources(*sources: Any) -> Iterator[None]:
             restore()
 
 
-# The walk
-# -----------------------------------------------------------------------------------------------------
+# The walk ------------------------------------------------------------------------------------------------
 
 
 class _Walk:
@@ -244,7 +245,7 @@ def _parts(one: Any) -> list[Any]:
 
 
 def _global_names(function: types.FunctionType) -> list[str]:
-    """Those that the function, or one inside of it, speaks of; none of a library's."""
+    """The global names that the function, or a function inside it, uses; none for a library's function."""
     if (function.__module__ or "").partition(".")[0] in _FOREIGN_PACKAGES:
         return []
     codes, names = [function.__code__], dict[str, None]()
@@ -266,8 +267,7 @@ def _contents(cell: types.CellType) -> list[Any]:
         return []
 
 
-# What holds something
-# -----------------------------------------------------------------------------------------
+# What holds something ------------------------------------------------------------------------------------
 
 
 def _stores(one: Any) -> list[Any]:
@@ -282,7 +282,7 @@ def _stores(one: Any) -> list[Any]:
 
 
 class _Names:
-    """Some entries of a dictionary, as those of a module that a function speaks of."""
+    """Some entries of a dictionary: the global names that a function uses."""
 
     def __init__(self, table: dict[str, Any], names: list[str]) -> None:
         self._table, self._names = table, names
@@ -366,8 +366,7 @@ def _same(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-# Stand-ins
-# ----------------------------------------------------------------------------------------------------
+# Stand-ins -----------------------------------------------------------------------------------------------
 
 
 def _needs_stand_in(value: Any) -> bool:

@@ -62,6 +62,11 @@ class Problem:
         weights.check_values(self.model, self.layers)
         checks.check_dropout(self.model, dropout)
         self.device = self.model.get_parameter(self.layers[0].parameter).device
+        if self.device.type == "mps":
+            raise ProblemError(
+                "the model is on an Apple GPU (mps), which has no float64, and some steps need it; measure "
+                "on the CPU: model.cpu()."
+            )
         kinds = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         self.dtype = dtype or (torch.float64 if torch.float64 in kinds else torch.float32)
         self.converts = kinds != {self.dtype}
@@ -205,7 +210,7 @@ class Problem:
     def _call_loss(self, output: Tensor, batch: Batch, draw: int) -> Tensor:
         if self.loss_dtype is None:
             self.loss_dtype = output.dtype
-            if output.numel() <= _MOST_FOR_DOUBLE and output.device.type != "mps":
+            if output.numel() <= _MOST_FOR_DOUBLE:
                 # It may be made for one dtype; what fails for another reason fails again.
                 with contextlib.suppress(Exception):
                     value = self._call_loss_in(torch.float64, output, batch, draw)

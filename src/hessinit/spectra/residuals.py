@@ -10,7 +10,7 @@ from hessinit.spectra.krylov import Array
 # The residual must be below this share of √tolerance, so that the gap to the next Ritz value means something.
 CAUTION = 0.03
 # An eigenvalue beyond the value by this many tolerances would have been seen, unless the start holds less of
-# its eigenvector than a random vector does one time in a hundred. Chosen for its cost, 13 % more products
+# its eigenvector than a random vector does one time in a hundred. Chosen for its cost, a tenth more products
 # than without (benchmarks/unseen_eigenvalues.py counts what is still missed).
 MOST_UNSEEN = 5.0
 _RARE = 0.01

@@ -14,7 +14,13 @@ from hessinit.advising.rates import adaptive_rates, build_engine
 from hessinit.advising.scaled_edge import scaled_edge
 from hessinit.engines.ends import Effort, Ends, Engine
 from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
+from hessinit.operators.setting import (
+    in_running_order,
+    note_unchecked,
+    note_uncounted,
+    notes_on,
+    versions_of,
+)
 from hessinit.problem.first_look import check_draw_repeats
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
@@ -81,7 +87,12 @@ class Subject:
             uncounted = note_uncounted(problem, self.stepping.moved()) if self.stepping.name else ()
             return {
                 "examples": problem.examples,
-                "notes": (*notes_on(problem, evaluations), *self.stepping.notes, *uncounted),
+                "notes": (
+                    *notes_on(problem, evaluations),
+                    *note_unchecked(check),
+                    *self.stepping.notes,
+                    *uncounted,
+                ),
                 "versions": versions_of(problem),
             }
 
