@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from check_power import build, spoil
+from check_power import WrongWeight, build, spoil
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.utils import parametrize
 
 import hessinit
 from tiny import LOSS, Calling, batch, inputs, labels, network
@@ -327,6 +328,21 @@ def test_a_layer_or_a_loss_wrong_by_5_percent_is_found_in_random_networks(
         except hessinit.ProblemError as refusal:
             refused += NOT_THE_DERIVATIVE in str(refusal)
     assert refused >= 19
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+@pytest.mark.parametrize("layer", ["0", "2", "4"])
+def test_one_large_layer_wrong_by_5_percent_is_found(layer: str, curvature: str) -> None:
+    """Directions of large weights are outer products."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 256, 3), nn.GELU(), nn.Conv2d(256, 128, 3), nn.Flatten(), nn.Linear(1152, 300)
+    )
+    data = torch.randn(8, 2, 7, 7), torch.arange(8)
+    hessinit.measure(model, LOSS, data, layers=layer, curvature=curvature, network=False)
+    parametrize.register_parametrization(model.get_submodule(layer), "weight", WrongWeight())
+    with pytest.raises(hessinit.ProblemError, match=NOT_THE_DERIVATIVE):
+        hessinit.measure(model, LOSS, data, curvature=curvature, network=False)
 
 
 def count_calls(measure: Callable[[nn.Module], Any], inner: nn.Module) -> int:

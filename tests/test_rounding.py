@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hessinit
+from hessinit.operators.rounding import Difference
 from tiny import LOSS, batch, inputs, labels, network
 
 DOUBLE: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
@@ -31,7 +33,7 @@ def test_cancellation_in_the_forward_is_in_the_error(curvature: str, spread: flo
     found = hessinit.measure(model, LOSS, data, curvature=curvature)
     for row, true in zip((*found, found.network), (*truth, truth.network), strict=True):
         assert abs(row.norm - true.norm) <= row.error
-        assert row.error < 1.5e-3 * row.norm if row.converged else row.error > 1e-3 * row.norm
+        assert row.error < 7e-3 * row.norm if row.converged else row.error > 6e-3 * row.norm
     assert found.network.converged == (spread >= 10)
 
 
@@ -139,3 +141,24 @@ def test_ordinary_networks_are_not_made_to_look_worse() -> None:
     found = hessinit.measure(network(), LOSS, batch(), curvature="both", tolerance=1e-4)
     assert found.converged
     assert all(row.error < 1e-4 * row.norm for row in (*found, found.network))
+
+
+def test_errors_of_many_weights_cancel_in_an_eigenvalue_and_those_of_few_do_not() -> None:
+    """ReLUs that switch at other weights in float64 make long errors that hardly move an eigenvalue."""
+    chance = torch.Generator().manual_seed(0)
+    product = torch.randn(500, 400, generator=chance, dtype=torch.float64)
+    independent = 1e-3 * torch.randn(500, 400, generator=chance, dtype=torch.float64)
+    assert Difference.of(product, product + independent).judge().relative < 1e-4
+    assert Difference.of(product, product * 1.001).judge().relative == pytest.approx(1e-3, rel=0.01)
+    few = Difference.of(product[:5, :5], (product + independent)[:5, :5]).judge().relative
+    assert few == pytest.approx(1e-3, rel=0.3)
+    by_row = product * (1 + 1e-3 * torch.randn(500, 1, generator=chance, dtype=torch.float64))
+    assert 3e-5 < Difference.of(product, by_row).judge().relative < 2e-4  # 1e-3/√500 is 4.5e-5
+
+
+def test_products_beyond_every_range_are_no_error_of_zero() -> None:
+    one = torch.ones(3, 3, dtype=torch.float64)
+    assert Difference.of(one * math.inf, one).judge().relative == math.inf
+    assert Difference.of(one * 1e200, one * 1e200).judge().relative == math.inf
+    assert Difference.of(one, one * 1e-3).judge().is_all
+    assert Difference.of(0 * one, 0 * one).judge().relative == 0

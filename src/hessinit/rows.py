@@ -13,7 +13,7 @@ from hessinit.engines.ends import Effort, Ends, Engine, with_rounding
 from hessinit.engines.extras import Wanted, measure_extras
 from hessinit.estimate import Estimate
 from hessinit.operators.evaluation import Evaluation
-from hessinit.operators.rounding import relative_rounding
+from hessinit.operators.rounding import Rounding, relative_rounding
 from hessinit.problem.layers import Layer
 from hessinit.problem.problem import Problem
 from hessinit.report import LayerCurvature, Spread
@@ -48,6 +48,7 @@ class Rows:
         alone = [_alone(one) for one in evaluations] if len(evaluations) > 1 else []
         self._single = [build(self._kind, [one]) for one in alone]
         self._evaluations = evaluations
+        self._rounding: dict[str, Rounding] = {}
 
     def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
         names = [layer.parameter for layer in layers]
@@ -96,7 +97,9 @@ class Rows:
 
     def _rounded(self, ends: Ends, curvature: str, name: str | None = None) -> Ends:
         """With the rounding of the operator in the errors; of the whole network without a name."""
-        found = relative_rounding(self._evaluations, curvature)
+        if curvature not in self._rounding:
+            self._rounding[curvature] = relative_rounding(self._evaluations, curvature)
+        found = self._rounding[curvature]
         return with_rounding(
             ends, found.network if name is None else found.layers[name], self._effort.tolerance
         )

@@ -65,7 +65,8 @@ class Engine(Protocol):
 def with_rounding(ends: Ends, rounding: RoundingError, tolerance: float) -> Ends:
     """Add the rounding error of the operator to both errors.
 
-    Where that error exceeds `tolerance`, the estimates no longer count as converged.
+    The stated error is a multiple of what is likely. Where already the likely one exceeds `tolerance`, the
+    estimates no longer count as converged.
     """
     norm, share = ends.norm.value, CAUTION * rounding.relative
     if not share or not math.isfinite(norm):
@@ -77,7 +78,7 @@ def with_rounding(ends: Ends, rounding: RoundingError, tolerance: float) -> Ends
 
     def widen(end: Estimate) -> Estimate:
         wider = dataclasses.replace(end, error=math.hypot(end.error, share * norm))
-        if share <= tolerance:
+        if rounding.relative <= tolerance:
             return wider
         reason = f"rounding in float32 leaves an error of {share:.0e} of the norm; pass dtype=torch.float64"
         return dataclasses.replace(wider, converged=False, reason=reason if end.converged else end.reason)

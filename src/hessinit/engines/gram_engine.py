@@ -13,10 +13,11 @@ from hessinit.engines.lanczos_engine import LanczosEngine, find_ends, zero_botto
 from hessinit.engines.output_root import OutputRoot
 from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator, join, split
-from hessinit.operators.derivative_check import GraphLinearization, random_like
+from hessinit.operators.derivative_check import GraphLinearization, seed_of_check
 from hessinit.operators.evaluation import Evaluation
 from hessinit.operators.finite_differences import Direction
 from hessinit.spectra.lanczos import lanczos
+from hessinit.spectra.probes import random_like
 from hessinit.spectra.smallest import smallest_eigenvalue
 from hessinit.spectra.together import tops_together
 
@@ -54,7 +55,7 @@ class GramLinearization:
         self._columns = root.columns
         self._grams = grams
         self._graph = GraphLinearization(evaluation)
-        self._seed = evaluation.problem.seed
+        self._seed = seed_of_check(evaluation)
 
     def coordinates(self, output: Tensor) -> Tensor:
         """Example by example, one for each column."""

@@ -25,7 +25,7 @@ from hessinit.operators.evaluation import Evaluation
 from hessinit.operators.finite_differences import Direction, output_and_gradients_at, output_at
 from hessinit.operators.rounding import evaluate_in_double
 from hessinit.problem.dependence import custom_functions
-from hessinit.spectra.probes import ProbeStream
+from hessinit.spectra.probes import random_like
 
 # One matrix for each kind of number; every row is compared by itself.
 Parts = list[Tensor]
@@ -108,7 +108,7 @@ class GraphLinearization:
         `cotangent` replaces `u` where the output has other coordinates.
         """
         if cotangent is None:
-            cotangent = random_like(self._evaluation.output, self._evaluation.problem.seed)
+            cotangent = random_like(self._evaluation.output, seed_of_check(self._evaluation))
         pulled = self._evaluation.pull(list(direction), cotangent)
         return {
             name: _norm(gradient) * _norm(direction[name]) / math.sqrt(gradient.numel())
@@ -173,7 +173,7 @@ def check_loss(evaluation: Evaluation) -> None:
         return
     cut, gradient = evaluation.output_gradient
     output, slope = cut.detach(), gradient.detach()
-    direction = _draw_outputs(output, slope, evaluation.problem.seed)
+    direction = _draw_outputs(output, slope, seed_of_check(evaluation))
     bend, rise = evaluation.output_hessian(direction), (slope.double() * direction.double()).sum()
     if not bool(bend.isfinite().all()):
         return  # the engines report it
@@ -320,6 +320,11 @@ def _share_of_one(direction: Direction) -> float:
     return 1 / math.sqrt(len(direction))
 
 
+def seed_of_check(evaluation: Evaluation) -> int:
+    """Of the first of many probes that nothing else draws."""
+    return (evaluation.problem.seed << 20) + 0xC0DE
+
+
 # The direction ---------------------------------------------------------------------------------------------
 
 
@@ -327,7 +332,7 @@ def _draw_direction(evaluation: Evaluation, linear: Linearization) -> dict[str, 
     """A random direction whose parts move the output equally, and no weight by more than its length."""
     drawn = {}
     for number, (name, leaf) in enumerate(evaluation.leaves.items()):
-        probe = random_like(leaf, evaluation.problem.seed, number + 1)
+        probe = random_like(leaf, seed_of_check(evaluation) + number + 1)
         for row in evaluation.paddings[name]:
             probe[row] = 0
         length = max(_norm(leaf), _LEAST_SIZE * math.sqrt(leaf.numel()))
@@ -354,14 +359,6 @@ def _draw_outputs(output: Tensor, slope: Tensor, seed: int) -> Tensor:
 def _columns(output: Tensor) -> Tensor:
     """(outputs, examples)."""
     return output.reshape(output.shape[0] if output.ndim else 1, -1).T
-
-
-def random_like(tensor: Tensor, seed: int, number: int = 0) -> Tensor:
-    """Normal numbers of the shape and dtype; every `number` has its own."""
-    stream = ProbeStream(
-        tensor.numel(), seed=(seed << 20) + 0xC0DE + number, dtype=tensor.dtype, device=tensor.device
-    )
-    return stream.draw().view(tensor.shape)
 
 
 def _norm(tensor: Tensor) -> float:

@@ -32,7 +32,6 @@ class Evaluation:
         self.leaves = problem.leaves if weights is None else {name: weights[name] for name in problem.leaves}
         self._weights = weights
         self.passed: set[str] = set()  # the checks of derivatives that were made
-        self.repeated: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}  # products, for their rounding
 
     @classmethod
     def inspected(cls, problem: Problem, batch: Batch) -> Evaluation:

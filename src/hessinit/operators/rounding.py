@@ -13,27 +13,69 @@ from hessinit.operators.base import join, split
 from hessinit.operators.blocks import HessianOperator
 from hessinit.operators.evaluation import Evaluation
 from hessinit.operators.finite_differences import weights_in
-from hessinit.spectra.probes import ProbeStream
+from hessinit.spectra.probes import random_like
 
-# The error of an eigenvalue over that of one random product: on 1,400 random problems 99.8 % were below.
+# Of the estimate below; on 2,000 random problems 99.9 % of the eigenvalues were within it.
 CAUTION = 6.0
 # A product that shrinks below this share of itself in float64 was rounding.
 _NOTHING = 0.05
+# The errors of many weights cancel in an eigenvalue, those of fewer than the square of this number may not.
+_FEW = 10.0
 
 
 @dataclass(frozen=True)
 class RoundingError:
-    """The relative error of a product in float32; `is_all` where hardly anything is left of it in float64."""
+    """The error of an eigenvalue that rounding causes, over the eigenvalue.
+
+    `is_all` where hardly anything is left of a product in float64.
+    """
 
     relative: float = 0.0
     is_all: bool = False
 
+
+@dataclass(frozen=True)
+class Difference:
+    """A product p, in float64 p + e: their squared lengths, and ⟨p, e⟩ as a whole and by rows and columns."""
+
+    single: float
+    double: float
+    error: float
+    along: float
+    parts: float
+    size: int
+
     @classmethod
-    def between(cls, single: float, double: float, apart: float) -> RoundingError:
-        """From the lengths of a product, of the same in float64, and of their difference."""
-        if not math.isfinite(single + double + apart):
-            return cls(math.inf)
-        return cls(apart / single if single else 0.0, double < _NOTHING * single)
+    def of(cls, single: Tensor, double: Tensor) -> Difference:
+        error = double - single
+        along = (single * error).reshape(single.shape[0] if single.ndim else 1, -1)
+        parts = max(_square(along.sum(0)), _square(along.sum(1)))
+        return cls(
+            _square(single), _square(double), _square(error), float(along.sum()), parts, single.numel()
+        )
+
+    @classmethod
+    def of_all(cls, layers: Sequence[Difference]) -> Difference:
+        names = ("single", "double", "error", "along", "size")
+        sums = {name: sum(getattr(layer, name) for layer in layers) for name in names}
+        return cls(**sums, parts=sum(layer.along * layer.along for layer in layers))
+
+    def judge(self) -> RoundingError:
+        """To first order an error E moves an eigenvalue by yᵀE y: only what is along the vector counts.
+
+        ReLUs that switch change thousands of weights by as many independent amounts; these make a long e and
+        hardly move the eigenvalue. So ⟨p, e⟩ is compared with ‖p‖², not ‖e‖ with ‖p‖. As a sum may be small
+        by chance, the root of the sum of squares over rows or columns replaces it where that is larger, and a
+        share of ‖e‖ for few weights.
+        """
+        length = max(self.single, self.double)
+        if not math.isfinite(length + self.error):
+            return RoundingError(math.inf)
+        if not length:
+            return RoundingError()
+        few = min(1.0, _FEW / math.sqrt(self.size)) * math.sqrt(self.error / length)
+        relative = max(few, abs(self.along) / length, math.sqrt(self.parts) / length)
+        return RoundingError(relative, self.double < _NOTHING**2 * self.single)
 
 
 @dataclass(frozen=True)
@@ -45,7 +87,7 @@ class Rounding:
 
 
 def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Rounding:
-    """How far a random product with the curvature is from the same one in float64.
+    """The error that rounding causes, from a random product with the curvature and the same in float64.
 
     Cancellation in the forward (BatchNorm of inputs 300 ± 0.1, a saturated tanh) shows here, and nowhere in
     the residuals of an iteration. Costs a gradient in float64 for Gauss-Newton, about three for the exact
@@ -56,19 +98,14 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
         # A forward that casts its output to float32 rounds it all the same.
         own = RoundingError(float(torch.finfo(torch.float32).eps) if problem.casts_output else 0.0)
         return Rounding(dict.fromkeys(problem.leaves, own), own)
-    for one in evaluations:
-        if curvature not in one.repeated:
-            one.repeated[curvature] = _repeat(one, curvature)
-    lengths = {}
-    for name in problem.leaves:
-        pairs = [(one.weight, one.repeated[curvature][name]) for one in evaluations]
-        single, double = (
-            torch.stack([weight * both[place] for weight, both in pairs]).sum(0) for place in (0, 1)
-        )
-        lengths[name] = (_norm(single), _norm(double), _norm(double - single))
-    whole = (math.hypot(*column) for column in zip(*lengths.values(), strict=True))
-    layers = {name: RoundingError.between(*three) for name, three in lengths.items()}
-    return Rounding(layers, RoundingError.between(*whole))
+    singles, doubles = _repeat(evaluations[0], curvature)
+    for one in evaluations[1:]:
+        for sums, parts in zip((singles, doubles), _repeat(one, curvature), strict=True):
+            for name, part in parts.items():
+                sums[name] += part
+    found = {name: Difference.of(singles[name], doubles[name]) for name in problem.leaves}
+    layers = {name: difference.judge() for name, difference in found.items()}
+    return Rounding(layers, Difference.of_all(list(found.values())).judge())
 
 
 def evaluate_in_double(evaluation: Evaluation) -> Evaluation:
@@ -81,7 +118,7 @@ def _evaluate_at(evaluation: Evaluation, weights: Mapping[str, Tensor]) -> Evalu
     return Evaluation(evaluation.problem, evaluation.batch, weights={**weights, **leaves})
 
 
-def _repeat(evaluation: Evaluation, curvature: str) -> dict[str, tuple[Tensor, Tensor]]:
+def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The parts of a random product by every leaf, as measured and once more with another rounding."""
     single = _product(evaluation, curvature)
     try:
@@ -94,7 +131,11 @@ def _repeat(evaluation: Evaluation, curvature: str) -> dict[str, tuple[Tensor, T
                 1 + torch.finfo(leaf.dtype).eps * _random(leaf, problem.seed).sign()
             )
         again = _product(_evaluate_at(evaluation, weights), curvature)
-    return {name: (single[name].double(), again[name].double()) for name in evaluation.leaves}
+    return _weighted(single, evaluation.weight), _weighted(again, evaluation.weight)
+
+
+def _weighted(parts: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+    return {name: weight * part.double() for name, part in parts.items()}
 
 
 def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:
@@ -114,9 +155,9 @@ def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:
 
 
 def _random(like: Tensor, seed: int, number: int = 0) -> Tensor:
-    stream = ProbeStream(like.numel(), seed=(seed << 16) + number, device=like.device)
-    return stream.draw().view(like.shape).to(like.dtype)
+    return random_like(like, (seed << 16) + number, torch.float32).to(like.dtype)
 
 
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor))
+def _square(tensor: Tensor) -> float:
+    length = float(torch.linalg.vector_norm(tensor))
+    return length * length  # inf, where ** 2 raises an OverflowError

@@ -45,9 +45,9 @@ def _check_every_way_is_seen(problem: Problem, output: Tensor, loss: Tensor) -> 
         if name is not None:
             raise ProblemError(
                 f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a "
-                "variable of another module, a view that was made earlier), so a part of its derivative would "
-                "be missing. Keep the weight in an attribute of the model, and make views of it inside the "
-                "forward."
+                "variable of another module, a view that was made earlier), so a part of its derivative "
+                "would be missing. Keep the weight in an attribute of the model, and make views of it inside "
+                "the forward."
             )
 
 
