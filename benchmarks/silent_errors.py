@@ -82,30 +82,13 @@ def compare(
     name: str, norm: float, error: float, converged: bool, truth: float, network: float
 ) -> dict[str, Any]:
     """One norm beside its truth."""
+    row = {"name": name, "norm": norm, "truth": truth, "error": error, "converged": converged}
     if math.isnan(truth):  # not to be claimed
-        return {
-            "name": name,
-            "norm": norm,
-            "truth": truth,
-            "error": error,
-            "converged": converged,
-            "holds": not converged,
-            "gross": converged,
-        }
+        return {**row, "holds": not converged, "gross": converged}
     floor = ROUNDING_OF_TRUTH * network
     off = max(0.0, abs(norm - truth) - floor)
-    return {
-        "name": name,
-        "norm": norm,
-        "truth": truth,
-        "error": error,
-        "converged": converged,
-        "holds": off <= error * (1 + 1e-6) + 1e-9 * truth,
-        "gross": converged
-        and off > GROSS * max(truth, floor)
-        and off > error * GROSS
-        and not _is_zero(norm, truth, error),
-    }
+    far = off > GROSS * max(truth, floor) and off > error * GROSS and not _is_zero(norm, truth, error)
+    return {**row, "holds": off <= error * (1 + 1e-6) + 1e-9 * truth, "gross": converged and far}
 
 
 def _is_zero(norm: float, truth: float, error: float) -> bool:
