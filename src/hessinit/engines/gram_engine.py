@@ -57,14 +57,18 @@ class GramLinearization:
         self._graph = GraphLinearization(evaluation)
         self._seed = seed_of_check(evaluation)
 
-    def coordinates(self, output: Tensor) -> Tensor:
-        """Example by example, one for each column."""
-        count, examples = self._columns.shape[:2]
-        along = (self._columns.to(output.dtype) * output).reshape(count, examples, -1).sum(2)
-        return along.T.reshape(-1)
+    def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
+        """(examples, columns)."""
+        columns = self._columns if examples is None else self._columns[:, examples.to(output.device)]
+        return (columns.to(output.dtype) * output).reshape(*columns.shape[:2], -1).sum(2).T
 
     def push(self, direction: Direction) -> Tensor:
-        known = [self._grams[name].push(part) for name, part in direction.items() if name in self._grams]
+        count = len(self._columns)
+        known = [
+            self._grams[name].push(part).view(-1, count)
+            for name, part in direction.items()
+            if name in self._grams
+        ]
         others = {name: part for name, part in direction.items() if name not in self._grams}
         if others:
             known.append(self.coordinates(self._graph.push(others)))

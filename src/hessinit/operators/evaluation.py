@@ -32,13 +32,14 @@ class Evaluation:
         self.leaves = problem.leaves if weights is None else {name: weights[name] for name in problem.leaves}
         self._weights = weights
         self.passed: set[str] = set()  # the checks of derivatives that were made
+        self.separable = False  # whether a part of the batch can be evaluated alone
 
     @classmethod
     def inspected(cls, problem: Problem, batch: Batch) -> Evaluation:
         """The same, refused if it is not a finite, repeatable function of the weights."""
         one = cls(problem, batch)
         look = take_first_look(problem, batch)
-        one.output, one.loss = look.output, look.loss
+        one.output, one.loss, one.separable = look.output, look.loss, look.separable
         one.loss_value = float(look.loss.detach())
         # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.
         one.moments = {name: uses[0].moment if uses else None for name, uses in one.uses.items()}

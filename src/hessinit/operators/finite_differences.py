@@ -14,15 +14,22 @@ from hessinit.problem.problem import Problem
 Direction = Mapping[str, Tensor]
 
 
-def output_at(evaluation: Evaluation, direction: Direction, step: float, dtype: torch.dtype) -> Tensor:
-    """The output at the weights plus `step` times the direction; costs one forward."""
+def output_at(
+    evaluation: Evaluation,
+    direction: Direction,
+    step: float,
+    dtype: torch.dtype,
+    examples: Tensor | None = None,
+) -> Tensor:
+    """The output at the weights plus `step` times the direction, of some examples; costs one forward."""
     problem, weights = evaluation.problem, _moved(evaluation, direction, step, dtype)
+    batch = evaluation.batch if examples is None else evaluation.batch.take(examples)
     with _in_the_users_parameters(problem, {name: weights[name] for name in direction}):
         with contextlib.suppress(RuntimeError), torch.no_grad():
-            return problem.output(evaluation.batch, weights=weights, plain=True)
+            return problem.output(batch, weights=weights, plain=True)
         # A forward that differentiates by its inputs or its weights needs the graph; any other fails again.
         weights = {name: weight.requires_grad_(name in direction) for name, weight in weights.items()}
-        return problem.output(evaluation.batch, weights=weights, plain=True).detach()
+        return problem.output(batch, weights=weights, plain=True).detach()
 
 
 def output_and_gradients_at(

@@ -36,6 +36,10 @@ class Batch:
 
         return Batch(map_tensors(pick, self.inputs), map_tensors(pick, self.targets), len(examples))
 
+    def sample(self) -> Tensor:
+        """The numbers of some examples: an eighth, and at least four if there are as many."""
+        return torch.arange(0, self.size, min(8, max(1, self.size // 4)))
+
     def joined_targets(self, other: Batch) -> Batch | None:
         """The targets of both, one after the other, without inputs; None where they do not fit together."""
         own, others = list(tensors_in(self.targets)), list(tensors_in(other.targets))

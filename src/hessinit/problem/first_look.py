@@ -20,10 +20,14 @@ _DRAWS = 20
 
 @dataclass(frozen=True)
 class FirstLook:
-    """The output of a batch and its loss, with their graph."""
+    """The output of a batch and its loss, with their graph.
+
+    `separable` if the forward gives a part of the batch the same outputs as the whole.
+    """
 
     output: Tensor
     loss: Tensor
+    separable: bool
 
 
 def take_first_look(problem: Problem, batch: Batch) -> FirstLook:
@@ -38,16 +42,17 @@ def take_first_look(problem: Problem, batch: Batch) -> FirstLook:
     _check_finite_loss(batch, loss)
     check_graph(problem, output, loss)
     _check_loss_repeats(problem, batch, output, loss, draws_loss)
-    if problem.dropout != "freeze":
-        _check_forward_repeats(problem, batch, output, draws_forward)
-    return FirstLook(output, loss)
+    frozen = problem.dropout == "freeze"
+    separable = not frozen and _check_forward_repeats(problem, batch, output, draws_forward)
+    return FirstLook(output, loss, separable)
 
 
-def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws: bool) -> None:
+def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws: bool) -> bool:
+    """Whether a part of the batch was enough to see it."""
     # A forward that draws may still agree with itself by chance, as when it drops one layer in ten.
     for draw in range(1, _DRAWS if draws else 2):
         if not draws and _sample_agrees(problem, batch, output):
-            return
+            return True
         again = _output_again(problem, batch, draw)
         if again.shape != output.shape or not agree(again, output):
             raise ProblemError(
@@ -55,6 +60,7 @@ def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws
                 'Hessian. Make the forward deterministic (model.eval()), or pass dropout="freeze" to keep '
                 "one draw."
             )
+    return False
 
 
 def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
@@ -98,7 +104,7 @@ def _output_again(problem: Problem, batch: Batch, draw: int) -> Tensor:
 def _sample_agrees(problem: Problem, batch: Batch, output: Tensor) -> bool:
     if output.ndim < 1 or output.shape[0] != batch.size or batch.size < 2:
         return False
-    some = torch.arange(0, batch.size, min(8, max(1, batch.size // 4)))
+    some = batch.sample()
     try:
         with torch.no_grad():
             sample = problem.output(batch.take(some), draw=1)
