@@ -44,8 +44,8 @@ class Network:
         inputs, targets = self.batch
         torch.autograd.grad(self.loss(self.model(inputs), targets), list(self.model.parameters()))
 
-    def forms(self, directions: str, draws: int = 1) -> None:
-        quadratic_form(self.model, self.loss, self.batch, directions=directions, draws=draws)
+    def forms(self, directions: str, draws: int = 1, check: bool = False) -> None:
+        quadratic_form(self.model, self.loss, self.batch, directions=directions, draws=draws, check=check)
 
 
 def best_times(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
@@ -91,12 +91,14 @@ def measure_cost(threads: int, examples: int, repetitions: int) -> tuple[str, st
         "random": lambda: network.forms("random"),
         "gradient": lambda: network.forms("gradient"),
         "several": lambda: network.forms("random", draws=10),
+        "checked": lambda: network.forms("random", check=True),
     }
     best_times(calls, 2)  # the first call of anything is slow
     times = best_times(calls, repetitions)
     unit = times.pop("unit")
-    random, gradient, several = (seconds / unit for seconds in times.values())
+    random, gradient, several, checked = (seconds / unit for seconds in times.values())
     row = f"{threads:7}  {examples:5}  {1e3 * unit:8.2f}  {random:6.1f}  {gradient:13.1f}  {several:8.1f}"
+    row += f"  {checked:13.1f}"
     parts = {name: seconds / unit for name, seconds in time_parts(network, repetitions).items()}
     parts["the layers' own passes and the rest"] = random - sum(parts.values())
     listed = ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
@@ -109,8 +111,8 @@ def main() -> None:
     repetitions = parser.parse_args().repetitions
     print(f"{processor_name()}, Python {platform.python_version()}, torch {torch.__version__}, seed {SEED}")
     print(f"All layers, in gradients of the same batch; the least of 3 in a row, {repetitions} times.\n")
-    print("threads  batch  gradient  random  along the gra-  10 draws")
-    print("                     /ms          dient itself    a layer")
+    print("threads  batch  gradient  random  along the gra-  10 draws  random, with")
+    print("                     /ms          dient itself    a layer     the check")
     lines = []
     for threads in (1, 2):
         for examples in (32, 128):

@@ -61,7 +61,7 @@ def compare(
     (by default one for each core), for which build and its like must be functions of a file; `workers=1`
     stays in this process; `executor` is any of concurrent.futures. The numbers depend on the seeds only.
 
-    Costs `steps` training steps for each run, and 10 to 20 more where the curvature at the start is measured.
+    Costs `steps` training steps for each run, and 20 to 50 more where the curvature at the start is measured.
 
     >>> from hessinit.digits import load_digits
     >>> from torch import nn

@@ -52,6 +52,7 @@ _OUTPUTS = (
 )
 # Short enough for the millions of kinks of a convolutional network.
 _OF_SOME = Attempt(torch.float64, 1e-8, 0.01)
+_OF_SOME_GRADIENTS = Attempt(torch.float64, 1e-9, 0.01)
 _GRADIENTS = (
     Attempt(torch.float32, 5e-3, 0.02),
     Attempt(torch.float64, 1e-7, 2e-3),
@@ -160,15 +161,12 @@ def check_outputs(evaluation: Evaluation, linear: Linearization | None = None) -
 def check_gradients(evaluation: Evaluation) -> None:
     """Compare `H` with differences of the gradient of the loss, and `J` with differences of the output.
 
-    Costs two gradients, and two more in float64 if the network has kinks.
+    Costs two gradients, and two more in float64 if the network has kinks, of some examples where possible.
     """
     if not _is_due(evaluation, "gradients"):
         return
     direction = _draw_direction(evaluation, GraphLinearization(evaluation))
-
-    def values(dtype: torch.dtype, step: float) -> Parts:
-        output, gradients = output_and_gradients_at(evaluation, direction, step, dtype)
-        return [_as_row(output), *map(_as_row, gradients)]
+    shares = [_share_of_one(direction), *[1.0] * len(direction)]
 
     def derive(at: Evaluation) -> Parts:
         along = _in_dtype(direction, at)
@@ -179,9 +177,25 @@ def check_gradients(evaluation: Evaluation) -> None:
     def causes(evaluation: Evaluation) -> list[str]:
         return [*_causes_in_the_forward(evaluation), *_causes_in_the_loss(evaluation)]
 
-    shares = [_share_of_one(direction), *[1.0] * len(direction)]
-    comparison = _Comparison("the loss's gradient", derive(evaluation), values, derive, shares=shares)
-    comparison.judge(evaluation, _GRADIENTS, causes)
+    def comparison(examined: Evaluation) -> _Comparison:
+        def values(dtype: torch.dtype, step: float) -> Parts:
+            output, gradients = output_and_gradients_at(examined, direction, step, dtype)
+            return [_as_row(output), *map(_as_row, gradients)]
+
+        return _Comparison("the loss's gradient", derive(examined), values, derive, shares=shares)
+
+    whole, attempts = comparison(evaluation), list(_GRADIENTS)
+    if evaluation.separable and evaluation.problem.dtype == torch.float32:
+        tried = whole.attempt(attempts.pop(0))
+        if tried is not None and tried.passes(whole.limits):
+            return
+        batch = evaluation.batch
+        with contextlib.suppress(Exception):  # a loss that needs the whole batch
+            some = comparison(Evaluation(evaluation.problem, batch.take(batch.sample()), evaluation.weight))
+            again = some.attempt(_OF_SOME_GRADIENTS)
+            if again is not None and again.passes(some.limits):
+                return
+    whole.judge(evaluation, attempts, causes)
 
 
 def check_loss(evaluation: Evaluation) -> None:
