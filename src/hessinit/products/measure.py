@@ -22,7 +22,7 @@ def measure_products(
 
     Norms are right to ten times `effort.tolerance`, relative, in every example. Costs one forward; with few
     outputs a backward pass for each, with few inputs a pass for each; with many, some 30 to 100 passes for
-    each layer's product. All in all 9 to 26 plain measurements (benchmarks/products_cost.py).
+    each layer's product. All in all 6 to 25 plain measurements (benchmarks/products_cost.py).
     """
     found: list[dict[str, BatchProducts]] = []
     reasons: dict[str, str] = {}
