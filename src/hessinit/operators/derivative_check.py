@@ -421,12 +421,13 @@ def _norm(tensor: Tensor) -> float:
 def _explain(
     what: str, dtype: torch.dtype, change: float, derivative: float, off: float, causes: list[str]
 ) -> str:
+    percent = 100 * off / max(change, derivative)
     numbered = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes, 1))
     return (
         f"the derivative of {what} is not that of the function that is trained: along a random direction, "
         f"finite differences in {str(dtype).removeprefix('torch.')} give a vector of length {change:.4g}, "
         f"the derivative gives one of length {derivative:.4g}, and they differ by "
-        f"{100 * off / max(change, derivative):.2g} %. "
+        f"{percent:.{0 if percent >= 10 else 1}f} %. "
         f"Likely causes, in order: {numbered}. If the backward differs from the forward on purpose (a "
         "straight-through estimator, gradient reversal, a stopped gradient), there is no Hessian; "
         "check=False measures what the backward gives."
