@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from check_power import WrongWeight, build, spoil
+from random_problems import OnceSwish, SavedSwish, Swish, WrongSwish
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrize
@@ -19,47 +20,6 @@ from tiny import LOSS, Calling, batch, inputs, labels, network
 from zoo.snapshot import differences, snapshot
 
 NOT_THE_DERIVATIVE = "is not that of the function that is trained"
-
-
-class Swish(torch.autograd.Function):
-    """Right, and differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x.sigmoid()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * x.sigmoid() * (1 + x * (1 - x.sigmoid()))
-
-
-class OnceSwish(Swish):
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return Swish.backward(ctx, gradient)
-
-
-class SavedSwish(Swish):
-    """Its derivative is worked out in the forward, so that torch takes it for a constant."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        s = x.sigmoid()
-        ctx.save_for_backward(s * (1 + x * (1 - s)))
-        return x * s
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * ctx.saved_tensors[0]
-
-
-class WrongSwish(Swish):
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return 1.05 * Swish.backward(ctx, gradient)
 
 
 class Branch(nn.Module):
