@@ -14,7 +14,6 @@ from torch import nn
 
 from hessinit.comparing.divergence import has_diverged
 from hessinit.comparing.seeds import derive
-from hessinit.engines import choose
 from hessinit.measuring import measure
 from hessinit.schemes.applying import apply_scheme_
 
@@ -269,26 +268,3 @@ def test_our_own_start_runs_for_each_rate() -> None:
     comparison = problem.small(schemes=["hessinit", "hessinit+warmup"], seeds=1)
     assert comparison.rate_dependent == ("hessinit", "hessinit+warmup")
     assert comparison.norm("hessinit", 0.1) > 1.5 * comparison.norm("hessinit", 0.5)
-
-
-class Rounded(nn.Module):
-    """A straight-through estimator: the derivative of something else."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + (x.round() - x).detach()
-
-
-def test_derivatives_are_checked_once_and_a_wrong_one_leaves_the_curvature_out_of_all_runs() -> None:
-    build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Rounded(), nn.Linear(16, 10))  # noqa: E731
-    comparison = problem.small(build=build, schemes=["default", "he"], seeds=[0, 1])
-    (note,) = comparison.notes
-    assert "was not measured: the derivative of the model's output is not that of the function" in note
-    assert all(run.norms is None and run.steps_done == 12 for run in comparison.runs)
-
-
-def test_the_check_is_made_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(choose, "check_loss", lambda evaluation: made.append(evaluation.problem.check))
-    comparison = problem.small(schemes=["default", "he"], seeds=[0, 1])
-    assert made.count(True) == 1
-    assert len(made) == 1 + len([run for run in comparison.runs if run.norms])

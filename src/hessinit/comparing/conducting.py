@@ -20,13 +20,7 @@ from hessinit.comparing.experiment import Experiment, Job, fingerprint
 from hessinit.comparing.seeds import as_if_alone
 from hessinit.comparing.starts import Normal, describe
 from hessinit.comparing.store import Key, RunStore, check_folder
-from hessinit.comparing.training import (
-    NOT_MEASURED,
-    build_model,
-    device_of,
-    first_look,
-    wrong_derivatives,
-)
+from hessinit.comparing.training import NOT_MEASURED, build_model, device_of, first_look
 from hessinit.errors import ProblemError
 from hessinit.problem.checks import check_switches
 from hessinit.report.comparison import Comparison
@@ -81,11 +75,6 @@ def conduct(
     grid = Grid(tuple(start.name for start in experiment.starts), learning_rates, seeds)
     dependent = tuple(start.name for start in experiment.starts if start.depends_on_rate)
     jobs = _missing(grid, store, dependent if curvature_at_start else (), curvature_at_start)
-    if any(job.measures for job in jobs):
-        with as_if_alone():
-            trouble = wrong_derivatives(experiment, model, SEED_OF_FIRST_LOOK)
-        if trouble:
-            jobs, remarks = _missing(grid, store, (), curvature_at_start=False), (*remarks, trouble)
     remarks += execute(
         experiment, jobs, store, total=len(grid), workers=workers, executor=executor, progress=progress
     )

@@ -18,7 +18,8 @@ from hessinit.comparing.divergence import has_diverged
 from hessinit.comparing.experiment import Experiment, Job
 from hessinit.comparing.optimizers import Warmup, make_optimizer
 from hessinit.comparing.seeds import as_if_alone, derive, seed_everything
-from hessinit.errors import ConvergenceWarning, DerivativeError, ProblemError
+from hessinit.comparing.starts import OURS
+from hessinit.errors import ConvergenceWarning, ProblemError
 from hessinit.measuring import measure
 from hessinit.problem.batches import Batch
 from hessinit.problem.checks import check_loss_value, check_model
@@ -54,7 +55,9 @@ def train_one(experiment: Experiment, job: Job) -> Run:
         model.train()
         norms, trouble = None, ""
         if job.measures:
-            norms, trouble = _measure(model, loss, place(chosen, device), experiment.forward, job)
+            # What `initialize_` has measured, it has checked.
+            check = start.how != OURS
+            norms, trouble = _measure(model, loss, place(chosen, device), experiment.forward, job, check)
         training = _Training(experiment, job, model, loss)
         training.run()
     return Run(
@@ -120,21 +123,6 @@ def first_look(experiment: Experiment, model: nn.Module, seed: int) -> tuple[flo
     return value.item(), math.hypot(*lengths)
 
 
-def wrong_derivatives(experiment: Experiment, model: nn.Module, seed: int) -> str:
-    """What the check of the derivatives finds; made once, because all runs train the same function."""
-    batch = place(experiment.data.starting_batch(seed), device_of(model))
-    loss, data = own_loss(experiment, model), (batch.inputs, batch.targets)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            measure(model, loss, data, forward=experiment.forward, dropout="freeze", tolerance=0.1)
-        except DerivativeError as failure:
-            return f"{NOT_MEASURED}: {failure}"
-        except Exception:  # the runs that meet it say so
-            return ""
-    return ""
-
-
 class _Training:
     """The loop of one run."""
 
@@ -197,7 +185,7 @@ class _Training:
 
 
 def _measure(
-    model: nn.Module, loss: Loss, batch: Batch, forward: Forward | None, job: Job
+    model: nn.Module, loss: Loss, batch: Batch, forward: Forward | None, job: Job, check: bool
 ) -> tuple[dict[str, float] | None, str]:
     """The norms at the start, and what went wrong: no reason to stop a run."""
     data = (batch.inputs, batch.targets)
@@ -206,7 +194,7 @@ def _measure(
         warnings.simplefilter("always", ConvergenceWarning)
         try:
             report = measure(
-                model, loss, data, forward=forward, dropout="freeze", tolerance=TOLERANCE, check=False,
+                model, loss, data, forward=forward, dropout="freeze", tolerance=TOLERANCE, check=check,
                 seed=derive(job.seed, "measure"),
             )  # fmt: skip
         except Exception as failure:
