@@ -7,17 +7,20 @@ INSTALL := -m pip install -qq --disable-pip-version-check --constraint constrain
 # One thread a process: the test processes share the cores, and sums run in one order.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test check site bench clean
+.PHONY: help demo test test-all check site bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/installed ## two starts of a network, measured and trained on the embedded digits: a page and a picture
 	@$(BIN)/hessinit demo
 
 test: check ## check, then every test, doctest and README example
 	@$(ONE_THREAD) $(BIN)/pytest -q -n $(WORKERS)
+
+test-all: check ## the same, and the full sweeps over the problem zoo
+	@$(ONE_THREAD) $(BIN)/pytest -q -n $(WORKERS) -m "sweep or not sweep"
 
 check: .venv/tested ## lint, format, types and the import contract
 	@$(BIN)/ruff check --quiet --output-format concise . && echo "lint       ok"
