@@ -28,9 +28,9 @@ from torch import nn  # noqa: E402
 from arena.outcomes import count_losses  # noqa: E402
 from arena.tasks import CPU, Task  # noqa: E402
 from hessinit.comparing.compare import compare  # noqa: E402
-from hessinit.initializing import defaults  # noqa: E402
-from hessinit.initializing.freedoms import FREEDOMS  # noqa: E402
-from hessinit.initializing.initialize import initialize_  # noqa: E402
+from hessinit.init import defaults  # noqa: E402
+from hessinit.init.scales import scaling_path  # noqa: E402
+from hessinit.init.initialize import initialize_  # noqa: E402
 from hessinit.report.atomic import write_text  # noqa: E402
 
 RECORD = Path(__file__).parents[1] / "results" / "arena-development.json"

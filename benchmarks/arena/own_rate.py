@@ -10,7 +10,7 @@ import torch
 
 from arena.tasks import BY_NAME, Task
 from hessinit.comparing.compare import compare
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
 
 
 def train_at_own_rate(task: Task, seeds: Iterable[int], executor: Executor) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hessinit.comparing.sweep import sweep
     from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
     from hessinit.estimate import Estimate
-    from hessinit.initializing.initialize import initialize_
+    from hessinit.init.initialize import initialize_
     from hessinit.integrations.logits import logits_problem
     from hessinit.measuring import measure
     from hessinit.operators import gauss_newton, hessian, jacobian
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from hessinit.report.run import Run
     from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
     from hessinit.report.tracking import TrackedPoint, Tracking
-    from hessinit.schemes.applying import apply_scheme_
-    from hessinit.schemes.gains import gain
+    from hessinit.init.apply_scheme import apply_scheme_
+    from hessinit.init.gain import gain
     from hessinit.tracking.track import Tracker, track
 
 # Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
@@ -58,13 +58,13 @@ _HOMES = {
     "Tracker": "hessinit.tracking.track",
     "Tracking": "hessinit.report.tracking",
     "advise": "hessinit.advising.advise",
-    "apply_scheme_": "hessinit.schemes.applying",
+    "apply_scheme_": "hessinit.init.apply_scheme",
     "assert_sound": "hessinit.asserting",
     "compare": "hessinit.comparing.compare",
-    "gain": "hessinit.schemes.gains",
+    "gain": "hessinit.init.gain",
     "gauss_newton": "hessinit.operators",
     "hessian": "hessinit.operators",
-    "initialize_": "hessinit.initializing.initialize",
+    "initialize_": "hessinit.init.initialize",
     "jacobian": "hessinit.operators",
     "load": "hessinit.report",
     "logits_problem": "hessinit.integrations.logits",

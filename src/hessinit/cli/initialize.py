@@ -176,7 +176,7 @@ def initialize(
     ):
         place = find_problem(problem)
         with working(f"Initializing {problem} …"):
-            from hessinit.initializing.initialize import initialize_
+            from hessinit.init.initialize import initialize_
 
             _check_early(given)
             loaded = load_ready(place, seed=seed, device=device, threads=threads)
@@ -191,15 +191,10 @@ def initialize(
 
 def _check_early(given: dict[str, Any]) -> None:
     """What can be judged without the user's file is judged before it is run, which may take a while."""
-    from hessinit.errors import choose
-    from hessinit.initializing import arguments
-    from hessinit.problem.checks import check_tolerance
-    from hessinit.schemes.rules import SCHEMES, SYNONYMS
+    from hessinit.init.defaults import read_config
 
-    arguments.read_aim(given.get("lr"), given.get("target"))
-    arguments.read_momentum(given.get("optimizer", "sgd"), given.get("momentum", 0.9))
-    choose("scheme", given.get("scheme", "auto"), ["auto", "keep", *SCHEMES], SYNONYMS)
-    check_tolerance(given.get("tolerance", 0.05))
+    checked = ("lr", "target", "optimizer", "momentum", "rule", "scheme", "scaling", "curvature", "tolerance")
+    read_config(**{name: given[name] for name in checked if name in given})
 
 
 def _check_weights(weights: Path | None, dry_run: bool) -> None:
@@ -216,7 +211,7 @@ def _check_weights(weights: Path | None, dry_run: bool) -> None:
 
 def _exit_by(result: Initialization) -> None:
     """End with status 1 where the library would warn; a start left gentle on purpose is no failure."""
-    from hessinit.initializing.carrying_out import UNSHARPENED
+    from hessinit.init.defaults import NOT_SCALED
 
-    if not result.converged and result.freedom != UNSHARPENED:
+    if not result.converged and result.freedom != NOT_SCALED:
         stop("Target not met: the result says why.", NOT_CONVERGED)

@@ -184,7 +184,7 @@ def _check_early(given: dict[str, Any]) -> None:
 def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initialization, Any]:
     """Write the weights; the data come back, for an iterator gives them only once."""
     from hessinit.comparing.batching import Examples, read_data
-    from hessinit.initializing.initialize import initialize_
+    from hessinit.init.initialize import initialize_
     from hessinit.tracking.training import choose_tracked
 
     read = read_data(loaded.batch, options.get("batch_size", 1), options["steps"])

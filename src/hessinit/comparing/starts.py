@@ -15,9 +15,9 @@ from hessinit.comparing.seeds import derive, generator, seed_everything
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Forward, Loss
-from hessinit.schemes.applying import apply_scheme_
-from hessinit.schemes.rules import SCHEMES, SYNONYMS
-from hessinit.schemes.targets import find_targets
+from hessinit.init.apply_scheme import apply_scheme_
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS
+from hessinit.init.targets import find_targets
 
 OURS = "hessinit"
 UNTOUCHED = "default"
@@ -88,7 +88,7 @@ class Normal:
         source = torch.Generator().manual_seed(seed)  # the same numbers for every std, only scaled
         for target in find_targets(model, self.layers):
             value = torch.randn(target.value.shape, generator=source)
-            if target.reason_to_leave_alone:
+            if target.reason_unchanged:
                 continue
             target.write_(self.std * value)
             with torch.no_grad():
@@ -105,7 +105,7 @@ def _initialize_(
     forward: Forward | None,
     optimizer: Any,
 ) -> str:
-    from hessinit.initializing.initialize import initialize_  # only here: the other starts do not need it
+    from hessinit.init.initialize import initialize_  # only here: the other starts do not need it
 
     # What a function of the user's own makes is not known: it is taken for plain descent.
     known = optimizer if isinstance(optimizer, str) else "sgd"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, did_you_mean
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
 from hessinit.integrations.ranks import check_whole_weights, on_first_rank, share_weights
 from hessinit.integrations.remembering import Memory, digest_examples, digest_start
 from hessinit.integrations.training_step import initialization_options

@@ -1,8 +1,8 @@
-"""The weights of a model as things to write to: who owns them, how they are stored, which are frozen."""
+"""The weights of a model that can be written: their owners, how they are stored, which are frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from hessinit.init.trace import parametrized_name
 from hessinit.problem.layers import find_layers, layer_name
-from hessinit.schemes.record import parametrized_name
 
 
 @dataclass(frozen=True)
 class Target:
-    """One weight: `key` is its name inside the model, as the walk over the forward gives it.
+    """One weight: `key` is its name inside the model, as in `WeightUse.parameter`.
 
     A parametrized weight is one target (`fc.weight`) whatever it is computed from, and is written through
     its parametrization.
@@ -44,7 +44,7 @@ class Target:
     @property
     def value(self) -> Tensor:
         """The weight as the forward sees it."""
-        # A spectral norm takes a step of its power iteration whenever it is looked at.
+        # A spectral norm takes a step of its power iteration at every access.
         kept = [(buffer, buffer.clone()) for buffer in self.owner.buffers()]
         with torch.no_grad():
             value: Tensor = getattr(self.owner, self.attribute)
@@ -53,7 +53,8 @@ class Target:
             return value.detach()
 
     @property
-    def reason_to_leave_alone(self) -> str:
+    def reason_unchanged(self) -> str:
+        """Why this weight cannot be written; "" if it can."""
         if not all(parameter.requires_grad for parameter in self.stored):
             return "frozen"
         if not all(parameter.is_floating_point() for parameter in self.stored):
@@ -65,8 +66,13 @@ class Target:
         writable = all(hasattr(step, "right_inverse") for step in self._parametrization)
         return "" if writable else "its parametrization has no right_inverse"
 
-    def keep(self) -> Callable[[], None]:
-        """Remember all that `write_` may change, a parametrization's buffers as well; call it to go back."""
+    @property
+    def _parametrization(self) -> tuple[nn.Module, ...]:
+        inside: Any = self.owner
+        return tuple(inside.parametrizations[self.attribute]) if self.is_parametrized else ()
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all that `write_` may change, a parametrization's buffers too; returns the way back."""
         stored = [(parameter, parameter.detach().clone()) for parameter in self.stored]
         buffers = [
             (step._buffers, name, buffer, buffer.clone())
@@ -75,21 +81,16 @@ class Target:
         ]
 
         @torch.no_grad()
-        def go_back() -> None:
+        def restore() -> None:
             for parameter, value in stored:
                 parameter.copy_(value)
             for table, name, buffer, value in buffers:
                 table[name] = buffer.copy_(value)  # a right_inverse may have put another tensor there
 
-        return go_back
-
-    @property
-    def _parametrization(self) -> tuple[nn.Module, ...]:
-        inside: Any = self.owner
-        return tuple(inside.parametrizations[self.attribute]) if self.is_parametrized else ()
+        return restore
 
     def write_(self, value: Tensor) -> None:
-        """Put new values in, in place: the Parameter objects stay the same."""
+        """Write new values in place: the Parameter objects stay the same."""
         with torch.no_grad():
             if self.is_parametrized:
                 kept = value.to(self.stored[0], copy=True)  # a parametrization may keep the very tensor
@@ -123,8 +124,22 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
         if parametrize.is_parametrized(owner, attribute):
             inside: Any = owner.parametrizations
             stored = list(inside[attribute].parameters(recurse=False))
-        aliases = tuple(
-            layer_name(parametrized_name(other)) for other in names[id(parameter)] if other != name
-        )
+        others = [other for other in names[id(parameter)] if other != name]
+        aliases = tuple(layer_name(parametrized_name(other)) for other in others)
         targets.setdefault(key, Target(key, aliases, owner, tuple(stored)))
     return list(targets.values())
+
+
+def snapshot(targets: Sequence[Target]) -> Callable[[], None]:
+    """Copy the weights and the biases beside them; the returned function puts them back, bit for bit."""
+    ways = [target.snapshot() for target in targets]
+    biases = {id(bias): (bias, bias.detach().clone()) for t in targets for bias in t.biases().values()}
+
+    @torch.no_grad()
+    def restore() -> None:
+        for way in ways:
+            way()
+        for bias, value in biases.values():
+            bias.copy_(value)
+
+    return restore
