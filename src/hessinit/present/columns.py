@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hessinit.estimate import Estimate
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_estimate, format_number, format_ratio, printable, shorten
+from hessinit.present.words import format_estimate, format_number, format_ratio, printable, shorten
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 

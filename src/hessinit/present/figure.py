@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 from hessinit.report.verdict import GENTLE_BELOW, SHARP_ABOVE

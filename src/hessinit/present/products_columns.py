@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hessinit.estimate import Estimate
 from hessinit.present.grid import Column
-from hessinit.present.numbers import (
+from hessinit.present.words import (
     begin_sentence,
     call_layer,
     format_estimate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hessinit.estimate import Estimate
-from hessinit.present.numbers import (
+from hessinit.present.words import (
     begin_sentence,
     call_layer,
     format_number,
