@@ -75,10 +75,10 @@ def test_legends_and_titles_are_short():
 def test_pages_with_names_of_ten_thousand_letters_stay_short(browser, tmp_path):
     make_report(make_layer(LONG, 1.0), make_layer("b", 20.0, aliases=(LONG,))).to_html(tmp_path / "r.html")
     comparison = example_comparison()
-    run = comparison.runs[0].start
-    runs = tuple(replace(one, start=LONG) if one.start == run else one for one in comparison.runs)
-    starts = tuple(LONG if start == run else start for start in comparison.starts)
-    page = comparison_page(replace(comparison, runs=runs, starts=starts))
+    run = comparison.runs[0].scheme
+    runs = tuple(replace(one, scheme=LONG) if one.scheme == run else one for one in comparison.runs)
+    starts = tuple(LONG if start == run else start for start in comparison.schemes)
+    page = comparison_page(replace(comparison, runs=runs, schemes=starts))
     (tmp_path / "c.html").write_text(render_page(page), encoding="utf-8")
     for name in ("r", "c"):
         with opened(browser, tmp_path / f"{name}.html") as found:

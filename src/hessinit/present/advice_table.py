@@ -49,7 +49,7 @@ def advice_renderables(advice: LearningRateAdvice) -> Iterator[RenderableType]:
 
 
 def _describe(advice: LearningRateAdvice) -> str:
-    still = f", {advice.still:,} of them without gradient" if advice.still else ""
+    still = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
     examples = f"{advice.examples:,} example{'' if advice.examples == 1 else 's'}"
     return (
         f"{printable(advice.optimizer)} on {join_names(list(advice.weights))} ({advice.parameters:,} numbers"

@@ -37,7 +37,7 @@ def comparison_columns(comparison: Comparison, *, short: bool = False) -> list[C
 
 def _sweep_columns(comparison: Comparison) -> list[Column]:
     (rate,) = comparison.learning_rates
-    starts = comparison.starts
+    starts = comparison.schemes
     columns = [Column("std", tuple(f"{std:g}" for std in comparison.stds), 9)]
     for layer in comparison.layers:
         norms = tuple(_write(comparison.norm(start, rate, layer)) for start in starts)

@@ -43,8 +43,10 @@ def tracking_renderables(tracking: Tracking, width: int) -> Iterator[RenderableT
 
 def tracking_columns(points: Sequence[TrackedPoint]) -> list[Column]:
     """What is known of the points; a column without a number is not there."""
-    edges = tuple(_write(point.edge, format_ratio) for point in points)
-    beyond = {text: _BEYOND for text, point in zip(edges, points, strict=True) if (point.edge or 0) >= 1}
+    edges = tuple(_write(point.lr_over_limit, format_ratio) for point in points)
+    beyond = {
+        text: _BEYOND for text, point in zip(edges, points, strict=True) if (point.lr_over_limit or 0) >= 1
+    }
     columns = [
         Column("step", tuple(str(point.step) for point in points), 9),
         Column("loss", tuple(format_number(point.loss) for point in points), 7),

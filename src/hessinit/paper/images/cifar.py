@@ -147,7 +147,7 @@ def rows_of_pickle(label: str, content: bytes) -> Rows:
 
 
 def check_cifar(files: CifarFiles, official: CifarSet) -> None:
-    """What can be told without reading the batches; an archive is read, to know that it is whole."""
+    """What can be told without variant the batches; an archive is read, to know that it is whole."""
     if files.archive:
         read_cifar(files, official)
         return

@@ -29,9 +29,9 @@ from hessinit.present.sentences import MATRIX_NAMES, bound_rates, conclude, desc
 from hessinit.present.words import format_number, printable, shorten
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import GENTLE_BELOW, SHARP_ABOVE
+from hessinit.report.verdict import FLAT_BELOW, SHARP_ABOVE
 
-VERDICTS = ("vanishing", "gentle", "ok", "sharp", "exploding")
+VERDICTS = ("vanishing", "flat", "ok", "sharp", "exploding")
 
 
 def curvature_page(report: CurvatureReport) -> Page:
@@ -142,7 +142,7 @@ def norms_chart(report: CurvatureReport) -> DepthChart:
         layers=list(report.names),
         series=series,
         y_label="curvature ‖H‖",
-        bands=[Band(low=GENTLE_BELOW, high=SHARP_ABOVE, label=_ok_label())],
+        bands=[Band(low=FLAT_BELOW, high=SHARP_ABOVE, label=_ok_label())],
         rules=[Rule(value=report.network.norm, label=f"network {network}")],
     )
 
@@ -223,4 +223,4 @@ def _reach(layer: LayerCurvature) -> tuple[float | None, float | None]:
 
 
 def _ok_label() -> str:
-    return f"ok: {format_number(GENTLE_BELOW)} to {format_number(SHARP_ABOVE)}"
+    return f"ok: {format_number(FLAT_BELOW)} to {format_number(SHARP_ABOVE)}"

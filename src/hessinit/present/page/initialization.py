@@ -230,7 +230,7 @@ def _working_section(result: Initialization) -> Section:
     pairs = [
         ("scheme", result.scheme),
         ("rule", result.rule),
-        ("moved", result.freedom or "–"),
+        ("moved", result.scaling or "–"),
         ("target", format_number(result.target)),
         ("tolerance", format_number(result.tolerance)),
         ("learning rate", "–" if result.lr is None else format_number(result.lr)),

@@ -14,7 +14,7 @@ from hessinit.present.words import shorten
 LONG_FROM = 25  # rows: more scroll inside their frame, under headings that stay
 _NUMBER = re.compile(r"[-−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf)", re.IGNORECASE)
 WORDS_FROM = 40  # letters: longer texts may break into lines
-DOTS = ("vanishing", "gentle", "ok", "sharp", "exploding")
+DOTS = ("vanishing", "flat", "ok", "sharp", "exploding")
 TONES = ("best", "diverged", "yes", "no")
 
 
