@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 
 LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
 # Control characters, marks that reorder text, lone surrogates: a name from a file must not steer a terminal.
@@ -95,6 +95,20 @@ def begin_sentence(sentence: str) -> str:
     ('Layer 0 vanishes.', 'fc1 vanishes.')
     """
     return f"L{sentence[1:]}" if sentence.startswith("layer ") else sentence
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> count(1, "layer"), count(1200, "example")
+    ('1 layer', '1,200 examples')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def unstopped(sentence: str) -> str:
+    """Return a sentence without its full stop, to go on after it."""
+    return sentence.strip().rstrip(".")
 
 
 def join_names(names: list[str], most: int = 3) -> str:
