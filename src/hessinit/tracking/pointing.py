@@ -10,7 +10,7 @@ import torch
 
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError
 from hessinit.present.tracking_sentences import warn_of_edge
-from hessinit.problem.checks import unwrap
+from hessinit.problem.validate import unwrap
 from hessinit.report.descent import MOST_TIMES_STABLE
 from hessinit.report.tracked_point import TrackedPoint, find_crossings
 from hessinit.tracking.budget import Budget, now
