@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,9 +19,6 @@ from hessinit.curvature.probes import (
     require_tolerance,
 )
 from hessinit.estimate import Estimate
-
-Which = Literal["magnitude", "top", "bottom"]
-_ENDS: dict[Which, tuple[int, ...]] = {"magnitude": (0, -1), "top": (-1,), "bottom": (0,)}
 
 
 @dataclass(frozen=True)
@@ -45,12 +41,11 @@ def top_eigenpairs(
     operator: Operator,
     count: int,
     *,
-    which: Which = "magnitude",
     tolerance: float = 1e-3,
     max_steps: int = 400,
     seed: int = 0,
 ) -> Eigenpairs:
-    """The first `count` eigenvalues by size, from the top or from the bottom, to within tolerance·norm.
+    """The `count` eigenvalues of largest size, to within tolerance·norm.
 
     One Lanczos iteration sees a single copy of a multiple eigenvalue. So what has converged is locked, and
     further iterations start from new random vectors orthogonal to it, until one finds nothing that belongs
@@ -60,12 +55,8 @@ def top_eigenpairs(
     >>> matrix = torch.diag(torch.tensor([5.0, 5.0, 5.0, -7.0, 1.0, 0.0, 2.0, 3.0], dtype=torch.float64))
     >>> [round(value.value, 6) for value in top_eigenpairs(matrix, 4).values]
     [-7.0, 5.0, 5.0, 5.0]
-    >>> [round(value.value, 6) for value in top_eigenpairs(matrix, 2, which="bottom").values]
-    [-7.0, 0.0]
     """
     size = operator_size(operator)
-    if which not in ("magnitude", "top", "bottom"):
-        raise ValueError(f"which={which!r} is unknown; choose from 'magnitude', 'top', 'bottom'.")
     require_at_least("count", count, 1, "there is nothing to find")
     if count > size:
         raise ValueError(
@@ -73,7 +64,7 @@ def top_eigenpairs(
         )
     require_tolerance(tolerance)
     require_at_least("max_steps", max_steps, count, f"count={count} pairs need a product each")
-    search = _Search(operator, count, which, tolerance)
+    search = _Search(operator, count, tolerance)
     stream = ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device)
     while not search.complete and search.products < max_steps and search.finite:
         search.sweep(stream.draw(), max_steps)
@@ -85,8 +76,8 @@ def top_eigenpairs(
 class _Search:
     """Sweeps of Lanczos, each orthogonal to what the earlier ones have locked."""
 
-    def __init__(self, operator: Operator, count: int, which: Which, tolerance: float) -> None:
-        self.operator, self.count, self.which, self.tolerance = operator, count, which, tolerance
+    def __init__(self, operator: Operator, count: int, tolerance: float) -> None:
+        self.operator, self.count, self.tolerance = operator, count, tolerance
         self.size = operator_size(operator)
         self.locked = torch.empty((self.size, 0), dtype=operator.dtype, device=operator.device)
         self.values: list[float] = []
@@ -125,25 +116,21 @@ class _Search:
             self.values.extend(float(values[i]) * process.scale for i in wanted)
         self.complete = everything or (decided and not wanted)
 
-    def rank(self, value: float) -> float:
-        return abs(value) if self.which == "magnitude" else value if self.which == "top" else -value
-
     def _wanted(self, values: Array) -> list[int]:
         """Indices of the Ritz values that belong among the first `count`, best first."""
-        ranks = sorted((self.rank(value) for value in self.values), reverse=True)
+        ranks = sorted((abs(value) for value in self.values), reverse=True)
         least = ranks[self.count - 1] + self.tolerance * self.norm if len(ranks) >= self.count else -math.inf
-        order = sorted(range(len(values)), key=lambda i: -self.rank(float(values[i])))
-        return [i for i in order[: self.count] if self.rank(float(values[i])) > least]
+        order = sorted(range(len(values)), key=lambda i: -abs(float(values[i])))
+        return [i for i in order[: self.count] if abs(float(values[i])) > least]
 
     def _ends_settled(self, values: Array, residuals: Array, wanted: list[int]) -> bool:
         """No larger value is on its way: the ends of this sweep have converged, or are out of the running."""
-        ranks = [*map(self.rank, self.values), *(self.rank(float(values[i])) for i in wanted)]
+        ranks = [*map(abs, self.values), *(abs(float(values[i])) for i in wanted)]
         least = sorted(ranks, reverse=True)[self.count - 1]
-        ends = [read_end(values, residuals, i) for i in _ENDS[self.which]]
+        ends = [read_end(values, residuals, i) for i in (0, -1)]
         # The far end of a semidefinite operator is a crowd near 0 that converges late and never matters.
         return all(
-            end.is_converged(self.tolerance, self.norm)
-            or (self.which == "magnitude" and abs(end.value) + 2 * end.residual < least)
+            end.is_converged(self.tolerance, self.norm) or abs(end.value) + 2 * end.residual < least
             for end in ends
         )
 
@@ -159,7 +146,7 @@ def _rayleigh_ritz(search: _Search) -> Eigenpairs:
     image = image / (scale or 1.0)
     small = (basis.T @ image).double().cpu().numpy()
     values, rotation = np.linalg.eigh((small + small.T) / 2)
-    order = sorted(range(len(values)), key=lambda i: -search.rank(float(values[i])))[: search.count]
+    order = sorted(range(len(values)), key=lambda i: -abs(float(values[i])))[: search.count]
     turn = torch.from_numpy(np.ascontiguousarray(rotation[:, order])).to(basis)
     vectors, chosen = basis @ turn, torch.from_numpy(values[order]).to(basis)
     residuals = torch.linalg.vector_norm(image @ turn - vectors * chosen, dim=0).tolist()

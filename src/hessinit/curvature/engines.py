@@ -31,7 +31,6 @@ from hessinit.curvature.rounding import CAUTION, RoundingError
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 from hessinit.errors import ProblemError
 from hessinit.estimate import Estimate
-from hessinit.report.density import Density
 
 
 @dataclass(frozen=True)
@@ -140,16 +139,7 @@ def measure_extras(operator: LinearOperator, wanted: Wanted, effort: Effort) -> 
     if wanted.frobenius:
         found["frobenius"] = frobenius_norm(operator, seed=effort.seed)
     if wanted.density:
-        curve = spectral_density(operator, seed=effort.seed)
-        found["density"] = Density(
-            nodes=curve.nodes,
-            weights=curve.weights,
-            grid=curve.grid,
-            values=curve.values,
-            error=curve.error,
-            probes=curve.probes,
-            steps=curve.steps,
-        )
+        found["density"] = spectral_density(operator, seed=effort.seed)
     return found
 
 
