@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hessinit.digits import load_digits
 from hessinit.operators import hessian
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 from hessinit.spectra.lanczos import lanczos
 from hessinit.tracking.track import track
 

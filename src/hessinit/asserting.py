@@ -23,9 +23,8 @@ from hessinit.problem.batches import read_batches
 from hessinit.problem.checks import unwrap
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Loss
-from hessinit.report.descent import DESCENTS, MOST_TIMES_STABLE, check_nonnegative, check_rate
-from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import EXPLODING_ABOVE, VANISHING_BELOW
+from hessinit.results.advice import DESCENTS, MOST_TIMES_STABLE, check_nonnegative, check_rate
+from hessinit.results.curvature_report import EXPLODING_ABOVE, VANISHING_BELOW, CurvatureReport
 
 Finding = tuple[str, list[str]]  # what is wrong, and the ways out
 

@@ -27,7 +27,7 @@ from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.products.measure import measure_products
-from hessinit.report import CurvatureReport, LayerCurvature
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.rows import Rows
 
 

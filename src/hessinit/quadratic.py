@@ -28,7 +28,7 @@ from hessinit.problem.checks import check_arguments, check_whole
 from hessinit.problem.layers import Layer
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.report.quadratic import QuadraticForm, QuadraticForms
+from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 # So many directions at most go through one batched pass.
 _MOST_AT_ONCE = 16

@@ -11,13 +11,12 @@ from typing import Any
 from hessinit.engines.choose import gauss_newton_engine, hessian_engine
 from hessinit.engines.ends import Effort, Ends, Engine, with_rounding
 from hessinit.engines.extras import Wanted, measure_extras
-from hessinit.estimate import Estimate
 from hessinit.operators.evaluation import Evaluation
 from hessinit.operators.rounding import Rounding, relative_rounding
 from hessinit.problem.layers import Layer
 from hessinit.problem.problem import Problem
-from hessinit.report import LayerCurvature, Spread
-from hessinit.report.layer import ONLY_BOUNDED
+from hessinit.results.curvature_report import ONLY_BOUNDED, LayerCurvature
+from hessinit.results.estimates import Estimate, Spread
 
 
 class Rows:

@@ -11,7 +11,7 @@ from hessinit.engines.ends import Effort
 from hessinit.operators.evaluation import evaluate
 from hessinit.problem.problem import Problem
 from hessinit.products.measure import measure_products
-from hessinit.report.products import JacobianBounds
+from hessinit.results.curvature_report import JacobianBounds
 
 
 def measured_products(

@@ -37,10 +37,14 @@ from hessinit.problem.checks import (
 from hessinit.problem.layers import find_layers
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.report.advice import LearningRateAdvice
-from hessinit.report.descent import Descent, check_rate
-from hessinit.report.descent_advice import advise_descent
-from hessinit.report.warmup import LookAhead, judge_warmup
+from hessinit.results.advice import (
+    Descent,
+    LearningRateAdvice,
+    LookAhead,
+    advise_descent,
+    check_rate,
+    judge_warmup,
+)
 
 
 def advise(

@@ -13,13 +13,13 @@ from hessinit.advising.groups import groups_by_weight, read_common_rule, slownes
 from hessinit.advising.rates import adaptive_rates, build_engine
 from hessinit.advising.scaled_edge import scaled_edge
 from hessinit.engines.ends import Effort
-from hessinit.estimate import Estimate
 from hessinit.operators.base import join
 from hessinit.operators.evaluation import evaluate
 from hessinit.problem.checks import unwrap
 from hessinit.problem.layers import find_layers
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Loss, Problem
+from hessinit.results.estimates import Estimate
 
 
 @dataclass(frozen=True)

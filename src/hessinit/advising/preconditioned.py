@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from hessinit.engines.ends import Effort
-from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.lanczos import lanczos
 
 

@@ -11,8 +11,8 @@ from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.preconditioned import Preconditioned
 from hessinit.advising.reading import Rule
 from hessinit.engines.ends import Effort
-from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.lanczos import lanczos
 
 

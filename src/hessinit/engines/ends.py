@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator
 from hessinit.operators.rounding import CAUTION, RoundingError
+from hessinit.results.estimates import Estimate
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hessinit.engines.ends import Effort
 from hessinit.operators.base import LinearOperator
-from hessinit.report.density import Density
+from hessinit.results.estimates import Density
 from hessinit.spectra.density import spectral_density
 from hessinit.spectra.eigenpairs import top_eigenpairs
 from hessinit.spectra.frobenius import frobenius_norm

@@ -11,11 +11,11 @@ from hessinit.engines.ends import UNUSED, Effort, Ends, scaled
 from hessinit.engines.gram import LayerGram, SumOfGrams, WrittenGram
 from hessinit.engines.lanczos_engine import LanczosEngine, find_ends, zero_bottom
 from hessinit.engines.output_root import OutputRoot
-from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator, join, split
 from hessinit.operators.derivative_check import GraphLinearization, seed_of_check
 from hessinit.operators.evaluation import Evaluation
 from hessinit.operators.finite_differences import Direction
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.lanczos import lanczos
 from hessinit.spectra.probes import random_like
 from hessinit.spectra.smallest import smallest_eigenvalue

@@ -19,10 +19,10 @@ from torch.autograd.graph import GradientEdge
 from hessinit.engines.calls import Call, DenseCall, read_call
 from hessinit.engines.ends import UNUSED, Effort, Ends
 from hessinit.engines.lanczos_engine import find_ends
-from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator
 from hessinit.operators.blocks import HessianOperator
 from hessinit.operators.evaluation import Evaluation, unused_leaves
+from hessinit.results.estimates import Estimate
 
 
 class OutputHessian:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from hessinit.engines.ends import Effort, Ends
-from hessinit.estimate import Estimate
 from hessinit.operators.base import LinearOperator
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.lanczos import lanczos
 from hessinit.spectra.protocol import Operator
 

@@ -30,7 +30,7 @@ from hessinit.problem.checks import (
 )
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.weights import check_present
-from hessinit.report.initialization import Initialization
+from hessinit.results.initialization import Initialization
 from hessinit.schemes.targets import find_targets
 
 

@@ -10,7 +10,7 @@ from hessinit.engines.extras import Wanted
 from hessinit.operators.evaluation import Evaluation, evaluate
 from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.problem import Problem
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
 from hessinit.rows import Rows
 
 TOLERANCE = 1e-3

@@ -20,7 +20,7 @@ from hessinit.problem.layers import layer_name
 from hessinit.problem.memory import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.weights import all_finite
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
 from hessinit.schemes.record import parametrized_name
 from hessinit.schemes.targets import Target
 

@@ -21,8 +21,8 @@ from hessinit.integrations.trained_loss import is_beyond
 from hessinit.problem.left_as_found import in_mode
 from hessinit.problem.preserve import untouched_sources
 from hessinit.problem.randomness import Draws, untouched_random_state
-from hessinit.report.initialization import Initialization
-from hessinit.report.tracking import Tracking
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import Tracking
 
 
 def _callback_class() -> Any:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from hessinit.engines.ends import Effort
-from hessinit.estimate import Estimate
 from hessinit.operators.evaluation import Evaluation
 from hessinit.problem.problem import Problem
 from hessinit.products.batch_products import BatchProducts, batch_products
-from hessinit.report.products import JacobianBounds, no_products
+from hessinit.results.curvature_report import JacobianBounds, no_products
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.by_example import SingularValues
 
 

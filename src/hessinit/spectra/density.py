@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.dense import dense_columns
 from hessinit.spectra.krylov import Array, LanczosProcess
 from hessinit.spectra.probes import ProbeStream

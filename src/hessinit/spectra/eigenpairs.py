@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.krylov import Array, LanczosProcess, worth_checking
 from hessinit.spectra.probes import ProbeStream
 from hessinit.spectra.protocol import Operator, operator_size, require_at_least, require_tolerance

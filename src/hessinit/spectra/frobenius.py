@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.dense import dense_columns
 from hessinit.spectra.probes import ProbeStream
 from hessinit.spectra.protocol import Operator, operator_size, require_at_least

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.krylov import LanczosProcess, worth_checking
 from hessinit.spectra.outcome import SETTLING_STEPS, SMALL, conclude, not_finite
 from hessinit.spectra.probes import random_start

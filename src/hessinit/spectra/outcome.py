@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.residuals import RitzEnd
 
 # A value has settled when it has not moved over this many steps; see RitzEnd.is_converged.

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.lanczos import lanczos
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 from hessinit.spectra.krylov import Array, small_eigenpairs
 from hessinit.spectra.outcome import SETTLING_STEPS, SMALL, conclude
 from hessinit.spectra.probes import random_start

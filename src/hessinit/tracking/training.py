@@ -20,7 +20,7 @@ from hessinit.problem.checks import check_arguments, check_loss_value, check_who
 from hessinit.problem.left_as_found import in_mode
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.randomness import untouched_random_state
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.track import Tracker, track
 
 Progress = Callable[[int, float], object]

@@ -37,7 +37,7 @@ from hessinit.present.page.sweep_charts import (
     norms_over_std,
     sweep_curves,
 )
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 MARKS = {BEST: "best", DIVERGED: "diverged"}
 
