@@ -11,7 +11,6 @@ from browsing import chromium, hover_over, opened, overflow
 from page_examples import make_layer, make_report
 
 from hessinit.present.comparison_example import example_comparison
-from hessinit.present.numbers import join_names, shorten
 from hessinit.present.page.brief import brief
 from hessinit.present.page.comparison import comparison_page
 from hessinit.present.page.content import Page, Table, TableColumn
@@ -19,6 +18,7 @@ from hessinit.present.page.islands import LegendItem
 from hessinit.present.page.render import render_page
 from hessinit.present.page.tables import headings, rows
 from hessinit.present.table import render_text
+from hessinit.present.words import join_names, shorten
 
 LONG = "encoder" * 1400 + ".end"
 SPACED = "my start " * 1200

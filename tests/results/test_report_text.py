@@ -5,14 +5,14 @@ import math
 from dataclasses import replace
 
 import pytest
+from hessinit.results.estimates import Spread
 from report_examples import make_estimate, make_layer, make_report, make_three_layers
 from rich.cells import cell_len
 from rich.console import Console
 
 from hessinit.present.example import example_report
-from hessinit.present.numbers import format_number, join_names
 from hessinit.present.table import render_text
-from hessinit.results.estimates import Spread
+from hessinit.present.words import format_number, join_names
 
 WIDE = """\
  layer     weight        ‖H‖   verdict

@@ -7,7 +7,7 @@ from hessinit.paper import table_1, table_2, table_3, table_4, table_5, word2vec
 from hessinit.paper.experiment import Experiment, Setting
 from hessinit.paper.names import ALL, FIGURES, NAMES
 from hessinit.paper.scipy_extra import import_stats
-from hessinit.present.numbers import join_names
+from hessinit.present.words import join_names
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT

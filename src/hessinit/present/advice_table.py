@@ -10,8 +10,8 @@ from rich.text import Text
 
 from hessinit.present.advice_sentences import looked_ahead
 from hessinit.present.grid import render, terminal_width
-from hessinit.present.numbers import format_number, join_names, printable
 from hessinit.present.sentences import MATRIX_NAMES
+from hessinit.present.words import format_number, join_names, printable
 from hessinit.results.advice import LearningRateAdvice
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_estimate, format_number, format_ratio, printable, shorten
+from hessinit.present.words import format_estimate, format_number, format_ratio, printable, shorten
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.estimates import Estimate
 

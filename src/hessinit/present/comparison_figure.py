@@ -13,7 +13,7 @@ from hessinit.present.comparison_lines import draw_curves, mark_breaks, set_heig
 from hessinit.present.comparison_standing import ordered_starts
 from hessinit.present.comparison_sweep_figure import draw_sweep, draw_sweep_losses
 from hessinit.present.figure import GREY, LABEL_POINTS, LETTER
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 from hessinit.results.comparison import Comparison
 
 if TYPE_CHECKING:

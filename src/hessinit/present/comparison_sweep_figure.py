@@ -9,7 +9,7 @@ from hessinit.present.comparison_colours import Stroke, ramp
 from hessinit.present.comparison_curves import LOGARITHMIC_FROM, curves_at, heights_of
 from hessinit.present.comparison_lines import draw_curves, mark_breaks, set_heights, tidy, write_plainly
 from hessinit.present.figure import GREY, LABEL_POINTS, is_drawable
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 from hessinit.results.comparison import Comparison
 
 if TYPE_CHECKING:

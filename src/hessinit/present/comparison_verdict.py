@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from hessinit.present.comparison_sentences import format_result
 from hessinit.present.comparison_standing import Result, at_best_rate, diverges_at, ordered_starts, regrets
-from hessinit.present.numbers import format_number, format_ratio, join_names, printable, shorten
+from hessinit.present.words import format_number, format_ratio, join_names, printable, shorten
 from hessinit.results.comparison import Comparison
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.results.curvature_report import CurvatureReport, Diagnostics
 
 _NOTHING = Diagnostics()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from hessinit.present.diagnostics_columns import diagnosed_layers, format_share
-from hessinit.present.numbers import begin_sentence, call_layer, format_times, join_names
+from hessinit.present.words import begin_sentence, call_layer, format_times, join_names
 from hessinit.results.curvature_report import CurvatureReport, Diagnostics
 
 # A unit that is dead at the start may never learn: one in ten is worth a word. Saturated entries recover,

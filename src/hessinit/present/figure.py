@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.results.curvature_report import FLAT_BELOW, SHARP_ABOVE, CurvatureReport, LayerCurvature
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from hessinit.present.figure import (
     shorten,
 )
 from hessinit.present.initialization_table import names_in_order, row_of
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.results.initialization import Initialization
 
 MOVED = {

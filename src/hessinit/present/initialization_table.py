@@ -13,7 +13,7 @@ from hessinit.present.initialization_sentences import (
     describe_target,
     describe_work,
 )
-from hessinit.present.numbers import format_estimate, format_number, printable
+from hessinit.present.words import format_estimate, format_number, printable
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization
 

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hessinit.present.grid import Column, build_grid, fit, name_left_out, render, terminal_width
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.results.initialization import PlannedWeight, SchemePlan
 
 

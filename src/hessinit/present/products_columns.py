@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from hessinit.present.grid import Column
-from hessinit.present.numbers import (
+from hessinit.present.words import (
     begin_sentence,
     call_layer,
     format_estimate,

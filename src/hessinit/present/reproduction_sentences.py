@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hessinit.present.numbers import join_names, printable
+from hessinit.present.words import join_names, printable
 from hessinit.results.reproduction import Reproduction, Table
 
 MOST_NAMED = 5

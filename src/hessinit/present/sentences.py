@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hessinit.present.numbers import (
+from hessinit.present.words import (
     begin_sentence,
     call_layer,
     format_number,

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hessinit.present.numbers import call_layer, format_estimate, format_number, format_times, join_names
+from hessinit.present.words import call_layer, format_estimate, format_number, format_times, join_names
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.estimates import Estimate
 

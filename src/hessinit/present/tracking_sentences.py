@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.results.track_record import TrackedPoint, Tracking
 
 # Less is within what mini-batches and rounding do.

@@ -26,7 +26,7 @@ from hessinit.paper.images.contents import (
 from hessinit.paper.images.folder import CifarFiles
 from hessinit.paper.images.inert_pickle import as_array, read_inert
 from hessinit.paper.images.official import CIFAR_ROW, CifarSet, OfficialFile
-from hessinit.present.numbers import printable
+from hessinit.present.words import printable
 
 Rows = NDArray[numpy.uint8]
 

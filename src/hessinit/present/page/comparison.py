@@ -16,7 +16,6 @@ from hessinit.present.comparison_sentences import (
 from hessinit.present.comparison_standing import Result, best_start, ordered_starts
 from hessinit.present.comparison_verdict import conclusions
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_number, printable, shorten
 from hessinit.present.page.content import (
     Block,
     Details,
@@ -37,6 +36,7 @@ from hessinit.present.page.sweep_charts import (
     norms_over_std,
     sweep_curves,
 )
+from hessinit.present.words import format_number, printable, shorten
 from hessinit.results.comparison import Comparison
 
 MARKS = {BEST: "best", DIVERGED: "diverged"}

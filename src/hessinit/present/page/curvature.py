@@ -6,7 +6,6 @@ import math
 
 from hessinit.present.columns import build_columns
 from hessinit.present.diagnostics_sentences import conclude_diagnostics
-from hessinit.present.numbers import format_number, printable, shorten
 from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import (
     Band,
@@ -27,6 +26,7 @@ from hessinit.present.page.products import products_section
 from hessinit.present.page.spectra import spectrum_section
 from hessinit.present.products_columns import conclude_products
 from hessinit.present.sentences import MATRIX_NAMES, bound_rates, conclude, describe_cost
+from hessinit.present.words import format_number, printable, shorten
 from hessinit.results.curvature_report import FLAT_BELOW, SHARP_ABOVE, CurvatureReport, LayerCurvature
 
 VERDICTS = ("vanishing", "flat", "ok", "sharp", "exploding")

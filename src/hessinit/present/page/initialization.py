@@ -11,7 +11,6 @@ from hessinit.present.initialization_sentences import (
     describe_work,
 )
 from hessinit.present.initialization_table import initialization_columns, names_in_order, row_of
-from hessinit.present.numbers import format_number, format_ratio, printable
 from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import (
     Band,
@@ -34,6 +33,7 @@ from hessinit.present.page.products import products_section
 from hessinit.present.page.spectra import spectrum_section
 from hessinit.present.plan_table import plan_columns
 from hessinit.present.sentences import conclude, describe_cost
+from hessinit.present.words import format_number, format_ratio, printable
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization
 

@@ -16,9 +16,9 @@ from hessinit.present.comparison_curves import (
     heights_of,
 )
 from hessinit.present.comparison_standing import at_best_rate, ordered_starts
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import LineChart, LineSeries
 from hessinit.present.page.strokes import Look, looks
+from hessinit.present.words import format_number, printable
 from hessinit.results.comparison import Comparison
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hessinit.present.further import further_tables
-from hessinit.present.numbers import format_number
 from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import DepthChart, DepthSeries, Rule, Section
 from hessinit.present.products_columns import conclude_products
+from hessinit.present.words import format_number
 from hessinit.results.curvature_report import CurvatureReport, JacobianBounds
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from hessinit.present.numbers import format_number, join_names, printable
 from hessinit.present.page.content import Block, Details, Page, Section, Table, TableColumn, Words
 from hessinit.present.page.reproduction_charts import figure_chart
 from hessinit.present.page.reproduction_tables import QUESTION, table_blocks
 from hessinit.present.reproduction_sentences import conclude_claims, count, describe_setting, explain_numbers
 from hessinit.present.reproduction_summary import anchors, in_order, summarize
+from hessinit.present.words import format_number, join_names, printable
 from hessinit.results.reproduction import Reproduction
 from hessinit.results.result import Plain
 

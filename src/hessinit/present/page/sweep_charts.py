@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from hessinit.present.comparison_curves import LOGARITHMIC_FROM, curves_at, heights_of
 from hessinit.present.comparison_sentences import format_result
 from hessinit.present.comparison_standing import Result
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import DepthChart, DepthSeries, LineChart, LineSeries, Rule
 from hessinit.present.page.loss_charts import curve_series
 from hessinit.present.page.start_charts import EDGE
 from hessinit.present.page.strokes import NAMES, Look, ramp_of
+from hessinit.present.words import format_number, printable
 from hessinit.results.comparison import Comparison
 
 MOST_LINES = 6  # so many layers have lines of their own over the std; more are shown over depth

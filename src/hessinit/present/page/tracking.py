@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from hessinit.present.numbers import format_number, format_ratio, printable, shorten
 from hessinit.present.page.content import Block, Details, KeyNumber, Page, Section, Table, TableColumn, Words
 from hessinit.present.page.tracking_charts import (
     Labelled,
@@ -15,6 +14,7 @@ from hessinit.present.page.tracking_charts import (
 )
 from hessinit.present.tracking_sentences import conclude_tracking, describe_tracking, find_divergence
 from hessinit.present.tracking_table import spread_out, tracking_columns
+from hessinit.present.words import format_number, format_ratio, printable, shorten
 from hessinit.results.track_record import Tracking
 
 MOST_ROWS = 500

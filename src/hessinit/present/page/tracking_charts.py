@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import Block, HeatMap, LineChart, LineSeries, Rule
 from hessinit.present.page.strokes import Look, looks, ramp_of
 from hessinit.present.tracking_table import spread_out
+from hessinit.present.words import format_number, printable
 from hessinit.results.track_record import TrackedPoint, Tracking
 
 Labelled = Sequence[tuple[str, Tracking]]
