@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
     from hessinit.initializing.initialize import initialize_
     from hessinit.integrations.logits import logits_problem
-    from hessinit.measuring import measure
-    from hessinit.operators import gauss_newton, hessian, jacobian
-    from hessinit.quadratic import quadratic_form
+    from hessinit.measurement.matrix_free import gauss_newton, hessian, jacobian
+    from hessinit.measurement.measure import measure
+    from hessinit.measurement.quadratic_form import quadratic_form
     from hessinit.results.advice import LearningRateAdvice
     from hessinit.results.comparison import Comparison, Run
     from hessinit.results.curvature_report import CurvatureReport, Diagnostics, JacobianBounds, LayerCurvature
@@ -59,14 +59,14 @@ _HOMES = {
     "assert_sound": "hessinit.asserting",
     "compare": "hessinit.comparing.compare",
     "gain": "hessinit.schemes.gains",
-    "gauss_newton": "hessinit.operators",
-    "hessian": "hessinit.operators",
+    "gauss_newton": "hessinit.measurement.matrix_free",
+    "hessian": "hessinit.measurement.matrix_free",
     "initialize_": "hessinit.initializing.initialize",
-    "jacobian": "hessinit.operators",
+    "jacobian": "hessinit.measurement.matrix_free",
     "load": "hessinit.results.result",
     "logits_problem": "hessinit.integrations.logits",
-    "measure": "hessinit.measuring",
-    "quadratic_form": "hessinit.quadratic",
+    "measure": "hessinit.measurement.measure",
+    "quadratic_form": "hessinit.measurement.quadratic_form",
     "sweep": "hessinit.comparing.sweep",
     "track": "hessinit.tracking.track",
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.comparing.seeds import as_if_alone, derive, generator
-from hessinit.directions import draw_random
+from hessinit.measurement.quadratic_form import draw_random
 from hessinit.paper import table_2, table_3
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.minibatches import images_of

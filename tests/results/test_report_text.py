@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from hessinit.results.estimates import Spread
 from report_examples import make_estimate, make_layer, make_report, make_three_layers
 from rich.cells import cell_len
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.console import Console
 from hessinit.present.example import example_report
 from hessinit.present.table import render_text
 from hessinit.present.words import format_number, join_names
+from hessinit.results.estimates import Spread
 
 WIDE = """\
  layer     weight        ‖H‖   verdict

@@ -17,7 +17,7 @@ from hessinit.initializing.nature import Nature, nature_of
 from hessinit.initializing.rules import LayersRule, NetworkRule, Outcome
 from hessinit.initializing.wish import Aim, Wish
 from hessinit.initializing.workbench import Setting, Workbench, keep_all
-from hessinit.operators.setting import note_unchecked
+from hessinit.measurement.measure import note_unchecked
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan
 from hessinit.schemes.applying import apply_scheme_

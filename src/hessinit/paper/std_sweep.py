@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hessinit.comparing.seeds import derive, generator
 from hessinit.errors import ConvergenceWarning
 from hessinit.initializing.initialize import initialize_
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.minibatches import ImageSet, images_of
 from hessinit.paper.networks import default_, glorot_, normal_

@@ -10,7 +10,7 @@ import torch
 
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError
 from hessinit.present.tracking_sentences import warn_of_edge
-from hessinit.problem.checks import unwrap
+from hessinit.problem.validate import unwrap
 from hessinit.results.advice import MOST_TIMES_STABLE
 from hessinit.results.track_record import TrackedPoint, find_crossings
 from hessinit.tracking.budget import Budget, now

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.engines.ends import Effort
+from hessinit.curvature.engines import Effort
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.checks import check_arguments, check_switches, check_tolerance, check_whole, unwrap
 from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
 from hessinit.results.advice import check_rate
 from hessinit.results.initialization import Initialization
 from hessinit.results.track_record import TrackedPoint, Tracking, describe_notes
