@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import Array, LanczosProcess, read_end, spectral_norm, worth_checking
+from hessinit.curvature.krylov import Array, LanczosProcess, read_extreme, spectral_norm, worth_checking
 from hessinit.curvature.probes import (
     Operator,
     ProbeStream,
@@ -18,7 +18,7 @@ from hessinit.curvature.probes import (
     require_at_least,
     require_tolerance,
 )
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Eigenpairs:
     """Eigenvalues in the order asked for; `vectors[:, i]` is the unit eigenvector of `values[i]`.
 
     The error of a value is its measured residual ‖A v − λ v‖: an eigenvalue lies that near. `products` is the
-    cost of all pairs together; each value repeats it. There are fewer than asked for only when `max_steps`
-    ran out.
+    cost of all pairs together; each value repeats it. There are fewer than asked for only when
+    `max_iterations` ran out.
     """
 
     values: tuple[Estimate, ...]
@@ -42,7 +42,7 @@ def top_eigenpairs(
     count: int,
     *,
     tolerance: float = 1e-3,
-    max_steps: int = 400,
+    max_iterations: int = 400,
     seed: int = 0,
 ) -> Eigenpairs:
     """The `count` eigenvalues of largest size, to within tolerance·norm.
@@ -50,7 +50,7 @@ def top_eigenpairs(
     One Lanczos iteration sees a single copy of a multiple eigenvalue. So what has converged is locked, and
     further iterations start from new random vectors orthogonal to it, until one finds nothing that belongs
     among the first `count`. A last product with every vector measures the residuals. Costs at most
-    `max_steps` products plus one per vector, and one vector of memory per step of the longest iteration.
+    `max_iterations` products plus one per vector, and one vector of memory per step of the longest iteration.
 
     >>> matrix = torch.diag(torch.tensor([5.0, 5.0, 5.0, -7.0, 1.0, 0.0, 2.0, 3.0], dtype=torch.float64))
     >>> [round(value.value, 6) for value in top_eigenpairs(matrix, 4).values]
@@ -63,11 +63,11 @@ def top_eigenpairs(
             f"count={count} is more than the operator has: it is {size} × {size}. Pass count={size} or less."
         )
     require_tolerance(tolerance)
-    require_at_least("max_steps", max_steps, count, f"count={count} pairs need a product each")
+    require_at_least("max_iterations", max_iterations, count, f"count={count} pairs need a product each")
     search = _Search(operator, count, tolerance)
     stream = ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device)
-    while not search.complete and search.products < max_steps and search.finite:
-        search.sweep(stream.draw(), max_steps)
+    while not search.complete and search.products < max_iterations and search.finite:
+        search.sweep(stream.draw(), max_iterations)
     if not search.finite:
         return _not_finite(search.products, count, operator)
     return _rayleigh_ritz(search)
@@ -86,7 +86,7 @@ class _Search:
         self.complete = False
         self.finite = True
 
-    def sweep(self, start: Tensor, max_steps: int) -> None:
+    def sweep(self, start: Tensor, max_iterations: int) -> None:
         process = LanczosProcess(self.operator, start, self.locked)
         while True:
             process.step()
@@ -94,7 +94,7 @@ class _Search:
             if not process.finite:
                 self.finite = False
                 return
-            out_of_steps = self.products >= max_steps
+            out_of_steps = self.products >= max_iterations
             if not (process.exhausted or out_of_steps or worth_checking(process.steps)):
                 continue
             values, small = process.ritz()
@@ -127,7 +127,7 @@ class _Search:
         """No larger value is on its way: the ends of this sweep have converged, or are out of the running."""
         ranks = [*map(abs, self.values), *(abs(float(values[i])) for i in wanted)]
         least = sorted(ranks, reverse=True)[self.count - 1]
-        ends = [read_end(values, residuals, i) for i in (0, -1)]
+        ends = [read_extreme(values, residuals, i) for i in (0, -1)]
         # The far end of a semidefinite operator is a crowd near 0 that converges late and never matters.
         return all(
             end.is_converged(self.tolerance, self.norm) or abs(end.value) + 2 * end.residual < least
@@ -160,7 +160,7 @@ def _rayleigh_ritz(search: _Search) -> Eigenpairs:
             share = f"{residual / norm:.0e}" if norm else "0"
             reason = (
                 f"stopped after {products} products with residual {share} of the norm; "
-                "raise max_steps or tolerance"
+                "raise max_iterations or tolerance"
             )
         estimates.append(Estimate(value * scale, (residual + rounding) * scale, good, reason, products))
     converged = len(estimates) == search.count and all(estimate.converged for estimate in estimates)

@@ -17,8 +17,7 @@ from hessinit.curvature.probes import (
     power_of_two_scale,
     require_at_least,
 )
-from hessinit.estimate import Estimate
-from hessinit.report.density import Density
+from hessinit.results.estimates import Density, Estimate
 
 # Half-widths are two standard errors: about 95 % for normal samples, a little less for a handful of them.
 STANDARD_ERRORS = 2.0

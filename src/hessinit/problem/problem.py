@@ -1,4 +1,4 @@
-"""A model, a loss and batches as a function of the measured weights, and the errors that evaluation raises."""
+"""A model, a loss and batches as a function of the measured weights, and the errors of evaluating it."""
 
 from __future__ import annotations
 
@@ -351,9 +351,9 @@ def explained_memory(problem: Problem) -> Iterator[None]:
         traceback.clear_frames(failure.__traceback__)
         weights = sum(leaf.numel() for leaf in problem.leaves.values())
         raise ProblemError(
-            f"out of memory on {problem.device} with {problem.examples} examples and {weights:,} weights. Pass "
-            "fewer examples (all batches are held at once), or measure fewer layers (layers=...), or a single "
-            "curvature without top, trace or density."
+            f"out of memory on {problem.device} with {problem.examples} examples and {weights:,} weights. "
+            "Pass fewer examples (all batches are held at once), or measure fewer layers (layers=...), or a "
+            "single curvature without top, trace or density."
         ) from failure
 
 
