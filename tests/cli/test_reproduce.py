@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hessinit.paper import Reproduction, load_records
-from hessinit.report.reproduction import read_reproduction
+from hessinit.results.reproduction import read_reproduction
 
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL = ("--data", "digits", "--seeds", 3, "--workers", 1)
@@ -64,7 +64,7 @@ def test_what_json_prints_can_be_shown(run, tmp_path):
             ["table-2", "--data", "cifar"],
             "Error: --data 'cifar' is unknown; choose from 'paper', 'digits', 'mnist'",
         ),
-        (["table-2", "--reading", "x", "--data", "digits"], "Error: --reading 'x' is unknown; choose from"),
+        (["table-2", "--variant", "x", "--data", "digits"], "Error: --variant 'x' is unknown; choose from"),
         (["table-2", "--seeds", "0"], "Invalid value for '--seeds'"),
         (["table-2", "--data-dir", "nowhere"], "Error: --data-dir 'nowhere'"),
         (["word2vec", "--data-dir", "nowhere"], "Error: --data-dir 'nowhere'"),

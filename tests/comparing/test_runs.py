@@ -14,8 +14,8 @@ from torch import nn
 
 from hessinit.comparing.divergence import has_diverged
 from hessinit.comparing.seeds import derive
-from hessinit.measuring import measure
-from hessinit.schemes.applying import apply_scheme_
+from hessinit.measurement.measure import measure
+from hessinit.init.apply_scheme import apply_scheme_
 
 
 def _hand_written(steps: int, rate: float, seed: int, warmup: int = 0) -> tuple[nn.Module, list[float]]:

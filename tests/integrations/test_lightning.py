@@ -65,7 +65,7 @@ def test_a_run_is_measured_at_the_start_and_followed(package: str, tmp_path: Pat
         assert point.lr_times_norm == pytest.approx(0.1 * truth.network.norm, rel=0.02)
         assert set(point.layers) == {"network.0", "network.2"}
     assert callback.initialization is None
-    stored = hessinit.report.tracking.read_lines((tmp_path / "curvature.jsonl").read_bytes())
+    stored = hessinit.results.track_record.read_lines((tmp_path / "curvature.jsonl").read_bytes())
     assert [point.norm for point in stored.points] == [point.norm for point in tracking.points]
 
 
@@ -268,7 +268,7 @@ def test_several_optimizers_leave_the_sharpness_without_a_rate(tmp_path: Path) -
     module.training_step = training_step
     callback = CurvatureCallback(LOSS, every=2)
     trainer_of(lightning, tmp_path, callback, max_epochs=1).fit(module, loader(32))
-    assert [(point.step, point.edge) for point in callback.tracking.points] == [
+    assert [(point.step, point.lr_over_limit) for point in callback.tracking.points] == [
         (0, None),
         (2, None),
         (4, None),

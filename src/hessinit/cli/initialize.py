@@ -31,7 +31,7 @@ from hessinit.cli.wording import in_words_of
 from hessinit.problem_file import file_read_for, find_problem
 
 if TYPE_CHECKING:
-    from hessinit.report.initialization import Initialization
+    from hessinit.results.initialization import Initialization
 
 # What a problem may say to `measure` that means the same here.
 SHARED = ("forward", "dropout", "layers", "curvature", "reduction", "check")
@@ -44,13 +44,13 @@ class Rule(str, Enum):
     LAYERS = "layers"
 
 
-class Freedom(str, Enum):
-    """What --freedom can be."""
+class Scaling(str, Enum):
+    """What --scaling can be."""
 
     AUTO = "auto"
-    GAIN = "gain"
+    ALL = "all"
     LAST = "last"
-    QUIET = "quiet"
+    SMALL_OUTPUT = "small-output"
 
 
 class SteppedBy(str, Enum):
@@ -99,8 +99,8 @@ def initialize(
             "or auto.  [default: auto]",
         ),
     ] = None,
-    freedom: Annotated[
-        Freedom | None, typer.Option(help="What is scaled to meet the target.  [default: auto]")
+    scaling: Annotated[
+        Scaling | None, typer.Option(help="Which weights are scaled to meet the target.  [default: auto]")
     ] = None,
     optimizer: Annotated[
         SteppedBy | None, typer.Option(help="Whose steps the curvature must fit.  [default: sgd]")
@@ -159,7 +159,7 @@ def initialize(
         "target": target,
         "rule": rule.value if rule else None,
         "scheme": scheme,
-        "freedom": freedom.value if freedom else None,
+        "scaling": scaling.value if scaling else None,
         "optimizer": optimizer.value if optimizer else None,
         "momentum": momentum,
         "layers": layers or None,
@@ -213,5 +213,5 @@ def _exit_by(result: Initialization) -> None:
     """End with status 1 where the library would warn; a start left gentle on purpose is no failure."""
     from hessinit.init.defaults import NOT_SCALED
 
-    if not result.converged and result.freedom != NOT_SCALED:
+    if not result.converged and result.scaling != NOT_SCALED:
         stop("Target not met: the result says why.", NOT_CONVERGED)

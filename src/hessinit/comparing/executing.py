@@ -14,7 +14,7 @@ from hessinit.errors import ProblemError
 from hessinit.jobs.doing import Results, count_cores, do_here, do_in_processes, do_on_executor
 from hessinit.jobs.processes import pack
 from hessinit.jobs.watching import watched
-from hessinit.report.run import Run
+from hessinit.results.comparison import Run
 
 ALONE = "All runs were made in this process, one after the other: "
 
@@ -51,7 +51,7 @@ def execute(
             with contextlib.closing(runs):
                 for run in runs:
                     store.add(run)
-                    announce(f"{run.start}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
+                    announce(f"{run.scheme}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
         except KeyboardInterrupt:
             missing = sum((job.start, job.learning_rate, job.seed) not in store.runs for job in jobs)
             raise KeyboardInterrupt(_how_to_go_on(store, total, total - missing)) from None

@@ -13,11 +13,10 @@ from torch import nn
 
 from hessinit.comparing.seeds import derive, generator, seed_everything
 from hessinit.errors import ProblemError, choose
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, apply_scheme_
+from hessinit.init.targets import find_targets
 from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Forward, Loss
-from hessinit.init.apply_scheme import apply_scheme_
-from hessinit.init.apply_scheme import SCHEMES, SYNONYMS
-from hessinit.init.targets import find_targets
 
 OURS = "hessinit"
 UNTOUCHED = "default"

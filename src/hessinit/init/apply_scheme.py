@@ -33,10 +33,10 @@ from hessinit.init.weight_uses import (
     find_weight_uses,
     widths_change,
 )
-from hessinit.problem.checks import check_model, check_switches, unwrap
+from hessinit.problem.layers import check_present
 from hessinit.problem.problem import Forward
-from hessinit.problem.weights import check_present
-from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
+from hessinit.problem.validate import check_model, check_switches, unwrap
+from hessinit.results.initialization import PlannedWeight, SchemePlan
 
 BY_NORMS = ["forward", "backward", "compromise"]
 CLOSED_FORM = [*BY_NORMS, "lecun", "glorot", "he"]
@@ -292,7 +292,7 @@ def _draft_all(targets: Sequence[Target], traced: TracedWeights, options: _Optio
             reason = "the forward changes it before using it"
         if reason:
             shape = tuple(target.stored[0].shape)
-            kept = PlannedWeight(name=target.name, aliases=target.aliases, shape=shape, left_alone=reason)
+            kept = PlannedWeight(name=target.name, aliases=target.aliases, shape=shape, unchanged=reason)
             drafts.append(Draft(target, kept))
             continue
         candidates = [
@@ -352,13 +352,13 @@ def _draft(
         kind=use.kind,
         fan_in=tuple(one.inputs for one in fans),
         fan_out=tuple(one.outputs for one in fans),
-        before=_words(use.upstream),
-        after=_words(use.downstream),
+        upstream=_words(use.upstream),
+        downstream=_words(use.downstream),
         norm_follows=use.norm_follows,
         closes_residual=use.closes_residual,
         gain=asked,
         dropout_factor=factor,
-        drift_factor=gain_used(scheme, factors) / gain_used(scheme, plain),
+        variance_correction=gain_used(scheme, factors) / gain_used(scheme, plain),
         std=std,
     )
     wanted = asked / branch if scheme == "lsuv" else gain_used(scheme, factors) / branch * factor

@@ -223,7 +223,9 @@ def _joined(trace: Trace, step: Step, branches: list[Context]) -> Context:
     shapes = [trace[source].shape for source in step.sources]
     sizes = [1.0 if None in shapes else float(math.prod(shape or ())) for shape in shapes]
     squares = [size * branch.moment for size, branch in zip(sizes, branches, strict=True)]
-    dropped = [one / branch.keep if branch.keep else math.inf for one, branch in zip(squares, branches, strict=True)]
+    dropped = [
+        one / branch.keep if branch.keep else math.inf for one, branch in zip(squares, branches, strict=True)
+    ]
     words = dict.fromkeys(branch.words or branch.end for branch in branches)
     return Context(
         words=f"{step.name} of {' and '.join(words)}",

@@ -13,7 +13,7 @@ from typing import Any
 from hessinit.errors import ProblemError, choose
 from hessinit.init.apply_scheme import SCHEMES, SYNONYMS
 from hessinit.init.trace import WeightUse
-from hessinit.problem.checks import check_tolerance, check_whole
+from hessinit.problem.validate import check_tolerance, check_whole
 
 # lr·‖H‖ of the network at initialization. Training soon lowers the curvature of a plain network, so that
 # twice the stability limit is safe; that of a normalized one rises first.

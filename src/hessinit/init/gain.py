@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.randomness import Draws, untouched_random_state
+from hessinit.problem.preserve import Draws, untouched_random_state
 
 Function = Callable[[Tensor], Tensor]
 Activation = Function | nn.Module | type[nn.Module] | str

@@ -25,9 +25,11 @@ from hessinit.init.search import LayersRule, NetworkRule, Outcome
 from hessinit.init.targets import Target, find_targets, snapshot
 from hessinit.init.trace import WeightUse
 from hessinit.init.weight_uses import find_weight_uses
-from hessinit.operators.setting import note_unchecked
+from hessinit.measurement.measure import note_unchecked
 from hessinit.problem.batches import read_batches
-from hessinit.problem.checks import (
+from hessinit.problem.layers import check_present
+from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import (
     check_arguments,
     check_dropout,
     check_finite_inputs,
@@ -35,12 +37,9 @@ from hessinit.problem.checks import (
     check_whole,
     unwrap,
 )  # fmt: skip
-from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.weights import check_present
-from hessinit.report.atomic import replacing
-from hessinit.report.initialization import Initialization, Measurement
-from hessinit.report.report import CurvatureReport
-from hessinit.report.scheme_plan import SchemePlan
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.initialization import Initialization, Measurement, SchemePlan
+from hessinit.results.result import replacing
 
 _AFTER_A_SEARCH = "the search met the target, and the report made after it does not"
 
@@ -138,7 +137,7 @@ def initialize_(
     restore = snapshot(writable)
     try:
         result = replace(_initialize(setting, writable, config), seconds=time.perf_counter() - started)
-        missed = not result.converged and result.freedom != NOT_SCALED
+        missed = not result.converged and result.scaling != NOT_SCALED
         if strict and missed:
             raise ConvergenceError(result.reason)
     except BaseException:
@@ -199,7 +198,7 @@ def _initialize(setting: Setting, targets: list[Target], config: Config) -> Init
         kappa=goal.kappa,
         rule=config.rule,
         scheme=config.scheme_name,
-        freedom=scaling,
+        scaling=scaling,
         tolerance=config.tolerance,
         converged=converged,
         reason=reason,

@@ -18,9 +18,9 @@ from hessinit.errors import ProblemError
 from hessinit.init.targets import Target
 from hessinit.init.trace import MIXING, name_of
 from hessinit.init.tracers import prepare_sample, preserved, run
+from hessinit.problem.batches import tensors_in
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Forward
-from hessinit.problem.structures import tensors_in
 
 # With a bias one division is not exact. The original allows ten, to within a tenth.
 _ROUNDS = 10

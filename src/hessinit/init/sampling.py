@@ -21,9 +21,9 @@ from hessinit.init.lsuv import scale_to_unit_variance_
 from hessinit.init.targets import Target
 from hessinit.init.trace import WeightUse
 from hessinit.init.weight_uses import block_views
+from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward
-from hessinit.problem.randomness import untouched_random_state
-from hessinit.report.scheme_plan import PlannedWeight
+from hessinit.results.initialization import PlannedWeight
 
 Distribution = Literal["normal", "truncated normal", "uniform"]
 DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
@@ -220,7 +220,7 @@ def _default_values(drafts: Sequence[Draft], biases: str, generator: torch.Gener
         reset = copies[target.owner]
         if target.attribute not in reset:
             reason = "its module has no default of its own"
-            planned.append(PlannedWeight(name=target.name, shape=draft.use.shape, left_alone=reason))
+            planned.append(PlannedWeight(name=target.name, shape=draft.use.shape, unchanged=reason))
             continue
         value = reset[target.attribute].detach() * draft.factor
         weights.append((target, value))

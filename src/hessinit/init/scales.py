@@ -16,21 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.engines.choose import gauss_newton_engine, hessian_engine
-from hessinit.engines.ends import Effort, Engine
-from hessinit.engines.extras import Wanted
+from hessinit.curvature.engines import (
+    Engine,
+    LanczosSettings,
+    SpectrumOptions,
+    gauss_newton_engine,
+    hessian_engine,
+)
+from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.init import defaults
 from hessinit.init.targets import Target
 from hessinit.init.trace import WeightUse, parametrized_name
-from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
+from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.layers import layer_name
-from hessinit.problem.memory import explained_memory
-from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.problem.weights import all_finite
-from hessinit.report.report import CurvatureReport
-from hessinit.rows import Rows
+from hessinit.problem.layers import all_finite, layer_name
+from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.results.curvature_report import CurvatureReport
 
 TOLERANCE = 1e-3
 EXPENSIVE_TOLERANCE = 5e-3
@@ -109,7 +110,7 @@ class ScaledModel:
 
     def __init__(self, setting: Setting, targets: Sequence[Target], tolerance: float) -> None:
         self.setting = setting
-        self._effort = Effort(tolerance, 200, setting.seed)
+        self._settings = LanczosSettings(tolerance, 200, setting.seed)
         self._base = {target.name: (target, target.value.clone(), target.snapshot()) for target in targets}
         self._factors = dict.fromkeys(self._base, 1.0)
 
@@ -173,19 +174,19 @@ class ScaledModel:
     def network_norm(self) -> float:
         """‖H‖ of all measured weights, to the search's tolerance; inf where it is not finite."""
         with self._engine(every_layer=False) as (problem, engine):
-            return _finite_or_inf(engine.ends([layer.parameter for layer in problem.layers]).norm.value)
+            return _finite_or_inf(engine.extremes([layer.parameter for layer in problem.layers]).norm.value)
 
     def own_norm(self, name: str) -> float:
         """‖H‖ of one weight."""
         with self._engine(every_layer=False) as (problem, engine):
             names = [layer.parameter for layer in problem.layers]
             own = [one for one in names if layer_name(parametrized_name(one)) == name]
-            return _finite_or_inf(engine.ends(own).norm.value) if own else 0.0
+            return _finite_or_inf(engine.extremes(own).norm.value) if own else 0.0
 
     def layer_norms(self) -> dict[str, float]:
         """‖H‖ of every weight; of the sharper part where a parametrization makes it of several."""
         with self._engine(every_layer=True) as (problem, engine):
-            ends = engine.ends_of_each([layer.parameter for layer in problem.layers])
+            ends = engine.extremes_of_each([layer.parameter for layer in problem.layers])
             found: dict[str, float] = {}
             for layer in problem.layers:
                 name = layer_name(parametrized_name(layer.parameter))
@@ -198,11 +199,13 @@ class ScaledModel:
         with problem.settings(), explained_memory(problem):
             evaluations = evaluate(problem)
             if self.setting.curvature == "hessian":
-                yield problem, hessian_engine(evaluations, self._effort)
+                yield problem, hessian_engine(evaluations, self._settings)
             else:
                 estimator = "auto" if every_layer else _network_estimator(evaluations)
                 # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
-                effort = replace(self._effort, tolerance=TOLERANCE) if estimator == "auto" else self._effort
+                effort = (
+                    replace(self._settings, tolerance=TOLERANCE) if estimator == "auto" else self._settings
+                )
                 yield problem, gauss_newton_engine(evaluations, effort, estimator)
 
     def report(self, every_layer: bool) -> CurvatureReport:
@@ -213,8 +216,8 @@ class ScaledModel:
             evaluations = evaluate(problem)
             estimator = "auto" if every_layer else _network_estimator(evaluations)
             tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
-            effort = Effort(tolerance, 200, problem.seed)
-            rows = Rows(problem, evaluations, curvature, estimator, effort, Wanted())
+            effort = LanczosSettings(tolerance, 200, problem.seed)
+            rows = Rows(problem, evaluations, curvature, estimator, effort, SpectrumOptions())
             cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
             layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
             notes = (*notes_on(problem, evaluations), *note_uncounted(problem))

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from hessinit.engines.output_root import LINEAR_LOSS, SATURATED_LOSS
+from hessinit.curvature.loss_factor import LINEAR_LOSS, SATURATED_LOSS
 from hessinit.errors import ProblemError
 from hessinit.init.scales import OutputStatistics, ScaledModel, ScalingPath
-from hessinit.report.initialization import Measurement
+from hessinit.results.initialization import Measurement
 
 Vector = npt.NDArray[np.float64]
 
@@ -293,7 +293,7 @@ class Solved:
 
 @dataclass
 class CoupledSolve:
-    """`measure(x)` gives log(λ_k/target) at log scales x, at a high cost; `is_admissible(x)` costs a forward."""
+    """`measure(x)` gives log(λ_k/target) at log scales x and is expensive; `is_admissible(x)` is cheap."""
 
     measure: Callable[[Vector], Vector]
     is_admissible: Callable[[Vector], bool]

@@ -29,12 +29,10 @@ from hessinit.init.trace import (
     map_leaves,
     name_of,
 )  # fmt: skip
-from hessinit.problem.batches import cast
-from hessinit.problem.left_as_found import twice_differentiable
-from hessinit.problem.preserve import UserState
+from hessinit.problem.batches import cast, map_tensors, tensors_in
+from hessinit.problem.double_backward import twice_differentiable
+from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
-from hessinit.problem.randomness import untouched_random_state
-from hessinit.problem.structures import map_tensors, tensors_in
 
 _IN_PLACE = re.compile(r"^__i|[^_]_$")
 _IN_PLACE_OPERATORS = ("iadd", "imul", "isub", "itruediv")
@@ -93,7 +91,7 @@ def run(
         if "does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by its own weights, as that of MAML does, and a scheme runs it "
-                'on copies that have no gradient. initialize_ with scheme="keep" scales the weights as they are.'
+                'on copies without gradient. initialize_ with scheme="keep" scales the weights as they are.'
             ) from failure
         call = "forward(model, sample)" if forward is not None else "model(sample)"
         raise ProblemError(

@@ -19,9 +19,9 @@ from hessinit.errors import ProblemError
 from hessinit.init.context import Downstream, upstream_of
 from hessinit.init.trace import Signal, Step, Trace, WeightUse, shown_name, simplify
 from hessinit.init.tracers import trace_run, trace_symbolically
-from hessinit.problem.checks import unwrap
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Forward
+from hessinit.problem.validate import unwrap
 
 _ROLES = {
     "add": "added to a signal, not a map of one",
@@ -73,7 +73,7 @@ def find_weight_uses(
     telling = {use.parameter for use in uses if use.upstream.end != "constant"}
     uses = tuple(use for use in uses if use.upstream.end != "constant" or use.parameter not in telling)
     notes = [
-        f"the input of {layer_name(use.parameter)} comes from an unknown function and is taken to be of size 1"
+        f"the input of {layer_name(use.parameter)} comes from an unknown function and is taken to have size 1"
         for use in uses
         if use.upstream.end == "unknown"
     ]

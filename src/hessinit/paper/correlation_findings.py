@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from hessinit.paper.experiment import Setting
 from hessinit.paper.printed import judged_cell, make_cell, printed
 from hessinit.paper.scipy_extra import import_stats
-from hessinit.report.json_form import Plain, read_number
-from hessinit.report.reproduction import Cell, Findings, Table
+from hessinit.results.reproduction import Cell, Findings, Table
+from hessinit.results.result import Plain, read_number
 
 SIGNIFICANCE = 0.05
 TESTS = 10  # the paper counts detections out of ten
@@ -92,13 +92,13 @@ def say(setting: Setting, results: Results, samples: Mapping[str, int]) -> Itera
     }
     yield (
         f"Different components of ∂L/∂out have r = {r[outputs]:.3f} ({samples[outputs]:,} samples, mean of "
-        f"{len(results[outputs])} seeds; {expected[outputs]:.3f} expected): {WHY_OUTPUTS[setting.reading]}"
+        f"{len(results[outputs])} seeds; {expected[outputs]:.3f} expected): {WHY_OUTPUTS[setting.variant]}"
     )
     yield (
         f"∂L/∂out6 and ∂out6/∂out5 have r = {r[layer]:.4f} ({samples[layer]:,} samples, mean of "
-        f"{len(results[layer])} seeds; {expected[layer]:.4f} expected): {WHY_LAYER[setting.reading]}"
+        f"{len(results[layer])} seeds; {expected[layer]:.4f} expected): {WHY_LAYER[setting.variant]}"
     )
-    if setting.reading != "softmax-layer":
+    if setting.variant != "softmax-layer":
         tanh = statistics.fmean(column_of(results[layer], "tanh", "r"))
         count = detected(column_of(results[layer], "tanh", "p"))
         yield (

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hessinit.present.comparison_standing import guessing
-from hessinit.report.comparison import Comparison
-from hessinit.report.run import MOST_POINTS, Run
+from hessinit.results.comparison import MOST_POINTS, Comparison, Run
 
 LOGARITHMIC_FROM = 5.0  # ratio of the largest to the smallest loss shown
 HEADROOM = 3.0  # curves are shown up to so many times the loss of guessing
@@ -101,7 +100,7 @@ def _numbers(run: Run) -> list[float]:
 def curves_at(comparison: Comparison, learning_rate: float) -> dict[str, Curve]:
     """The curve of every start that applies, at that rate."""
     found = {}
-    for start in comparison.starts:
+    for start in comparison.schemes:
         runs = [run for run in comparison.runs_of(start, learning_rate) if run.applies]
         if runs:
             found[start] = curve_of(runs, comparison.steps)

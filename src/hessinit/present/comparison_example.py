@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hessinit.report.comparison import Comparison
-from hessinit.report.run import Run
+from hessinit.results.comparison import Comparison, Run
 
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 GUESSING = math.log(10)
@@ -51,7 +50,7 @@ def _compare(
 ) -> Comparison:
     return Comparison(
         kind=kind,
-        starts=starts,
+        schemes=starts,
         learning_rates=rates,
         seeds=(0, 1, 2),
         runs=tuple(runs),
@@ -77,7 +76,7 @@ def _train(start: str, rate: float, seed: int, norm: float, speed: float, measur
         for point in range(points)
     ]
     return Run(
-        start=start,
+        scheme=start,
         learning_rate=rate,
         seed=seed,
         losses=tuple(losses),
@@ -94,7 +93,7 @@ def _train(start: str, rate: float, seed: int, norm: float, speed: float, measur
 
 def _failed(start: str, rate: float, seed: int, reason: str) -> Run:
     return Run(
-        start=start,
+        scheme=start,
         learning_rate=rate,
         seed=seed,
         losses=(),

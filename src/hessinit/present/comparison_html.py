@@ -10,7 +10,7 @@ from hessinit.present.comparison_sentences import (
 )
 from hessinit.present.comparison_verdict import conclude_comparison
 from hessinit.present.html import templates
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 CLASSES = {BEST: "best", DIVERGED: "diverged"}
 
@@ -24,7 +24,7 @@ def render_comparison_fragment(comparison: Comparison) -> str:
         .render(
             columns=columns,
             classes=CLASSES,
-            rows=len(comparison.starts),
+            rows=len(comparison.schemes),
             verdict=conclude_comparison(comparison),
             explanation=explain_comparison(comparison, columns),
             cost=describe_runs(comparison),

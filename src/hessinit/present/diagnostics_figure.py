@@ -18,8 +18,8 @@ from hessinit.present.figure import (
     is_drawable,
     label_axes,
 )
-from hessinit.present.numbers import format_number
-from hessinit.report.report import CurvatureReport
+from hessinit.present.words import format_number
+from hessinit.results.curvature_report import CurvatureReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,9 +20,9 @@ from hessinit.present.figure import (
     shorten,
 )
 from hessinit.present.initialization_table import names_in_order, row_of
-from hessinit.present.numbers import format_number, printable
-from hessinit.report.initialization import Initialization
-from hessinit.report.report import CurvatureReport
+from hessinit.present.words import format_number, printable
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.initialization import Initialization
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from hessinit.estimate import Estimate
 from hessinit.present.grid import Column
-from hessinit.present.numbers import (
+from hessinit.present.words import (
     begin_sentence,
     call_layer,
     format_estimate,
@@ -16,9 +15,8 @@ from hessinit.present.numbers import (
     join_names,
     printable,
 )
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.products import JacobianProducts
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, JacobianBounds, LayerCurvature
+from hessinit.results.estimates import Estimate
 
 
 def products_columns(report: CurvatureReport) -> list[Column]:
@@ -27,7 +25,7 @@ def products_columns(report: CurvatureReport) -> list[Column]:
         return []
 
     def column(
-        heading: str, write: Callable[[JacobianProducts], Estimate | float | None], importance: int
+        heading: str, write: Callable[[JacobianBounds], Estimate | float | None], importance: int
     ) -> Column:
         cells = ["" if row.jacobians is None else _write(write(row.jacobians)) for row in report]
         return Column(heading, tuple(cells), importance)

@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 
 from hessinit.present.reproduction_sentences import count
-from hessinit.report.reproduction import Reproduction
+from hessinit.results.reproduction import Reproduction
 
 ORDER = ("table-1", "table-2", "table-3", "table-4", "table-5", "word2vec")
 DATA_OF_THE_PAPER = ("mnist", "cifar-10", "wikipedia")
 
 
 def in_order(reproductions: Sequence[Reproduction]) -> list[Reproduction]:
-    """As in the paper, its own data before others; then by name: that of a further reading is longer."""
+    """As in the paper, its own data before others; then by name: that of a further variant is longer."""
 
     def place(reproduction: Reproduction) -> tuple[int, bool, bool, str]:
         known = reproduction.experiment in ORDER
@@ -28,7 +28,7 @@ def in_order(reproductions: Sequence[Reproduction]) -> list[Reproduction]:
 
 
 def summarize(reproductions: Sequence[Reproduction]) -> str:
-    """How many of the claims hold; a number of the paper that several readings aim at is counted once."""
+    """How many of the claims hold; a number of the paper that several variants aim at is counted once."""
     first: dict[str, Reproduction] = {}
     judged = [reproduction for reproduction in in_order(reproductions) if reproduction.judged]
     for reproduction in judged:

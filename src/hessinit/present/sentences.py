@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hessinit.estimate import Estimate
-from hessinit.present.numbers import (
+from hessinit.present.words import (
     begin_sentence,
     call_layer,
     format_number,
@@ -13,9 +12,13 @@ from hessinit.present.numbers import (
     join_names,
     printable,
 )
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import EXPLODING_ABOVE, VANISHING_BELOW
+from hessinit.results.curvature_report import (
+    EXPLODING_ABOVE,
+    VANISHING_BELOW,
+    CurvatureReport,
+    LayerCurvature,
+)
+from hessinit.results.estimates import Estimate
 
 MATRIX_NAMES = {
     "gauss-newton": "Gauss-Newton",
@@ -69,8 +72,8 @@ def _compare(layers: tuple[LayerCurvature, ...]) -> list[str]:
         every = "Both" if len(layers) == 2 else f"All {len(layers)}"
         which = every if len(curved) == len(layers) else f"{len(curved)} of {len(layers)}"
         return [f"{which} layers are about equally sharp."]
-    sharpest, gentlest = call_layer(curved[-1].name), call_layer(curved[0].name)
-    return [f"{sharpest} is {format_times(ratio)} times sharper than {gentlest}."]
+    sharpest, flattest = call_layer(curved[-1].name), call_layer(curved[0].name)
+    return [f"{sharpest} is {format_times(ratio)} times sharper than {flattest}."]
 
 
 def _extremes(layers: tuple[LayerCurvature, ...]) -> list[str]:

@@ -10,9 +10,9 @@ from rich.text import Text
 from hessinit.present.columns import build_columns
 from hessinit.present.further import further_tables
 from hessinit.present.grid import build_grid, fit, name_left_out, render, terminal_width
-from hessinit.present.numbers import printable
 from hessinit.present.sentences import describe_cost
-from hessinit.report.report import CurvatureReport
+from hessinit.present.words import printable
+from hessinit.results.curvature_report import CurvatureReport
 
 
 def render_text(report: CurvatureReport, width: int | None = None, color: bool = False) -> str:

@@ -1,24 +1,101 @@
-"""A model, a loss and batches as a function of the weights: the one thing every operator differentiates."""
+"""A model, a loss and batches as a function of the measured weights, and the errors of evaluating it."""
 
 from __future__ import annotations
 
 import contextlib
+import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 
 from hessinit.errors import ProblemError
-from hessinit.problem import checks, weights
-from hessinit.problem.batches import Batch, cast, read_batches
-from hessinit.problem.failures import explained, explained_derivatives, explained_loss
-from hessinit.problem.layers import Layer, find_layers
-from hessinit.problem.left_as_found import default_device, twice_differentiable
-from hessinit.problem.preserve import UserState
-from hessinit.problem.randomness import Draws, untouched_random_state
-from hessinit.problem.structures import map_tensors
-from hessinit.problem.substitutes import PlainCalls, Substitutes
+from hessinit.problem import validate
+from hessinit.problem.batches import Batch, cast, map_tensors, read_batches, tensors_in
+from hessinit.problem.double_backward import PlainCalls, Substitutes, default_device, twice_differentiable
+from hessinit.problem.layers import Layer, check_apart, check_present, check_values, find_layers
+from hessinit.problem.preserve import Draws, UserState, untouched_random_state
+
+_NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)'? is not implemented")
+_RECOMPUTES = (
+    "the forward recomputes activations (torch.utils.checkpoint) or stores them by hooks, which would run "
+    "outside of measuring, on other weights and buffers. Turn it off while measuring "
+    "(in Hugging Face models: model.gradient_checkpointing_disable())."
+)
+# torch has no class of error for it, and as many wordings as operations.
+_MIXED = re.compile(r"dtype|scalar type|type \(.*\) and .*type", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def explained(
+    model: nn.Module, batch: Batch, forward: Callable[..., Any] | None, converted: bool
+) -> Iterator[None]:
+    """Around a forward: name the way out where there is one, and let every other error through."""
+    # A recomputation finds the model's own tensors: of another dtype, or buffers that it would write to.
+    stateful = any(
+        module.training and any(True for _ in module.buffers(recurse=False)) for module in model.modules()
+    )
+    guard = disable_saved_tensors_hooks(_RECOMPUTES) if converted or stateful else contextlib.nullcontext()
+    try:
+        with guard:
+            yield
+    except (TypeError, AttributeError) as failure:
+        if forward is not None or isinstance(batch.inputs, Tensor):
+            raise
+        call = "model(**x)" if isinstance(batch.inputs, Mapping) else "model(*x)"
+        raise ProblemError(
+            f"the model, called with one {type(batch.inputs).__name__}, failed: {failure}. If it takes its "
+            f"inputs one by one, pass forward=lambda model, x: {call}; several batches are passed as a list."
+        ) from failure
+    except RuntimeError as failure:
+        if str(failure) == _RECOMPUTES:
+            raise ProblemError(_RECOMPUTES) from None
+        if converted and _MIXED.search(str(failure)):
+            raise ProblemError(
+                f"the forward failed on weights converted to float32 or better: {failure}. It seems to cast "
+                "by itself; let it follow the weights instead, as in x.to(self.linear.weight.dtype)."
+            ) from failure
+        raise
+
+
+@contextlib.contextmanager
+def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
+    """Some functions of torch have a first derivative only; it says so in words of its own."""
+    try:
+        yield
+    except RuntimeError as failure:
+        missing = _NO_DERIVATIVE.search(str(failure))
+        if missing is None:
+            raise
+        name = missing[1].strip("_").removesuffix("_backward")
+        raise ProblemError(
+            f"torch has no second derivative of {name}, which the loss uses, and every curvature needs it. "
+            "Write the loss with other functions, such as log_softmax, torch.exp and sums."
+            if of_loss
+            else f"torch has no second derivative of {name}. The exact Hessian needs it everywhere in the "
+            "model, Gauss-Newton behind weights that are not used by a dense, convolution or embedding "
+            "call. Leave these weights out (layers=), or write the function with others, such as torch.exp, "
+            "sums and square roots."
+        ) from failure
+
+
+@contextlib.contextmanager
+def explained_loss(output: Tensor, batch: Batch) -> Iterator[None]:
+    """Around a loss: outputs and targets that count different examples are the usual reason to fail."""
+    try:
+        yield
+    except (ValueError, RuntimeError, IndexError) as failure:
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(batch.targets)]
+        if len(shapes) != 1 or output.ndim == 0 or shapes[0][:1] == output.shape[:1]:
+            raise
+        raise ProblemError(
+            f"the loss failed on an output of shape {tuple(output.shape)} and targets of shape {shapes[0]}: "
+            f"{str(failure).rstrip('.')}. Both must count the same examples."
+        ) from failure
+
 
 Loss = Callable[[Any, Any], Tensor]
 Forward = Callable[[nn.Module, Any], Tensor]
@@ -54,13 +131,13 @@ class Problem:
         check: bool = True,
         seed: int = 0,
     ) -> None:
-        checks.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
-        self.model = checks.unwrap(model)
-        weights.check_present(self.model)
-        weights.check_apart(self.model)
+        validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
+        self.model = validate.unwrap(model)
+        check_present(self.model)
+        check_apart(self.model)
         self.layers: tuple[Layer, ...] = find_layers(self.model, layers)
-        weights.check_values(self.model, self.layers)
-        checks.check_dropout(self.model, dropout)
+        check_values(self.model, self.layers)
+        validate.check_dropout(self.model, dropout)
         self.device = self.model.get_parameter(self.layers[0].parameter).device
         if self.device.type == "mps":
             raise ProblemError(
@@ -110,7 +187,7 @@ class Problem:
 
     def _convert(self, place: str, read: Batch) -> Batch:
         batch = Batch(cast(read.inputs, self.dtype, self.device), read.targets, read.size)
-        checks.check_finite_inputs(read.inputs, batch, place)
+        validate.check_finite_inputs(read.inputs, batch, place)
         return batch
 
     @contextlib.contextmanager
@@ -199,7 +276,7 @@ class Problem:
         ):
             result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
         self.drew = draws.happened() or self._loan.drew()
-        checks.check_output(result, self.forward)
+        validate.check_output(result, self.forward)
         dtype = self.dtype if weights is None else next(iter(weights.values())).dtype
         if result.dtype != dtype:  # Hugging Face models return logits.float()
             self.casts_output = True
@@ -228,7 +305,7 @@ class Problem:
         ):
             value = self.loss(given, targets)
         self.drew = draws.happened() or loan.drew()
-        checks.check_loss_value(value)
+        validate.check_loss_value(value)
         if given._version != version:
             raise ProblemError(
                 "the loss changes the model's output in place, so a second look would see another output; "
@@ -251,3 +328,40 @@ def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _like(inputs: Any, weights: Mapping[str, Tensor]) -> Any:
     first = next(iter(weights.values()))
     return cast(inputs, first.dtype, first.device)
+
+
+_MEMORY_ERRORS = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "alloc_failed",
+)
+
+
+@contextlib.contextmanager
+def explained_memory(problem: Problem) -> Iterator[None]:
+    """Turn a failed allocation into a `ProblemError` that says what to reduce."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as failure:
+        if not is_out_of_memory(failure):
+            raise
+        # The frames that failed still hold what they had built.
+        traceback.clear_frames(failure.__traceback__)
+        weights = sum(leaf.numel() for leaf in problem.leaves.values())
+        raise ProblemError(
+            f"out of memory on {problem.device} with {problem.examples} examples and {weights:,} weights. "
+            "Pass fewer examples (all batches are held at once), or measure fewer layers (layers=...), or a "
+            "single curvature without top, trace or density."
+        ) from failure
+
+
+def is_out_of_memory(failure: BaseException) -> bool:
+    """Whether an exception reports a failed allocation.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 GB"))
+    True
+    """
+    known = isinstance(failure, (torch.OutOfMemoryError, MemoryError))
+    return known or any(sign in str(failure).lower() for sign in _MEMORY_ERRORS)

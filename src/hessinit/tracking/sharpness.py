@@ -12,18 +12,17 @@ from torch import nn
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.rates import adaptive_rates, build_engine
 from hessinit.advising.scaled_edge import scaled_edge
-from hessinit.engines.ends import Effort, Ends, Engine
-from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import (
+from hessinit.curvature.engines import Engine, Extremes, LanczosSettings
+from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.measurement.measure import (
     in_running_order,
     note_unchecked,
     note_uncounted,
     notes_on,
     versions_of,
 )
-from hessinit.problem.first_look import check_draw_repeats
-from hessinit.problem.memory import explained_memory
-from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.determinism import check_draw_repeats
+from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
 from hessinit.tracking.stepping import YOUNG, Stepping
 
 
@@ -35,7 +34,7 @@ class Sharpness:
     norm: float
     error: float
     converged: bool
-    stable_lr: float
+    stable_learning_rate: float
     layers: dict[str, float]
     products: int
     weights: tuple[str, ...] = ()
@@ -56,7 +55,7 @@ class Subject:
     reduction: str
     curvature: str
     each_layer: bool
-    effort: Effort
+    effort: LanczosSettings
 
     def problem(self, check: bool = False) -> Problem:
         """The model as it is now; its derivatives are checked once, before the first point."""
@@ -104,26 +103,28 @@ class Subject:
             names = list(problem.leaves)
             layers = {}
             if self.each_layer:
-                ends = engine.ends_of_each(names)
+                ends = engine.extremes_of_each(names)
                 layers = {
                     layer.name: ends[layer.parameter].norm.value
                     for layer in in_running_order(problem, evaluations)
                 }
-            found = engine.ends(names)
+            found = engine.extremes(names)
             stable, products, note = self._stable(engine, found, evaluations)
             return Sharpness(
                 loss=sum(one.loss_value * one.weight for one in evaluations),
                 norm=found.norm.value,
                 error=found.norm.error,
                 converged=found.norm.converged,
-                stable_lr=stable,
+                stable_learning_rate=stable,
                 layers=layers,
                 products=found.top.products + found.bottom.products + products,
                 weights=tuple(names),
                 note=note,
             )
 
-    def _stable(self, engine: Engine, found: Ends, evaluations: list[Evaluation]) -> tuple[float, int, str]:
+    def _stable(
+        self, engine: Engine, found: Extremes, evaluations: list[Evaluation]
+    ) -> tuple[float, int, str]:
         """The optimizer's largest stable rate, the products that it took, and a remark.
 
         It goes by the top eigenvalue: along negative curvature every rate leads away.

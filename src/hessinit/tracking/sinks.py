@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hessinit.errors import ProblemError
-from hessinit.report.tracking import TrackedPoint
+from hessinit.results.track_record import TrackedPoint
 
 Sink = Callable[[dict[str, float], int], object]
 
@@ -30,7 +30,7 @@ def scalars(point: TrackedPoint) -> dict[str, float]:
     named = {
         "norm": point.norm,
         "lr_times_norm": point.lr_times_norm,
-        "edge": point.edge,
+        "edge": point.lr_over_limit,
         "loss": point.loss,
         **{f"layers/{name}": norm for name, norm in point.layers.items()},
     }

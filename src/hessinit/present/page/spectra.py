@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import Block, LineChart, LineSeries, Rule, Section, Words
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
+from hessinit.present.words import format_number, printable
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 
 MOST_CHARTS = 9  # more small charts than this are a wall; the sharpest layers are shown
 DECADES = 1e-6  # of a density: what is below that share of its peak is noise of the estimate

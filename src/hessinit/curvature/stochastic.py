@@ -1,0 +1,265 @@
+"""Stochastic estimates of a spectrum: density (Lanczos quadrature), trace (Hutch++), Frobenius norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hessinit.curvature.krylov import Array, LanczosProcess
+from hessinit.curvature.probes import (
+    Operator,
+    ProbeStream,
+    operator_size,
+    power_of_two_scale,
+    require_at_least,
+)
+from hessinit.results.estimates import Density, Estimate
+
+# Half-widths are two standard errors: about 95 % for normal samples, a little less for a handful of them.
+STANDARD_ERRORS = 2.0
+
+
+def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
+    """The mean and two standard errors of it, without overflow; a single sample has an unknown error, inf.
+
+    >>> mean_and_error([1.0, 3.0])
+    (2.0, 2.0)
+    >>> mean_and_error([-1e300, 1e300])
+    (0.0, 2e+300)
+    """
+    count = len(samples)
+    if not all(math.isfinite(sample) for sample in samples):
+        return math.inf, math.inf
+    largest = max(abs(sample) for sample in samples)
+    if largest == 0:
+        return 0.0, 0.0 if count > 1 else math.inf
+    scaled = [sample / largest for sample in samples]
+    mean = math.fsum(scaled) / count
+    if count == 1:
+        return mean * largest, math.inf
+    variance = math.fsum((sample - mean) ** 2 for sample in scaled) / (count - 1)
+    return mean * largest, STANDARD_ERRORS * math.sqrt(variance / count) * largest
+
+
+_COLUMNS_AT_ONCE = 64
+
+
+def dense_columns(operator: Operator) -> Iterator[Tensor]:
+    """The columns of the operator in order, in blocks (n, up to 64); n products in all.
+
+    >>> torch.cat(list(dense_columns(torch.tensor([[1.0, 2.0], [2.0, 3.0]]))), dim=1).tolist()
+    [[1.0, 2.0], [2.0, 3.0]]
+    """
+    size = operator_size(operator)
+    for first in range(0, size, _COLUMNS_AT_ONCE):
+        count = min(_COLUMNS_AT_ONCE, size - first)
+        block = torch.zeros((size, count), dtype=operator.dtype, device=operator.device)
+        block[first : first + count].fill_diagonal_(1)
+        yield (operator @ block).detach()
+
+
+# The kernel's standard deviation, as a fraction of the range of the spectrum.
+_WIDTH = 0.02
+_BINS = 256
+# The grid reaches this many kernel widths beyond the outermost nodes; 6e-5 of a Gaussian lies outside.
+_MARGIN = 4.0
+# A matrix of at most this size is written out where that takes no more products than the probes.
+_LARGEST_DENSE = 1024
+
+
+def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, seed: int = 0) -> Density:
+    """The spectral density by stochastic Lanczos quadrature: `steps` steps with each of `probes` vectors.
+
+    `nodes` and `weights` are the quadrature: the mean of f over the eigenvalues is about Σ weights·f(nodes).
+    `values` on `grid` are the quadrature smoothed by a Gaussian; they integrate to 1, and `error` is the area
+    under two standard errors over the probes. The ends of the spectrum are sharp, the bulk is resolved to
+    about its width/`steps`. Costs probes·steps products; where n is no larger than that, the matrix is
+    written out with n products and the density is exact. A multiple of the identity has nodes but no curve.
+
+    >>> density = spectral_density(torch.diag(torch.linspace(0.0, 1.0, 500, dtype=torch.float64)))
+    >>> abs(sum(density.weights) - 1) < 1e-12, abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05
+    (True, True)
+    """
+    size = operator_size(operator)
+    require_at_least("probes", probes, 2, "one probe has no spread to read an error from")
+    require_at_least("steps", steps, 2, "one step sees only the mean eigenvalue")
+    dense = size <= min(probes * steps, _LARGEST_DENSE)
+    rules = _dense_rule(operator) if dense else _lanczos_rules(operator, probes, steps, seed)
+    if not rules:
+        return Density((), (), (), (), math.inf, probes, steps)
+    grid, values, error = _smooth(rules, torch.finfo(operator.dtype).eps)
+    nodes = np.concatenate([rule_nodes for rule_nodes, _ in rules])
+    weights = np.concatenate([rule_weights for _, rule_weights in rules]) / len(rules)
+    order = np.argsort(nodes, kind="stable")
+    return Density(
+        nodes=tuple(nodes[order].tolist()),
+        weights=tuple(weights[order].tolist()),
+        grid=tuple(grid.tolist()),
+        values=tuple(values.tolist()),
+        error=error,
+        probes=len(rules),
+        steps=max(len(rule_nodes) for rule_nodes, _ in rules),
+    )
+
+
+def _smooth(rules: Sequence[tuple[Array, Array]], rounding: float) -> tuple[Array, Array, float]:
+    """The mean over rules of Σ weight · Gaussian around node: grid, values, and the area of the errors."""
+    points = np.concatenate([nodes for nodes, _ in rules])
+    largest = float(np.abs(points).max())
+    # Eigenvalues that differ by rounding only are one point mass, which has no curve.
+    if largest == 0 or float(points.max() - points.min()) <= 100 * rounding * largest:
+        return np.empty(0), np.empty(0), 0.0
+    placed = [nodes / largest for nodes, _ in rules]  # nothing overflows on the way
+    low, high = min(float(nodes.min()) for nodes in placed), max(float(nodes.max()) for nodes in placed)
+    width = _WIDTH * (high - low)
+    grid = np.linspace(low - _MARGIN * width, high + _MARGIN * width, _BINS)
+    curves = np.stack(
+        [
+            (weights * np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2)).sum(axis=1)
+            for nodes, (_, weights) in zip(placed, rules, strict=True)
+        ]
+    ) / (width * math.sqrt(2 * math.pi))
+    errors = np.zeros(_BINS)
+    if len(rules) > 1:
+        errors = STANDARD_ERRORS * curves.std(axis=0, ddof=1) / math.sqrt(len(rules))
+    return grid * largest, curves.mean(axis=0) / largest, float(errors.sum() * (grid[1] - grid[0]))
+
+
+def _lanczos_rules(operator: Operator, probes: int, steps: int, seed: int) -> list[tuple[Array, Array]]:
+    """Nodes and weights for every probe (Golub and Welsch 1969); none when a product is not finite."""
+    size = operator_size(operator)
+    stream = ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device)
+    rules = []
+    for _ in range(probes):
+        process = LanczosProcess(operator, stream.draw())
+        while not process.exhausted and process.steps < steps:
+            process.step()
+            if not process.finite:
+                return []
+        values, vectors = process.ritz()
+        weights = vectors[0] ** 2
+        rules.append((values * process.scale, weights / weights.sum()))
+    return rules
+
+
+def _dense_rule(operator: Operator) -> list[tuple[Array, Array]]:
+    # In fp64: fp32 eigensolvers can fail to converge on matrices of huge range.
+    matrix = torch.cat([block.double().cpu() for block in dense_columns(operator)], dim=1).numpy()
+    if not np.isfinite(matrix).all():
+        return []
+    values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
+    return [(values, np.full(len(values), 1 / len(values)))]
+
+
+_NOT_FINITE = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs"
+
+
+def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) -> Estimate:
+    """The trace: its large part exactly, only the rest by probes (Meyer et al. 2021, algorithm 1).
+
+    Unbiased; for decaying spectra the error shrinks as 1/products rather than its root, and is zero when the
+    rank is at most products/3. `error` is two standard errors of the sampled rest. Costs `products` products
+    and products/3 vectors of memory. When `products` reaches n, the diagonal is read off exactly with n
+    products.
+
+    >>> factor = torch.arange(600.0, dtype=torch.float64).reshape(300, 2)   # rank 2
+    >>> matrix = factor @ factor.T
+    >>> estimate = hutch_plus_plus(matrix, products=9)
+    >>> bool(abs(estimate.value / matrix.trace() - 1) < 1e-12), estimate.products
+    (True, 9)
+    """
+    size = operator_size(operator)
+    require_at_least("products", products, 6, "two thirds find the large part, the rest are probes")
+    if products >= size:
+        return _exact_trace(operator)
+    stream = _rademacher(operator, seed)
+    sketched = products // 3
+    image = (operator @ stream.draw_block(sketched)).detach()
+    scale = power_of_two_scale(image)
+    if math.isinf(scale):
+        return Estimate(math.inf, math.inf, False, _NOT_FINITE, sketched)
+    if scale == 0:
+        return Estimate(0.0, 0.0, True, "the operator is zero on random vectors", sketched)
+    basis = torch.linalg.qr(image / scale).Q
+    large = float((basis * (operator @ basis).detach()).sum(dtype=torch.float64))
+    rest = stream.draw_block(products - 2 * sketched)
+    rest -= basis @ (basis.T @ rest)
+    samples = (rest * (operator @ rest).detach()).sum(dim=0, dtype=torch.float64).tolist()
+    sampled, error = mean_and_error(samples)
+    value = large + sampled
+    if not math.isfinite(value):
+        return Estimate(math.inf, math.inf, False, _NOT_FINITE, products)
+    error += _rounding(operator, [large, *samples])
+    reason = f"{sketched} directions exactly, the rest from {len(samples)} probes, error two standard errors"
+    return Estimate(value, error, True, reason, products)
+
+
+def _exact_trace(operator: Operator) -> Estimate:
+    size, first, parts = operator_size(operator), 0, []
+    for columns in dense_columns(operator):
+        parts.append(columns[first : first + columns.shape[1]].diagonal().double())
+        first += columns.shape[1]
+    diagonal = torch.cat(parts).tolist()
+    if not all(math.isfinite(entry) for entry in diagonal):
+        return Estimate(math.inf, math.inf, False, _NOT_FINITE, size)
+    error = _rounding(operator, [sum(abs(entry) for entry in diagonal)])
+    return Estimate(math.fsum(diagonal), error, True, "exact up to rounding: the diagonal was read off", size)
+
+
+def _rademacher(operator: Operator, seed: int) -> ProbeStream:
+    size = operator_size(operator)
+    return ProbeStream(size, seed=seed, kind="rademacher", dtype=operator.dtype, device=operator.device)
+
+
+def _rounding(operator: Operator, samples: list[float]) -> float:
+    return 8 * torch.finfo(operator.dtype).eps * max(abs(sample) for sample in samples)
+
+
+def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> Estimate:
+    """‖A‖_F, the root of the sum of the squared eigenvalues, from ‖A‖_F² = E‖A g‖² over Rademacher probes g.
+
+    The square is unbiased; `error` is two standard errors, carried through the root, and shrinks as
+    1/√products; costs `products` products and one vector of memory. When `products` reaches n, all n columns
+    are taken instead and the norm is exact.
+
+    >>> frobenius_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]])).value
+    5.0
+    >>> estimate = frobenius_norm(torch.diag(torch.arange(1.0, 101.0, dtype=torch.float64)), products=10)
+    >>> abs(estimate.value - sum(i * i for i in range(1, 101)) ** 0.5) < 1e-9
+    True
+    """
+    size = operator_size(operator)
+    require_at_least("products", products, 2, "one product has no spread to read an error from")
+    exact = products >= size
+    stream = _rademacher(operator, seed)
+    blocks = dense_columns(operator) if exact else (operator @ stream.draw() for _ in range(products))
+    # Squares of 1e-25 vanish in fp32: everything is in units of a power of two near the first nonzero
+    # product.
+    scale = 0.0
+    squares: list[torch.Tensor] = []
+    for block in blocks:
+        scale = scale or power_of_two_scale(block)
+        if math.isinf(scale):
+            break
+        squares.append((block.detach() / (scale or 1.0)).double().square().sum())
+    samples = [] if math.isinf(scale) else torch.stack(squares).tolist()
+    spent = size if exact else len(squares)
+    if math.isinf(scale) or not all(math.isfinite(sample) for sample in samples):
+        return Estimate(math.inf, math.inf, False, _NOT_FINITE, max(1, len(squares)))
+    if scale == 0:
+        reason = "the operator is zero" if exact else "the operator is zero on random vectors"
+        return Estimate(0.0, 0.0, True, reason, spent)
+    if exact:
+        value, error = math.sqrt(math.fsum(samples)), 0.0
+        reason = "exact up to rounding: all columns were taken"
+    else:
+        square, square_error = mean_and_error(samples)
+        value = math.sqrt(square)
+        error = square_error / (2 * value)
+        reason = f"root mean square of {products} probes, error two standard errors"
+    error += 8 * torch.finfo(operator.dtype).eps * value
+    return Estimate(value * scale, error * scale, True, reason, spent)

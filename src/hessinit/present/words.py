@@ -1,0 +1,123 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from hessinit.results.estimates import Estimate
+
+LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
+# Control characters, marks that reorder text, lone surrogates: a name from a file must not steer a terminal.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def format_number(number: float, digits: int = 3) -> str:
+    """Write a number with so many significant figures, in scientific form (with two) below 1e-4 and from 1e5.
+
+    >>> [format_number(x) for x in (64.0, 0.30649, 1234.5, 1.234e-7, -99999.0, 0.0, float("inf"))]
+    ['64', '0.306', '1230', '1.2e-07', '-1.0e+05', '0', 'inf']
+    """
+    if not math.isfinite(number):
+        return str(float(number))
+    rounded = float(f"{number:.{digits - 1}e}")
+    if rounded == 0:
+        return "0"
+    if not 1e-4 <= abs(rounded) < 1e5:
+        return f"{number:.1e}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    text = f"{rounded:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
+
+
+def format_ratio(ratio: float) -> str:
+    """Write a ratio near 1 with two decimals, so that 1.00 and 1.04 differ.
+
+    >>> [format_ratio(x) for x in (1.0, 2.6149, 206.45, 0.004)]
+    ['1.00', '2.61', '206', '0.004']
+    """
+    return f"{ratio:.2f}" if 0.01 <= ratio < 99.995 else format_number(ratio)
+
+
+def format_times(ratio: float) -> str:
+    """Write a factor for a sentence: two figures below 100, three above.
+
+    >>> format_times(2.6149), format_times(206.45)
+    ('2.6', '206')
+    """
+    return format_number(ratio, 2 if ratio < 100 else 3)
+
+
+def format_estimate(estimate: Estimate) -> str:
+    """Write an estimate's value, with `~` before it when it did not converge.
+
+    >>> format_estimate(Estimate(64.2, 9.0, False, "stopped early"))
+    '~64.2'
+    """
+    return ("" if estimate.converged else "~") + format_number(estimate.value)
+
+
+def printable(text: str) -> str:
+    r"""Show control characters instead of obeying them.
+
+    >>> printable("fc1\x1b[2J")
+    'fc1\\x1b[2J'
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def shorten(name: str, most: int = LONGEST_NAME) -> str:
+    """Cut the middle out of a long name: its beginning and its end say most.
+
+    >>> shorten("encoder.layers.11.out_proj", 13), shorten("fc1", 13)
+    ('encode…t_proj', 'fc1')
+    """
+    if len(name) <= most:
+        return name
+    half = (most - 1) // 2
+    return f"{name[: most - 1 - half]}…{name[len(name) - half :]}"
+
+
+def call_layer(name: str) -> str:
+    """A layer in a sentence: those of an nn.Sequential are numbers, which alone would read as such.
+
+    >>> call_layer("fc1"), call_layer("0")
+    ('fc1', 'layer 0')
+    """
+    shown = shorten(printable(name))
+    return f"layer {shown}" if name[:1].isdigit() else shown
+
+
+def begin_sentence(sentence: str) -> str:
+    """With a capital, unless it begins with a name of the user's, which stays as it is.
+
+    >>> begin_sentence("layer 0 vanishes."), begin_sentence("fc1 vanishes.")
+    ('Layer 0 vanishes.', 'fc1 vanishes.')
+    """
+    return f"L{sentence[1:]}" if sentence.startswith("layer ") else sentence
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> count(1, "layer"), count(1200, "example")
+    ('1 layer', '1,200 examples')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def unstopped(sentence: str) -> str:
+    """Return a sentence without its full stop, to go on after it."""
+    return sentence.strip().rstrip(".")
+
+
+def join_names(names: list[str], most: int = 3) -> str:
+    """List names in a sentence, the first few of many.
+
+    >>> join_names(["a", "b"]), join_names(["a", "b", "c", "d", "e"])
+    ('a and b', 'a, b, c and 2 more')
+    """
+    shown = [shorten(printable(name)) for name in names]
+    if len(shown) > most + 1:
+        shown = [*shown[:most], f"{len(shown) - most} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
