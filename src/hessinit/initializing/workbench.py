@@ -16,7 +16,7 @@ from hessinit.curvature.evaluation import evaluate
 from hessinit.initializing.reports import TOLERANCE, make_report, network_estimator
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.layers import all_finite, layer_name
-from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.schemes.record import parametrized_name
 from hessinit.schemes.targets import Target
@@ -140,7 +140,7 @@ class Workbench:
         if not all(all_finite(parameter.detach()) for parameter in _real(self.setting.model)):
             return NOT_FINITE
         problem = self.setting.problem()
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             looks = [_look(problem, batch) for batch in problem.batches]
         shares = [batch.size / problem.examples for batch in problem.batches]
         return Look(
@@ -152,7 +152,7 @@ class Workbench:
     def loss_is_quadratic(self) -> bool:
         """Whether the loss bends as much at twice the output: a softmax does not."""
         problem = self.setting.problem()
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             batch = problem.batches[0]
             output = problem.output(batch).detach()
             bends = [_bend(problem, batch, factor * output, output) for factor in (0.5, 1.0, 2.0)]
@@ -187,13 +187,13 @@ class Workbench:
     def report(self, every_layer: bool) -> CurvatureReport:
         """To full accuracy, as `measure` gives it; without layers that are dear and not asked for."""
         problem = self.setting.problem_to_measure()
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             return make_report(problem, self.setting.curvature, every_layer)
 
     @contextlib.contextmanager
     def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, Engine]]:
         problem = self.setting.problem_to_measure()
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             evaluations = evaluate(problem)
             if self.setting.curvature == "hessian":
                 yield problem, hessian_engine(evaluations, self._effort)
