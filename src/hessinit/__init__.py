@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from hessinit.estimate import Estimate
     from hessinit.initializing.initialize import initialize_
     from hessinit.integrations.logits import logits_problem
-    from hessinit.measuring import measure
-    from hessinit.operators import gauss_newton, hessian, jacobian
-    from hessinit.quadratic import quadratic_form
+    from hessinit.measurement.matrix_free import gauss_newton, hessian, jacobian
+    from hessinit.measurement.measure import measure
+    from hessinit.measurement.quadratic_form import quadratic_form
     from hessinit.report import CurvatureReport, LayerCurvature, load
     from hessinit.report.advice import LearningRateAdvice
     from hessinit.report.comparison import Comparison
     from hessinit.report.diagnostics import Diagnostics
     from hessinit.report.initialization import Initialization
-    from hessinit.report.products import JacobianProducts
+    from hessinit.report.products import JacobianBounds
     from hessinit.report.quadratic import QuadraticForm, QuadraticForms
     from hessinit.report.run import Run
     from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
@@ -45,7 +45,7 @@ _HOMES = {
     "EdgeOfStabilityWarning": "hessinit.errors",
     "Estimate": "hessinit.estimate",
     "Initialization": "hessinit.report.initialization",
-    "JacobianProducts": "hessinit.report.products",
+    "JacobianBounds": "hessinit.report.products",
     "LayerCurvature": "hessinit.report",
     "LearningRateAdvice": "hessinit.report.advice",
     "PlannedWeight": "hessinit.report.scheme_plan",
@@ -62,14 +62,14 @@ _HOMES = {
     "assert_sound": "hessinit.asserting",
     "compare": "hessinit.comparing.compare",
     "gain": "hessinit.schemes.gains",
-    "gauss_newton": "hessinit.operators",
-    "hessian": "hessinit.operators",
+    "gauss_newton": "hessinit.measurement.matrix_free",
+    "hessian": "hessinit.measurement.matrix_free",
     "initialize_": "hessinit.initializing.initialize",
-    "jacobian": "hessinit.operators",
+    "jacobian": "hessinit.measurement.matrix_free",
     "load": "hessinit.report",
     "logits_problem": "hessinit.integrations.logits",
-    "measure": "hessinit.measuring",
-    "quadratic_form": "hessinit.quadratic",
+    "measure": "hessinit.measurement.measure",
+    "quadratic_form": "hessinit.measurement.quadratic_form",
     "sweep": "hessinit.comparing.sweep",
     "track": "hessinit.tracking.track",
 }
@@ -83,7 +83,7 @@ __all__ = [
     "EdgeOfStabilityWarning",
     "Estimate",
     "Initialization",
-    "JacobianProducts",
+    "JacobianBounds",
     "LayerCurvature",
     "LearningRateAdvice",
     "PlannedWeight",

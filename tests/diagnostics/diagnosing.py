@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessinit.curvature.evaluation import evaluate
 from hessinit.diagnostics.diagnose import diagnose
-from hessinit.operators.evaluation import evaluate
 from hessinit.problem.problem import Problem
 from hessinit.report.diagnostics import Diagnostics
 

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.present.comparison_example import example_comparison, example_sweep
 from hessinit.present.initialization_example import example_initialization
 from hessinit.present.reproduction_example import example_reproduction

@@ -12,7 +12,7 @@ import torch
 from report_examples import make_estimate, make_layer, make_report
 from torch import nn
 
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.present.columns import build_columns
 from hessinit.present.page.curvature import curvature_page
 from hessinit.present.page.render import render_page

@@ -110,7 +110,7 @@ class _Telling:
 
     def measure(self) -> None:
         from hessinit.demo.network import EXAMPLES, problem
-        from hessinit.measuring import measure
+        from hessinit.measurement.measure import measure
 
         with working(f"Measuring the network on {EXAMPLES} digits …"):
             self.report = measure(*problem(self.seed), seed=self.seed)

@@ -193,7 +193,7 @@ def _check_early(given: dict[str, Any]) -> None:
     """What can be judged without the user's file is judged before it is run, which may take a while."""
     from hessinit.errors import choose
     from hessinit.initializing import arguments
-    from hessinit.problem.checks import check_tolerance
+    from hessinit.problem.validate import check_tolerance
     from hessinit.schemes.rules import SCHEMES, SYNONYMS
 
     arguments.read_aim(given.get("lr"), given.get("target"))
@@ -218,5 +218,5 @@ def _exit_by(result: Initialization) -> None:
     """End with status 1 where the library would warn; a start left gentle on purpose is no failure."""
     from hessinit.initializing.carrying_out import UNSHARPENED
 
-    if not result.converged and result.freedom != UNSHARPENED:
+    if not result.converged and result.scaling != UNSHARPENED:
         stop("Target not met: the result says why.", NOT_CONVERGED)

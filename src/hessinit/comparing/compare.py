@@ -16,8 +16,8 @@ from hessinit.comparing.optimizers import MakeOptimizer
 from hessinit.comparing.preparing import prepare
 from hessinit.comparing.starts import Start, WriteWeights, read_starts
 from hessinit.errors import ProblemError
-from hessinit.problem.checks import check_whole
 from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import check_whole
 from hessinit.report.comparison import Comparison
 
 STARTS = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")

@@ -20,10 +20,10 @@ from hessinit.comparing.optimizers import Warmup, make_optimizer
 from hessinit.comparing.seeds import as_if_alone, derive, seed_everything
 from hessinit.comparing.starts import OURS
 from hessinit.errors import ConvergenceWarning, ProblemError
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.problem.batches import Batch
-from hessinit.problem.checks import check_loss_value, check_model
 from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import check_loss_value, check_model
 from hessinit.report.run import MOST_POINTS, NETWORK, Run, round_loss, window
 
 # Accuracy of the norms at the start: a percent is enough to compare starts.
@@ -61,7 +61,7 @@ def train_one(experiment: Experiment, job: Job) -> Run:
         training = _Training(experiment, job, model, loss)
         training.run()
     return Run(
-        start=job.start,
+        scheme=job.start,
         learning_rate=job.learning_rate,
         seed=job.seed,
         losses=training.curve(),
@@ -208,7 +208,7 @@ def _measure(
 
 def _not_applicable(job: Job, failure: Exception, seconds: float) -> Run:
     return Run(
-        start=job.start, learning_rate=job.learning_rate, seed=job.seed, losses=(), first_loss=math.nan,
+        scheme=job.start, learning_rate=job.learning_rate, seed=job.seed, losses=(), first_loss=math.nan,
         final_loss=math.nan, steps_done=0, diverged=False, norms=None, seconds=seconds,
         note=str(failure) or type(failure).__name__,
     )  # fmt: skip

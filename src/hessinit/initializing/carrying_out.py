@@ -17,7 +17,7 @@ from hessinit.initializing.nature import Nature, nature_of
 from hessinit.initializing.rules import LayersRule, NetworkRule, Outcome
 from hessinit.initializing.wish import Aim, Wish
 from hessinit.initializing.workbench import Setting, Workbench, keep_all
-from hessinit.operators.setting import note_unchecked
+from hessinit.measurement.measure import note_unchecked
 from hessinit.report.initialization import Initialization, Measurement
 from hessinit.report.report import CurvatureReport
 from hessinit.report.scheme_plan import SchemePlan
@@ -72,7 +72,7 @@ def carry_out(setting: Setting, targets: list[Target], wish: Wish) -> Initializa
         kappa=aim.kappa,
         rule=wish.rule,
         scheme=_scheme_of(wish),
-        freedom=freedom,
+        scaling=freedom,
         tolerance=wish.tolerance,
         converged=converged,
         reason=reason,

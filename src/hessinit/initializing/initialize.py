@@ -19,7 +19,9 @@ from hessinit.initializing.saving import save_model_weights
 from hessinit.initializing.wish import Wish
 from hessinit.initializing.workbench import Once, Setting, keep_all, read_once
 from hessinit.problem.batches import read_batches
-from hessinit.problem.checks import (
+from hessinit.problem.layers import check_present
+from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import (
     check_arguments,
     check_dropout,
     check_finite_inputs,
@@ -28,8 +30,6 @@ from hessinit.problem.checks import (
     check_whole,
     unwrap,
 )
-from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.weights import check_present
 from hessinit.report.initialization import Initialization
 from hessinit.schemes.targets import find_targets
 
@@ -138,7 +138,7 @@ def initialize_(
     go_back = keep_all(movable)
     try:
         result = replace(carry_out(setting, movable, wish), seconds=time.perf_counter() - started)
-        if strict and not result.converged and result.freedom != UNSHARPENED:
+        if strict and not result.converged and result.scaling != UNSHARPENED:
             raise ConvergenceError(result.reason)
     except BaseException:
         go_back()
@@ -148,6 +148,6 @@ def initialize_(
     else:
         save = partial(save_model_weights, inside)
         result = replace(result, _go_back=go_back, _save_weights=save)
-    if not result.converged and result.freedom != UNSHARPENED:
+    if not result.converged and result.scaling != UNSHARPENED:
         warnings.warn(result.reason, ConvergenceWarning, stacklevel=3)  # past the decorator
     return result

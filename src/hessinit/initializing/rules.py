@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hessinit.engines.output_root import LINEAR_LOSS, SATURATED_LOSS
+from hessinit.curvature.loss_factor import LINEAR_LOSS, SATURATED_LOSS
 from hessinit.errors import ProblemError
 from hessinit.initializing.coupled_solve import CoupledSolve, Vector
 from hessinit.initializing.freedoms import Path

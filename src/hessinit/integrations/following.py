@@ -17,8 +17,8 @@ from hessinit.initializing.initialize import initialize_
 from hessinit.integrations.ranks import check_whole_weights, on_first_rank, share_weights
 from hessinit.integrations.remembering import Memory, digest_examples, digest_start
 from hessinit.integrations.training_step import initialization_options
-from hessinit.problem.checks import check_whole, unwrap
 from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import check_whole, unwrap
 from hessinit.report.initialization import Initialization
 from hessinit.report.tracking import Tracking
 from hessinit.tracking.budget import check_share
@@ -188,7 +188,7 @@ class Following:
 
     def _measure_start(self, tracker: Tracker) -> None:
         point = tracker.measure()
-        if self.initialization is not None and point.edge is not None and point.edge >= 1:
+        if self.initialization is not None and point.lr_over_limit is not None and point.lr_over_limit >= 1:
             # Weights that are made for a rate start beyond its edge: κ is 4, the edge of SGD 2.
             tracker.add_note(
                 f"The start is beyond the edge of stability on purpose (lr·‖H‖ = {point.lr_times_norm:.3g}): "

@@ -10,7 +10,7 @@ from typing import Any
 from hessinit.comparing.seeds import derive, generator
 from hessinit.errors import ConvergenceWarning
 from hessinit.initializing.initialize import initialize_
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.skip_gram import MODELS, SkipGram, normal_
 from hessinit.paper.skip_gram_training import Batch, draw_batches, train_
@@ -166,7 +166,7 @@ EXPERIMENT = Experiment(
     name="word2vec",
     title="Word2vec: skip-gram's Hessian at the start and its training",
     data=("wikipedia", "docstrings"),
-    readings={
+    variants={
         "mean": "The loss is averaged over the pairs of a batch, as in the paper's other experiments; norms "
         "of the loss summed over the batch, which is how word2vec steps, are those times the batch's size."
     },

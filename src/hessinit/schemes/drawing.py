@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError
 from hessinit.problem.layers import layer_name
+from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward
-from hessinit.problem.randomness import untouched_random_state
 from hessinit.report.scheme_plan import PlannedWeight
 from hessinit.schemes.draw import draw_, draw_delta_orthogonal_, draw_orthogonal_
 from hessinit.schemes.geometry import blocks_of
@@ -180,7 +180,7 @@ def _default_values(drafts: Sequence[Draft], biases: str, generator: torch.Gener
         twin = twins[target.owner]
         if target.attribute not in twin:
             reason = "its module has no default of its own"
-            planned.append(PlannedWeight(name=target.name, shape=draft.site.shape, left_alone=reason))
+            planned.append(PlannedWeight(name=target.name, shape=draft.site.shape, unchanged=reason))
             continue
         value = twin[target.attribute].detach() * draft.factor
         weights.append((target, value))

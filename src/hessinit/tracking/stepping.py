@@ -13,8 +13,8 @@ from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.groups import groups_by_weight, read_common_rule, slowness_of
 from hessinit.advising.reading import Rule, read_word
 from hessinit.advising.wrapped import unwrap_optimizer
+from hessinit.curvature.operators import join
 from hessinit.errors import ProblemError
-from hessinit.operators.base import join
 from hessinit.problem.layers import find_layers
 from hessinit.report.descent import Descent, check_rate
 
