@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from hessinit.present import document as doc
-from hessinit.present.words import count, end_sentence, format_number, format_ratio, join_names, looks, ramp
+from hessinit.present.words import count, end_sentence, format_mean, format_number, format_ratio, join_names, looks, ramp
 from hessinit.present.words import shorten, spans_much, write_pairs, write_versions
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, window
 
@@ -46,19 +46,7 @@ class Result:
         return difference == 0 or difference <= 2 * math.hypot(self.error, other.error)
 
     def __str__(self) -> str:
-        """Write three figures, and the error with as many decimals, or two figures if it would show as 0.
-
-        >>> print(Result(0.23456, 0.0123), Result(0.2, math.nan), Result(1.1, 0.00123), sep=", ")
-        0.235 ± 0.012, 0.200, 1.10 ± 0.0012
-        """
-        size = abs(float(f"{self.mean:.2e}")) if math.isfinite(self.mean) else math.inf
-        mean, error = format_number(self.mean), "0"
-        if 1e-4 <= size < 1e5:
-            decimals = max(0, 2 - math.floor(math.log10(size)))
-            mean, error = f"{self.mean:.{decimals}f}", f"{self.error:.{decimals}f}"
-        if math.isnan(self.error):
-            return mean
-        return f"{mean} ± {error if float(error) else format_number(self.error, 2)}"
+        return format_mean(self.mean, self.error)
 
 
 def describe_comparison(comparison: Comparison) -> doc.Document:
