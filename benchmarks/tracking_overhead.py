@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from hessinit.curvature.lanczos import lanczos
 from hessinit.digits import load_digits
 from hessinit.measurement.matrix_free import hessian
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.track import track
 
 STEPS, EVERY, EXAMPLES, SHARE = 2000, 10, 256, 0.1
@@ -153,7 +153,7 @@ def _show_warm_starts(images: Tensor, labels: Tensor) -> None:
 
 
 def _misses(values: Tensor, sharper: float, start: Tensor | None, seed: int) -> bool:
-    found = lanczos(torch.diag(values), ends="top", tolerance=1e-2, seed=seed, start=start).top
+    found = lanczos(torch.diag(values), which="top", tolerance=1e-2, seed=seed, start=start).top
     return found.converged and found.value < 0.98 * sharper
 
 

@@ -26,7 +26,7 @@ from hessinit.paper.quadratic_shares import (
     share_within,
 )
 from hessinit.problem.problem import Problem
-from hessinit.report.json_form import Plain
+from hessinit.results.result import Plain
 
 BOTH = [(table_2.TABLE, table_2.EXPERIMENT), (table_3.TABLE, table_3.EXPERIMENT)]
 LOSS = nn.CrossEntropyLoss()

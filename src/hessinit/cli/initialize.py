@@ -31,7 +31,7 @@ from hessinit.cli.wording import in_words_of
 from hessinit.problem_file import file_read_for, find_problem
 
 if TYPE_CHECKING:
-    from hessinit.report.initialization import Initialization
+    from hessinit.results.initialization import Initialization
 
 # What a problem may say to `measure` that means the same here.
 SHARED = ("forward", "dropout", "layers", "curvature", "reduction", "check")

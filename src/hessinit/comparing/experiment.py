@@ -17,7 +17,7 @@ from hessinit.comparing.starts import Start, describe
 from hessinit.problem.batches import map_tensors
 from hessinit.problem.double_backward import default_device
 from hessinit.problem.problem import Forward, Loss
-from hessinit.report.json_form import Plain
+from hessinit.results.result import Plain
 
 NUMBERS = ("first loss", "first gradient")  # compared with room for the rounding of another machine
 

@@ -24,7 +24,7 @@ from hessinit.comparing.preparing import prepare
 from hessinit.comparing.starts import Normal, Start
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import check_whole
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 STDS = (1.0, 0.5, 0.1, 0.075, 0.05, 0.005)  # of the paper's Table 4
 

@@ -24,7 +24,7 @@ from hessinit.measurement.measure import measure
 from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import check_loss_value, check_model
-from hessinit.report.run import MOST_POINTS, NETWORK, Run, round_loss, window
+from hessinit.results.comparison import MOST_POINTS, NETWORK, Run, round_loss, window
 
 # Accuracy of the norms at the start: a percent is enough to compare starts.
 TOLERANCE = 1e-2

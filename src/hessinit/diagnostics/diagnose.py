@@ -13,7 +13,7 @@ from hessinit.diagnostics.correlation import Correlation, CorrelationStudy
 from hessinit.diagnostics.moments import Moments
 from hessinit.problem.layer_values import Passage, record
 from hessinit.problem.problem import Problem
-from hessinit.report.diagnostics import Diagnostics
+from hessinit.results.curvature_report import Diagnostics
 
 
 def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagnostics]:

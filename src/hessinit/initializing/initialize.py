@@ -30,7 +30,7 @@ from hessinit.problem.validate import (
     check_whole,
     unwrap,
 )
-from hessinit.report.initialization import Initialization
+from hessinit.results.initialization import Initialization
 from hessinit.schemes.targets import find_targets
 
 

@@ -15,7 +15,7 @@ from hessinit.initializing.coupled_solve import CoupledSolve, Vector
 from hessinit.initializing.freedoms import Path
 from hessinit.initializing.gain_search import SATURATES, GainSearch
 from hessinit.initializing.workbench import Look, Workbench
-from hessinit.report.initialization import Measurement
+from hessinit.results.initialization import Measurement
 
 _SMALL_STEP = 0.05
 _REVIVALS = 3

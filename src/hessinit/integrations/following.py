@@ -19,8 +19,8 @@ from hessinit.integrations.remembering import Memory, digest_examples, digest_st
 from hessinit.integrations.training_step import initialization_options
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import check_whole, unwrap
-from hessinit.report.initialization import Initialization
-from hessinit.report.tracking import Tracking
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.budget import check_share
 from hessinit.tracking.track import Tracker, track
 

@@ -22,7 +22,7 @@ from hessinit.measurement.measure import in_running_order, note_unchecked, notes
 from hessinit.problem.layers import Layer, layer_name
 from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
 from hessinit.problem.validate import check_arguments, check_whole, unwrap
-from hessinit.report.quadratic import QuadraticForm, QuadraticForms
+from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 KINDS = ["random", "gradient"]
 

@@ -29,7 +29,7 @@ from hessinit.paper.word2vec_design import (
     step_length,
 )
 from hessinit.paper.word2vec_findings import conclude
-from hessinit.report.json_form import Plain, to_plain
+from hessinit.results.result import Plain, to_plain
 
 # A percent is enough: the norms of the sweep span seven orders of magnitude.
 TOLERANCE = 1e-2

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.singular_values import SingularValues
-from hessinit.estimate import Estimate
 from hessinit.problem.problem import Problem
 from hessinit.products.batch_products import BatchProducts, batch_products
-from hessinit.report.products import JacobianBounds, no_products
+from hessinit.results.curvature_report import JacobianBounds, no_products
+from hessinit.results.estimates import Estimate
 
 
 def measure_products(
-    problem: Problem, evaluations: Sequence[Evaluation], effort: Effort
+    problem: Problem, evaluations: Sequence[Evaluation], effort: LanczosSettings
 ) -> dict[str, JacobianBounds]:
     """The products of every leaf, by its parameter's name; to be called within `problem.settings()`.
 

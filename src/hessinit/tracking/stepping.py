@@ -16,7 +16,7 @@ from hessinit.advising.wrapped import unwrap_optimizer
 from hessinit.curvature.operators import join
 from hessinit.errors import ProblemError
 from hessinit.problem.layers import find_layers
-from hessinit.report.descent import Descent, check_rate
+from hessinit.results.advice import Descent, check_rate
 
 _NONE_GIVEN = dict.fromkeys(("momentum", "dampening", "betas", "alpha", "eps", "weight_decay"))
 # One gradient is near 0 in some weights by mere chance, and these few would rule P^-½ H P^-½.

@@ -20,7 +20,7 @@ from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import check_arguments, check_loss_value, check_whole
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.track import Tracker, track
 
 Progress = Callable[[int, float], object]

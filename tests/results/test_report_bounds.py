@@ -16,8 +16,7 @@ from hessinit.measurement.measure import measure
 from hessinit.present.columns import build_columns
 from hessinit.present.page.curvature import curvature_page
 from hessinit.present.page.render import render_page
-from hessinit.report import CurvatureReport
-from hessinit.report.layer import ONLY_BOUNDED
+from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport
 
 
 def measured(network: bool, curvature: str = "gauss-newton", layers: str | None = None) -> CurvatureReport:

@@ -6,7 +6,7 @@ import matplotlib as mpl
 import pytest
 from report_examples import make_estimate, make_layer, make_report, make_three_layers
 
-from hessinit.report import Spread
+from hessinit.results.estimates import Spread
 
 mpl.use("Agg")
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_examples import make_layer, make_report, make_three_layers
 
-from hessinit.estimate import Estimate
-from hessinit.report import CurvatureReport, Density, LayerCurvature, Spread
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.estimates import Density, Estimate, Spread
 
 any_float = st.floats(allow_nan=True, allow_infinity=True)
 # Names too may be anything: lone surrogates, "inf", control characters.

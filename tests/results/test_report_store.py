@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from report_examples import make_report, make_three_layers
 
-from hessinit.report import load
+from hessinit.results.result import load
 
 SCHEMA_1 = Path(__file__).with_name("schema1.json")
 

@@ -6,8 +6,8 @@ import statistics
 import pytest
 from report_examples import make_estimate, make_layer
 
-from hessinit.report import Density, LayerCurvature, Spread
-from hessinit.report.verdict import judge
+from hessinit.results.curvature_report import LayerCurvature, judge
+from hessinit.results.estimates import Density, Spread
 
 inf, nan = math.inf, math.nan
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hessinit.report.atomic import write_text
-from hessinit.report.json_form import Plain, read_number, read_numbers, to_plain
+from hessinit.results.result import Plain, read_number, read_numbers, to_plain, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console, ConsoleOptions, RenderResult
+
 
 KIND = "hessinit reproduction"
 SCHEMA = 1

@@ -1,9 +1,34 @@
-"""How much a norm changes from batch to batch."""
+"""A number together with how far to trust it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A computed value, its error, whether it is good enough, and what it cost.
+
+    `error` is an absolute half-width: the truth is expected within `value ± error`. `products` counts the
+    matrix-vector products that were spent; 0 means the value came for free with another one.
+
+    >>> round(Estimate(2.0, 0.001, True, "residual below tolerance", 9).relative_error, 6)
+    0.0005
+    """
+
+    value: float
+    error: float
+    converged: bool
+    reason: str
+    products: int = 0
+
+    @property
+    def relative_error(self) -> float:
+        """`error / |value|`; 0 when both are 0."""
+        if self.error == 0:
+            return 0.0
+        return self.error / abs(self.value) if self.value else float("inf")
 
 
 @dataclass(frozen=True)
@@ -72,3 +97,29 @@ class Spread:
     @property
     def _scaled_mean(self) -> float:
         return math.fsum(self._scaled) / len(self.norms)
+
+
+@dataclass(frozen=True)
+class Density:
+    """An estimated spectral density: a quadrature rule, and the smooth curve drawn from it.
+
+    `nodes` and `weights` are the rule (the weights add up to 1), `grid` and `values` the curve, `error` its
+    estimated error. It took `probes` random vectors and `steps` Lanczos steps for each.
+    """
+
+    nodes: tuple[float, ...]
+    weights: tuple[float, ...]
+    grid: tuple[float, ...]
+    values: tuple[float, ...]
+    error: float
+    probes: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        for one, other in (("nodes", "weights"), ("grid", "values")):
+            lengths = len(getattr(self, one)), len(getattr(self, other))
+            if lengths[0] != lengths[1]:
+                raise ValueError(
+                    f"{one} has {lengths[0]} numbers and {other} has {lengths[1]}; they come in pairs, "
+                    "so pass as many of one as of the other."
+                )

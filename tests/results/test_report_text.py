@@ -12,7 +12,7 @@ from rich.console import Console
 from hessinit.present.example import example_report
 from hessinit.present.table import render_text
 from hessinit.present.words import format_number, join_names
-from hessinit.report import Spread
+from hessinit.results.estimates import Spread
 
 WIDE = """\
  layer     weight        ‖H‖   verdict

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hessinit.estimate import Estimate
-from hessinit.report import CurvatureReport, LayerCurvature
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.estimates import Estimate
 
 
 def make_estimate(value: float, error: float = 0.0, converged: bool = True, products: int = 3) -> Estimate:

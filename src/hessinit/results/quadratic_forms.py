@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hessinit.report.by_name import ByName
-from hessinit.report.json_form import Plain, read_number, read_numbers, to_plain
-from hessinit.report.layer import check_choice
+from hessinit.results.curvature_report import check_choice
+from hessinit.results.result import ByName, Plain, read_number, read_numbers, to_plain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+
 
 KIND = "hessinit quadratic forms"
 SCHEMA = 1
