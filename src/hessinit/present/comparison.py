@@ -11,8 +11,20 @@ from itertools import takewhile
 from typing import Any
 
 from hessinit.present import document as doc
-from hessinit.present.words import count, end_sentence, format_mean, format_number, format_ratio, join_names, looks, ramp
-from hessinit.present.words import shorten, spans_much, write_pairs, write_versions
+from hessinit.present.words import (
+    count,
+    unstopped,
+    format_mean,
+    format_number,
+    format_ratio,
+    join_names,
+    looks,
+    ramp,
+    shorten,
+    spans_much,
+    write_pairs,
+    write_versions,
+)
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, window
 
 MOST_NOTES = 6
@@ -192,21 +204,17 @@ def _least_sensitive(comparison: Comparison) -> list[str]:
         # What is best everywhere is at 1.00, though a mean of logarithms is below the logarithm of the mean.
         return f"{format_ratio(math.exp(max(0.0, found[scheme].mean)))}×"
 
-    average = f"{times(best)} the lowest at each, on average over the {many} learning rates"
+    average = f"{times(best)} the lowest at each rate, on average over {many} rates"
     if diverging[best] and stable:
         where = join_names([format_number(rate) for rate in diverging[best]])
-        return [
-            f"The loss of {shorten(best)} is {average}, but it diverges at lr {where} (counted as untrained); "
-            f"{shorten(stable[0])} diverges at no rate at which another scheme trains: {times(stable[0])}."
-        ]
+        second = f"{shorten(stable[0])} diverges at no rate at which another scheme trains: {times(stable[0])}"
+        return [f"The loss of {shorten(best)} is {average}, but it diverges at lr {where}; {second}."]
     tie = ""
     if found[second].ties_with(found[best]):
         tie = ", equal" if math.isnan(found[best].error) else ", within two standard errors"
     counted = " (diverged runs count as untrained)" if diverging[best] or diverging[second] else ""
-    return [
-        f"{shorten(best)} is least sensitive to the learning rate: its loss is {average}; next "
-        f"{shorten(second)}, {times(second)}{tie}{counted}."
-    ]
+    following = f"next {shorten(second)}, {times(second)}{tie}{counted}"
+    return [f"{shorten(best)} is least sensitive to the learning rate: its loss is {average}; {following}."]
 
 
 def _conclude_sweep(comparison: Comparison, trained: Mapping[str, Result]) -> list[str]:
@@ -286,7 +294,7 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
         ]
     last = min(comparison.steps, window(comparison.steps))
     parts = [f"Final loss: the mean training loss of the last {last} steps"]
-    parts += [f"± its standard error over seeds"] if several and not omitted else []
+    parts += ["± its standard error over seeds"] if several and not omitted else []
     if any(best_scheme(comparison, rate) for rate in comparison.learning_rates):
         parts.append("* lowest" if is_sweep else "* lowest at that learning rate")
     if any(run.diverged for run in comparison.runs):
@@ -297,7 +305,7 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
         *tables,
         doc.Text("; ".join(parts) + omitted + "." + norms, "small"),
         doc.Text(_describe_runs(comparison), "small"),
-        *(doc.Text(note, "note") for note in collect_notes(comparison)),
+        *(doc.Text(f"Note: {note}", "note") for note in collect_notes(comparison)),
     ]
 
 
@@ -326,12 +334,12 @@ def collect_notes(comparison: Comparison) -> list[str]:
     for run in comparison.runs:
         if run.note:
             alike.setdefault((run.scheme, re.sub(r"\d[\d.,e+-]*", "#", run.note)), []).append(run.note)
-    notes = list(map(end_sentence, comparison.notes))
+    notes = [f"{unstopped(note)}." for note in comparison.notes]
     for (scheme, _), found in alike.items():
         runs = sum(run.scheme == scheme for run in comparison.runs)
         where = f"in {len(found)} of {count(runs, 'run')}" if comparison.applies(scheme) else "does not apply"
         example = "" if len(set(found)) == 1 else ", for example"
-        notes.append(f"{scheme} {where}{example}: {end_sentence(found[0])}")
+        notes.append(f"{scheme} {where}{example}: {unstopped(found[0])}.")
     if len(notes) > MOST_NOTES:
         notes = [*notes[: MOST_NOTES - 1], f"{len(notes) - MOST_NOTES + 1} more notes are in the runs."]
     return notes

@@ -10,7 +10,7 @@ from typing import Any
 from hessinit.present import document as doc
 from hessinit.present.words import (
     count,
-    end_sentence,
+    unstopped,
     format_mean,
     format_number,
     join_names,
@@ -37,19 +37,15 @@ def describe_reproductions(
     ordered = in_order(reproductions)
     several = len(ordered) > 1
     anchors = _anchors(ordered)
-    left_out = (
-        f"{join_names(list(unreadable))} left out: not a record of this version. Run the experiment again."
-    )
     sections = [_section(each, anchor, several) for each, anchor in zip(ordered, anchors, strict=True)]
     return doc.Document(
         title="The paper, reproduced" if several else ordered[0].title,
         verdict=[
-            *([summarize(ordered)] if several else [_conclude(ordered[0])]),
-            *([left_out] if unreadable else []),
+            summarize(ordered) if several else _conclude(ordered[0]),
+            *(f"{name} is left out: it is not a record of this version." for name in unreadable),
         ],
         sections=[*([_overview(ordered, anchors)] if several else []), *sections],
         footer="" if several else f"Revision {ordered[0].revision}.",
-        absent={} if sections else {},
     )
 
 
@@ -139,7 +135,7 @@ def _section(reproduction: Reproduction, anchor: str, several: bool) -> doc.Sect
     findings = reproduction.findings
     setting = (
         f"On {reproduction.data}, {count(len(reproduction.seeds), 'seed')}. Variant {reproduction.variant}: "
-        f"{end_sentence(reproduction.about_variant)}"
+        f"{unstopped(reproduction.about_variant)}."
     )
     tables = [block for table in findings.tables for block in _table_blocks(reproduction, table)]
     seeds = reproduction.seeds

@@ -6,13 +6,24 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any, TypeAlias
 
 from hessinit.present import document as doc
-from hessinit.present.words import count, format_number, format_ratio, looks, ramp, shorten, spans_much
-from hessinit.present.words import spread_out, write_versions
+from hessinit.present.words import (
+    count,
+    format_number,
+    format_ratio,
+    looks,
+    ramp,
+    shorten,
+    spans_much,
+    spread_out,
+    write_versions,
+)
 from hessinit.results.track_record import TrackedPoint, Tracking
 
-Runs = Sequence[tuple[str, Tracking]]  # label and record
+Runs: TypeAlias = Sequence[tuple[str, Tracking]]  # label and record
+Value: TypeAlias = tuple[int, float, str]  # step, value, and what hovering shows
 
 MOST_ROWS, MOST_PAGE_ROWS = 20, 500
 MOST_LINES = 12  # more layers than this are shown as a heat map
@@ -36,10 +47,9 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
 
 def tracking_sections(runs: Runs) -> list[doc.Section]:
     """Return the charts of one run, or of several together, and then the points of each."""
-    charts = [chart for draw in (_loss_chart, _sharpness_chart, _limit_chart) for chart in draw(runs)]
     layers = [chart for label, tracking in runs for chart in _layer_charts(label, tracking, len(runs) > 1)]
-    points = [block for label, tracking in runs for block in _points(label, tracking, len(runs) > 1)]
-    sections = [("Loss and sharpness", charts), ("Layers", layers), ("All measurements", points)]
+    points = [block for label, tracking in runs for block in _point_blocks(label, tracking, len(runs) > 1)]
+    sections = [("Loss and sharpness", _step_charts(runs)), ("Layers", layers), ("All measurements", points)]
     return [doc.Section(heading, blocks) for heading, blocks in sections if blocks]
 
 
@@ -114,26 +124,23 @@ def _compare_with_limit(tracking: Tracking, measured: list[TrackedPoint]) -> lis
         nearest = max(known, key=lambda point: point.lr_over_limit or 0.0)
         share = format_number(100 * (nearest.lr_over_limit or 0.0), 2)
         # Weights that are not measured, such as biases, may have a lower limit.
-        return [
-            f"For the measured weights the learning rate stayed below the stability limit of {whose}: at most "
-            f"{share} % of it, at step {nearest.step}."
-        ]
+        most = f"at most {share} % of it, at step {nearest.step}"
+        return [f"For the measured weights lr stayed below the stability limit of {whose}: {most}."]
     limits = [point.stable_learning_rate * point.norm for point in known]
     if len(above) == len(known):
         # Adaptive optimizers, and negative curvature, give another limit at every point.
         span = " to ".join(dict.fromkeys(map(format_number, (min(limits), max(limits)))))
         return [f"lr·‖H‖ was at or above the stability limit ({span} for {whose}) at every measurement."]
     limit = format_number(above[0].stable_learning_rate * above[0].norm)
-    return [
-        f"lr·‖H‖ reached the stability limit ({limit} for {whose}) at step {above[0].step}; {len(above)} of "
-        f"{len(known)} measurements {'was' if len(above) == 1 else 'were'} at or above it."
-    ]
+    many = f"{len(above)} of {len(known)} measurements {'was' if len(above) == 1 else 'were'} at or above it"
+    return [f"lr·‖H‖ reached the stability limit ({limit} for {whose}) at step {above[0].step}; {many}."]
 
 
 def _describe_cost(tracking: Tracking) -> str:
     kind = "the Gauss-Newton matrix" if tracking.curvature == "gauss-newton" else "the Hessian"
+    many = count(len(tracking.points), "measurement")
     said = (
-        f"{count(len(tracking.points), 'measurement')} of {kind} on {count(tracking.examples, 'example')} took "
+        f"{many} of {kind} on {count(tracking.examples, 'example')} took "
         f"{format_number(100 * tracking.overhead, 2)} % of {format_number(tracking.seconds, 2)} s."
     )
     if tracking.max_overhead >= 1 or not tracking.points:
@@ -144,8 +151,8 @@ def _describe_cost(tracking: Tracking) -> str:
     if not missing:
         return said
     return (
-        f"{said} {missing} of {len(due)} measurements (one every {count(tracking.every, 'step')}) were skipped "
-        f"to stay within max_overhead = {tracking.max_overhead:g}; max_overhead=1 measures all."
+        f"{said} {missing} of {len(due)} measurements, one every {count(tracking.every, 'step')}, were "
+        f"skipped to stay within max_overhead = {tracking.max_overhead:g}; max_overhead=1 measures all."
     )
 
 
@@ -172,107 +179,87 @@ def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
     return [*numbers, doc.KeyNumber("spent measuring", share, "of the time")]
 
 
-def _loss_chart(runs: Runs) -> list[doc.LineChart]:
-    """Return the training losses if they were given, else those of the tracked batch."""
+def _step_charts(runs: Runs) -> list[doc.LineChart]:
+    """Return the loss, ‖H‖ with its stability limit, and the learning rate over its limit, over the steps."""
     kind = "training loss" if any(tracking.losses for _, tracking in runs) else "loss of the tracked batch"
-    given = {
-        label: tracking.losses or tuple((point.step, point.loss) for point in tracking.points)
-        for label, tracking in runs
-    }
-    look, one = looks([label for label, _ in runs]), len(runs) == 1
-    series = [
+    losses = _series(runs, kind, [_losses(tracking) for _, tracking in runs])
+    finite = [y for series in losses for y in series.y if y is not None and math.isfinite(y)]
+    norms = _series(runs, "‖H‖", [_values(tracking, "norm") for _, tracking in runs])
+    stable = [_values(tracking, "stable_norm") for _, tracking in runs]
+    stable = [[value for value in values if math.isfinite(value[1])] for values in stable]
+    limits = [limit for values in stable for _, limit, _ in values]
+    rules: list[doc.Rule] = []
+    if limits and 0 < max(limits) <= SAME * min(limits):
+        rules = [doc.Rule(limits[0], f"stability limit {format_number(limits[0])}", "vermilion")]
+    else:
+        moving = _series(runs, "stability limit", stable)
+        norms += [replace(each, name=_of(runs, "stability limit", each.name), dashed=True) for each in moving]
+    ratios = _series(runs, "lr / limit", [_values(tracking, "lr_over_limit") for _, tracking in runs])
+    charts = [
+        _chart("loss", kind.capitalize(), kind, losses, log_y=spans_much(finite) and min(finite) > 0),
+        _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules=rules),
+        _chart(
+            "limit",
+            "Learning rate over its stability limit",
+            "lr / limit",
+            ratios,
+            log_y=not any(y == 0 for series in ratios for y in series.y),
+            rules=[doc.Rule(1.0, "stability limit", "vermilion")],
+        ),
+    ]
+    return [chart for chart in charts if chart.series]
+
+
+def _losses(tracking: Tracking) -> list[Value]:
+    """Return the training losses if they were given, else those of the tracked batch."""
+    return [(step, loss, "") for step, loss in tracking.losses] or _values(tracking, "loss")
+
+
+def _values(tracking: Tracking, field: str) -> list[Value]:
+    found = [(point, getattr(point, field)) for point in tracking.points]
+    return [(point.step, value, _describe_point(point)) for point, value in found if value is not None]
+
+
+def _series(runs: Runs, quantity: str, values: Sequence[Sequence[Value]]) -> list[doc.Series]:
+    """Return a curve for each run that has values; the curve of a single run is named after the quantity."""
+    look = looks([label for label, _ in runs])
+    return [
         doc.Series(
-            name=kind if one else label,
-            x=[step for step, _ in losses],
-            y=[loss for _, loss in losses],
+            name=quantity if len(runs) == 1 else label,
+            x=[step for step, _, _ in some],
+            y=[value for _, value, _ in some],
+            details=[detail for _, _, detail in some],
             **look[label],
         )
-        for label, losses in given.items()
-        if losses
+        for (label, _), some in zip(runs, values, strict=True)
+        if some
     ]
-    if not series:
-        return []
-    values = [loss for losses in given.values() for _, loss in losses if math.isfinite(loss)]
-    chart = doc.LineChart(
-        name="loss",
-        caption=kind.capitalize(),
-        description=f"Last values: {', '.join(f'{s.name} {_write(s.y[-1])}' for s in series)}.",
-        series=series,
-        x_label="step",
-        y_label=kind,
-        log_y=spans_much(values) and min(values) > 0,
-    )
-    return [chart]
 
 
-def _sharpness_chart(runs: Runs) -> list[doc.LineChart]:
-    """Return ‖H‖ over the steps, and the largest that is stable at the learning rate."""
-    look, one = looks([label for label, _ in runs]), len(runs) == 1
-    runs = [(label, tracking) for label, tracking in runs if tracking.points]
-    limits = [
-        limit
-        for _, run in runs
-        for limit in (point.stable_norm for point in run.points)
-        if math.isfinite(limit)
-    ]
-    constant = bool(limits) and 0 < max(limits) <= SAME * min(limits)
-    series, moving = [], []
-    for label, tracking in runs:
-        points = tracking.points
-        steps = [point.step for point in points]
-        norms = [point.norm for point in points]
-        details = [_describe_point(point) for point in points]
-        series.append(
-            doc.Series(name="‖H‖" if one else label, x=steps, y=norms, details=details, **look[label])
-        )
-        stable = [point.stable_norm if math.isfinite(point.stable_norm) else None for point in points]
-        if not constant and any(limit is not None for limit in stable):
-            color = "grey" if one else look[label]["color"]
-            name = "stability limit" if one else f"stability limit, {label}"
-            moving.append(doc.Series(name=name, x=steps, y=stable, dashed=True, color=color))
-    if not series:
-        return []
+def _of(runs: Runs, quantity: str, name: str) -> str:
+    return quantity if len(runs) == 1 else f"{quantity}, {name}"
+
+
+def _chart(
+    name: str,
+    caption: str,
+    y_label: str,
+    series: Sequence[doc.Series],
+    *,
+    log_y: bool = True,
+    rules: Sequence[doc.Rule] = (),
+) -> doc.LineChart:
     spans = [f"{one.name} from {_write(one.y[0])} to {_write(one.y[-1])}" for one in series]
-    limit = f"stability limit {format_number(limits[0])}" if constant else ""
-    chart = doc.LineChart(
-        name="sharpness",
-        caption="Sharpness ‖H‖ and its stability limit",
-        description=f"{', '.join(spans)}{'; ' if limit else ''}{limit}.",
-        series=[*series, *moving],
-        x_label="step",
-        y_label="‖H‖",
-        log_y=True,
-        rules=[doc.Rule(limits[0], limit, "vermilion")] if constant else (),
-    )
-    return [chart]
-
-
-def _limit_chart(runs: Runs) -> list[doc.LineChart]:
-    """Return the learning rate over its stability limit."""
-    look, one = looks([label for label, _ in runs]), len(runs) == 1
-    series, told = [], []
-    for label, tracking in runs:
-        known = [point for point in tracking.points if point.lr_over_limit is not None]
-        ratios = [point.lr_over_limit or 0.0 for point in known]
-        if known:
-            name, steps = "lr / limit" if one else label, [point.step for point in known]
-            details = [_describe_point(point) for point in known]
-            series.append(doc.Series(name=name, x=steps, y=ratios, details=details, **look[label]))
-            highest = max((ratio for ratio in ratios if not math.isnan(ratio)), default=math.nan)
-            told.append(f"{name} at most {_write(highest)}")
-    if not series:
-        return []
-    chart = doc.LineChart(
-        name="limit",
-        caption="Learning rate over its stability limit",
-        description=f"Steps are unstable above 1; {', '.join(told)}.",
+    return doc.LineChart(
+        name=name,
+        caption=caption,
+        description=f"Over the steps: {'; '.join([*spans, *(rule.label for rule in rules)])}.",
         series=series,
         x_label="step",
-        y_label="lr / limit",
-        log_y=not any(ratio == 0 for line in series for ratio in line.y),
-        rules=[doc.Rule(1.0, "stability limit", "vermilion")],
+        y_label=y_label,
+        log_y=log_y,
+        rules=rules,
     )
-    return [chart]
 
 
 def _layer_charts(label: str, tracking: Tracking, several: bool) -> list[doc.Chart]:
@@ -313,38 +300,32 @@ def _layer_charts(label: str, tracking: Tracking, several: bool) -> list[doc.Cha
     ]
 
 
-def _points(label: str, tracking: Tracking, several: bool) -> list[doc.Block]:
+def _point_blocks(label: str, tracking: Tracking, several: bool) -> list[doc.Block]:
     of = f" of {label}" if several else ""
     points, few = tracking.points, spread_out(tracking.points, MOST_ROWS)
+    tables: list[tuple[Sequence[TrackedPoint], dict[str, Any]]] = [(few, {})]
     blocks: list[doc.Block] = []
-    if len(few) == len(points):
-        tables = [(few, {})]
-    else:
-        tables = [(few, {"text_only": True}), (spread_out(points, MOST_PAGE_ROWS), {"page_only": True})]
-    for rows, where in tables:
-        if rows:
-            blocks.append(doc.Table(f"Measurements{of}", _columns(rows), show_caption=several, **where))
     if len(few) < len(points):
-        blocks.append(
-            doc.Text(f"{len(few)} of {len(points)} measurements are shown; .points has all.", text_only=True)
-        )
-    blocks += [doc.Text(note, "note") for note in tracking.notes]
+        tables = [(few, {"text_only": True}), (spread_out(points, MOST_PAGE_ROWS), {"page_only": True})]
+        shown = f"{len(few)} of {len(points)} measurements{of} are shown; .points has all."
+        blocks = [doc.Text(shown, text_only=True)]
+    blocks += [
+        doc.Table(f"Measurements{of}", _columns(rows), show_caption=several, **where)
+        for rows, where in tables
+        if rows
+    ]
+    share, most = (format_number(100 * part) for part in (tracking.overhead, tracking.max_overhead))
     pairs = [
         ("optimizer", tracking.optimizer or "not given: the limit is that of gradient descent"),
         ("curvature", tracking.curvature),
         ("examples", f"{tracking.examples:,}"),
-        (
-            "every",
-            f"{count(tracking.every, 'step')}, within {format_number(100 * tracking.max_overhead)} % of the time",
-        ),
-        (
-            "time",
-            f"{format_number(tracking.seconds)} s, {format_number(100 * tracking.overhead)} % of it measuring",
-        ),
+        ("every", f"{count(tracking.every, 'step')}, within {most} % of the time"),
+        ("time", f"{format_number(tracking.seconds)} s, {share} % of it measuring"),
         ("seed", str(tracking.seed)),
         *tracking.versions.items(),
     ]
-    return [*blocks, doc.Facts(f"Settings{of}", pairs)]
+    notes = [doc.Text(f"Note: {note}", "note") for note in tracking.notes]
+    return [*blocks, *notes, doc.Facts(f"Settings{of}", pairs)]
 
 
 def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:

@@ -142,20 +142,6 @@ def format_mean(mean: float, error: float) -> str:
     return f"{shown} ± {shown_error if float(shown_error) else format_number(error, 2)}"
 
 
-def count(many: int, what: str) -> str:
-    """Write a number of things.
-
-    >>> count(1, "seed"), count(1797, "example")
-    ('1 seed', '1,797 examples')
-    """
-    return f"{many:,} {what}{'' if many == 1 else 's'}"
-
-
-def end_sentence(text: str) -> str:
-    """Add a full stop unless the text ends with a mark."""
-    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
-
-
 def write_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Write names and plain values as text."""
     return [
