@@ -13,7 +13,6 @@ from typing import Any
 from hessinit.present import document as doc
 from hessinit.present.words import (
     count,
-    unstopped,
     format_mean,
     format_number,
     format_ratio,
@@ -22,6 +21,7 @@ from hessinit.present.words import (
     ramp,
     shorten,
     spans_much,
+    unstopped,
     write_pairs,
     write_versions,
 )
@@ -207,7 +207,9 @@ def _least_sensitive(comparison: Comparison) -> list[str]:
     average = f"{times(best)} the lowest at each rate, on average over {many} rates"
     if diverging[best] and stable:
         where = join_names([format_number(rate) for rate in diverging[best]])
-        second = f"{shorten(stable[0])} diverges at no rate at which another scheme trains: {times(stable[0])}"
+        second = (
+            f"{shorten(stable[0])} diverges at no rate at which another scheme trains: {times(stable[0])}"
+        )
         return [f"The loss of {shorten(best)} is {average}, but it diverges at lr {where}; {second}."]
     tie = ""
     if found[second].ties_with(found[best]):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present.words import (
     count,
-    unstopped,
     format_mean,
     format_number,
     join_names,
     looks,
+    unstopped,
     write_pairs,
 )
 from hessinit.results.reproduction import Cell, Curve, Figure, Reproduction, Table
@@ -23,7 +22,7 @@ ORDER = ("table-1", "table-2", "table-3", "table-4", "table-5", "word2vec")
 DATA_OF_THE_PAPER = ("mnist", "cifar-10", "wikipedia")
 SYMBOLS = ("circle", "square", "diamond", "triangle")
 MOST_NAMED = 5  # columns outside their tolerance
-TEXT_WIDTH = 96  # tables that are wider continue below in a terminal
+TEXT_WIDTH = 96  # a wider table continues below in a terminal
 # Shape, colour and word differ: none of them alone tells it.
 VERDICTS = {True: ("✓ yes", "yes"), False: ("✗ no", "no"), None: ("", "")}
 
@@ -36,15 +35,14 @@ def describe_reproductions(
         raise ValueError("reproductions is empty; give at least one to show.")
     ordered = in_order(reproductions)
     several = len(ordered) > 1
-    anchors = _anchors(ordered)
-    sections = [_section(each, anchor, several) for each, anchor in zip(ordered, anchors, strict=True)]
+    overview = [_overview(ordered)] if several else []
     return doc.Document(
         title="The paper, reproduced" if several else ordered[0].title,
         verdict=[
             summarize(ordered) if several else _conclude(ordered[0]),
             *(f"{name} is left out: it is not a record of this version." for name in unreadable),
         ],
-        sections=[*([_overview(ordered, anchors)] if several else []), *sections],
+        sections=[*overview, *(_section(each, at, several) for at, each in enumerate(ordered))],
         footer="" if several else f"Revision {ordered[0].revision}.",
     )
 
@@ -61,57 +59,48 @@ def in_order(reproductions: Sequence[Reproduction]) -> list[Reproduction]:
 
 def summarize(reproductions: Sequence[Reproduction]) -> str:
     """Return how many claims hold; of several variants of an experiment the first one counts."""
-    first: dict[str, Reproduction] = {}
     judged = [reproduction for reproduction in in_order(reproductions) if reproduction.judged]
-    for reproduction in judged:
-        first.setdefault(reproduction.experiment, reproduction)
+    first = {reproduction.experiment: reproduction for reproduction in reversed(judged)}
     if not first:
         return "No tolerance is claimed for these numbers: the paper's are for other data."
-    claimed = sum(len(reproduction.judged) for reproduction in first.values())
-    within = sum(reproduction.within for reproduction in first.values())
-    counted = (
-        " Of several variants of an experiment, the first one is counted." if len(judged) > len(first) else ""
-    )
-    return f"{within} of {count(claimed, 'printed number')} with a claimed tolerance {_are(within)} within it.{counted}"
+    said = _count_claims(list(first.values()))
+    variants = " Of several variants of an experiment, the first one is counted."
+    return said + (variants if len(judged) > len(first) else "")
+
+
+def _count_claims(reproductions: Sequence[Reproduction]) -> str:
+    claimed = sum(len(reproduction.judged) for reproduction in reproductions)
+    within = sum(reproduction.within for reproduction in reproductions)
+    verb = "is" if within == 1 else "are"
+    return f"{within} of {count(claimed, 'printed number')} with a claimed tolerance {verb} within it."
 
 
 def _conclude(reproduction: Reproduction) -> str:
     """Say how many of the claims hold, and which do not."""
-    judged, within = reproduction.judged, reproduction.within
-    if not judged:
-        cells = [cell for table in reproduction.findings.tables for cell in table.cells]
-        is_printed = any(cell.paper is not None for cell in cells)
+    tables = reproduction.findings.tables
+    if not reproduction.judged:
+        is_printed = any(cell.paper is not None for table in tables for cell in table.cells)
         why = "the paper's numbers are for other data" if is_printed else "the paper prints no such numbers"
         return f"No tolerance is claimed here: {why}."
     outside = []
-    for table in reproduction.findings.tables:
+    for table in tables:
         for column in table.columns:
             rows = [cell.row for cell in table.cells if cell.column == column and cell.within is False]
             if rows:
                 outside.append(f"{column} in {_name_rows(rows, table.rows)}")
-    more = [f"{len(outside) - MOST_NAMED} more columns"] if len(outside) > MOST_NAMED + 1 else []
-    named = "; ".join([*outside[: MOST_NAMED + (not more)], *more])
-    numbers = count(len(judged), "printed number")
-    return (
-        f"{within} of {numbers} with a claimed tolerance {_are(within)} within it."
-        f"{f' Outside: {named}.' if named else ''}"
-    )
+    if len(outside) > MOST_NAMED + 1:
+        outside[MOST_NAMED:] = [f"{len(outside) - MOST_NAMED} more columns"]
+    return _count_claims([reproduction]) + (f" Outside: {'; '.join(outside)}." if outside else "")
 
 
-def _are(many: int) -> str:
-    return "is" if many == 1 else "are"
-
-
-def _overview(ordered: Sequence[Reproduction], anchors: Sequence[str]) -> doc.Section:
+def _overview(ordered: Sequence[Reproduction]) -> doc.Section:
     titles = [each.title.partition(": ") for each in ordered]
     shares = [each.within / len(each.judged) if each.judged else math.nan for each in ordered]
     within = [f"{each.within} / {len(each.judged)}" if each.judged else "–" for each in ordered]
-    experiments: dict[str, Any] = {
-        "keys": [float(at) for at in range(len(ordered))],
-        "links": [f"#{anchor}" for anchor in anchors],
-    }
+    links = [f"#experiment-{at}" for at in range(len(ordered))]
+    keys = [float(at) for at in range(len(ordered))]
     columns = [
-        doc.Column("experiment", [name for name, _, _ in titles], 9, is_number=False, **experiments),
+        doc.Column("experiment", [name for name, _, _ in titles], 9, is_number=False, keys=keys, links=links),
         doc.Column("about", [about for _, _, about in titles], 2, is_number=False),
         doc.Column("data", [each.data for each in ordered], 7, is_number=False),
         doc.Column("variant", [each.variant for each in ordered], 6, is_number=False),
@@ -121,113 +110,85 @@ def _overview(ordered: Sequence[Reproduction], anchors: Sequence[str]) -> doc.Se
     return doc.Section("All experiments", [doc.Table("All experiments", columns, show_caption=False)])
 
 
-def _anchors(reproductions: Sequence[Reproduction]) -> list[str]:
-    """Return a unique name for each that can stand in an address."""
-    found: list[str] = []
-    for reproduction in reproductions:
-        base = re.sub(r"[^A-Za-z0-9]+", "-", reproduction.name).strip("-") or "reproduction"
-        taken = sum(name == base or name.startswith(f"{base}--") for name in found)
-        found.append(f"{base}--{taken + 1}" if taken else base)
-    return found
-
-
-def _section(reproduction: Reproduction, anchor: str, several: bool) -> doc.Section:
-    findings = reproduction.findings
-    setting = (
-        f"On {reproduction.data}, {count(len(reproduction.seeds), 'seed')}. Variant {reproduction.variant}: "
-        f"{unstopped(reproduction.about_variant)}."
-    )
-    tables = [block for table in findings.tables for block in _table_blocks(reproduction, table)]
-    seeds = reproduction.seeds
+def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Section:
+    findings, seeds = reproduction.findings, reproduction.seeds
+    said = f"{unstopped(reproduction.about_variant)}."
+    setting = f"On {reproduction.data}, {count(len(seeds), 'seed')}. Variant {reproduction.variant}: {said}"
     is_range = len(seeds) > 2 and seeds == tuple(range(seeds[0], seeds[0] + len(seeds)))
+    jobs, seconds = count(len(reproduction.results), "job"), format_number(reproduction.seconds)
     record = {
         "data": reproduction.source,
         "seeds": f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds)),
-        "work": f"{count(len(reproduction.results), 'job')}, {format_number(reproduction.seconds)} s on one core each",
+        "work": f"{jobs}, {seconds} s on one core each",
         "revision": reproduction.revision,
         **reproduction.versions,
         **reproduction.hardware,
     }
-    return doc.Section(
-        reproduction.title if several else "The experiment",
-        [
-            doc.Text(setting),
-            *tables,
-            doc.Text(_explain(reproduction), "small"),
-            *(figure_chart(figure) for figure in findings.figures),
-            *([doc.Text("Findings", "heading", page_only=True)] if findings.sentences else []),
-            *map(doc.Text, findings.sentences),
-            *([doc.Text(_conclude(reproduction), "strong")] if several else []),
-            *(
-                [doc.Facts("Configuration", write_pairs(reproduction.configuration))]
-                if reproduction.configuration
-                else []
-            ),
-            doc.Facts("Data, seeds, versions, hardware", write_pairs(record)),
-        ],
-        anchor,
-        f"{reproduction.data}, {reproduction.variant}" if several else "",
-    )
-
-
-def _explain(reproduction: Reproduction) -> str:
-    cells = [cell for table in reproduction.findings.tables for cell in table.cells]
-    parts = (
-        ["± is the standard error over n seeds or restarts"]
-        if any(c.error is not None for c in cells)
-        else []
-    )
+    cells = [cell for table in findings.tables for cell in table.cells]
+    texts = []
+    if any(cell.error is not None for cell in cells):
+        texts.append(doc.Text("± is the standard error over n seeds or restarts.", "small"))
     if any(cell.paper is not None for cell in cells):
-        parts.append("the paper's numbers are in parentheses or in columns of their own")
-    if any(cell.within is False for cell in cells):
-        parts.append("✗: outside the claimed tolerance")
-    return f"{'; '.join(parts).capitalize() if parts else 'n: seeds or restarts'}."
+        legend = "In parentheses: the paper's number; ✗: outside the claimed tolerance."
+        texts.append(doc.Text(legend, "small", text_only=True))
+    blocks: list[doc.Block] = [doc.Text(setting)]
+    for at, table in enumerate(findings.tables):
+        title = f"{reproduction.title} – {table.title}" if at == 0 else table.title
+        blocks += _table_blocks(table, title)
+    blocks += [*texts, *(figure_chart(figure) for figure in findings.figures)]
+    if findings.sentences:
+        blocks += [doc.Text("Findings", "heading", page_only=True), *map(doc.Text, findings.sentences)]
+    if several:
+        blocks.append(doc.Text(_conclude(reproduction), "strong"))
+    for summary, values in (
+        ("Configuration", reproduction.configuration),
+        ("Data, seeds, versions, hardware", record),
+    ):
+        blocks += [doc.Facts(summary, write_pairs(values))] if values else []
+    subtitle = f"{reproduction.data}, {reproduction.variant}" if several else ""
+    heading = reproduction.title if several else "The experiment"
+    return doc.Section(heading, blocks, f"experiment-{place}", subtitle)
 
 
-def _table_blocks(reproduction: Reproduction, table: Table) -> list[doc.Block]:
-    """Return the table twice, with columns for paper, ours and the verdict on a page and one in a terminal."""
+def _table_blocks(table: Table, title: str) -> list[doc.Block]:
+    """Return the table for pages, with the paper's numbers in columns, and for terminals, in parentheses."""
     try:
         keys = [float(row) for row in table.rows]  # 0.5 before 1.000
     except ValueError:
         keys = [float(at) for at in range(len(table.rows))]  # names stay in their order
     names = doc.Column(table.corner, table.rows, 9, is_number=False, keys=keys)
-    columns = {name: [table.cell(row, name) for row in table.rows] for name in table.columns}
     compares = any(cell.paper is not None or cell.within is not None for cell in table.cells)
-    wide = [names]
-    blocks: list[list[doc.Column]] = [[]]
-    for name, cells in columns.items():
-        wide += _page_columns(name if compares else "", name, cells)
-        texts = [_write_with_paper(cell) for cell in cells]
+    wide, blocks = [names], [[names]]
+    for name in table.columns:
+        cells = [table.cell(row, name) for row in table.rows]
+        wide += _page_columns(name, cells, name if compares else "")
         marks = ["no" if cell and cell.within is False else "" for cell in cells]
-        blocks[-1].append(doc.Column(name, texts, 8, marks=marks))
-        widths = [max(map(len, (column.heading, *column.cells))) + 3 for column in (names, *blocks[-1])]
+        column = doc.Column(name, [_write_with_paper(cell) for cell in cells], 8, marks=marks)
+        widths = [max(map(len, (one.heading, *one.cells))) + 3 for one in (*blocks[-1], column)]
         if sum(widths) > TEXT_WIDTH and len(blocks[-1]) > 1:
-            blocks.append([blocks[-1].pop()])
-    caption = f"{reproduction.title} – {table.title}"
+            blocks.append([names])
+        blocks[-1].append(column)
     below = " ".join(part for part in (_describe_counts(table), _describe_claims(table), table.note) if part)
     return [
         *(
-            doc.Table(caption if not at else "(continued)", [names, *block], text_only=True)
+            doc.Table("(continued)" if at else title, block, text_only=True)
             for at, block in enumerate(blocks)
         ),
         doc.Table(table.title, wide, page_only=True),
-        *([doc.Text(f"{table.title}: {below}", "small", text_only=True)] if below else []),
-        *([doc.Text(below, "small", page_only=True)] if below else []),
+        doc.Text(f"{table.title}: {below}", "small", text_only=True),
+        doc.Text(below, "small", page_only=True),
     ]
 
 
-def _page_columns(group: str, name: str, cells: Sequence[Cell | None]) -> list[doc.Column]:
+def _page_columns(name: str, cells: Sequence[Cell | None], group: str) -> list[doc.Column]:
     verdicts = [VERDICTS[cell.within if cell else None] for cell in cells]
-    papers = [math.nan if cell is None or cell.paper is None else cell.paper for cell in cells]
     ours = [math.nan if cell is None else cell.ours for cell in cells]
-    marks = ["no" if mark == "no" else "" for _, mark in verdicts]
-    columns = [
-        doc.Column("ours" if group else name, [_write(c) for c in cells], keys=ours, marks=marks, group=group)
-    ]
+    outside = ["no" if mark == "no" else "" for _, mark in verdicts]
+    heading, shown = "ours" if group else name, [_write(cell) for cell in cells]
+    columns = [doc.Column(heading, shown, keys=ours, marks=outside, group=group)]
+    papers = [math.nan if cell is None or cell.paper is None else cell.paper for cell in cells]
     if not all(map(math.isnan, papers)):
-        columns.insert(
-            0, doc.Column("paper", [_write_paper(cell) for cell in cells], keys=papers, group=group)
-        )
+        columns = [doc.Column("paper", [*map(_write_paper, cells)], keys=papers, group=group), *columns]
     if any(mark for _, mark in verdicts):
         words, marks = [word for word, _ in verdicts], [mark for _, mark in verdicts]
         columns.append(doc.Column("within?", words, is_number=False, marks=marks, group=group))
@@ -250,8 +211,7 @@ def _write_paper(cell: Cell | None) -> str:
 
 def _write_with_paper(cell: Cell | None) -> str:
     paper = _write_paper(cell)
-    outside = " ✗" if cell and cell.within is False else ""
-    return f"{_write(cell)}{f' ({paper})' if paper else ''}{outside}"
+    return f"{_write(cell)}{f' ({paper})' if paper else ''}{' ✗' if cell and cell.within is False else ''}"
 
 
 def _describe_counts(table: Table) -> str:
@@ -271,16 +231,15 @@ def _describe_claims(table: Table) -> str:
     """Say which tolerance is claimed for which columns and rows."""
     judged = [cell for cell in table.cells if cell.within is not None]
     rows = [row for row in table.rows if any(cell.row == row for cell in judged)]
-    columns = [column for column in table.columns if any(cell.column == column for cell in judged)]
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for column in columns:
+    for column in table.columns:
         for rule in dict.fromkeys(cell.rule for cell in judged if cell.column == column):
             covered = {cell.row for cell in judged if (cell.column, cell.rule) == (column, rule)}
             groups.setdefault((rule, tuple(row for row in rows if row in covered)), []).append(column)
     parts = []
-    for (rule, covered), named in groups.items():
+    for (rule, some), named in groups.items():
         where = f" for {_join(named)}" if len(named) < len(table.columns) else ""
-        which = f" in {_name_rows(covered, table.rows)}" if len(covered) < len(rows) else ""
+        which = f" in {_name_rows(some, table.rows)}" if len(some) < len(rows) else ""
         parts.append(f"{rule}{where}{which}")
     return f"Claimed: {'; '.join(parts)}." if parts else ""
 
@@ -304,15 +263,12 @@ def figure_chart(figure: Figure) -> doc.LineChart:
     look = looks([curve.name for curve in figure.curves])
     series, told = [], []
     for at, curve in enumerate(figure.curves):
-        finite = [y for y in curve.y if math.isfinite(y)]
-        series += _curve_series(curve, look[curve.name], figure.style == "points", SYMBOLS[at % len(SYMBOLS)])
-        ends = (
-            (min(finite), max(finite))
-            if finite and figure.style == "points"
-            else (finite or [math.nan])[:: len(finite) - 1 or 1]
-        )
-        span = f"from {format_number(ends[0])} to {format_number(ends[-1])}" if finite else "without a number"
-        told.append(f"{curve.name} {span}{', diverged' if len(finite) < len(curve.y) else ''}")
+        finite = [y for y in curve.y if math.isfinite(y)] or [math.nan]
+        symbol = SYMBOLS[at % len(SYMBOLS)] if figure.style == "points" else ""
+        series += _curve_series(curve, look[curve.name], symbol)
+        first, last = (min(finite), max(finite)) if symbol else (finite[0], finite[-1])
+        broken = ", diverged" if len(finite) < len(curve.y) or math.isnan(first) else ""
+        told.append(f"{curve.name} from {format_number(first)} to {format_number(last)}{broken}")
     return doc.LineChart(
         name=figure.name,
         caption=figure.title,
@@ -325,30 +281,24 @@ def figure_chart(figure: Figure) -> doc.LineChart:
     )
 
 
-def _curve_series(curve: Curve, look: Any, points: bool, symbol: str) -> list[doc.Series]:
-    """Return what is finite, and crosses: for a line at its last finite point, for points at the upper edge."""
+def _curve_series(curve: Curve, look: Any, symbol: str) -> list[doc.Series]:
+    """Return the finite part, and crosses for divergence: at the end of a line, or at the upper edge."""
     finite = [at for at, y in enumerate(curve.y) if math.isfinite(y)]
-    errors = [e if math.isfinite(e) else 0.0 for e in curve.error or [0.0] * len(curve.y)]
+    x, y = [curve.x[at] for at in finite], [curve.y[at] for at in finite]
+    series: dict[str, Any] = {"name": curve.name, **look}
+    if symbol:
+        series |= {"points": True, "symbol": symbol, "dashed": False}
     bars: dict[str, Any] = {}
     if curve.error is not None:
-        bars["low"] = [curve.y[at] - errors[at] for at in finite]
-        bars["high"] = [curve.y[at] + errors[at] for at in finite]
-    style: dict[str, Any] = {"points": True, "symbol": symbol, "color": look["color"]} if points else look
-    x, y = [curve.x[at] for at in finite], [curve.y[at] for at in finite]
-    drawn = [doc.Series(name=curve.name, x=x, y=y, **bars, **style)] if finite else []
+        errors = [curve.error[at] if math.isfinite(curve.error[at]) else 0.0 for at in finite]
+        bars["low"] = [value - error for value, error in zip(y, errors, strict=True)]
+        bars["high"] = [value + error for value, error in zip(y, errors, strict=True)]
+    found = [doc.Series(**series, x=x, y=y, **bars)] if finite else []
     broken = [(at, math.inf) for at, value in zip(curve.x, curve.y, strict=True) if not math.isfinite(value)]
-    if broken and not points:
-        broken = [(x[-1], y[-1]) if finite else broken[0]]
-    if not broken:
-        return drawn
-    cross = doc.Series(
-        name=curve.name,
-        x=[at for at, _ in broken],
-        y=[value for _, value in broken],
-        color=look["color"],
-        points=True,
-        symbol="cross",
-        in_legend=not finite,
-        details=["diverged"] * len(broken),
-    )
-    return [*drawn, cross]
+    if broken and not symbol:
+        broken = [(x[-1], y[-1])] if finite else broken[:1]
+    if broken:
+        series |= {"points": True, "symbol": "cross", "in_legend": not finite}
+        at, edge = [place for place, _ in broken], [value for _, value in broken]
+        found.append(doc.Series(**series, x=at, y=edge, details=["diverged"] * len(broken)))
+    return found
