@@ -64,7 +64,7 @@ def describe_demo(
 
 
 def describe_training(runs: Runs, accuracy: Mapping[str, float]) -> doc.Document:
-    """Return the loss curves of both trainings as text, their final losses, accuracies, and which is ahead."""
+    """Return the loss curves of both trainings as text, final losses, accuracies, and which is ahead."""
     names = [name for name, _ in runs]
     curves = [[loss for _, loss in run.losses] for _, run in runs]
     finals = [final_loss(run) for _, run in runs]
