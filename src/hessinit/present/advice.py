@@ -41,11 +41,12 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
         ),
     ]
     frozen = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
-    verdict = [
+    measured = (
         f"{advice.optimizer} on {join_names(list(advice.weights))} ({count(advice.parameters, 'parameter')}"
         f"{frozen}); {MATRIX_NAMES[advice.curvature]} on {count(advice.examples, 'example')}; "
         f"loss {format_number(advice.loss)}."
-    ]
+    )
+    verdict = [measured]
     if not advice.converged:
         verdict.append(f"Not converged (marked ~): {unstopped(advice.norm.reason)}.")
     table = doc.Table("Advice on the learning rate.", columns, show_caption=False)
@@ -119,8 +120,8 @@ def too_fast(rate: float, stable: float, *, is_hopeless: bool) -> str:
 def too_fast_when_flat(rate: float, stable: float) -> str:
     """Return why such a learning rate needs a smaller one instead, where the curvature is small."""
     return (
-        f"lr = {format_number(rate)} is {format_times(rate / stable)} times the stable learning rate, and the "
-        "initialization is so flat that a warmup has no sharpness to reduce: lower the learning rate."
+        f"lr = {format_number(rate)} is {format_times(rate / stable)} times the stable learning rate, and "
+        "the initialization is so flat that a warmup has no sharpness to reduce: lower the learning rate."
     )
 
 

@@ -345,8 +345,8 @@ def _limit_rate(report: CurvatureReport) -> str:
     if -network.bottom_eigenvalue > network.top_eigenvalue:
         # Along a direction of negative curvature no step is too long; 2/‖H‖ only ends the guarantee.
         return (
-            f"The most negative eigenvalue (λ = {format_number(network.bottom_eigenvalue)}) is the largest in "
-            f"size: a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = {limit}; {guaranteed}"
+            f"The most negative eigenvalue (λ = {format_number(network.bottom_eigenvalue)}) is the largest "
+            f"in size: a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = {limit}; {guaranteed}"
         )
     # Further parameters make ‖H‖ no smaller: the limit also holds with those that are not measured.
     return f"Gradient descent is unstable above lr = 2/‖H‖ = {limit}; {guaranteed}"
@@ -361,8 +361,8 @@ def bound_rates(report: CurvatureReport) -> str:
         most = network.norm + network.error
         return (
             f"The network was not measured (network=False). The layers bound its ‖H‖ between {least} and "
-            f"{format_number(most)}, so gradient descent is stable below lr = {format_number(2 / most, 2)} and "
-            f"unstable above {highest}."
+            f"{format_number(most)}, so gradient descent is stable below lr = {format_number(2 / most, 2)} "
+            f"and unstable above {highest}."
         )
     return (
         f"The network was not measured (network=False): its ‖H‖ is at least {least}, so 2/‖H‖ is at most "

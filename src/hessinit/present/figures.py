@@ -23,11 +23,11 @@ FEW = 12  # a curve of fewer points has marks on them
 
 
 def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = None) -> list[Axes]:
-    """Draw each chart on its axes, or on those of a new figure: over layers below each other, else abreast."""
+    """Draw each chart on its axes, or on those of a new figure, and return the axes."""
     if axes is None:
         found = _new_axes(charts)
     else:
-        found = list(axes) if isinstance(axes, Sequence) or hasattr(axes, "__len__") else [axes]
+        found = list(axes) if hasattr(axes, "__len__") else [axes]  # type: ignore[arg-type, list-item]
     if len(found) != len(charts):
         raise ValueError(f"there are {len(charts)} charts for {len(found)} axes; pass one for each.")
     for chart, ax in zip(charts, found, strict=True):
@@ -39,10 +39,8 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
             _draw_rates(ax, chart)
         _finish(ax, chart)
     for upper, lower, ax in zip(charts, charts[1:], found, strict=False):
-        same = (
-            isinstance(upper, LineChart) and upper.layers and upper.layers == getattr(lower, "layers", None)
-        )
-        if axes is None and same:  # the names of the layers are below the lower one
+        layers = getattr(upper, "layers", None)
+        if axes is None and layers and layers == getattr(lower, "layers", None):  # named below the lower one
             ax.tick_params(labelbottom=False)
             ax.set_xlabel("")
     return found
@@ -58,7 +56,7 @@ def _new_axes(charts: Sequence[Chart]) -> list[Axes]:
     heights = [max(height for _, height in sizes[row * across :][:across]) for row in range(down)]
     width = max(width for width, _ in sizes) if is_stacked else PAGE
     ratios = {"height_ratios": heights}
-    figure, axes = pyplot.subplots(
+    _, axes = pyplot.subplots(
         down, across, figsize=(width, sum(heights)), layout="constrained", squeeze=False, gridspec_kw=ratios
     )
     flat = [ax for row in axes for ax in row]
@@ -71,9 +69,9 @@ def _size(chart: Chart) -> tuple[float, float]:
     if isinstance(chart, RateLine):
         return PAGE, 1.4
     if isinstance(chart, HeatMap):
-        names = LETTER * max(map(len, _names(chart.rows)), default=0)
+        longest = max(map(len, _names(chart.rows)), default=0)
         cells = max((len(text) for row in chart.texts for text in row), default=4)
-        wide = 1.2 + names + len(chart.columns) * max(0.42, LETTER * (cells + 1))
+        wide = 1.2 + LETTER * longest + len(chart.columns) * max(0.42, LETTER * (cells + 1))
         return min(max(COLUMN, wide), 2 * PAGE), 1.0 + 0.32 * len(chart.rows)
     if not chart.layers:
         return COLUMN, HEIGHT
@@ -173,10 +171,10 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
         for across, value in enumerate(row):
             corner = (across - 0.5, down - 0.5)
             if math.isnan(value):
-                hatch = {"hatch": "////", "edgecolor": COLORS["grey"], "alpha": 0.3}
+                hatch: dict[str, Any] = {"hatch": "////", "edgecolor": COLORS["grey"], "alpha": 0.3}
                 ax.add_patch(Rectangle(corner, 1, 1, fill=False, linewidth=0, **hatch))
             if chart.marked and chart.marked[down][across]:
-                frame = {"edgecolor": COLORS["vermilion"], "linewidth": 1.8}
+                frame: dict[str, Any] = {"edgecolor": COLORS["vermilion"], "linewidth": 1.8}
                 ax.add_patch(Rectangle((corner[0] + 0.02, corner[1] + 0.02), 0.96, 0.96, fill=False, **frame))
             red, green, blue, _ = palette(scale(value)) if not math.isnan(value) else (1, 1, 1, 1)
             ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
@@ -188,7 +186,7 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
     ax.spines[:].set_visible(False)
     bar = ax.figure.colorbar(image, ax=ax, shrink=0.9, pad=0.02, aspect=18)
     bar.set_label(chart.value_label, fontsize=POINTS)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     _write_numbers(bar.ax.yaxis, chart.log_color)
     bar.ax.tick_params(labelsize=POINTS, which="both")
 
@@ -218,8 +216,11 @@ def _finish(ax: Axes, chart: Chart) -> None:
     ax.set_ylabel(getattr(chart, "y_label", ""), fontsize=POINTS + 1)
     if isinstance(chart, LineChart):
         _write_numbers(ax.yaxis, chart.log_y)
-    if not isinstance(chart, HeatMap) and not getattr(chart, "layers", None):
-        _write_numbers(ax.xaxis, isinstance(chart, RateLine) or chart.log_x)
+    if isinstance(chart, LineChart) and not chart.layers:
+        is_whole = all(value is None or value % 1 == 0 for one in chart.series for value in one.x or ())
+        _write_numbers(ax.xaxis, chart.log_x, is_whole)
+    elif isinstance(chart, RateLine):
+        _write_numbers(ax.xaxis, True)
     ax.tick_params(labelsize=POINTS, which="both")
     caption = printable(chart.caption)
     handles, labels = ax.get_legend_handles_labels()
@@ -236,18 +237,16 @@ def _finish(ax: Axes, chart: Chart) -> None:
         text.set_parse_math(False)  # a "$" in a name is a "$"
 
 
-def _write_numbers(axis: Axis, is_log: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+def _write_numbers(axis: Axis, is_log: bool, is_whole: bool = False) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+    axis.set_minor_formatter(NullFormatter())
     low, high = sorted(axis.get_view_interval())
-    if not is_log:
-        axis.set_major_locator(MaxNLocator(nbins=6))
-    elif high / low < 10:  # the ticks of whole decades would stand alone
-        axis.set_major_locator(MaxNLocator(nbins=4))
-        axis.set_minor_formatter(NullFormatter())
-    else:
-        axis.set_minor_formatter(NullFormatter())
+    if not is_log or high / low < 5:  # ticks of whole decades would stand alone
+        axis.set_major_locator(MaxNLocator(nbins=5, integer=is_whole))
+    elif high / low < 1000:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
 
 
 def _name_layers(ax: Axes, layers: Sequence[str]) -> None:

@@ -214,8 +214,8 @@ def _rate_section(result: Initialization, after: CurvatureReport) -> doc.Section
     if result.lr is None or not has_rates(after) or result.lr <= after.stable_learning_rate:
         return section
     note = doc.Text(
-        f"lr = {format_number(result.lr)} is above 2/‖H‖. On a quadratic, gradient descent would be unstable; "
-        "plain networks can be trained from there, because their curvature falls in the first steps.",
+        f"lr = {format_number(result.lr)} is above 2/‖H‖. On a quadratic, gradient descent would be "
+        "unstable; plain networks can be trained from there, because their curvature falls in the first steps.",
         "note",
         page_only=True,
     )

@@ -1,4 +1,4 @@
-"""Describe what a report holds beyond norms: spectra, Jacobian norms and bounds, activations and gradients."""
+"""Describe what a report holds besides norms: spectra, Jacobian norms and bounds, diagnostics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def conclude_details(report: CurvatureReport) -> list[str]:
 
 
 def spectrum_charts(report: CurvatureReport) -> list[doc.LineChart]:
-    """Return a chart of each spectrum that was measured, named "spectrum:" and the layer, the sharpest first."""
+    """Return a chart "spectrum:<layer>" for each spectrum that was measured, the sharpest first."""
     rows = sorted(report.layers, key=lambda row: -row.norm if row.norm == row.norm else -math.inf)
     shown = [row for row in (report.network, *rows) if row.density is not None or row.eigenvalues]
     return [_density_chart(row) if row.density else _rank_chart([row], row.name) for row in shown]
@@ -77,8 +77,8 @@ def _density_chart(row: LayerCurvature) -> doc.LineChart:
         name=f"spectrum:{row.name}",
         caption=f"Spectral density: {row.name}",
         description=(
-            f"Density of the eigenvalues of {row.name} on a logarithmic axis; the largest is {top}, the smallest "
-            f"{bottom}. Estimated with {count(density.probes, 'random vector')}."
+            f"Density of the eigenvalues of {row.name} on a logarithmic axis; the largest is {top}, the "
+            f"smallest {bottom}. Estimated with {count(density.probes, 'random vector')}."
         ),
         series=series,
         x_label="eigenvalue",
@@ -267,7 +267,7 @@ def _diagnostics_section(report: CurvatureReport) -> doc.Section | None:
             name="activations",
             caption="Standard deviation of activations and gradients",
             description=(
-                "Standard deviation of each layer's activations and of the loss gradient with respect to them. "
+                "Standard deviation of each layer's activations and of their loss gradient. "
                 + conclude_diagnostics(report)
             ),
             layers=report.names,
@@ -290,8 +290,8 @@ def _diagnostics_section(report: CurvatureReport) -> doc.Section | None:
     columns = _diagnostics_columns(report, rows)
     if len(columns) > 1:
         caption = (
-            "Activations of each layer (mean, std; std before the activation), the loss gradient with respect "
-            "to them, and the fraction of dead units and saturated entries."
+            "Activations of each layer (mean, std; std before the activation), their loss gradient, "
+            "and the fraction of dead units and saturated entries."
         )
         blocks.append(doc.Table(caption, columns))
     return doc.Section("Activations and gradients", blocks, "activations")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hessinit.present import document as doc
-from hessinit.present.words import count, format_number, format_ratio, format_times
+from hessinit.present.words import call_layer, count, format_number, format_ratio, format_times
 from hessinit.results.estimates import Spread
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
@@ -25,7 +25,7 @@ def describe_forms(forms: QuadraticForms) -> doc.Document:
     )
     table = doc.Table(_explain(forms), _columns(forms), show_caption=False)
     notes = [doc.Text(f"Note: {note}", "note") for note in forms.notes]
-    blocks = [table, doc.Text(cost, "small"), *notes]
+    blocks: list[doc.Block] = [table, doc.Text(cost, "small"), *notes]
     return doc.Document(
         title="Quadratic forms",
         verdict=[_explain(forms), _conclude(forms)],
@@ -73,10 +73,10 @@ def _conclude(forms: QuadraticForms) -> str:
         return "Theorem 1 and the exact form agree within 1 % on every layer."
     row = min(forms, key=lambda row: (row.within(ERRORS[0]), row.within(ERRORS[1]), -_distance(row)))
     if math.isnan(row.ratio):
-        return f"The numbers of {row.name} overflow; pass dtype=torch.float64."
+        return f"The numbers of {call_layer(row.name)} overflow; pass dtype=torch.float64."
     if math.isinf(row.ratio):
-        return f"Theorem 1 gives 0 on {row.name}, and the exact form does not."
-    worst = f"The error of Theorem 1 is largest on {row.name}: the exact form is"
+        return f"Theorem 1 gives 0 on {call_layer(row.name)}, and the exact form does not."
+    worst = f"The error of Theorem 1 is largest on {call_layer(row.name)}: the exact form is"
     factor = f"{format_times(row.ratio)} times its value"
     if forms.draws == 1:
         return f"{worst} {factor}."

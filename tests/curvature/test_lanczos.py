@@ -168,7 +168,7 @@ def test_an_operator_that_tracks_gradients_is_only_read():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ends": "bottom"}, "ends='bottom' is unknown; choose from 'both', 'top'"),
+        ({"which": "bottom"}, "which='bottom' is unknown; choose from 'both', 'top'"),
         ({"tolerance": 0.0}, "tolerance=0.0 is out of range; it is a relative error between 0 and 1"),
         ({"tolerance": float("nan")}, "tolerance=nan is out of range"),
         (
