@@ -693,7 +693,7 @@ def _sweep_sections(comparison: Comparison) -> list[doc.Section]:
     caption = f"Loss over the steps at lr {format_number(rate)}, by std"
     return [
         *_section(
-            "Curvature and loss", [*_norms_over_std(comparison), *_final_losses(comparison, ends, look)]
+            "Curvature and loss", [*_final_losses(comparison, ends, look), *_norms_over_std(comparison)]
         ),
         *_section(
             "Loss curves",
@@ -750,8 +750,8 @@ def _final_losses(
     limit = [doc.Rule(SGD_LIMIT, "lr·‖H‖ = 2", upright=True)] if comparison.optimizer == "sgd" else []
     charts = []
     for name, label, places, rules in (
-        ("losses over std", "std of the weights", comparison.stds, []),
         ("losses over sharpness", "lr·‖H‖ at initialization", products, limit),
+        ("losses over std", "std of the weights", comparison.stds, []),
     ):
         series = []
         for scheme, (std, loss), place in zip(comparison.schemes, ends.items(), places, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from hessinit.present import document as doc
@@ -21,14 +22,24 @@ COLUMNS = 40  # of a loss curve in a terminal
 TIE = 1.25  # losses within this factor are about the same
 
 
-def describe_demo(
-    initialization: Initialization, runs: Runs, comparison: Comparison, accuracy: Mapping[str, float]
-) -> doc.Document:
-    """Return the document of the demo.
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """What the demo computes.
 
     `runs` are the tracked trainings from PyTorch's default weights and from hessinit's, with their names;
     `accuracy` is the held-out accuracy of each; `comparison` repeats both with other seeds and schemes.
     """
+
+    initialization: Initialization
+    runs: Runs
+    comparison: Comparison
+    accuracy: Mapping[str, float]
+
+
+def describe_demonstration(demonstration: Demonstration) -> doc.Document:
+    """Return both initializations layer by layer, both trainings, and the comparison over seeds."""
+    initialization, runs = demonstration.initialization, demonstration.runs
+    comparison, accuracy = demonstration.comparison, demonstration.accuracy
     first, seeds = describe_training(runs, accuracy), describe_comparison(comparison)
     layers, *others = describe_initialization(initialization).sections
     rates = [section for section in others if section.anchor == "rates"]

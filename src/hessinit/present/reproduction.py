@@ -27,6 +27,11 @@ TEXT_WIDTH = 96  # a wider table continues below in a terminal
 VERDICTS = {True: ("✓ yes", "yes"), False: ("✗ no", "no"), None: ("", "")}
 
 
+def describe_reproduction(reproduction: Reproduction) -> doc.Document:
+    """Return the tables beside the paper's numbers, the figures, and which claims hold."""
+    return describe_reproductions([reproduction])
+
+
 def describe_reproductions(
     reproductions: Sequence[Reproduction], unreadable: Sequence[str] = ()
 ) -> doc.Document:

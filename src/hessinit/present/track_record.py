@@ -196,8 +196,8 @@ def _step_charts(runs: Runs) -> list[doc.LineChart]:
         norms += [replace(each, name=_of(runs, "stability limit", each.name), dashed=True) for each in moving]
     ratios = _series(runs, "lr / limit", [_values(tracking, "lr_over_limit") for _, tracking in runs])
     charts = [
-        _chart("loss", kind.capitalize(), kind, losses, log_y=spans_much(finite) and min(finite) > 0),
         _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules=rules),
+        _chart("loss", kind.capitalize(), kind, losses, log_y=spans_much(finite) and min(finite) > 0),
         _chart(
             "limit",
             "Learning rate over its stability limit",
