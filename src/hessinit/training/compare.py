@@ -19,18 +19,25 @@ from torch import nn
 
 from hessinit._version import __version__
 from hessinit.errors import ConvergenceWarning, ProblemError
-from hessinit.measuring import measure
-from hessinit.problem.checks import (
+from hessinit.measurement.measure import measure
+from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import (
     check_arguments,
     check_loss_value,
     check_model,
     check_switches,
     check_whole,
 )
-from hessinit.problem.problem import Forward, Loss
-from hessinit.report.comparison import Comparison
-from hessinit.report.json_form import Plain
-from hessinit.report.run import MOST_POINTS, NETWORK, Run, round_loss, run_from_dict, window
+from hessinit.results.comparison import (
+    MOST_POINTS,
+    NETWORK,
+    Comparison,
+    Run,
+    round_loss,
+    run_from_dict,
+    window,
+)
+from hessinit.results.result import Plain
 from hessinit.training import loop
 from hessinit.training.data import Data, copy_to, device_of, hash_data, read_data
 from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes

@@ -51,9 +51,9 @@ class Data:
             return self.parts[int(torch.randint(len(self.parts), (1,), generator=source))]
         return self.parts[0].take(self._permutation(source)[: self.batch_size])
 
-    def draw(self, examples: int, seed: int, purpose: str) -> list[Batch]:
-        """That many random examples; of ready batches, as many as hold at least that many."""
-        order = self._permutation(generator(seed, purpose))
+    def tracked_batches(self, examples: int, seed: int) -> list[Batch]:
+        """One batch of that many random examples, or ready batches that hold at least as many together."""
+        order = self._permutation(generator(seed, "tracked batch"))
         if not self.ready:
             return [self.parts[0].take(order[:examples])]
         chosen: list[Batch] = []
