@@ -153,7 +153,7 @@ def _show_warm_starts(images: Tensor, labels: Tensor) -> None:
 
 
 def _misses(values: Tensor, sharper: float, start: Tensor | None, seed: int) -> bool:
-    found = lanczos(torch.diag(values), ends="top", tolerance=1e-2, seed=seed, start=start).top
+    found = lanczos(torch.diag(values), which="top", tolerance=1e-2, seed=seed, start=start).top
     return found.converged and found.value < 0.98 * sharper
 
 

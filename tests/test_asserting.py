@@ -218,12 +218,12 @@ def test_curvature_that_is_not_finite_is_a_failure_whatever_the_limit() -> None:
 def test_a_norm_that_did_not_converge_does_not_pass() -> None:
     model = nn.Linear(12, 4, bias=False)
     problem = (model, nn.CrossEntropyLoss(), (torch.randn(32, 12), torch.arange(32) % 4))
-    unfinished = {"max_steps": 1, "estimator": "lanczos"}
+    unfinished = {"max_iterations": 1, "estimator": "lanczos"}
     with pytest.warns(ConvergenceWarning):
         assert not measure(*problem, **unfinished).converged
     failed, way_out = paragraphs(*problem, **unfinished)
     assert failed.startswith("not sound: weight and the network did not reach tolerance=0.001 (stopped")
-    assert way_out == "Way out: raise max_steps= or tolerance=."
+    assert way_out == "Way out: raise max_iterations= or tolerance=."
 
 
 def test_layers_and_the_other_options_of_measure_pass_through() -> None:

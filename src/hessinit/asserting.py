@@ -13,7 +13,7 @@ from torch import nn
 from hessinit.advising.advise import advise
 from hessinit.advising.grouped_rate import grouped_rate, groups_differ
 from hessinit.advising.reading import WORDS
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.errors import ConvergenceWarning, ProblemError, choose
 from hessinit.measurement.measure import measure
 from hessinit.present import soundness_sentences as say
@@ -28,7 +28,16 @@ from hessinit.results.curvature_report import EXPLODING_ABOVE, VANISHING_BELOW, 
 
 Finding = tuple[str, list[str]]  # what is wrong, and the ways out
 
-_SHARED_WITH_ADVISE = ("layers", "tolerance", "max_steps", "seed", "forward", "dtype", "dropout", "reduction")
+_SHARED_WITH_ADVISE = (
+    "layers",
+    "tolerance",
+    "max_iterations",
+    "seed",
+    "forward",
+    "dtype",
+    "dropout",
+    "reduction",
+)
 # The refusals of `measure` that are about the start, not about how it was called.
 _ABOUT_THE_START = re.compile(
     r"holds NaN or inf|^the loss is -?(?:nan|inf) though(?!.*the targets hold)|^the loss is saturated"
@@ -97,7 +106,7 @@ def assert_sound(
     ]
     doubts = say.name_unconverged(report, judged, options.get("network", True))
     if doubts:
-        found.insert(0, (doubts[0], ["raise max_steps= or tolerance="]))
+        found.insert(0, (doubts[0], ["raise max_iterations= or tolerance="]))
     if not found:
         return report
     ways = list(dict.fromkeys(way for _, several in found for way in several))
@@ -139,7 +148,7 @@ def _judge(
     elif isinstance(optimizer, str) or rate or not groups_differ(optimizer, model, shared.get("layers")):
         advice = advise(model, loss, batch, optimizer=optimizer, lr=rate, curvature=matrix, **shared)
     else:
-        effort = Effort(report.tolerance, shared.pop("max_steps", 200), shared.pop("seed", 0))
+        effort = LanczosSettings(report.tolerance, shared.pop("max_iterations", 200), shared.pop("seed", 0))
         shared.pop("tolerance", None)
         found = grouped_rate(model, loss, batch, optimizer, matrix, effort, **shared)
         return say.JudgedRate(found.optimizer, found.lr, found.stable, found.norm, found.is_adaptive)

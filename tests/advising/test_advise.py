@@ -270,7 +270,7 @@ def test_trial_steps_that_overflow_say_so() -> None:
 
 
 def test_a_norm_that_did_not_converge_warns_or_raises() -> None:
-    hasty: dict[str, Any] = {"optimizer": "adam", "max_steps": 2, "tolerance": 1e-9}
+    hasty: dict[str, Any] = {"optimizer": "adam", "max_iterations": 2, "tolerance": 1e-9}
     with pytest.warns(ConvergenceWarning, match="did not reach tolerance=1e-09"):
         advice = advise(network(), LOSS, batch(), **hasty)
     assert not advice.converged

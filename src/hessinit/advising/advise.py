@@ -16,7 +16,7 @@ from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.looking_ahead import look_ahead as take_trial_steps
 from hessinit.advising.rates import MOMENTS, AdaptiveRates, adaptive_rates, build_engine
 from hessinit.advising.reading import Reading, read_optimizer, read_word
-from hessinit.curvature.engines import Effort, Ends
+from hessinit.curvature.engines import Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.measurement.measure import (
@@ -58,7 +58,7 @@ def advise(
     curvature: str = "gauss-newton",
     layers: str | Iterable[str] | None = None,
     tolerance: float = 1e-3,
-    max_steps: int = 200,
+    max_iterations: int = 200,
     seed: int = 0,
     forward: Forward | None = None,
     dtype: torch.dtype | None = None,
@@ -92,7 +92,9 @@ def advise(
     check_switches(strict=strict)
     steps = check_whole("look_ahead", look_ahead, at_least=0)
     seed = check_whole("seed", seed, at_least=0)
-    effort = Effort(check_tolerance(tolerance), check_whole("max_steps", max_steps, at_least=1), seed)
+    effort = LanczosSettings(
+        check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
+    )
     check_arguments(model, loss, forward, dtype, dropout)
     given = {
         "momentum": momentum, "dampening": dampening, "betas": betas, "alpha": alpha, "eps": eps,
@@ -140,35 +142,35 @@ def advise(
 class _Measuring:
     """What is measured for a rule, at the start and after trial steps, and the advice that it gives."""
 
-    def __init__(self, reading: Reading, curvature: str, second_moment: str, effort: Effort) -> None:
+    def __init__(self, reading: Reading, curvature: str, second_moment: str, effort: LanczosSettings) -> None:
         self._reading = reading
         self._curvature = curvature
         self._second_moment = second_moment
         self._gradients = "mini-batch gradients" if second_moment == "mini-batches" else "this gradient"
         self._effort = effort
 
-    def measure(self, evaluations: list[Evaluation]) -> Ends | AdaptiveRates:
+    def measure(self, evaluations: list[Evaluation]) -> Extremes | AdaptiveRates:
         rule = self._reading.rule
         if isinstance(rule, Adaptive):
             moment, lr = self._second_moment, self._reading.lr
             return adaptive_rates(rule, lr, evaluations, self._curvature, moment, self._effort)
         engine = build_engine(evaluations, self._curvature, self._effort)
-        return engine.ends(list(evaluations[0].problem.leaves))
+        return engine.extremes(list(evaluations[0].problem.leaves))
 
     def stable_rate(self, evaluations: list[Evaluation]) -> float:
         rule, found = self._reading.rule, self.measure(evaluations)
         if isinstance(rule, Descent):
-            assert isinstance(found, Ends)
+            assert isinstance(found, Extremes)
             return rule.edge(rule.norm(found.top, found.bottom).value)
         assert isinstance(found, AdaptiveRates)
         return found.stable_rate(rule)
 
     def advise(
-        self, found: Ends | AdaptiveRates, ahead: LookAhead | None, facts: dict[str, Any]
+        self, found: Extremes | AdaptiveRates, ahead: LookAhead | None, facts: dict[str, Any]
     ) -> LearningRateAdvice:
         rule, lr = self._reading.rule, self._reading.lr
         if isinstance(rule, Descent):
-            assert isinstance(found, Ends)
+            assert isinstance(found, Extremes)
             return advise_descent(rule, found.top, found.bottom, lr=lr, ahead=ahead, **facts)
         assert isinstance(found, AdaptiveRates)
         norm, first = found.norm.value, found.first_step

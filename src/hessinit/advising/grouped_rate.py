@@ -12,7 +12,7 @@ from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.groups import groups_by_weight, read_common_rule, slowness_of
 from hessinit.advising.rates import adaptive_rates, build_engine
 from hessinit.advising.scaled_edge import scaled_edge
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.operators import join
 from hessinit.problem.layers import find_layers
@@ -45,7 +45,7 @@ def grouped_rate(
     batch: Any,
     optimizer: torch.optim.Optimizer,
     curvature: str,
-    effort: Effort,
+    effort: LanczosSettings,
     layers: Any = None,
     **options: Any,
 ) -> GroupedRate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.lanczos import lanczos
 from hessinit.curvature.operators import LinearOperator
 from hessinit.results.estimates import Estimate
@@ -30,9 +30,9 @@ class Preconditioned(LinearOperator):
         return self._root * (self._curvature @ (self._root * vector))
 
 
-def preconditioned_norm(operator: Preconditioned, effort: Effort, *, semidefinite: bool) -> Estimate:
+def preconditioned_norm(operator: Preconditioned, effort: LanczosSettings, *, semidefinite: bool) -> Estimate:
     """The largest |eigenvalue|; a curvature that is semidefinite in all but rounding needs only its top."""
-    found = lanczos(operator, ends="top" if semidefinite else "both", **effort.options).norm
+    found = lanczos(operator, which="top" if semidefinite else "both", **effort.options).norm
     if semidefinite and not found.converged:
-        return lanczos(operator, ends="both", **effort.options).norm
+        return lanczos(operator, which="both", **effort.options).norm
     return found

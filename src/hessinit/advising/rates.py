@@ -12,7 +12,7 @@ from torch import Tensor
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.preconditioned import Preconditioned, preconditioned_norm
 from hessinit.advising.second_moment import measure_moments
-from hessinit.curvature.engines import Effort, Engine, gauss_newton_engine, hessian_engine
+from hessinit.curvature.engines import Engine, LanczosSettings, gauss_newton_engine, hessian_engine
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.results.advice import GENTLE
 from hessinit.results.estimates import Estimate
@@ -41,7 +41,7 @@ class AdaptiveRates:
         return min(rule.edge(self.norm.value), 2 * self.first_step)
 
 
-def build_engine(evaluations: Sequence[Evaluation], curvature: str, effort: Effort) -> Engine:
+def build_engine(evaluations: Sequence[Evaluation], curvature: str, effort: LanczosSettings) -> Engine:
     """What finds the ends of the curvature and multiplies with it."""
     if curvature == "hessian":
         return hessian_engine(evaluations, effort)
@@ -54,7 +54,7 @@ def adaptive_rates(
     evaluations: Sequence[Evaluation],
     curvature: str,
     second_moment: str,
-    effort: Effort,
+    effort: LanczosSettings,
     slowness: Tensor | None = None,
 ) -> AdaptiveRates:
     """Costs a few gradients, and about ten products with the curvature.
@@ -96,7 +96,7 @@ def adaptive_rates(
     rates = AdaptiveRates(norm, _best_step(slope, bend), still, tuple(notes))
     if lr is None or lr <= rates.stable_rate(rule):
         return rates
-    return replace(rates, gentle=0 < engine.ends(names).norm.value < GENTLE)
+    return replace(rates, gentle=0 < engine.extremes(names).norm.value < GENTLE)
 
 
 def _best_step(slope: float, bend: float) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.preconditioned import Preconditioned
 from hessinit.advising.reading import Rule
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.lanczos import lanczos
 from hessinit.curvature.operators import LinearOperator
 from hessinit.results.estimates import Estimate
@@ -22,7 +22,7 @@ def scaled_edge(
     divisor: Tensor | None,
     slowness: Tensor | None,
     decay: Tensor,
-    effort: Effort,
+    effort: LanczosSettings,
 ) -> tuple[float, Estimate]:
     """The largest stable rate of the fastest weights, and the top eigenvalue that sets it.
 
@@ -41,7 +41,7 @@ def scaled_edge(
     inner = Shifted(Preconditioned(curvature, scale), torch.where(moves, diagonal, 0.0))
     # No start from where the last search ended: where the sharpest direction has changed since, such a
     # search often ends at the old one and cannot tell (docs/tracking.md has the numbers).
-    top = lanczos(inner, ends="top", **effort.options).top
+    top = lanczos(inner, which="top", **effort.options).top
     return replace(rule, weight_decay=0.0).edge(max(top.value, 0.0)), top
 
 

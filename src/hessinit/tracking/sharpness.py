@@ -12,7 +12,7 @@ from torch import nn
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.rates import adaptive_rates, build_engine
 from hessinit.advising.scaled_edge import scaled_edge
-from hessinit.curvature.engines import Effort, Ends, Engine
+from hessinit.curvature.engines import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.measurement.measure import (
     in_running_order,
@@ -55,7 +55,7 @@ class Subject:
     reduction: str
     curvature: str
     each_layer: bool
-    effort: Effort
+    effort: LanczosSettings
 
     def problem(self, check: bool = False) -> Problem:
         """The model as it is now; its derivatives are checked once, before the first point."""
@@ -103,12 +103,12 @@ class Subject:
             names = list(problem.leaves)
             layers = {}
             if self.each_layer:
-                ends = engine.ends_of_each(names)
+                ends = engine.extremes_of_each(names)
                 layers = {
                     layer.name: ends[layer.parameter].norm.value
                     for layer in in_running_order(problem, evaluations)
                 }
-            found = engine.ends(names)
+            found = engine.extremes(names)
             stable, products, note = self._stable(engine, found, evaluations)
             return Sharpness(
                 loss=sum(one.loss_value * one.weight for one in evaluations),
@@ -122,7 +122,9 @@ class Subject:
                 note=note,
             )
 
-    def _stable(self, engine: Engine, found: Ends, evaluations: list[Evaluation]) -> tuple[float, int, str]:
+    def _stable(
+        self, engine: Engine, found: Extremes, evaluations: list[Evaluation]
+    ) -> tuple[float, int, str]:
         """The optimizer's largest stable rate, the products that it took, and a remark.
 
         It goes by the top eigenvalue: along negative curvature every rate leads away.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
@@ -49,7 +49,7 @@ def track(
     reduction: str = "auto",
     check: bool = True,
     tolerance: float = 1e-2,
-    max_steps: int = 200,
+    max_iterations: int = 200,
     seed: int = 0,
     log_to: Any = "auto",
     at_start: bool = True,
@@ -82,7 +82,9 @@ def track(
     every = check_whole("every", every, at_least=1)
     share = check_share(share)
     seed = check_whole("seed", seed, at_least=0)
-    effort = Effort(check_tolerance(tolerance), check_whole("max_steps", max_steps, at_least=1), seed)
+    effort = LanczosSettings(
+        check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
+    )
     check_arguments(model, loss, forward, None, dropout, reduction, check)
     if path is not None:
         check_path(path)

@@ -8,7 +8,7 @@ import torch
 from known_matrices import CountingOperator, eigenvalues, gaussian_matrix, gram, wigner, with_spectrum
 from scipy.sparse.linalg import eigsh
 
-from hessinit.curvature.krylov import LanczosProcess, reach_of_unseen
+from hessinit.curvature.krylov import LanczosProcess, unseen_distance
 from hessinit.curvature.lanczos import lanczos
 
 KNOWN = {
@@ -35,7 +35,7 @@ def test_both_ends_are_right_to_the_tolerance_and_the_error_covers_them(name, dt
     matrix = KNOWN[name].to(dtype)
     truth = eigenvalues(matrix)
     norm = np.abs(truth).max()
-    extremes = lanczos(matrix, tolerance=tolerance, max_steps=300)
+    extremes = lanczos(matrix, tolerance=tolerance, max_iterations=300)
     for estimate, true in ((extremes.top, truth[-1]), (extremes.bottom, truth[0]), (extremes.norm, norm)):
         assert estimate.converged, estimate.reason
         # eigvalsh itself is exact to a few units in the last place of fp64.
@@ -47,7 +47,7 @@ def test_both_ends_are_right_to_the_tolerance_and_the_error_covers_them(name, dt
 def test_the_answer_is_that_of_scipy():
     matrix = wigner(400, seed=5)
     low, high = eigsh(matrix.numpy(), k=2, which="BE", return_eigenvectors=False)
-    extremes = lanczos(matrix, tolerance=1e-10, max_steps=400)
+    extremes = lanczos(matrix, tolerance=1e-10, max_iterations=400)
     assert abs(extremes.top.value - high) < 1e-10
     assert abs(extremes.bottom.value - low) < 1e-10
 
@@ -58,21 +58,21 @@ def test_a_nearly_symmetric_spectrum_is_right_in_fifteen_steps_where_power_itera
     for _ in range(15):
         vector = matrix @ vector / torch.linalg.vector_norm(matrix @ vector)
     assert abs(float(vector @ (matrix @ vector))) < 0.98
-    extremes = lanczos(matrix, max_steps=15)
+    extremes = lanczos(matrix, max_iterations=15)
     assert abs(extremes.top.value - 1) < 1e-3
     assert abs(extremes.bottom.value + 0.9999) < 1e-3
 
 
 def test_clustered_ends_are_within_error_and_tolerance_nearly_always():
-    # Counted by taking the other rules of RitzEnd out: stopping by the Kato–Temple bound alone leaves 71 of
-    # these outside the tolerance, and reporting it as the error would be wrong for 74.
+    # Counted by taking the other rules of RitzExtreme out: stopping by the Kato–Temple bound alone leaves 71
+    # of these outside the tolerance, and reporting it as the error would be wrong for 74.
     random = np.random.default_rng(2)
     outside_error = outside_tolerance = 0
     for trial in range(150):
         size = int(random.integers(20, 300))
         cluster = 1 - random.random(max(2, size // 4)) * 10.0 ** random.uniform(-4, -1)
         values = np.concatenate([cluster, random.random(size) * 0.5, [-0.8]])
-        top = lanczos(torch.diag(torch.from_numpy(values)), ends="top", seed=trial).top
+        top = lanczos(torch.diag(torch.from_numpy(values)), which="top", seed=trial).top
         assert top.converged
         outside_error += abs(top.value - values.max()) > top.error
         outside_tolerance += abs(top.value - values.max()) > 1e-3
@@ -82,7 +82,7 @@ def test_clustered_ends_are_within_error_and_tolerance_nearly_always():
 
 def test_only_the_top_is_cheaper_and_leaves_the_bottom_open():
     matrix = gram(300, 300)
-    both, top = lanczos(matrix), lanczos(matrix, ends="top")
+    both, top = lanczos(matrix), lanczos(matrix, which="top")
     assert top.steps < both.steps
     assert top.bottom is None
     assert top.norm == top.top
@@ -90,7 +90,7 @@ def test_only_the_top_is_cheaper_and_leaves_the_bottom_open():
 
 
 def test_the_norm_is_honest_when_the_bottom_that_nobody_asked_for_is_larger():
-    extremes = lanczos(with_spectrum([1.0, -5.0, *np.linspace(-0.1, 0.1, 50)]), ends="top")
+    extremes = lanczos(with_spectrum([1.0, -5.0, *np.linspace(-0.1, 0.1, 50)]), which="top")
     assert abs(extremes.top.value - 1) < 5e-3
     assert abs(extremes.norm.value - 5) <= extremes.norm.error
 
@@ -103,11 +103,11 @@ def test_the_same_seed_gives_the_same_bits():
 
 
 def test_running_out_of_steps_is_a_value_with_a_way_out():
-    extremes = lanczos(wigner(300), tolerance=1e-10, max_steps=8)
+    extremes = lanczos(wigner(300), tolerance=1e-10, max_iterations=8)
     assert not extremes.top.converged
     assert extremes.steps == extremes.top.products == 8
-    assert extremes.top.reason.startswith("stopped at max_steps=8 with residual")
-    assert extremes.top.reason.endswith("of the norm; raise max_steps or tolerance")
+    assert extremes.top.reason.startswith("stopped at max_iterations=8 with residual")
+    assert extremes.top.reason.endswith("of the norm; raise max_iterations or tolerance")
     assert abs(extremes.top.value - eigenvalues(wigner(300))[-1]) <= extremes.top.error
 
 
@@ -129,7 +129,7 @@ def missed(size: int, gap: float, seeds: int) -> int:
     generator = torch.Generator().manual_seed(1)
     rest = 0.6 * torch.rand(size - 2, generator=generator, dtype=torch.float64)
     matrix = torch.diag(torch.cat([torch.tensor([1.0, 1 - gap], dtype=torch.float64), rest]))
-    found = [lanczos(matrix, ends="top", seed=seed).top for seed in range(seeds)]
+    found = [lanczos(matrix, which="top", seed=seed).top for seed in range(seeds)]
     assert all(top.converged for top in found)
     return sum(abs(top.value - 1) > top.error for top in found)
 
@@ -154,8 +154,8 @@ def test_the_reach_of_the_unseen_holds_for_every_share_of_the_start(unlucky):
             process.step()
             ritz, vectors = process.ritz()
             residual, share = float(process.residuals(vectors)[-1]), abs(float(vectors[0, -1]))
-            # reach_of_unseen is for a start that holds 0.01·√(π / 2 size)
-            reach = reach_of_unseen(residual, share, size) * 0.01 * math.sqrt(math.pi / (2 * size)) / gamma
+            # unseen_distance is for a start that holds 0.01·√(π / 2 size)
+            reach = unseen_distance(residual, share, size) * 0.01 * math.sqrt(math.pi / (2 * size)) / gamma
             assert float(values[-1]) - float(ritz[-1]) * process.scale <= reach * process.scale * (1 + 1e-6)
 
 
@@ -168,10 +168,13 @@ def test_an_operator_that_tracks_gradients_is_only_read():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ends": "bottom"}, "ends='bottom' is unknown; choose from 'both', 'top'"),
+        ({"which": "bottom"}, "which='bottom' is unknown; choose from 'both', 'top'"),
         ({"tolerance": 0.0}, "tolerance=0.0 is out of range; it is a relative error between 0 and 1"),
         ({"tolerance": float("nan")}, "tolerance=nan is out of range"),
-        ({"max_steps": 0}, "max_steps=0 is too few: every step is one product. Pass max_steps=1 or more"),
+        (
+            {"max_iterations": 0},
+            "max_iterations=0 is too few: every step is one product. Pass max_iterations=1 or more",
+        ),
     ],
 )
 def test_bad_arguments_are_answered_with_the_rule_and_the_way_out(arguments, message):

@@ -11,7 +11,7 @@ from known_matrices import CountingOperator, eigenvalues, wigner, with_spectrum
 
 from hessinit.curvature.eigenpairs import top_eigenpairs
 from hessinit.curvature.lanczos import lanczos
-from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, hutchinson, spectral_density
+from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 
 SCALES = [(torch.float64, factor) for factor in (1e-30, 1e-12, 1e12, 1e30)]
 SCALES += [(torch.float32, factor) for factor in (1e-25, 1e-12, 1e12, 1e25)]
@@ -21,11 +21,9 @@ def estimates_of(matrix):
     extremes = lanczos(matrix)
     yield from (extremes.top, extremes.bottom, extremes.norm)
     yield from top_eigenpairs(matrix, 3).values
-    yield hutchinson(matrix, probes=20)
     yield hutch_plus_plus(matrix, products=20)
     yield frobenius_norm(matrix, products=20)
     yield frobenius_norm(matrix, products=200)
-    yield spectral_density(matrix, probes=3, steps=10).mean
 
 
 @pytest.mark.parametrize(("dtype", "factor"), SCALES)
@@ -63,16 +61,11 @@ def test_the_zero_operator_is_exactly_zero(size):
         assert estimate.reason == "the operator is zero on a random vector"
     pairs = top_eigenpairs(zero, size)
     assert all(value.value == 0 and value.error == 0 and value.converged for value in pairs.values)
-    for estimate in (
-        hutchinson(zero, probes=2),
-        hutch_plus_plus(zero, products=6),
-        frobenius_norm(zero, products=2),
-    ):
+    for estimate in (hutch_plus_plus(zero, products=6), frobenius_norm(zero, products=2)):
         assert (estimate.value, estimate.error, estimate.converged) == (0.0, 0.0, True)
     density = spectral_density(zero, probes=2, steps=2)
     assert set(density.nodes) == {0.0}
     assert density.grid == ()
-    assert density.mean.value == 0
 
 
 @pytest.mark.parametrize("by", [float("nan"), float("inf")])
@@ -90,15 +83,13 @@ def test_a_product_that_is_not_finite_is_never_reported_as_a_number(by, spoil):
         extremes.bottom,
         extremes.norm,
         *pairs.values,
-        hutchinson(spoiled(), probes=8),
         hutch_plus_plus(spoiled(), products=9),
         frobenius_norm(spoiled(), products=8),
-        density.mean,
     ):
         assert math.isinf(estimate.value)
         assert not estimate.converged
         assert "not finite" in estimate.reason
-    assert not density.converged
+    assert (density.nodes, density.error) == ((), math.inf)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
