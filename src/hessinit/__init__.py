@@ -12,11 +12,7 @@ from hessinit._version import __version__
 if TYPE_CHECKING:
     from hessinit.advising.advise import advise
     from hessinit.asserting import assert_sound
-    from hessinit.comparing.compare import compare
-    from hessinit.comparing.sweep import sweep
     from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
-    from hessinit.init.apply_scheme import apply_scheme_
-    from hessinit.init.gain import gain
     from hessinit.init.initialize import initialize_
     from hessinit.integrations.logits import logits_problem
     from hessinit.measurement.matrix_free import gauss_newton, hessian, jacobian
@@ -30,7 +26,10 @@ if TYPE_CHECKING:
     from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
     from hessinit.results.result import load
     from hessinit.results.track_record import TrackedPoint, Tracking
+    from hessinit.init.apply_scheme import apply_scheme_
+    from hessinit.init.gain import gain
     from hessinit.tracking.track import Tracker, track
+    from hessinit.training.compare import compare, sweep
 
 # Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
 _HOMES = {
@@ -57,7 +56,7 @@ _HOMES = {
     "advise": "hessinit.advising.advise",
     "apply_scheme_": "hessinit.init.apply_scheme",
     "assert_sound": "hessinit.asserting",
-    "compare": "hessinit.comparing.compare",
+    "compare": "hessinit.training.compare",
     "gain": "hessinit.init.gain",
     "gauss_newton": "hessinit.measurement.matrix_free",
     "hessian": "hessinit.measurement.matrix_free",
@@ -67,7 +66,7 @@ _HOMES = {
     "logits_problem": "hessinit.integrations.logits",
     "measure": "hessinit.measurement.measure",
     "quadratic_form": "hessinit.measurement.quadratic_form",
-    "sweep": "hessinit.comparing.sweep",
+    "sweep": "hessinit.training.compare",
     "track": "hessinit.tracking.track",
 }
 

@@ -82,7 +82,7 @@ HEAVY = {
     "matplotlib",
     "jinja2",
     "hessinit.measurement.measure",
-    "hessinit.comparing",
+    "hessinit.training",
     "hessinit.tracking",
 }
 

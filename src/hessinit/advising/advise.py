@@ -28,7 +28,7 @@ from hessinit.measurement.measure import (
 )
 from hessinit.present import advice_sentences as say
 from hessinit.problem.layers import find_layers
-from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
 from hessinit.results.advice import (
     Descent,
@@ -108,7 +108,7 @@ def advise(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
-    with problem.settings(), explained_memory(problem):
+    with problem.settings():
         evaluations = evaluate(problem)
         start = sum(one.loss_value * one.weight for one in evaluations)
         facts: dict[str, Any] = {

@@ -16,7 +16,7 @@ from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.operators import join
 from hessinit.problem.layers import find_layers
-from hessinit.problem.problem import Loss, Problem, explained_memory
+from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.validate import unwrap
 from hessinit.results.estimates import Estimate
 
@@ -57,7 +57,7 @@ def grouped_rate(
     held = [layer.parameter for layer in wanted if layer.parameter in groups]
     problem = Problem(model, loss, batch, layers=held, **options)
     rates = {name: _rate(groups[name]) for name in held}
-    with problem.settings(), explained_memory(problem):
+    with problem.settings():
         evaluations = evaluate(problem)
         slowness = slowness_of(rates, problem.leaves)
         if isinstance(rule, Adaptive):

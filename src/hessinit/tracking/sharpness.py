@@ -22,7 +22,7 @@ from hessinit.measurement.measure import (
     versions_of,
 )
 from hessinit.problem.determinism import check_draw_repeats
-from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.tracking.stepping import YOUNG, Stepping
 
 
@@ -74,7 +74,7 @@ class Subject:
     def look(self, check: bool) -> dict[str, Any]:
         """Refuses what cannot be measured, or has other derivatives; returns the facts that do not change."""
         problem = self.problem(check)
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             evaluations = evaluate(problem)
             check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
             drew = problem.drew
@@ -97,7 +97,7 @@ class Subject:
 
     def measure(self) -> Sharpness:
         problem = self.problem()
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             evaluations = evaluate(problem)
             engine = build_engine(evaluations, self.curvature, self.effort)
             names = list(problem.leaves)

@@ -10,18 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.comparing.arguments import read_positive
-from hessinit.comparing.batching import Data, Examples, place, read_data
-from hessinit.comparing.optimizers import MakeOptimizer, Warmup, check_optimizer, make_optimizer
-from hessinit.comparing.seeds import generator, seed_everything
-from hessinit.comparing.training import device_of, evaluate_loss
-from hessinit.problem.batches import Batch
 from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.validate import check_arguments, check_loss_value, check_whole
+from hessinit.problem.validate import check_arguments, check_whole
 from hessinit.results.track_record import Tracking
-from hessinit.tracking.track import Tracker, track
+from hessinit.tracking.track import track
+from hessinit.training import loop
+from hessinit.training.data import copy_to, device_of, read_data
+from hessinit.training.seeds import seed_everything
 
 Progress = Callable[[int, float], object]
 
@@ -34,7 +31,7 @@ def train_and_track(
     lr: float,
     steps: int = 200,
     batch_size: int = 64,
-    optimizer: str | MakeOptimizer = "sgd",
+    optimizer: str | loop.MakeOptimizer = "sgd",
     warmup: int = 0,
     every: int = 10,
     examples: int = 256,
@@ -59,15 +56,15 @@ def train_and_track(
     gives the same weights, and the caller's generators stay where they are.
     """
     check_arguments(model, loss, forward, None, "freeze", reduction, check)
-    rate = read_positive("lr", lr)
+    rate = loop.read_positive("lr", lr)
     steps = check_whole("steps", steps, at_least=1)
     batch_size = check_whole("batch_size", batch_size, at_least=1)
     examples = check_whole("examples", examples, at_least=1)
     warmup = check_whole("warmup", warmup, at_least=0)
     seed = check_whole("seed", seed, at_least=0)
-    check_optimizer(optimizer)
+    loop.check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
-    tracked = [(one.inputs, one.targets) for one in choose_tracked(read, examples, seed)]
+    tracked = [(one.inputs, one.targets) for one in read.tracked_batches(examples, seed)]
     with (
         in_mode(model, training=True),
         untouched_random_state(),
@@ -75,8 +72,8 @@ def train_and_track(
         torch.enable_grad(),
     ):
         seed_everything(seed, "training")
-        stepper = make_optimizer(optimizer, model, rate)
-        ramp = Warmup(stepper, warmup)
+        stepper = loop.make_optimizer(optimizer, model, rate)
+        ramp = loop.Warmup(stepper, warmup)
         ramp.set(0)
         with track(
             model, loss, tracked[0] if len(tracked) == 1 else tracked, every=every, optimizer=stepper,
@@ -84,52 +81,20 @@ def train_and_track(
             forward=forward, reduction=reduction, check=check, seed=seed, log_to=None, warn=False,
         ) as tracker:  # fmt: skip
             tracker.name = name
-            minibatches = read.minibatches(seed)
-            for step in range(steps):
-                ramp.set(step)
-                value = _step(model, loss, place(next(minibatches), device_of(model)), forward, stepper)
+
+            def on_step(step: int, value: float) -> None:
                 tracker.step(value)
                 if progress is not None:
-                    progress(step + 1, value)
+                    progress(step, value)
                 if not math.isfinite(value):
-                    _say_where(tracker, value)
-                    break
+                    tracker.add_note(
+                        f"The loss became {value} at step {tracker.steps}; training ended there."
+                    )
+
+            batches = (copy_to(batch, device_of(model)) for batch in read.minibatches(seed))
+            loop.train(
+                model, loss, batches, stepper, steps=steps, warmup=ramp, forward=forward, on_step=on_step
+            )
             if tracker.tracking.points[-1].step < tracker.steps:
                 tracker.measure()
         return tracker.close()
-
-
-def _step(
-    model: nn.Module, loss: Loss, batch: Batch, forward: Forward | None, optimizer: torch.optim.Optimizer
-) -> float:
-    """One step, unless the loss is not finite."""
-    optimizer.zero_grad(set_to_none=True)
-    try:
-        value = evaluate_loss(model, loss, batch, forward)
-    except Exception:
-        if all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
-            raise
-        return math.nan  # some functions refuse nan and inf instead of passing them on
-    check_loss_value(value)
-    number = value.item()
-    if math.isfinite(number):
-        value.backward()
-        optimizer.step()
-    return number
-
-
-def _say_where(tracker: Tracker, value: float) -> None:
-    tracker.add_note(f"The loss became {value} at step {tracker.steps}; training ended there.")
-
-
-def choose_tracked(data: Data, examples: int, seed: int) -> list[Batch]:
-    """So many examples, drawn by the seed; of ready batches, as many as it takes to have them."""
-    source = generator(seed, "tracked batch")
-    if isinstance(data, Examples):
-        order = torch.randperm(data.whole.size, generator=source)
-        return [data.whole.take(order[:examples])]
-    chosen: list[Batch] = []
-    for index in torch.randperm(len(data.batches), generator=source).tolist():
-        if sum(batch.size for batch in chosen) < examples:
-            chosen.append(data.batches[index])
-    return chosen
