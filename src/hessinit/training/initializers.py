@@ -46,7 +46,7 @@ class NormalWeights:
         source = torch.Generator().manual_seed(seed)  # the same numbers for every std, only scaled
         for target in find_targets(model, self.layers):
             value = torch.randn(target.value.shape, generator=source)
-            if target.reason_to_leave_alone:
+            if target.reason_unchanged:
                 continue
             target.write_(self.std * value)
             with torch.no_grad():
