@@ -53,7 +53,7 @@ def _show(task: Task, rate: float, gradient: float) -> None:
     met = "" if result.converged else ", not met"
     print(
         f"{task.name:12s} {rate:6g} {seconds / gradient:9.0f} {seconds:8.2f} {len(result.measurements):5d} "
-        f"{product:7.3g}  {result.freedom}{met}",
+        f"{product:7.3g}  {result.scaling}{met}",
         flush=True,
     )
 

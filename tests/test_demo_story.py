@@ -51,7 +51,8 @@ def make_tracking(losses: list[float], name: str) -> Tracking:
     points = [
         TrackedPoint(
             step=step, seconds=1.0, measuring_seconds=0.1, loss=1.0, lr=0.3, norm=norm, error=0.0,
-            converged=True, lr_times_norm=0.3 * norm, stable_lr=2 / norm, edge=0.15 * norm,
+            converged=True, lr_times_norm=0.3 * norm, stable_learning_rate=2 / norm,
+            lr_over_limit=0.15 * norm,
         )
         for step, norm in ((0, 13.0), (10, 4.0))
     ]  # fmt: skip

@@ -100,7 +100,7 @@ def run(task: Task, seeds: int, folder: Path, workers: int) -> dict[str, dict[st
             ]
             for rate in task.rates
         }
-        for start in comparison.starts
+        for start in comparison.schemes
     }
 
 

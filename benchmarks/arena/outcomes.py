@@ -76,7 +76,7 @@ def outcome_of(task: str, comparison: Comparison, chance: float, ours: Collectio
 
     A start that does not apply is left out; one of `ours` stays, and fails.
     """
-    starts = tuple(start for start in comparison.starts if start in ours or comparison.applies(start))
+    starts = tuple(start for start in comparison.schemes if start in ours or comparison.applies(start))
     losses = np.full((len(starts), len(comparison.learning_rates), len(comparison.seeds)), math.nan)
     for i, start in enumerate(starts):
         for j, rate in enumerate(comparison.learning_rates):

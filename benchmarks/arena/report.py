@@ -24,7 +24,7 @@ from arena.scores import (
     share_within,
     zero_tuning,
 )
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 
 _WIDTH = 118
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hessinit.report.comparison import Comparison
     from hessinit.report.diagnostics import Diagnostics
     from hessinit.report.initialization import Initialization
-    from hessinit.report.products import JacobianProducts
+    from hessinit.report.products import JacobianBounds
     from hessinit.report.quadratic import QuadraticForm, QuadraticForms
     from hessinit.report.run import Run
     from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
@@ -45,7 +45,7 @@ _HOMES = {
     "EdgeOfStabilityWarning": "hessinit.errors",
     "Estimate": "hessinit.estimate",
     "Initialization": "hessinit.report.initialization",
-    "JacobianProducts": "hessinit.report.products",
+    "JacobianBounds": "hessinit.report.products",
     "LayerCurvature": "hessinit.report",
     "LearningRateAdvice": "hessinit.report.advice",
     "PlannedWeight": "hessinit.report.scheme_plan",
@@ -83,7 +83,7 @@ __all__ = [
     "EdgeOfStabilityWarning",
     "Estimate",
     "Initialization",
-    "JacobianProducts",
+    "JacobianBounds",
     "LayerCurvature",
     "LearningRateAdvice",
     "PlannedWeight",

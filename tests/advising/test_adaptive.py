@@ -136,7 +136,7 @@ def test_the_preconditioned_norm_and_the_first_step_are_the_dense_ones(
     assert advice.first_step == pytest.approx(first, rel=1e-6)
     assert advice.learning_rate == pytest.approx(min(1 / truth, first), rel=1e-5)
     assert advice.stable_learning_rate == pytest.approx(min(38 / truth, 2 * first), rel=1e-5)
-    assert advice.still == int((~moves).sum())
+    assert advice.frozen == int((~moves).sum())
 
 
 @pytest.mark.parametrize("kind", ["adam", "rmsprop"])
@@ -199,7 +199,7 @@ def test_without_gradient_nothing_moves() -> None:
     with torch.no_grad():
         model.weight.zero_()
     advice = advise(model, nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)), optimizer="adam")
-    assert (advice.still, advice.learning_rate, advice.stable_learning_rate) == (2, math.inf, math.inf)
+    assert (advice.frozen, advice.learning_rate, advice.stable_learning_rate) == (2, math.inf, math.inf)
 
 
 def test_dead_units_are_left_out() -> None:
@@ -207,7 +207,7 @@ def test_dead_units_are_left_out() -> None:
     with torch.no_grad():
         model[0].bias[:2] = -100.0  # two units that no input wakes: 8 weights before them, 6 behind
     advice = advise(model, LOSS, batch(), optimizer="adam")
-    assert advice.still == 8 + 6
+    assert advice.frozen == 8 + 6
     assert 0 < advice.learning_rate < math.inf
 
 

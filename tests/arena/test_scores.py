@@ -136,7 +136,7 @@ def test_the_bootstrap_finds_the_standard_error_of_a_mean() -> None:
 
 def run(start: str, rate: float, seed: int, final_loss: float, steps_done: int = 10) -> Run:
     return Run(
-        start=start,
+        scheme=start,
         learning_rate=rate,
         seed=seed,
         losses=(final_loss,),
@@ -151,7 +151,7 @@ def run(start: str, rate: float, seed: int, final_loss: float, steps_done: int =
 
 def comparison(runs: list[Run], starts: tuple[str, ...]) -> Comparison:
     return Comparison(
-        starts=starts,
+        schemes=starts,
         learning_rates=(0.1,),
         seeds=(0, 1),
         runs=tuple(runs),

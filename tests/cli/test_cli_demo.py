@@ -25,13 +25,13 @@ fc2 (#, #) # vanishing
 fc3 (#, #) # vanishing
 fc4 (#, #) # vanishing
 fc5 (#, #) # vanishing
-fc6 (#, #) # gentle
-fc7 (#, #) # gentle
-fc8 (#, #) # gentle
-fc9 (#, #) # gentle
-fc10 (#, #) # gentle
+fc6 (#, #) # flat
+fc7 (#, #) # flat
+fc8 (#, #) # flat
+fc9 (#, #) # flat
+fc10 (#, #) # flat
 ─
-network # # gentle
+network # # flat
 
 fc10 is # times sharper than fc2. fc1, fc2, fc3 and # more vanish (‖H‖ is below #): they hardly move the \
 loss. Gradient descent is unstable above lr = #/‖H‖ = #; # is best guaranteed for these weights. # \

@@ -21,7 +21,7 @@ from hessinit.cli import app
         (["measure", "-h"], "hessinit measure net.py:problem --curvature both --layers 'conv*'"),
         (["initialize", "--help"], "hessinit initialize net.py:problem --lr 0.1 --weights start.safetensors"),
         (["track", "--help"], "hessinit track net.py:problem --lr 0.1 --initialize --html track.html"),
-        (["reproduce", "--help"], "hessinit reproduce table-4 --reading one-hidden"),
+        (["reproduce", "--help"], "hessinit reproduce table-4 --variant one-hidden"),
         (["show", "--help"], "hessinit show report.json --html report.html"),
     ],
 )

@@ -65,7 +65,7 @@ def truth(digits, function, **options):
 def test_a_file_s_function_is_compared_as_the_library_does(run, digits, function):
     shown = read(run("compare", f"{digits}:{function}", *SMALL, "--workers", 1, "--json"))
     assert shown.runs == truth(digits, function).runs
-    assert shown.starts == ("default", "he")
+    assert shown.schemes == ("default", "he")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_cut_comparison_is_refused_in_one_paragraph(run, tmp_path):
     result = run("show", path)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        f"Error: {path} is not a whole comparison: 'starts' is missing. Was the file edited or cut? "
+        f"Error: {path} is not a whole comparison: 'schemes' is missing. Was the file edited or cut? "
         "Compare again.\n"
     )
 
@@ -168,7 +168,7 @@ def test_a_folder_is_gone_on_with_and_more_rates_are_added(run, digits, tmp_path
     more = read(run(*command, "--lr", 0.01))
     assert more.learning_rates == (0.1, 0.01)
     assert all(
-        more.runs_of(start, 0.1)[0].losses == first.runs_of(start, 0.1)[0].losses for start in first.starts
+        more.runs_of(start, 0.1)[0].losses == first.runs_of(start, 0.1)[0].losses for start in first.schemes
     )
     assert all(path.stat().st_mtime_ns == changed for path, changed in files.items())
 

@@ -73,7 +73,7 @@ def test_a_start_that_is_left_gentle_on_purpose_is_no_failure(run, tmp_path):
     (tmp_path / "gentle.py").write_text(EXACT, encoding="utf-8")
     result = run("initialize", f"{tmp_path / 'gentle.py'}:problem", "--lr", "1e-6", "--json")
     shown = Initialization.from_json(result.stdout)
-    assert (shown.converged, shown.freedom) == (False, "none")
+    assert (shown.converged, shown.scaling) == (False, "none")
     assert result.exit_code == 0
 
 

@@ -64,7 +64,7 @@ def test_what_json_prints_can_be_shown(run, tmp_path):
             ["table-2", "--data", "cifar"],
             "Error: --data 'cifar' is unknown; choose from 'paper', 'digits', 'mnist'",
         ),
-        (["table-2", "--reading", "x", "--data", "digits"], "Error: --reading 'x' is unknown; choose from"),
+        (["table-2", "--variant", "x", "--data", "digits"], "Error: --variant 'x' is unknown; choose from"),
         (["table-2", "--seeds", "0"], "Invalid value for '--seeds'"),
         (["table-2", "--data-dir", "nowhere"], "Error: --data-dir 'nowhere'"),
         (["word2vec", "--data-dir", "nowhere"], "Error: --data-dir 'nowhere'"),

@@ -25,7 +25,7 @@ def _run(start: str, rate: float, seed: int, final: float, **changes: Any) -> Ru
     applies = start != "odd"
     norms = {"fc": 0.5, "network": NORMS[start][seed]} if applies and rate == 0.01 else None
     settings = {
-        "start": start, "learning_rate": rate, "seed": seed, "losses": (2.5, final), "first_loss": 2.5,
+        "scheme": start, "learning_rate": rate, "seed": seed, "losses": (2.5, final), "first_loss": 2.5,
         "final_loss": final, "steps_done": 20 if applies else 0, "norms": norms, "seconds": 1.5,
         "diverged": applies and not final < 2.625, "note": "" if applies else "no weights to set",
     }  # fmt: skip
@@ -40,7 +40,7 @@ def _comparison(**changes: Any) -> Comparison:
         for seed, final in enumerate(finals)
     )
     settings = {
-        "kind": "compare", "starts": tuple(FINAL), "learning_rates": (0.01, 0.1), "seeds": (0, 1, 2),
+        "kind": "compare", "schemes": tuple(FINAL), "learning_rates": (0.01, 0.1), "seeds": (0, 1, 2),
         "runs": runs, "steps": 20, "batch_size": 8, "optimizer": "sgd", "examples": 100, "seconds": 3.0,
     }  # fmt: skip
     return Comparison(**{**settings, **changes})
@@ -56,7 +56,7 @@ def test_losses_errors_and_divergences_by_hand() -> None:
     assert math.isnan(table.error("lsuv", 0.1))
     assert math.isnan(table.loss("odd", 0.1))
     assert table.diverged("odd", 0.1) == 0
-    assert [table.applies(start) for start in table.starts] == [True, True, False]
+    assert [table.applies(start) for start in table.schemes] == [True, True, False]
 
 
 def test_the_best_rate_is_one_at_which_no_seed_diverges() -> None:
@@ -64,9 +64,9 @@ def test_the_best_rate_is_one_at_which_no_seed_diverges() -> None:
     assert (table.best_rate("he"), table.best_rate("lsuv")) == (0.1, 0.01)
     assert math.isnan(table.best_rate("odd"))
     assert table.best == ("lsuv", 0.01)
-    rising = _comparison(starts=("he",), learning_rates=(0.01,))
+    rising = _comparison(schemes=("he",), learning_rates=(0.01,))
     assert math.isnan(rising.best_rate("he"))  # the loss is finite, and above the first with one seed
-    hopeless = _comparison(starts=("odd",))
+    hopeless = _comparison(schemes=("odd",))
     with pytest.raises(ValueError, match="no start trains with every seed at any rate"):
         hopeless.best
 
@@ -110,7 +110,7 @@ def test_a_comparison_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_equal_means_the_same_numbers_whatever_the_time() -> None:
     table = _comparison()
     slower = tuple(
-        _run(run.start, run.learning_rate, run.seed, run.final_loss, seconds=9) for run in table.runs
+        _run(run.scheme, run.learning_rate, run.seed, run.final_loss, seconds=9) for run in table.runs
     )
     assert _comparison(runs=slower, seconds=99.0) == table
     other = (_run("he", 0.01, 0, 1.0, first_loss=2.4), *table.runs[1:])

@@ -20,10 +20,10 @@ def test_norms_of_a_two_layer_net_scale_as_the_square_of_the_std() -> None:
     stds = (2.0, 1.0, 0.1)
     comparison = sweep(_linear, nn.MSELoss(), data, stds=stds, seeds=2, steps=10, workers=1)
     assert (comparison.kind, comparison.stds) == ("sweep", stds)
-    assert comparison.starts == ("std 2.0", "std 1.0", "std 0.1")
+    assert comparison.schemes == ("std 2.0", "std 1.0", "std 0.1")
     for layer in ("0", "1"):
         unit = comparison.norm("std 1.0", layer=layer)
-        for std, start in zip(stds, comparison.starts, strict=True):
+        for std, start in zip(stds, comparison.schemes, strict=True):
             # Each layer's block is 2/(n·k) · Jᵀ J, and J is linear in the other layer's weights.
             assert comparison.norm(start, layer=layer) == pytest.approx(unit * std**2, rel=0.02)
 

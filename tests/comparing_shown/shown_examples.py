@@ -25,7 +25,7 @@ def make_run(start: str, rate: float, seed: int, final: float | None, **changes:
         "note": "" if applies else "it needs residual branches",
         "seconds": 0.1,
     }
-    return Run(start=start, learning_rate=rate, seed=seed, **{**given, **changes})
+    return Run(scheme=start, learning_rate=rate, seed=seed, **{**given, **changes})
 
 
 def make_comparison(losses: Losses, **changes: Any) -> Comparison:
@@ -33,7 +33,7 @@ def make_comparison(losses: Losses, **changes: Any) -> Comparison:
     seeds = len(next(iter(losses.values())))
     given: dict[str, Any] = {
         "kind": "compare",
-        "starts": tuple(dict.fromkeys(start for start, _ in losses)),
+        "schemes": tuple(dict.fromkeys(start for start, _ in losses)),
         "learning_rates": tuple(dict.fromkeys(rate for _, rate in losses)),
         "seeds": tuple(range(seeds)),
         "runs": tuple(
@@ -69,8 +69,8 @@ def make_sweep(losses: Mapping[float, Sequence[float]], norms: Mapping[float, fl
     bare = make_comparison(named, kind="sweep", stds=tuple(losses))
     by_start = {f"std {std!r}": norm for std, norm in norms.items()}
     runs = tuple(
-        make_run(run.start, 0.1, run.seed, run.final_loss,
-                 norms={"fc1": by_start[run.start] / 2, "network": by_start[run.start]})
+        make_run(run.scheme, 0.1, run.seed, run.final_loss,
+                 norms={"fc1": by_start[run.scheme] / 2, "network": by_start[run.scheme]})
         for run in bare.runs
     )  # fmt: skip
     return make_comparison(named, kind="sweep", stds=tuple(losses), runs=runs)

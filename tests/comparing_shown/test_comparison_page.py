@@ -198,7 +198,7 @@ def test_many_layers_of_a_sweep_are_shown_over_depth():
 def test_extremes_have_a_page_all_the_same(losses):
     comparison = make_comparison(losses)
     page = comparison_page(comparison)
-    trains = any(comparison.trains(start, 0.1) for start in comparison.starts)
+    trains = any(comparison.trains(start, 0.1) for start in comparison.schemes)
     assert bool(page.numbers) == trains
     assert render_page(page).count("<section") == len(page.sections) >= 2
 

@@ -55,7 +55,7 @@ def test_a_divergence_counts_no_less_than_a_start_that_trains_there():
         make_run("high", 0.1, 0, 6.0, first_loss=500.0, diverged=False),
         make_run("high", 1.0, 0, 4.0, first_loss=500.0, diverged=False),
     )  # fmt: skip
-    losses = {(run.start, run.learning_rate): (run.final_loss,) for run in runs}
+    losses = {(run.scheme, run.learning_rate): (run.final_loss,) for run in runs}
     comparison = make_comparison(losses, runs=runs)
     found = regrets(comparison)
     assert found["low"].mean == pytest.approx(0.0)

@@ -89,7 +89,7 @@ def test_a_result_is_never_twice_as_far_from_the_target_as_what_was_found() -> N
         lr = 10.0 ** (seed % 5 - 3)
         result = hessinit.initialize_(model, LOSS, (random(16, 6), labels(16)), lr=lr, seed=seed)
         before, after = (distance(one.network.norm, result.target) for one in (result.before, result.after))
-        assert result.converged or result.freedom == "none" or after <= 2 * before
+        assert result.converged or result.scaling == "none" or after <= 2 * before
 
 
 def test_a_loss_that_explodes_puts_the_weights_back() -> None:

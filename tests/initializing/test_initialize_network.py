@@ -70,7 +70,7 @@ def test_homogeneous_networks_are_sharpened_without_getting_loud(name: str, targ
     build, loss, data = CASES[name]
     model, batch = build(), data()
     result = initialize_(model, loss, batch, target=target)
-    assert result.freedom == "quiet"
+    assert result.scaling == "quiet"
     assert result.converged, result.reason
     assert len(result.measurements) <= 5
     again = measure(model, loss, batch, tolerance=1e-5, dtype=torch.float64, seed=9).network
@@ -83,14 +83,14 @@ def test_homogeneous_networks_are_sharpened_without_getting_loud(name: str, targ
 
 def test_other_networks_are_sharpened_by_their_last_weight() -> None:
     result = initialize_(mlp(6, nn.Tanh), LOSS, digits(), target=60.0)
-    assert result.freedom == "last"
+    assert result.scaling == "last"
     assert result.converged, result.reason
     assert [name for name, scale in result.scales.items() if scale != 1] == ["11"]
 
 
 def test_a_start_that_is_too_sharp_gets_one_gain() -> None:
     result = initialize_(mlp(6), LOSS, digits(), lr=10.0)
-    assert result.freedom == "gain"
+    assert result.scaling == "gain"
     assert result.converged, result.reason
     assert len(set(result.scales.values())) == 1
     assert result.scales["1"] < 1
@@ -102,7 +102,7 @@ def test_by_a_rate_normalized_networks_and_those_of_tokens_are_not_sharpened() -
         (lstm(), text_loss, text(), KAPPA, "tokens"),
     ):
         result = initialize_(model, loss, batch, lr=1e-3)  # without a warning: nothing is wrong with it
-        assert (result.freedom, result.kappa, result.converged) == ("none", kappa, False)
+        assert (result.scaling, result.kappa, result.converged) == ("none", kappa, False)
         assert why in result.reason
         assert set(result.scales.values()) == {1.0}
 
@@ -119,7 +119,7 @@ def test_a_quadratic_loss_has_a_kappa_of_its_own_and_is_not_sharpened() -> None:
     data = digits()[0], digits()[1].float().unsqueeze(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
     gentle = initialize_(model, nn.MSELoss(), data, lr=1e-5)
-    assert (gentle.kappa, gentle.freedom) == (KAPPA_QUADRATIC, "none")
+    assert (gentle.kappa, gentle.scaling) == (KAPPA_QUADRATIC, "none")
     assert "quadratic" in gentle.reason
     own = initialize_(model, nn.MSELoss(), data, lr="auto")
     assert own.lr is not None
@@ -149,7 +149,7 @@ def test_momentum_asks_for_a_gentler_start_and_adam_for_none() -> None:
     heavy = initialize_(mlp(4), LOSS, digits(), lr=0.1, optimizer="momentum", momentum=0.8)
     assert heavy.target == pytest.approx(KAPPA * 0.2 / 0.1)
     adam = initialize_(mlp(4), LOSS, digits(), lr=1e-3, optimizer="adam")
-    assert (adam.converged, adam.freedom, adam.lr) == (True, "none", 1e-3)
+    assert (adam.converged, adam.scaling, adam.lr) == (True, "none", 1e-3)
     assert set(adam.scales.values()) == {1.0}
     assert "do not grow with the gradient" in adam.reason
 

@@ -268,7 +268,7 @@ def test_several_optimizers_leave_the_sharpness_without_a_rate(tmp_path: Path) -
     module.training_step = training_step
     callback = CurvatureCallback(LOSS, every=2)
     trainer_of(lightning, tmp_path, callback, max_epochs=1).fit(module, loader(32))
-    assert [(point.step, point.edge) for point in callback.tracking.points] == [
+    assert [(point.step, point.lr_over_limit) for point in callback.tracking.points] == [
         (0, None),
         (2, None),
         (4, None),

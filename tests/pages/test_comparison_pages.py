@@ -36,11 +36,11 @@ def several() -> list[Reproduction]:
 def hostile_comparison() -> Comparison:
     """Starts and layers by names that would be markup."""
     made = example_comparison()
-    names = dict(zip(made.starts[:2], (ATTACK, IMAGE), strict=True))
+    names = dict(zip(made.schemes[:2], (ATTACK, IMAGE), strict=True))
     runs = [
         replace(
             run,
-            start=names.get(run.start, run.start),
+            scheme=names.get(run.scheme, run.scheme),
             norms=None
             if run.norms is None
             else {ATTACK if key == "fc1" else key: run.norms[key] for key in run.norms},
@@ -48,8 +48,8 @@ def hostile_comparison() -> Comparison:
         )
         for run in made.runs
     ]
-    starts = tuple(names.get(start, start) for start in made.starts)
-    return replace(made, starts=starts, runs=tuple(runs), notes=(IMAGE,), versions={ATTACK: IMAGE})
+    starts = tuple(names.get(start, start) for start in made.schemes)
+    return replace(made, schemes=starts, runs=tuple(runs), notes=(IMAGE,), versions={ATTACK: IMAGE})
 
 
 def hostile_reproduction() -> Reproduction:

@@ -25,7 +25,6 @@ from browsing import (
 from page_examples import HOSTILE, every_block, hostile_report, make_layer, make_report, rich_report
 
 from hessinit.present.initialization_example import example_initialization
-from hessinit.present.numbers import format_number
 from hessinit.present.page.content import (
     DepthChart,
     DepthSeries,
@@ -37,6 +36,7 @@ from hessinit.present.page.content import (
     Section,
 )
 from hessinit.present.page.render import render_page
+from hessinit.present.words import format_number
 
 
 @pytest.fixture(scope="module")

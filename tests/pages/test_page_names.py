@@ -11,7 +11,6 @@ from browsing import chromium, hover_over, opened, overflow
 from page_examples import make_layer, make_report
 
 from hessinit.present.comparison_example import example_comparison
-from hessinit.present.numbers import join_names, shorten
 from hessinit.present.page.brief import brief
 from hessinit.present.page.comparison import comparison_page
 from hessinit.present.page.content import Page, Table, TableColumn
@@ -19,6 +18,7 @@ from hessinit.present.page.islands import LegendItem
 from hessinit.present.page.render import render_page
 from hessinit.present.page.tables import headings, rows
 from hessinit.present.table import render_text
+from hessinit.present.words import join_names, shorten
 
 LONG = "encoder" * 1400 + ".end"
 SPACED = "my start " * 1200
@@ -75,10 +75,10 @@ def test_legends_and_titles_are_short():
 def test_pages_with_names_of_ten_thousand_letters_stay_short(browser, tmp_path):
     make_report(make_layer(LONG, 1.0), make_layer("b", 20.0, aliases=(LONG,))).to_html(tmp_path / "r.html")
     comparison = example_comparison()
-    run = comparison.runs[0].start
-    runs = tuple(replace(one, start=LONG) if one.start == run else one for one in comparison.runs)
-    starts = tuple(LONG if start == run else start for start in comparison.starts)
-    page = comparison_page(replace(comparison, runs=runs, starts=starts))
+    run = comparison.runs[0].scheme
+    runs = tuple(replace(one, scheme=LONG) if one.scheme == run else one for one in comparison.runs)
+    starts = tuple(LONG if start == run else start for start in comparison.schemes)
+    page = comparison_page(replace(comparison, runs=runs, schemes=starts))
     (tmp_path / "c.html").write_text(render_page(page), encoding="utf-8")
     for name in ("r", "c"):
         with opened(browser, tmp_path / f"{name}.html") as found:

@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusals(folder: Path) -> list[str]:
-    """What the cheap check says, and what the reading says: both must refuse it, and name a way out."""
+    """What the cheap check says, and what the variant says: both must refuse it, and name a way out."""
     said = []
     for look in (check_images, load_images):
         with pytest.raises(ProblemError, match="--data digits") as caught:

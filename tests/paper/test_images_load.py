@@ -105,7 +105,7 @@ def test_the_real_images_have_the_means_that_are_known_of_them(name: str) -> Non
     folder = real_data()
     shape, first, means, seconds = REAL[name]
     check_images(name, folder)
-    load_images(name, folder)  # the first reading may wait for the disk
+    load_images(name, folder)  # the first variant may wait for the disk
     start = time.process_time()
     images = load_images(name, folder)
     assert time.process_time() - start < seconds

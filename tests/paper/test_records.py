@@ -22,12 +22,12 @@ records = pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 
 
 def setting_of(record: Reproduction) -> Setting:
-    return Setting(record.experiment, record.data, record.reading, record.seeds)
+    return Setting(record.experiment, record.data, record.variant, record.seeds)
 
 
 def test_every_experiment_has_a_record_on_the_paper_s_data() -> None:
     assert {path.stem for path in RECORDS} >= {
-        name_of(Setting(each.name, each.data[0], next(iter(each.readings)), ()))
+        name_of(Setting(each.name, each.data[0], next(iter(each.variants)), ()))
         for each in EXPERIMENTS.values()
     }
 
@@ -41,7 +41,7 @@ def test_its_findings_follow_from_its_results(path: Path) -> None:
     assert record.configuration == experiment.configure(setting)
     assert {job.key for job in experiment.plan(setting)} == set(record.results)
     assert experiment.conclude(setting, record.results) == record.findings
-    assert record.about_reading == experiment.readings[record.reading]
+    assert record.about_variant == experiment.variants[record.variant]
     assert len(record.seeds) == experiment.seeds
 
 

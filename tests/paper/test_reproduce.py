@@ -173,7 +173,7 @@ def test_numbers_that_json_has_no_word_for_are_kept(tmp_path: Path) -> None:
             {"data": "cifar-10"},
             "data='cifar-10' is not what table-2 can be run on; choose from 'paper', 'digits', 'mnist'",
         ),
-        (("table-2",), {"reading": "broad"}, "reading='broad' is unknown; choose from 'narrow-first'"),
+        (("table-2",), {"variant": "broad"}, "variant='broad' is unknown; choose from 'narrow-first'"),
         (("table-2",), {"seeds": 0}, "seeds=0 "),
         (("table-2",), {"seeds": 1.5}, "seeds=1.5 "),
         (("table-2",), {"workers": 0}, "workers=0 "),

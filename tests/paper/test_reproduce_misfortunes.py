@@ -204,10 +204,10 @@ def test_an_executor_needs_no_guard_in_the_callers_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "changes", "message"),
     [
-        (("all",), {"reading": "one-hidden"}, "reading='one-hidden' is one of table-4, and not of table-1, "),
+        (("all",), {"variant": "one-hidden"}, "variant='one-hidden' is one of table-4, and not of table-1, "),
         (
             ("table-2",),
-            {"reading": "one-hidden"},
+            {"variant": "one-hidden"},
             "one of table-4, and not of table-2, which has 'narrow-first'",
         ),
         (

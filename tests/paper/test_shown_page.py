@@ -52,9 +52,9 @@ class Reader(HTMLParser):
         return [[text for text, _ in row] for row in self.rows]
 
 
-def make(name: str, experiment: str, data: str, reading: str = "default", **changes: Any) -> Reproduction:
+def make(name: str, experiment: str, data: str, variant: str = "default", **changes: Any) -> Reproduction:
     """The example under another name; on data that are not the paper's nothing is judged."""
-    made = replace(example_reproduction(name), experiment=experiment, data=data, reading=reading, **changes)
+    made = replace(example_reproduction(name), experiment=experiment, data=data, variant=variant, **changes)
     return made if data in ("mnist", "cifar-10") else unjudged(made)
 
 
@@ -124,7 +124,7 @@ def test_experiments_come_in_the_order_of_the_paper_and_its_data_first():
     page = Reader(render_reproductions_page(make_all()))
     assert [link[1:] for link in page.links if link[1:] in names] == names
     assert [name for name in page.ids if name in names] == names
-    assert page.texts()[0] == ["experiment", "about", "data", "reading", "seeds", "within / claimed"]
+    assert page.texts()[0] == ["experiment", "about", "data", "variant", "seeds", "within / claimed"]
     about = "the std of the weights, their Hessians and the training loss"
     assert page.texts()[2] == ["Table 4", about, "mnist", "two-hidden", "5", "13 / 15"]
     assert page.texts()[4][2:] == ["digits", "default", "5", "–"]
@@ -201,7 +201,7 @@ def test_a_notebook_shows_tables_and_sentences_and_no_pictures():
     text = example_reproduction()._repr_html_()
     page = Reader(text)
     assert page.texts()[2][:4] == ["1.000", "24.5", "33 ± 2", "✓"]
-    assert "At std 1.000 no reading that we tried comes near the printed loss of 8.65." in text
+    assert "At std 1.000 no variant that we tried comes near the printed loss of 8.65." in text
     assert not {"svg", "html", "body", "script"} & set(page.tags)
 
 
@@ -215,7 +215,7 @@ def test_html_in_every_word_of_a_record_is_escaped(attack):
     figure = example.findings.figures[0]
     hostile = replace(
         example,
-        **dict.fromkeys(("name", "experiment", "title", "data", "reading", "about_reading"), attack),
+        **dict.fromkeys(("name", "experiment", "title", "data", "variant", "about_variant"), attack),
         source=attack,
         revision=attack,
         configuration={attack: [attack]},

@@ -20,7 +20,7 @@ from hessinit.report.reproduction import Cell, Reproduction, Table
 
 AT_100 = """\
 Table 4: the std of the weights, their Hessians and the training loss
-On mnist, 5 seeds. Reading two-hidden: 784–64–64–10 with ReLU; the two hidden weights carry the std,
+On mnist, 5 seeds. Variant two-hidden: 784–64–64–10 with ReLU; the two hidden weights carry the std,
 the last is Glorot's.
 
 As printed
@@ -45,7 +45,7 @@ Beyond the paper: the same with GELU
 n = 400. Errors are relative to the approximation.
 
 The loss is lowest at 0.100, where both norms (largest |eigenvalue|) are near 2.
-At std 1.000 no reading that we tried comes near the printed loss of 8.65.
+At std 1.000 no variant that we tried comes near the printed loss of 8.65.
 
 ± is the standard error; n is how many seeds or restarts a number is taken over; ok?: whether our
 number is as near to the paper's as claimed.
@@ -255,7 +255,7 @@ def test_markup_and_control_characters_are_shown_and_not_obeyed():
         corner=attack,
         note=attack,
     )
-    hostile = with_tables(table, title=attack, data=attack, reading=attack, about_reading=attack)
+    hostile = with_tables(table, title=attack, data=attack, variant=attack, about_variant=attack)
     hostile = replace(hostile, findings=replace(hostile.findings, sentences=(attack,)))
     text = render_reproduction(hostile, width=100)
     assert "\x1b" not in text
@@ -265,4 +265,4 @@ def test_markup_and_control_characters_are_shown_and_not_obeyed():
 def test_an_experiment_without_tables_and_sentences_still_prints():
     example = example_reproduction()
     empty = replace(example, findings=replace(example.findings, tables=(), sentences=()), seeds=(7,))
-    assert render_reproduction(empty, width=100).splitlines()[1].startswith("On mnist, 1 seed. Reading")
+    assert render_reproduction(empty, width=100).splitlines()[1].startswith("On mnist, 1 seed. Variant")

@@ -13,11 +13,11 @@ from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.table_1 import EXPERIMENT, LAYER, OUTPUTS, SHUFFLES, draw_all
 from hessinit.report.json_form import Plain
 
-READINGS = list(EXPERIMENT.readings)
+READINGS = list(EXPERIMENT.variants)
 
 
-def setting(reading: str = "one-image", data: str = "digits", seeds: int = 2) -> Setting:
-    return Setting("table-1", data, reading, tuple(range(seeds)))
+def setting(variant: str = "one-image", data: str = "digits", seeds: int = 2) -> Setting:
+    return Setting("table-1", data, variant, tuple(range(seeds)))
 
 
 def small_jobs(of: Setting, samples: int = 2000) -> list[Job]:
@@ -41,9 +41,9 @@ def test_every_row_and_seed_is_a_job_with_the_papers_number_of_samples() -> None
     }
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_runs_twice_alike_as_json_and_concludes(reading: str) -> None:
-    of = setting(reading)
+@pytest.mark.parametrize("variant", READINGS)
+def test_runs_twice_alike_as_json_and_concludes(variant: str) -> None:
+    of = setting(variant)
     jobs = small_jobs(of)
     results = {job.key: run(job) for job in jobs}
     text = json.dumps(results, allow_nan=False)
@@ -61,8 +61,8 @@ def test_runs_twice_alike_as_json_and_concludes(reading: str) -> None:
 
 
 def test_one_image_is_one_and_new_images_are_many() -> None:
-    for reading, most in (("one-image", 1), ("new-image", 10)):
-        samples = draw_all(small_jobs(setting(reading))[0])["relu"]
+    for variant, most in (("one-image", 1), ("new-image", 10)):
+        samples = draw_all(small_jobs(setting(variant))[0])["relu"]
         assert samples.targets.shape == (2000, 10)
         assert int(samples.targets.any(0).sum()) == most
 

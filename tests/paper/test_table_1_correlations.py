@@ -142,8 +142,8 @@ def test_the_formula_for_the_weight_is_near_for_a_wider_network_and_nothing_for_
     assert abs(expected_correlations.with_last_weight(tanh, sigma)) < 0.01
 
 
-@pytest.mark.parametrize("reading", ["new-image", "softmax-layer"])
-def test_formulas_hold_when_labels_vary(reading: str) -> None:
+@pytest.mark.parametrize("variant", ["new-image", "softmax-layer"])
+def test_formulas_hold_when_labels_vary(variant: str) -> None:
     n, classes = 40_000, 4
     draws, weights = generator(19), generator(23)
     inputs, labels = lit_images(n, 12), torch.randint(classes, (n,), generator=draws)
@@ -155,7 +155,7 @@ def test_formulas_hold_when_labels_vary(reading: str) -> None:
             for some, which in zip(inputs.split(500), labels.split(500), strict=True)
         ]
     )
-    logits = reading == "new-image"
+    logits = variant == "new-image"
     formulas = {
         OUTPUTS: expected_correlations.between_logit_gradients(samples)
         if logits
@@ -165,7 +165,7 @@ def test_formulas_hold_when_labels_vary(reading: str) -> None:
         else expected_correlations.with_softmax_derivative(samples),
     }
     for row, formula in formulas.items():
-        r, _ = pearson(*choose_pair(reading, row, samples))
+        r, _ = pearson(*choose_pair(variant, row, samples))
         assert abs(r - formula) < 4 / math.sqrt(n)
         assert abs(formula) > 6 / math.sqrt(n)  # or the line above would say nothing
 

@@ -32,8 +32,8 @@ BOTH = [(table_2.TABLE, table_2.EXPERIMENT), (table_3.TABLE, table_3.EXPERIMENT)
 LOSS = nn.CrossEntropyLoss()
 
 
-def setting(experiment: Experiment, data: str = "digits", seeds: int = 3, reading: str = "") -> Setting:
-    chosen = reading or next(iter(experiment.readings))
+def setting(experiment: Experiment, data: str = "digits", seeds: int = 3, variant: str = "") -> Setting:
+    chosen = variant or next(iter(experiment.variants))
     return Setting(experiment.name, data, chosen, tuple(range(seeds)))
 
 
@@ -65,7 +65,7 @@ def test_ratios_are_those_of_dense_autograd(table: SharesTable, experiment: Expe
     (job,) = [job for job in experiment.plan(of) if job.parameters["case"] == case]
     found, images = run(experiment, job), images_of(of)
     for seed in of.seeds:
-        model = table.build(of.reading, images.shape, CASES[case].activation)
+        model = table.build(of.variant, images.shape, CASES[case].activation)
         glorot_(model, generator(seed, "weights"))
         index = images.draw(CASES[case].batch, generator(seed, "batch"))
         assert len(index) == CASES[case].batch
@@ -80,8 +80,8 @@ def test_ratios_are_those_of_dense_autograd(table: SharesTable, experiment: Expe
 
 @pytest.mark.parametrize("experiment", [each for _, each in BOTH], ids=["table-2", "table-3"])
 def test_relu_is_exact(experiment: Experiment) -> None:
-    for reading in experiment.readings:
-        of = setting(experiment, seeds=5, reading=reading)
+    for variant in experiment.variants:
+        of = setting(experiment, seeds=5, variant=variant)
         (job,) = [job for job in experiment.plan(of) if job.parameters["case"] == "relu"]
         ratios = [ratio for layer in run(experiment, job).values() for ratio in layer]
         assert max(abs(ratio - 1) for ratio in ratios) < 1e-4

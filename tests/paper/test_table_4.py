@@ -20,10 +20,10 @@ MNIST = Setting("table-4", "mnist", "two-hidden", (0, 1, 2))
 
 
 def short(sweep: Sweep) -> Sweep:
-    readings = {
-        name: dataclasses.replace(reading, digits_epochs=4) for name, reading in sweep.readings.items()
+    variants = {
+        name: dataclasses.replace(variant, digits_epochs=4) for name, variant in sweep.variants.items()
     }
-    return dataclasses.replace(sweep, restarts=2, readings=readings)
+    return dataclasses.replace(sweep, restarts=2, variants=variants)
 
 
 def invented(losses: dict[str, list[Plain]]) -> dict[str, Plain]:
@@ -162,22 +162,22 @@ def test_jobs_are_unique_and_every_row_and_seed_has_two() -> None:
     assert json.loads(json.dumps([job.parameters for job in jobs])) == [job.parameters for job in jobs]
 
 
-@pytest.mark.parametrize("reading", list(SWEEP.readings))
+@pytest.mark.parametrize("variant", list(SWEEP.variants))
 @pytest.mark.parametrize("data", EXPERIMENT.data)
-def test_the_configuration_is_json_and_differs_between_readings(reading: str, data: str) -> None:
-    here = EXPERIMENT.configure(Setting("table-4", data, reading, (0,)))
+def test_the_configuration_is_json_and_differs_between_readings(variant: str, data: str) -> None:
+    here = EXPERIMENT.configure(Setting("table-4", data, variant, (0,)))
     assert json.loads(json.dumps(here, allow_nan=False)) == here
     others = [
         EXPERIMENT.configure(Setting("table-4", data, other, (0,)))
-        for other in SWEEP.readings
-        if other != reading
+        for other in SWEEP.variants
+        if other != variant
     ]
     assert here not in others
 
 
-@pytest.mark.parametrize("reading", list(SWEEP.readings))
-def test_plan_run_and_conclude_always_give_the_same_json(reading: str) -> None:
-    sweep, setting = short(SWEEP), Setting("table-4", "digits", reading, (1,))
+@pytest.mark.parametrize("variant", list(SWEEP.variants))
+def test_plan_run_and_conclude_always_give_the_same_json(variant: str) -> None:
+    sweep, setting = short(SWEEP), Setting("table-4", "digits", variant, (1,))
     jobs = plan(sweep, setting)
     results = {job.key: run(sweep, job) for job in jobs}
     again = {job.key: run(sweep, job) for job in jobs[::-5]}  # hessinit's norms first

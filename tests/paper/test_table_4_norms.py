@@ -17,7 +17,7 @@ from hessinit.paper.table_4 import SWEEP, clipped_cross_entropy
 
 DIGITS = Setting("table-4", "digits", "two-hidden", (0,))
 CROSS_ENTROPY = nn.functional.cross_entropy
-READING = SWEEP.readings["two-hidden"]
+READING = SWEEP.variants["two-hidden"]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -67,10 +67,10 @@ def test_measuring_leaves_the_weights_in_single_precision_as_they_were() -> None
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("reading", ["two-hidden", "one-hidden"])
-def test_norms_grow_as_the_square_of_the_std(reading: str) -> None:
+@pytest.mark.parametrize("variant", ["two-hidden", "one-hidden"])
+def test_norms_grow_as_the_square_of_the_std(variant: str) -> None:
     found = [
-        start_norms(SWEEP.readings[reading], images_of(DIGITS), row, seed=3)["approximate"]
+        start_norms(SWEEP.variants[variant], images_of(DIGITS), row, seed=3)["approximate"]
         for row in ("0.002", "0.006")
     ]
     assert [large / small for small, large in zip(*found, strict=True)] == pytest.approx([9, 9], rel=0.01)

@@ -22,9 +22,9 @@ def test_rows_are_named_as_printed() -> None:
     assert list(printed("table-5")["rows"]) == list(SWEEP.stds)
 
 
-@pytest.mark.parametrize("reading", list(SWEEP.readings))
-def test_only_the_kernels_carry_the_std(reading: str) -> None:
-    described, images = SWEEP.readings[reading], images_of(DIGITS)
+@pytest.mark.parametrize("variant", list(SWEEP.variants))
+def test_only_the_kernels_carry_the_std(variant: str) -> None:
+    described, images = SWEEP.variants[variant], images_of(DIGITS)
     small, large = (start(described, images, row, seed=1) for row in ("0.001", "0.100"))
     for name, weight in small.named_parameters():
         ratio = 100 if name in ("conv1.weight", "conv2.weight") else 1
@@ -32,18 +32,18 @@ def test_only_the_kernels_carry_the_std(reading: str) -> None:
     assert small.conv2.weight.std().item() == pytest.approx(0.001, rel=0.1)
 
 
-@pytest.mark.parametrize("reading", list(SWEEP.readings))
-def test_norms_grow_as_the_square_of_the_std(reading: str) -> None:
-    described, images = SWEEP.readings[reading], images_of(DIGITS)
+@pytest.mark.parametrize("variant", list(SWEEP.variants))
+def test_norms_grow_as_the_square_of_the_std(variant: str) -> None:
+    described, images = SWEEP.variants[variant], images_of(DIGITS)
     found = [start_norms(described, images, row, seed=1)["approximate"] for row in ("0.001", "0.005")]
     assert [large / small for small, large in zip(*found, strict=True)] == pytest.approx([25, 25], rel=0.01)
 
 
-@pytest.mark.parametrize("reading", list(SWEEP.readings))
-def test_plan_run_and_conclude_always_give_the_same_json(reading: str) -> None:
-    setting = dataclasses.replace(DIGITS, reading=reading)
-    brief = dataclasses.replace(SWEEP.readings[reading], digits_epochs=2)
-    sweep = dataclasses.replace(SWEEP, restarts=2, readings={reading: brief})
+@pytest.mark.parametrize("variant", list(SWEEP.variants))
+def test_plan_run_and_conclude_always_give_the_same_json(variant: str) -> None:
+    setting = dataclasses.replace(DIGITS, variant=variant)
+    brief = dataclasses.replace(SWEEP.variants[variant], digits_epochs=2)
+    sweep = dataclasses.replace(SWEEP, restarts=2, variants={variant: brief})
     jobs = plan(sweep, setting)
     results = {job.key: run(sweep, job) for job in jobs}
     assert json.loads(json.dumps(results, allow_nan=False)) == results

@@ -11,12 +11,12 @@ from hessinit.engines.ends import Effort
 from hessinit.operators.evaluation import evaluate
 from hessinit.problem.problem import Problem
 from hessinit.products.measure import measure_products
-from hessinit.report.products import JacobianProducts
+from hessinit.report.products import JacobianBounds
 
 
 def measured_products(
     model: nn.Module, loss: Any, batch: Any, *, tolerance: float = 1e-3, **settings: Any
-) -> dict[str, JacobianProducts]:
+) -> dict[str, JacobianBounds]:
     """By layer name, in double precision unless told otherwise."""
     problem = Problem(model, loss, batch, **{"dtype": torch.float64, **settings})
     with problem.settings():

@@ -15,7 +15,7 @@ from hessinit.present.example import example_report
 from hessinit.present.products_figure import draw_products
 from hessinit.report import CurvatureReport
 from hessinit.report.json_form import to_plain
-from hessinit.report.products import JacobianProducts, no_products, read_products
+from hessinit.report.products import JacobianBounds, no_products, read_products
 
 mpl.use("Agg")
 
@@ -27,7 +27,7 @@ def estimate(value: float, converged: bool = True) -> Estimate:
     return Estimate(value, 0.0, converged, "exact", 3)
 
 
-def products(**changes: Any) -> JacobianProducts:
+def products(**changes: Any) -> JacobianBounds:
     fields: dict[str, Any] = {
         "forward": estimate(1.5),
         "forward_largest": 2.0,
@@ -38,7 +38,7 @@ def products(**changes: Any) -> JacobianProducts:
         "rigorous_bound": 200.0,
         "lipschitz_bound": 1e6,
     }
-    return JacobianProducts(**{**fields, **changes})
+    return JacobianBounds(**{**fields, **changes})
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def products(**changes: Any) -> JacobianProducts:
         no_products("the forward does not use this weight"),
     ],
 )
-def test_products_survive_a_trip_through_strict_json(row: JacobianProducts) -> None:
+def test_products_survive_a_trip_through_strict_json(row: JacobianBounds) -> None:
     text = json.dumps(to_plain(row), allow_nan=False)
     assert read_products(json.loads(text)) == row
 
@@ -61,7 +61,7 @@ def test_products_have_converged_when_both_have() -> None:
     assert products(forward=None).converged
 
 
-def with_products(rows: list[JacobianProducts | None]) -> CurvatureReport:
+def with_products(rows: list[JacobianBounds | None]) -> CurvatureReport:
     report = example_report()
     layers = [replace(layer, jacobians=row) for layer, row in zip(report.layers, rows, strict=True)]
     return replace(report, layers=tuple(layers))

@@ -17,8 +17,8 @@ inf, nan = math.inf, math.nan
     [
         (0.0, "vanishing"),
         (0.00099, "vanishing"),
-        (0.001, "gentle"),
-        (0.099, "gentle"),
+        (0.001, "flat"),
+        (0.099, "flat"),
         (0.1, "ok"),
         (10.0, "ok"),
         (10.01, "sharp"),

@@ -47,11 +47,11 @@ def test_a_nan_norm_gives_nan_rates():
     assert math.isnan(make_report(network=math.nan).learning_rate)
 
 
-def test_the_sharpest_and_gentlest_are_by_norm_and_nan_is_sharpest():
+def test_the_sharpest_and_flattest_are_by_norm_and_nan_is_sharpest():
     report = make_three_layers()
-    assert (report.sharpest.name, report.gentlest.name) == ("fc3", "fc1")
+    assert (report.sharpest.name, report.flattest.name) == ("fc3", "fc1")
     broken = make_report(make_layer("a", math.nan), make_layer("b", math.inf), make_layer("c", 1.0))
-    assert (broken.sharpest.name, broken.gentlest.name) == ("a", "c")
+    assert (broken.sharpest.name, broken.flattest.name) == ("a", "c")
 
 
 def test_without_layers_none_is_the_sharpest():

@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hessinit.present.example import example_report
-from hessinit.present.numbers import format_number, join_names
 from hessinit.present.table import render_text
+from hessinit.present.words import format_number, join_names
 from hessinit.report import Spread
 
 WIDE = """\

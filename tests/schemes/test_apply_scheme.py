@@ -184,8 +184,8 @@ def test_a_frozen_weight_is_left_alone_and_said_so() -> None:
     model[0].requires_grad_(False)
     before = weights(model)
     plan = apply_scheme_(model, "he", generator=seeded())
-    assert plan["0"].left_alone == "frozen"
-    assert plan["3"].left_alone == ""
+    assert plan["0"].unchanged == "frozen"
+    assert plan["3"].unchanged == ""
     after = weights(model)
     assert torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
@@ -204,8 +204,8 @@ def test_a_sparse_weight_is_left_alone() -> None:
             return torch.sparse.mm(self.matrix, signal.T).T
 
     plan = apply_scheme_(nn.Sequential(Sparse(), nn.Linear(8, 3)), "he", generator=seeded())
-    assert plan["0.matrix"].left_alone == "a sparse tensor"
-    assert plan["1"].left_alone == ""
+    assert plan["0.matrix"].unchanged == "a sparse tensor"
+    assert plan["1"].unchanged == ""
 
 
 def test_only_the_named_layers_are_drawn() -> None:
@@ -257,8 +257,8 @@ def test_a_weight_that_cannot_be_written_or_is_changed_by_the_forward_is_left_al
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Equalized(4, 4))
     torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Doubled())
     plan = apply_scheme_(model, "he", sample=torch.randn(3, 4))
-    assert plan["0"].left_alone == "its parametrization has no right_inverse"
-    assert plan["2"].left_alone == "the forward changes it before using it"
+    assert plan["0"].unchanged == "its parametrization has no right_inverse"
+    assert plan["2"].unchanged == "the forward changes it before using it"
 
 
 def test_lsuv_leaves_a_weight_alone_whose_bias_is_too_large_and_says_so() -> None:
@@ -326,7 +326,7 @@ class LearnedStart(nn.Module):
 def test_a_layer_on_a_learned_start_is_drawn_and_the_start_left_alone(with_sample: bool) -> None:
     plan = apply_scheme_(LearnedStart(), "he", sample=torch.randn(5, 16) if with_sample else None)
     assert plan["query"].std == pytest.approx((8**-0.5,))
-    assert "learned start" in plan["start"].left_alone
+    assert "learned start" in plan["start"].unchanged
 
 
 def test_lsuv_suits_a_tied_weight_to_the_use_that_would_explode() -> None:

@@ -42,14 +42,14 @@ def test_the_mean_variance_stays_near_one_where_a_gain_alone_lets_it_grow(
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.ELU])
 def test_activations_that_heal_or_keep_deviations_need_none(activation: type[nn.Module]) -> None:
     plan = apply_scheme_(deep(activation, 0.4, 256), "he", dry_run=True)
-    assert {layer.drift_factor for layer in plan} == {1.0}
+    assert {layer.variance_correction for layer in plan} == {1.0}
 
 
 def test_shallow_and_convolutional_networks_keep_the_formula() -> None:
     shallow = apply_scheme_(deep(nn.GELU, 0.4, 64, layers=3), "he", dry_run=True)
     convolutions = nn.Sequential(*(part for _ in range(20) for part in (nn.Conv2d(8, 8, 3), nn.SiLU())))
     for plan in (shallow, apply_scheme_(convolutions, "he", dry_run=True)):
-        assert {layer.drift_factor for layer in plan} == {1.0}
+        assert {layer.variance_correction for layer in plan} == {1.0}
 
 
 def test_a_normalization_starts_afresh() -> None:
@@ -57,15 +57,15 @@ def test_a_normalization_starts_afresh() -> None:
     for _ in range(20):
         layers += [nn.Linear(64, 64), nn.LayerNorm(64), nn.SiLU()]
     plan = apply_scheme_(nn.Sequential(*layers), "he", dry_run=True)
-    assert {layer.drift_factor for layer in plan} == {1.0}
+    assert {layer.variance_correction for layer in plan} == {1.0}
 
 
 def test_the_factor_is_its_own_column_beside_the_true_gain() -> None:
     plan = apply_scheme_(deep(nn.SiLU, 0.4, 256), "he", dry_run=True)
     last = plan[-1]
     assert last.gain == pytest.approx(1.6765, abs=1e-4)
-    assert 0.8 < last.drift_factor < 0.95
-    assert last.std[0] == pytest.approx(last.gain * last.dropout_factor * last.drift_factor / 16)
+    assert 0.8 < last.variance_correction < 0.95
+    assert last.std[0] == pytest.approx(last.gain * last.dropout_factor * last.variance_correction / 16)
     assert "drift" in str(plan)
     plain = apply_scheme_(deep(nn.SiLU, 0.4, 256), "he", drift=False, dry_run=True)
-    assert {layer.drift_factor for layer in plain} == {1.0}
+    assert {layer.variance_correction for layer in plain} == {1.0}

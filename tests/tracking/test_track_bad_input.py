@@ -162,7 +162,7 @@ def test_weights_of_nan_make_a_point_of_nan_and_training_goes_on() -> None:
     tracking = tracker.close()
     assert [math.isnan(point.norm) for point in tracking.points] == [False, True, True]
     assert tracking.points[1].lr == 0.1
-    assert tracking.points[1].edge is None
+    assert tracking.points[1].lr_over_limit is None
     assert "0.weight holds NaN or inf" in tracking.points[1].note
     assert tracking.notes[-1].startswith("Steps 1 to 2 (2 measurements): 0.weight holds NaN")
     assert "from 0.4" not in tracking.verdict  # one number is no course
@@ -191,4 +191,4 @@ def test_a_measurement_that_fails_for_any_reason_is_noted() -> None:
 def test_a_rate_alone_is_that_of_gradient_descent() -> None:
     tracking = tracked(tiny.network(), tiny.batch(), lr=0.5).close()
     assert tracking.optimizer == "SGD"
-    assert tracking.points[0].edge == pytest.approx(0.5 * tracking.points[0].norm / 2)
+    assert tracking.points[0].lr_over_limit == pytest.approx(0.5 * tracking.points[0].norm / 2)

@@ -43,7 +43,7 @@ def test_weights_that_are_unfrozen_and_added_later_are_measured_and_noted() -> N
     assert (point.lr, point.norm) == (0.5, pytest.approx(truth(model, batch, ["0", "2"]), rel=1e-5))
     matrix = dense_curvature(model, LOSS, batch, "gauss-newton").network
     fast = torch.tensor([1.0] * model[0].weight.numel() + [0.2] * model[2].weight.numel()).double().sqrt()
-    assert point.stable_lr == pytest.approx(2 / ends(fast[:, None] * matrix * fast).top, rel=1e-5)
+    assert point.stable_learning_rate == pytest.approx(2 / ends(fast[:, None] * matrix * fast).top, rel=1e-5)
     after = tracker.step()
     assert after is not None
     assert not after.note  # the change is told once
@@ -82,7 +82,7 @@ def test_groups_may_have_decays_of_their_own() -> None:
     optimizer = torch.optim.SGD(groups, lr=0.1)
     tracking = tracked(model, batch, optimizer, nn.MSELoss(), forward=forward).close()
     assert tracking.points[0].norm == pytest.approx(4.0, rel=1e-6)
-    assert tracking.points[0].stable_lr == pytest.approx(2 / 4.5, rel=1e-6)
+    assert tracking.points[0].stable_learning_rate == pytest.approx(2 / 4.5, rel=1e-6)
     assert tracking.notes == ()
 
 
@@ -117,8 +117,8 @@ def test_decoupled_decays_and_rates_of_groups_give_the_edge_of_the_whole_recursi
         whole = torch.cat([torch.cat(rows, 1), torch.cat([moment, 0.6 * one], 1)])
         return float(torch.linalg.eigvals(whole).abs().max())
 
-    assert radius(0.999 * point.stable_lr) <= 1 + 1e-9
-    assert radius(1.001 * point.stable_lr) > 1 + 1e-6
+    assert radius(0.999 * point.stable_learning_rate) <= 1 + 1e-9
+    assert radius(1.001 * point.stable_learning_rate) > 1 + 1e-6
 
 
 def test_settings_that_part_in_the_middle_cost_the_edge_alone() -> None:
@@ -130,12 +130,12 @@ def test_settings_that_part_in_the_middle_cost_the_edge_alone() -> None:
     point = tracker.step()
     assert point is not None
     assert point.norm == pytest.approx(truth(model, batch, ["0", "2"]), rel=1e-5)
-    assert (point.lr, point.edge, math.isnan(point.stable_lr)) == (0.1, None, True)
+    assert (point.lr, point.lr_over_limit, math.isnan(point.stable_learning_rate)) == (0.1, None, True)
     assert point.note.startswith("No edge of stability: groups 0 and 1 of the optimizer step differently")
     optimizer.param_groups[0]["momentum"] = 0.9
     again = tracker.step()
     assert again is not None
-    assert again.stable_lr == pytest.approx(3.8 / again.norm, rel=1e-6)
+    assert again.stable_learning_rate == pytest.approx(3.8 / again.norm, rel=1e-6)
 
 
 @pytest.mark.parametrize("setting", ["maximize", "centered"])
@@ -144,7 +144,7 @@ def test_no_group_may_go_uphill_or_divide_by_something_else(setting: str) -> Non
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), setting: True}]
     make = torch.optim.SGD if setting == "maximize" else torch.optim.RMSprop
     tracking = tracked(model, batch, make(groups, lr=0.1)).close()
-    assert tracking.points[0].edge is None
+    assert tracking.points[0].lr_over_limit is None
     assert any(setting in note for note in tracking.notes)
 
 
@@ -159,7 +159,7 @@ def test_a_young_state_does_not_rule_the_edge(make: Any) -> None:
     for step in batches(YOUNG + 1, 24):
         train(model, [step], optimizer, tracker)
         own.append(edge_of_own_state(model, batch, optimizer))
-    edges = [point.edge or 0.0 for point in tracker.close().points]
+    edges = [point.lr_over_limit or 0.0 for point in tracker.close().points]
     assert own[0] > 5 * own[-1]  # so it would jump,
     assert all(0.5 < edge / edges[-1] < 2.5 for edge in edges[1:YOUNG])  # and does not
     assert edges[YOUNG:] == pytest.approx(own[YOUNG - 1 :], rel=0.02)
@@ -185,7 +185,7 @@ def test_at_the_start_adaptive_groups_go_at_their_own_rates() -> None:
     both = tracked(model, batch, torch.optim.Adam(groups, lr=0.01), tolerance=1e-6)
     alone = tracked(model, batch, torch.optim.Adam(model[2].parameters(), lr=0.01), tolerance=1e-6)
     even = tracked(model, batch, torch.optim.Adam(model.parameters(), lr=0.01), tolerance=1e-6)
-    found, expected, other = (one.close().points[0].edge for one in (both, alone, even))
+    found, expected, other = (one.close().points[0].lr_over_limit for one in (both, alone, even))
     assert found == pytest.approx(expected, rel=1e-4)
     assert found != pytest.approx(other, rel=1e-2)
 
@@ -217,15 +217,15 @@ def test_what_is_trained_and_not_measured_is_noted_and_the_verdict_claims_no_mor
     losses = train(model, [batch] * 100, optimizer, tracker, loss)
     assert losses[-1] > losses[0]
     tracking = tracker.close()
-    assert max(point.edge or 0 for point in tracking.points) < 0.1
+    assert max(point.lr_over_limit or 0 for point in tracking.points) < 0.1
     assert tracking.notes == (
         'Not counted in the network\'s ‖H‖: 1 trained parameter (bias); layers="**" counts it.',
     )
     assert "For the measured weights the rate stayed below the edge" in tracking.verdict
     counted = tracked(model, batch, optimizer, loss, layers="**").close()
     assert counted.notes == ()
-    assert (counted.points[0].edge or 0) == pytest.approx(1.05, rel=1e-3)
-    assert (counted.points[0].edge or 0) > 1
+    assert (counted.points[0].lr_over_limit or 0) == pytest.approx(1.05, rel=1e-3)
+    assert (counted.points[0].lr_over_limit or 0) > 1
 
 
 def test_parameters_that_nothing_moves_are_not_missed() -> None:

@@ -25,7 +25,7 @@ def test_points_on_the_gpu_are_those_on_the_cpu(fused: bool) -> None:
         ends.append(tracker.close())
     for one, other in zip(*(tracking.points for tracking in ends), strict=True):
         assert one.norm == pytest.approx(other.norm, rel=1e-5)
-        assert one.edge == pytest.approx(other.edge, rel=1e-5)
+        assert one.lr_over_limit == pytest.approx(other.lr_over_limit, rel=1e-5)
         assert one.layers == pytest.approx(other.layers, rel=1e-5)
     assert [loss for _, loss in ends[0].losses] == pytest.approx([loss for _, loss in ends[1].losses])
 

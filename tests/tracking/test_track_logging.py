@@ -26,7 +26,7 @@ def test_a_function_gets_every_scalar_by_name() -> None:
     assert seen[1][0] == {
         "hessinit/norm": points[1].norm,
         "hessinit/lr_times_norm": 0.1 * points[1].norm,
-        "hessinit/edge": points[1].edge,
+        "hessinit/edge": points[1].lr_over_limit,
         "hessinit/loss": points[1].loss,
         "hessinit/layers/0": points[1].layers["0"],
         "hessinit/layers/2": points[1].layers["2"],
@@ -50,7 +50,7 @@ def test_tensorboard_reads_back_what_was_tracked(tmp_path: Path) -> None:
         tracker.step()
     events = EventAccumulator(str(tmp_path)).Reload()
     points = tracker.close().points
-    for name, attribute in (("norm", "norm"), ("edge", "edge"), ("lr_times_norm", "lr_times_norm")):
+    for name, attribute in (("norm", "norm"), ("edge", "lr_over_limit"), ("lr_times_norm", "lr_times_norm")):
         read = events.Scalars(f"hessinit/{name}")
         assert [event.step for event in read] == [0, 1, 2]
         assert [event.value for event in read] == pytest.approx(

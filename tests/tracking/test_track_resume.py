@@ -75,7 +75,7 @@ def test_other_settings_are_those_of_the_file_from_then_on(tmp_path: Path, ends:
     tracker.step()
     tracking = tracker.close() if ends else tracker.tracking
     read = Tracking.load(path)
-    assert (read.every, read.share) == (tracking.every, tracking.share) == (2, 0.9)
+    assert (read.every, read.max_overhead) == (tracking.every, tracking.max_overhead) == (2, 0.9)
     assert read.notes == tracking.notes
     assert "optimizer was '' and is 'Adam" in read.notes[-1]
     assert read.seconds == pytest.approx(tracking.seconds, abs=0.5)

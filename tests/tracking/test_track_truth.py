@@ -31,9 +31,9 @@ def test_every_point_has_the_norms_of_the_weights_at_that_step(curvature: str) -
     for point, dense in zip(points, truth, strict=True):
         whole = ends(dense.network)
         assert point.norm == pytest.approx(whole.norm, rel=1e-5)
-        assert point.stable_lr == pytest.approx(2 / whole.top, rel=1e-5)
+        assert point.stable_learning_rate == pytest.approx(2 / whole.top, rel=1e-5)
         assert point.lr_times_norm == pytest.approx(0.5 * whole.norm, rel=1e-5)
-        assert point.edge == pytest.approx(0.5 * whole.top / 2, rel=1e-5)
+        assert point.lr_over_limit == pytest.approx(0.5 * whole.top / 2, rel=1e-5)
         assert point.layers == pytest.approx(
             {name: ends(block).norm for name, block in dense.layers.items()}, rel=1e-5
         )
@@ -62,7 +62,7 @@ def test_the_stable_rate_of_gradient_descent_is_the_closed_form(settings: dict, 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **settings)
     (point,) = tracked(model, batch, optimizer, loss).close().points
     assert point.norm == pytest.approx(4.0, rel=1e-6)
-    assert point.stable_lr == pytest.approx(limit / 4, rel=1e-6)
+    assert point.stable_learning_rate == pytest.approx(limit / 4, rel=1e-6)
     assert point.stable_norm == pytest.approx(limit / 0.1, rel=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_weight_decay_takes_its_part_of_the_stable_rate() -> None:
     model, loss, batch = quadratic([1.0, 4.0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1.0)
     (point,) = tracked(model, batch, optimizer, loss).close().points
-    assert (point.norm, point.stable_lr) == pytest.approx((4.0, 2 / 5), rel=1e-6)
+    assert (point.norm, point.stable_learning_rate) == pytest.approx((4.0, 2 / 5), rel=1e-6)
 
 
 @pytest.mark.parametrize("share_of_edge", [0.5, 0.98, 1.02, 1.5])
@@ -84,8 +84,8 @@ def test_descent_on_a_quadratic_diverges_exactly_beyond_the_edge(
     tracker = tracked(model, batch, optimizer, loss, every=1000)
     losses = train(model, [batch] * 600, optimizer, tracker, loss)
     (point,) = tracker.close().points
-    assert point.edge == pytest.approx(share_of_edge, rel=1e-6)
-    assert (not losses[-1] < losses[0]) == (point.edge > 1)  # nan, where it overflowed
+    assert point.lr_over_limit == pytest.approx(share_of_edge, rel=1e-6)
+    assert (not losses[-1] < losses[0]) == (point.lr_over_limit > 1)  # nan, where it overflowed
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_adaptive_optimizers_are_measured_with_the_preconditioner_of_their_own_s
         beta = group["betas"][0]
         decoupled = decay if isinstance(optimizer, torch.optim.AdamW) else 0.0
         stable = (2 + 2 * beta) / ((1 - beta) * top + (1 + beta) * decoupled)
-    assert point.stable_lr == pytest.approx(stable, rel=1e-4)
-    assert point.edge == pytest.approx(0.01 / stable, rel=1e-4)
+    assert point.stable_learning_rate == pytest.approx(stable, rel=1e-4)
+    assert point.lr_over_limit == pytest.approx(0.01 / stable, rel=1e-4)
 
 
 def test_groups_of_different_rates_share_one_edge() -> None:
@@ -149,7 +149,7 @@ def test_groups_of_different_rates_share_one_edge() -> None:
     optimizer = torch.optim.SGD(groups, lr=1.0)
     (point,) = tracked(model, batch, optimizer, nn.MSELoss(), forward=forward).close().points
     assert point.norm == pytest.approx(4.0, rel=1e-6)
-    assert (point.lr, point.edge) == (0.4, pytest.approx(0.2, rel=1e-6))
+    assert (point.lr, point.lr_over_limit) == (0.4, pytest.approx(0.2, rel=1e-6))
 
 
 def test_the_rate_is_that_of_the_moment_whatever_the_schedule() -> None:
@@ -168,16 +168,16 @@ def test_a_word_and_a_rate_do_as_well_as_an_optimizer() -> None:
     model, loss, batch = quadratic([1.0, 4.0])
     tracker = tracked(model, batch, "momentum", loss, lr=0.19)
     point = tracker.step(lr=0.38)
-    assert tracker.tracking.points[0].edge == pytest.approx(0.19 * 4 / 3.8, rel=1e-6)
+    assert tracker.tracking.points[0].lr_over_limit == pytest.approx(0.19 * 4 / 3.8, rel=1e-6)
     assert point is not None
-    assert point.edge == pytest.approx(0.38 * 4 / 3.8, rel=1e-6)
+    assert point.lr_over_limit == pytest.approx(0.38 * 4 / 3.8, rel=1e-6)
 
 
 def test_without_a_rate_there_is_sharpness_alone() -> None:
     model, loss, batch = quadratic([1.0, 4.0])
     (point,) = tracked(model, batch, None, loss).close().points
-    assert (point.lr, point.lr_times_norm, point.edge) == (None, None, None)
-    assert point.stable_lr == pytest.approx(0.5, rel=1e-6)
+    assert (point.lr, point.lr_times_norm, point.lr_over_limit) == (None, None, None)
+    assert point.stable_learning_rate == pytest.approx(0.5, rel=1e-6)
 
 
 def test_an_optimizer_of_unknown_steps_has_a_rate_and_no_edge() -> None:
@@ -186,8 +186,8 @@ def test_an_optimizer_of_unknown_steps_has_a_rate_and_no_edge() -> None:
     tracking = tracked(model, batch, optimizer, loss).close()
     (point,) = tracking.points
     assert point.lr_times_norm == pytest.approx(0.4, rel=1e-6)
-    assert math.isnan(point.stable_lr)
-    assert point.edge is None
+    assert math.isnan(point.stable_learning_rate)
+    assert point.lr_over_limit is None
     assert "Adagrad" in tracking.notes[0]
 
 
@@ -200,7 +200,11 @@ def test_a_wrapper_that_steps_in_its_own_way_has_no_edge_of_what_is_inside() -> 
     model, loss, batch = quadratic([1.0, 4.0])
     optimizer = LookAhead(torch.optim.SGD(model.parameters(), lr=0.1))
     tracking = tracked(model, batch, optimizer, loss).close()
-    assert (tracking.points[0].lr, tracking.points[0].edge, tracking.optimizer) == (0.1, None, "LookAhead")
+    assert (tracking.points[0].lr, tracking.points[0].lr_over_limit, tracking.optimizer) == (
+        0.1,
+        None,
+        "LookAhead",
+    )
     assert "LookAhead, whose steps are not known" in tracking.notes[0]
 
 
@@ -214,7 +218,7 @@ def test_negative_curvature_does_not_count_as_the_edge() -> None:
     batch = torch.eye(2, dtype=torch.float64), torch.tensor([1.0, -5.0], dtype=torch.float64)
     tracker = tracked(model, batch, "sgd", saddle, lr=0.5, curvature="hessian")
     (point,) = tracker.close().points
-    assert (point.norm, point.stable_lr) == pytest.approx((5.0, 2.0), rel=1e-6)
+    assert (point.norm, point.stable_learning_rate) == pytest.approx((5.0, 2.0), rel=1e-6)
 
 
 def test_full_batch_descent_sharpens_up_to_the_edge_and_is_warned() -> None:
@@ -232,7 +236,7 @@ def test_full_batch_descent_sharpens_up_to_the_edge_and_is_warned() -> None:
     with pytest.warns(EdgeOfStabilityWarning, match=r"lr·‖H‖ = 2.* stable up to lr·‖H‖ = 2\. If"):
         train(model, [batch] * 6000, optimizer, tracker, nn.MSELoss())
     tracking = tracker.tracking
-    edges = [point.edge or 0 for point in tracking.points]
+    edges = [point.lr_over_limit or 0 for point in tracking.points]
     assert edges[0] < 0.9  # it began below,
     assert all(0.9 < edge < 1.1 for edge in edges[-10:])  # rose to the edge and stayed there,
     assert tracking.points[-1].loss < tracking.points[len(edges) // 2].loss  # and trained all the same

@@ -63,7 +63,7 @@ def test_the_verdict_begins_with_the_divergence_and_the_page_is_red():
 )
 def test_norms_that_are_no_numbers_are_bad(norm, words):
     tracking = example_tracking()
-    points = tuple(replace(point, norm=norm, edge=None) for point in tracking.points)
+    points = tuple(replace(point, norm=norm, lr_over_limit=None) for point in tracking.points)
     assert replace(tracking, points=points).verdict == words
     assert tracking_page(replace(tracking, points=points)).tone == "bad"
 
@@ -82,7 +82,7 @@ def test_measurements_that_were_left_out_are_counted():
         "Of 13 that were due, one every 20 steps, 9 were left out: they may take 10 % of the time; a share "
         "of 1 measures all."
     )
-    assert "due" not in describe_tracking(replace(few, share=1.0))
+    assert "due" not in describe_tracking(replace(few, max_overhead=1.0))
     late = replace(whole, points=tuple(replace(point, step=point.step + 7) for point in whole.points[:-1]))
     assert "Of 13 that were due, one every 20 steps, 1 was left out" in describe_tracking(late)
 
@@ -124,7 +124,7 @@ def test_both_axes_of_the_picture_have_numbers_however_far_they_reach(largest):
     whole = example_tracking()
     grown = [(step, 2.3 * (largest / 2.3) ** (step / 6)) for step in range(7)]
     points = tuple(
-        replace(point, norm=21.0 * (largest / 2.3) ** (point.step / 240), edge=None, lr=None)
+        replace(point, norm=21.0 * (largest / 2.3) ** (point.step / 240), lr_over_limit=None, lr=None)
         for point in whole.points
     )
     ax = replace(whole, points=points, losses=(*grown, (7, math.inf))).plot()

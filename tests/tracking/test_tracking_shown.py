@@ -67,7 +67,7 @@ def test_many_points_are_thinned_and_the_text_says_so() -> None:
 
 def test_without_a_rate_there_are_no_columns_of_rates() -> None:
     points = [
-        replace(point, lr=None, lr_times_norm=None, edge=None, layers={}, training_loss=None)
+        replace(point, lr=None, lr_times_norm=None, lr_over_limit=None, layers={}, training_loss=None)
         for point in example_tracking().points
     ]
     text = render_tracking(replace(example_tracking(), points=tuple(points), optimizer=""), 80)
@@ -78,8 +78,8 @@ def test_without_a_rate_there_are_no_columns_of_rates() -> None:
 def point(step: int, norm: float, edge: float | None = None, note: str = "") -> TrackedPoint:
     return TrackedPoint(
         step=step, seconds=1.0, measuring_seconds=0.1, loss=1.0, lr=None if edge is None else 0.1, norm=norm,
-        error=0.0, converged=math.isfinite(norm), stable_lr=0.1 / edge if edge else math.inf, edge=edge,
-        note=note,
+        error=0.0, converged=math.isfinite(norm), stable_learning_rate=0.1 / edge if edge else math.inf,
+        lr_over_limit=edge, note=note,
     )  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def test_the_page_has_loss_sharpness_edge_layers_and_all_points() -> None:
     assert len(loss.series[0].x) == len(tracking.losses)
     assert list(sharpness.series[0].y) == [point.norm for point in tracking.points]
     assert sharpness.rules[0].value == pytest.approx(20.0)
-    assert list(edge.series[0].y) == [point.edge for point in tracking.points]
+    assert list(edge.series[0].y) == [point.lr_over_limit for point in tracking.points]
     assert edge.rules[0].value == 1.0
     assert [series.name for series in layers.series] == ["fc1", "fc2", "fc3"]
     (table,) = (block for section in page.sections for block in section.blocks if isinstance(block, Table))
@@ -259,7 +259,10 @@ def test_runs_stand_side_by_side_in_one_chart() -> None:
 
 
 def test_a_limit_that_moves_is_a_line_of_its_own() -> None:
-    points = [replace(one, edge=(one.edge or 0) * (1 + one.step)) for one in example_tracking().points]
+    points = [
+        replace(one, lr_over_limit=(one.lr_over_limit or 0) * (1 + one.step))
+        for one in example_tracking().points
+    ]
     (section, *_) = tracking_sections([("run", replace(example_tracking(), points=tuple(points)))])
     sharpness = section.blocks[1]
     assert isinstance(sharpness, LineChart)

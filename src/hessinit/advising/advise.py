@@ -189,7 +189,7 @@ class _Measuring:
             warmup=judge_warmup(lr, min(best, first), stable, ahead, gentle=found.gentle),
             norm=found.norm,
             first_step=first,
-            still=found.still,
+            frozen=found.still,
             ahead=ahead,
             **{**facts, "notes": (*facts["notes"], *found.notes)},
         )

@@ -218,5 +218,5 @@ def _exit_by(result: Initialization) -> None:
     """End with status 1 where the library would warn; a start left gentle on purpose is no failure."""
     from hessinit.initializing.carrying_out import UNSHARPENED
 
-    if not result.converged and result.freedom != UNSHARPENED:
+    if not result.converged and result.scaling != UNSHARPENED:
         stop("Target not met: the result says why.", NOT_CONVERGED)

@@ -19,8 +19,8 @@ def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
     >>> print(judge_rate(example_report(), 0.01, "net.py:problem"))
     lr·‖H‖ = 0.01·64.5 = 0.645, below 2: gradient descent in these weights is stable at the start.
     """
-    from hessinit.present.numbers import format_number
     from hessinit.present.sentences import bound_rates
+    from hessinit.present.words import format_number
 
     if not report.network_measured:
         return bound_rates(report)

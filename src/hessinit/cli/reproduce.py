@@ -25,7 +25,7 @@ OPTIONS = {
     "data": "--data",
     "data_dir": "--data-dir",
     "seeds": "--seeds",
-    "reading": "--reading",
+    "variant": "--variant",
     "folder": "--folder",
     "workers": "--workers",
 }
@@ -67,7 +67,7 @@ def reproduce(
             "for word2vec]",
         ),
     ] = None,
-    reading: Annotated[
+    variant: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Another way to fill in what the paper leaves unsaid."),
     ] = None,
@@ -89,7 +89,7 @@ def reproduce(
       hessinit reproduce all --data digits
       hessinit reproduce table-4
       hessinit reproduce table-2 table-3 --data-dir data
-      hessinit reproduce table-4 --reading one-hidden
+      hessinit reproduce table-4 --variant one-hidden
 
     With digits nothing is downloaded, and all takes minutes. After an interruption the same command goes on
     where it was, to the same numbers; so it does after a request to end, as kill sends.
@@ -103,7 +103,7 @@ def reproduce(
             raise_when_interrupted()
             with stdout_for_the_result():
                 found = verb(
-                    *names, data=data, data_dir=data_dir, seeds=seeds, reading=reading, folder=folder,
+                    *names, data=data, data_dir=data_dir, seeds=seeds, variant=variant, folder=folder,
                     workers=workers,
                 )  # fmt: skip
     except KeyboardInterrupt as interruption:

@@ -204,7 +204,7 @@ def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initial
 def _train(loaded: LoadedProblem, data: Any, lines: Lines, options: dict[str, Any]) -> Tracking:
     from hessinit.cli.comparing import stdout_for_the_result
     from hessinit.jobs.watching import watched
-    from hessinit.present.numbers import format_number
+    from hessinit.present.words import format_number
     from hessinit.tracking.training import train_and_track
 
     is_watched = sys.stderr.isatty()

@@ -80,7 +80,7 @@ def conduct(
     )
     return Comparison(
         kind=experiment.kind,
-        starts=grid.starts,
+        schemes=grid.starts,
         learning_rates=learning_rates,
         seeds=seeds,
         runs=tuple(_with_its_norms(store, key, grid, dependent) for key in grid),
@@ -145,7 +145,7 @@ def _missing(grid: Grid, store: RunStore, dependent: Sequence[str], curvature_at
 
 def _measures_at(grid: Grid, store: RunStore, start: str, seed: int) -> float | None:
     """The rate at which a start that does not look at it is measured; None where that has been done."""
-    made = [run for run in store.runs.values() if (run.start, run.seed) == (start, seed)]
+    made = [run for run in store.runs.values() if (run.scheme, run.seed) == (start, seed)]
     if any(run.norms is not None or NOT_MEASURED in run.note or not run.applies for run in made):
         return None
     missing = [rate for rate in grid.learning_rates if (start, rate, seed) not in store.runs]
@@ -163,7 +163,7 @@ def _with_its_norms(store: RunStore, key: Key, grid: Grid, dependent: Sequence[s
         return run
     if rate != min(grid.learning_rates):
         return replace(run, norms=None)
-    measured = (other.norms for other in store.runs.values() if (other.start, other.seed) == (start, seed))
+    measured = (other.norms for other in store.runs.values() if (other.scheme, other.seed) == (start, seed))
     return replace(run, norms=run.norms or next(filter(None, measured), None))
 
 

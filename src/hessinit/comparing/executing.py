@@ -51,7 +51,7 @@ def execute(
             with contextlib.closing(runs):
                 for run in runs:
                     store.add(run)
-                    announce(f"{run.start}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
+                    announce(f"{run.scheme}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
         except KeyboardInterrupt:
             missing = sum((job.start, job.learning_rate, job.seed) not in store.runs for job in jobs)
             raise KeyboardInterrupt(_how_to_go_on(store, total, total - missing)) from None

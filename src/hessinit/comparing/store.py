@@ -27,7 +27,7 @@ Key = tuple[str, float, int]
 
 
 def key_of(run: Run) -> Key:
-    return run.start, run.learning_rate, run.seed
+    return run.scheme, run.learning_rate, run.seed
 
 
 class RunStore:

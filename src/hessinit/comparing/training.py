@@ -61,7 +61,7 @@ def train_one(experiment: Experiment, job: Job) -> Run:
         training = _Training(experiment, job, model, loss)
         training.run()
     return Run(
-        start=job.start,
+        scheme=job.start,
         learning_rate=job.learning_rate,
         seed=job.seed,
         losses=training.curve(),
@@ -208,7 +208,7 @@ def _measure(
 
 def _not_applicable(job: Job, failure: Exception, seconds: float) -> Run:
     return Run(
-        start=job.start, learning_rate=job.learning_rate, seed=job.seed, losses=(), first_loss=math.nan,
+        scheme=job.start, learning_rate=job.learning_rate, seed=job.seed, losses=(), first_loss=math.nan,
         final_loss=math.nan, steps_done=0, diverged=False, norms=None, seconds=seconds,
         note=str(failure) or type(failure).__name__,
     )  # fmt: skip

@@ -72,7 +72,7 @@ def carry_out(setting: Setting, targets: list[Target], wish: Wish) -> Initializa
         kappa=aim.kappa,
         rule=wish.rule,
         scheme=_scheme_of(wish),
-        freedom=freedom,
+        scaling=freedom,
         tolerance=wish.tolerance,
         converged=converged,
         reason=reason,

@@ -138,7 +138,7 @@ def initialize_(
     go_back = keep_all(movable)
     try:
         result = replace(carry_out(setting, movable, wish), seconds=time.perf_counter() - started)
-        if strict and not result.converged and result.freedom != UNSHARPENED:
+        if strict and not result.converged and result.scaling != UNSHARPENED:
             raise ConvergenceError(result.reason)
     except BaseException:
         go_back()
@@ -148,6 +148,6 @@ def initialize_(
     else:
         save = partial(save_model_weights, inside)
         result = replace(result, _go_back=go_back, _save_weights=save)
-    if not result.converged and result.freedom != UNSHARPENED:
+    if not result.converged and result.scaling != UNSHARPENED:
         warnings.warn(result.reason, ConvergenceWarning, stacklevel=3)  # past the decorator
     return result

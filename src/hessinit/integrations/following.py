@@ -188,7 +188,7 @@ class Following:
 
     def _measure_start(self, tracker: Tracker) -> None:
         point = tracker.measure()
-        if self.initialization is not None and point.edge is not None and point.edge >= 1:
+        if self.initialization is not None and point.lr_over_limit is not None and point.lr_over_limit >= 1:
             # Weights that are made for a rate start beyond its edge: κ is 4, the edge of SGD 2.
             tracker.add_note(
                 f"The start is beyond the edge of stability on purpose (lr·‖H‖ = {point.lr_times_norm:.3g}): "

@@ -92,13 +92,13 @@ def say(setting: Setting, results: Results, samples: Mapping[str, int]) -> Itera
     }
     yield (
         f"Different components of ∂L/∂out have r = {r[outputs]:.3f} ({samples[outputs]:,} samples, mean of "
-        f"{len(results[outputs])} seeds; {expected[outputs]:.3f} expected): {WHY_OUTPUTS[setting.reading]}"
+        f"{len(results[outputs])} seeds; {expected[outputs]:.3f} expected): {WHY_OUTPUTS[setting.variant]}"
     )
     yield (
         f"∂L/∂out6 and ∂out6/∂out5 have r = {r[layer]:.4f} ({samples[layer]:,} samples, mean of "
-        f"{len(results[layer])} seeds; {expected[layer]:.4f} expected): {WHY_LAYER[setting.reading]}"
+        f"{len(results[layer])} seeds; {expected[layer]:.4f} expected): {WHY_LAYER[setting.variant]}"
     )
-    if setting.reading != "softmax-layer":
+    if setting.variant != "softmax-layer":
         tanh = statistics.fmean(column_of(results[layer], "tanh", "r"))
         count = detected(column_of(results[layer], "tanh", "p"))
         yield (

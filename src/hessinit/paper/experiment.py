@@ -11,11 +11,11 @@ from hessinit.report.reproduction import Findings
 
 @dataclass(frozen=True)
 class Setting:
-    """One experiment on one set of data by one reading of the paper."""
+    """One experiment on one set of data by one variant of the paper."""
 
     experiment: str
     data: str
-    reading: str
+    variant: str
     seeds: tuple[int, ...]
     data_dir: str | None = None  # where the files lie; no number depends on it
     cache: str | None = None  # a folder where a corpus is kept once it has been counted
@@ -35,14 +35,14 @@ class Job:
 class Experiment:
     """How one of the paper's tables is made.
 
-    `data` names the sets it runs on, the paper's first and the embedded one last; `readings` are ways to fill
+    `data` names the sets it runs on, the paper's first and the embedded one last; `variants` are ways to fill
     in what the paper leaves unsaid, each with a sentence, the default first.
     """
 
     name: str
     title: str
     data: tuple[str, ...]
-    readings: Mapping[str, str]
+    variants: Mapping[str, str]
     seeds: int
     prepare: Callable[[Setting], str]  # look at the data, before any work; gives their source for the record
     configure: Callable[[Setting], dict[str, Plain]]  # all that the numbers depend on, but the seeds

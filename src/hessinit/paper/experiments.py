@@ -7,7 +7,7 @@ from hessinit.paper import table_1, table_2, table_3, table_4, table_5, word2vec
 from hessinit.paper.experiment import Experiment, Setting
 from hessinit.paper.names import ALL, FIGURES, NAMES
 from hessinit.paper.scipy_extra import import_stats
-from hessinit.present.numbers import join_names
+from hessinit.present.words import join_names
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
@@ -54,24 +54,24 @@ def _chosen(experiment: Experiment, data: str) -> tuple[str, ...]:
     return tuple(name for name in usual if data in ("paper", name))
 
 
-def choose_reading(experiment: Experiment, reading: str | None) -> str:
-    """The reading asked for, or the default; `check_reading` has looked at it."""
-    return next(iter(experiment.readings)) if reading is None else reading
+def choose_variant(experiment: Experiment, variant: str | None) -> str:
+    """The variant asked for, or the default; `check_variant` has looked at it."""
+    return next(iter(experiment.variants)) if variant is None else variant
 
 
-def check_reading(experiments: list[Experiment], reading: str | None) -> None:
-    """Refuse a reading that one of the experiments does not have, and say which have it."""
-    if reading is None:
+def check_variant(experiments: list[Experiment], variant: str | None) -> None:
+    """Refuse a variant that one of the experiments does not have, and say which have it."""
+    if variant is None:
         return
-    without = [each for each in experiments if reading not in each.readings]
-    having = [each.name for each in EXPERIMENTS.values() if reading in each.readings]
+    without = [each for each in experiments if variant not in each.variants]
+    having = [each.name for each in EXPERIMENTS.values() if variant in each.variants]
     if having and without:
-        only = f", which has {', '.join(map(repr, without[0].readings))}" if len(without) == 1 else ""
+        only = f", which has {', '.join(map(repr, without[0].variants))}" if len(without) == 1 else ""
         raise ProblemError(
-            f"reading={reading!r} is one of {join_names(having)}, and not of "
+            f"variant={variant!r} is one of {join_names(having)}, and not of "
             f"{join_names([each.name for each in without])}{only}; name only experiments that have it."
         )
-    choose("reading", reading, list(dict.fromkeys(name for each in experiments for name in each.readings)))
+    choose("variant", variant, list(dict.fromkeys(name for each in experiments for name in each.variants)))
 
 
 def name_of(setting: Setting) -> str:
@@ -80,6 +80,6 @@ def name_of(setting: Setting) -> str:
     >>> name_of(Setting("table-4", "mnist", "one-hidden", (0,)))
     'table-4-mnist-one-hidden'
     """
-    default = next(iter(EXPERIMENTS[setting.experiment].readings))
-    parts = [setting.experiment, setting.data, *([] if setting.reading == default else [setting.reading])]
+    default = next(iter(EXPERIMENTS[setting.experiment].variants))
+    parts = [setting.experiment, setting.data, *([] if setting.variant == default else [setting.variant])]
     return "-".join(parts)

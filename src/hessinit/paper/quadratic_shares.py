@@ -52,8 +52,8 @@ class SharesTable:
     """
 
     experiment: str
-    networks: Mapping[str, Plain]  # by reading, for the record
-    build: Callable[[str, tuple[int, int, int], str], nn.Module]  # from reading, image shape, activation
+    networks: Mapping[str, Plain]  # by variant, for the record
+    build: Callable[[str, tuple[int, int, int], str], nn.Module]  # from variant, image shape, activation
     flat: bool
     rows: Mapping[str, str]
     tolerances: tuple[float, ...]
@@ -64,7 +64,7 @@ class SharesTable:
 def configure(table: SharesTable, setting: Setting) -> dict[str, Plain]:
     """Every choice that the numbers depend on."""
     return {
-        "network": table.networks[setting.reading],
+        "network": table.networks[setting.variant],
         "layers": list(table.rows),
         "initialization": "Glorot uniform, biases zero",
         "inputs": "pixels in [0, 1]",
@@ -89,7 +89,7 @@ def plan(table: SharesTable, setting: Setting) -> list[Job]:
 def run(table: SharesTable, job: Job) -> Plain:
     """exact / approximation by layer, one for each restart."""
     images, case = images_of(job.setting), CASES[job.parameters["case"]]
-    model = table.build(job.setting.reading, images.shape, case.activation)
+    model = table.build(job.setting.variant, images.shape, case.activation)
     ratios: dict[str, list[float]] = {layer: [] for layer in table.rows}
     for seed in job.parameters["seeds"]:
         glorot_(model, generator(seed, "weights"))

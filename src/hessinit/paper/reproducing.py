@@ -25,10 +25,10 @@ from hessinit.jobs.watching import waited_for, watched
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.experiments import (
     check_means,
-    check_reading,
+    check_variant,
     choose_data,
     choose_experiments,
-    choose_reading,
+    choose_variant,
     name_of,
 )
 from hessinit.paper.gathering import write_page, write_pictures
@@ -49,7 +49,7 @@ def reproduce(
     data: str = "paper",
     data_dir: str | os.PathLike[str] | None = None,
     seeds: int | None = None,
-    reading: str | None = None,
+    variant: str | None = None,
     folder: str | os.PathLike[str] | None = FOLDER,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -60,7 +60,7 @@ def reproduce(
     `data` is "paper" for all sets of images and text that an experiment has, one of them by name, or "digits"
     for what is embedded and needs no download. Files are looked for in `data_dir`; without it, images are
     downloaded once into a cache. `seeds` is how many restarts are made, by default as many as the experiment
-    needs; `reading` is another way to fill in what the paper leaves unsaid.
+    needs; `variant` is another way to fill in what the paper leaves unsaid.
 
     Every finished piece of work is kept in `folder`, so that the same call goes on after an interruption, and
     gives the same numbers as an undisturbed one. A record of each experiment, its pictures, and the page
@@ -77,7 +77,7 @@ def reproduce(
         if seeds > MOST_SEEDS:
             raise ProblemError(f"seeds={seeds} must be at most {MOST_SEEDS}: no number here needs more.")
     experiments = choose_experiments(names)
-    check_reading(experiments, reading)
+    check_variant(experiments, variant)
     chosen = choose_data(experiments, data)
     check_means(experiments)
     where = _check_data_dir(data_dir)
@@ -85,7 +85,7 @@ def reproduce(
     studies = []
     for experiment, name in chosen:
         with waited_for(f"Reading {name} for {experiment.name} …", progress):
-            read = choose_reading(experiment, reading)
+            read = choose_variant(experiment, variant)
             studies.append(_begin(experiment, name, read, where, seeds, root))
     jobs = [job for study in studies for job in study.jobs]
     missing = [job for study in studies for job in study.missing()]
@@ -144,8 +144,8 @@ class Study:
             experiment=self.experiment.name,
             title=self.experiment.title,
             data=self.setting.data,
-            reading=self.setting.reading,
-            about_reading=self.experiment.readings[self.setting.reading],
+            variant=self.setting.variant,
+            about_variant=self.experiment.variants[self.setting.variant],
             findings=self._find(values),
             seeds=self.setting.seeds,
             configuration=self.experiment.configure(self.setting),
@@ -179,13 +179,13 @@ class Study:
 
 
 def _begin(
-    experiment: Experiment, data: str, reading: str, data_dir: str | None, seeds: int | None,
+    experiment: Experiment, data: str, variant: str, data_dir: str | None, seeds: int | None,
     root: Path | None,
 ) -> Study:  # fmt: skip
     """Look at the data, and at what is there already."""
     cache = None if root is None else str(root / "corpus")
     setting = Setting(
-        experiment.name, data, reading, tuple(range(seeds or experiment.seeds)), data_dir, cache
+        experiment.name, data, variant, tuple(range(seeds or experiment.seeds)), data_dir, cache
     )
     with usual_torch():  # what is read here is kept for the jobs
         source = experiment.prepare(setting)
@@ -195,7 +195,7 @@ def _begin(
         {
             "experiment": experiment.name,
             "data": data,
-            "reading": reading,
+            "variant": variant,
             "source": source,
             "configuration": experiment.configure(setting),
             "versions": versions(),

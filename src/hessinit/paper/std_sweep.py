@@ -28,7 +28,7 @@ START_BATCH = 32  # what hessinit sees of the data: as much as the Hessians
 
 
 @dataclass(frozen=True)
-class Reading:
+class Variant:
     """One way to fill in what the paper leaves unsaid."""
 
     about: str
@@ -55,15 +55,15 @@ class Sweep:
     stds: tuple[str, ...]
     scaling: tuple[str, ...]  # the rows from which the power of the std is read
     restarts: int  # starts for each seed whose Hessians are measured; the first of them is trained
-    readings: Mapping[str, Reading]
+    variants: Mapping[str, Variant]
     seconds: Mapping[str, tuple[float, float]]  # of the norms of a seed and of a training, by data
 
     @property
     def rows(self) -> tuple[str, ...]:
         return (*self.stds, OURS)
 
-    def reading(self, setting: Setting) -> Reading:
-        return self.readings[setting.reading]
+    def variant(self, setting: Setting) -> Variant:
+        return self.variants[setting.variant]
 
 
 def prepare(setting: Setting) -> str:
@@ -74,23 +74,23 @@ def prepare(setting: Setting) -> str:
 
 def configure(sweep: Sweep, setting: Setting) -> dict[str, Plain]:
     """All that the numbers depend on, but the seeds."""
-    reading = sweep.reading(setting)
+    variant = sweep.variant(setting)
     return {
-        "network": dict(reading.described),
+        "network": dict(variant.described),
         "activation": "relu",
-        "weights with the std": list(reading.swept),
+        "weights with the std": list(variant.swept),
         "other weights": "Glorot uniform",
         "biases": "zero",
         "pixels": "in [0, 1]",
         "rows": list(sweep.rows),
-        "training": {"optimizer": "SGD", **asdict(reading.recipe_for(setting.data))},
+        "training": {"optimizer": "SGD", **asdict(variant.recipe_for(setting.data))},
         "hessians": {
             "norm": "largest |eigenvalue|",
             "batch": HESSIAN_BATCH,
             "restarts of each seed": sweep.restarts,
             "precision": "float64",
         },
-        OURS: {"batch": START_BATCH, "lr": reading.recipe.learning_rate, "options": "as they come"},
+        OURS: {"batch": START_BATCH, "lr": variant.recipe.learning_rate, "options": "as they come"},
     }
 
 
@@ -111,11 +111,11 @@ def job_key(part: str, row: str, seed: int) -> str:
 
 def run(sweep: Sweep, job: Job) -> Plain:
     row, seed = str(job.parameters["row"]), int(job.parameters["seed"])
-    images, reading = images_of(job.setting), sweep.reading(job.setting)
+    images, variant = images_of(job.setting), sweep.variant(job.setting)
     if job.parameters["part"] == "training":
-        return run_training(reading, images, row, seed, reading.recipe_for(job.setting.data))
+        return run_training(variant, images, row, seed, variant.recipe_for(job.setting.data))
     found = [
-        start_norms(reading, images, row, restart_seed(seed, number)) for number in range(sweep.restarts)
+        start_norms(variant, images, row, restart_seed(seed, number)) for number in range(sweep.restarts)
     ]
     return {name: [start[name] for start in found] for name in found[0]}
 
@@ -125,26 +125,26 @@ def restart_seed(seed: int, restart: int) -> int:
     return seed if restart == 0 else derive(seed, f"restart {restart}")
 
 
-def start(reading: Reading, images: ImageSet, row: str, seed: int) -> nn.Sequential:
+def start(variant: Variant, images: ImageSet, row: str, seed: int) -> nn.Sequential:
     """A new network; the rows of a seed have the same random numbers, only scaled."""
-    model = reading.build(images.shape)
+    model = variant.build(images.shape)
     if row == OURS:
         default_(model, generator(seed, "default weights"))
-        batch = images.batch(images.draw(START_BATCH, generator(seed, "start batch")), reading.flat)
-        rate = reading.recipe.learning_rate
+        batch = images.batch(images.draw(START_BATCH, generator(seed, "start batch")), variant.flat)
+        rate = variant.recipe.learning_rate
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the norms that follow say what was reached
-            initialize_(model, reading.loss, batch, lr=rate, seed=derive(seed, "start"))
+            initialize_(model, variant.loss, batch, lr=rate, seed=derive(seed, "start"))
         return model
     glorot_(model, generator(seed, "other weights"))
-    for name in reading.swept:
+    for name in variant.swept:
         normal_(model.get_submodule(name), float(row), generator(seed, f"weights of {name}"))
     return model
 
 
-def run_training(reading: Reading, images: ImageSet, row: str, seed: int, recipe: Recipe) -> Plain:
-    model = start(reading, images, row, seed)
-    losses = train(model, reading.loss, images, recipe, generator(seed, "order"), flat=reading.flat)
+def run_training(variant: Variant, images: ImageSet, row: str, seed: int, recipe: Recipe) -> Plain:
+    model = start(variant, images, row, seed)
+    losses = train(model, variant.loss, images, recipe, generator(seed, "order"), flat=variant.flat)
     steps = recipe.steps(images.examples)
     return plain_numbers(
         {
@@ -156,11 +156,11 @@ def run_training(reading: Reading, images: ImageSet, row: str, seed: int, recipe
     )
 
 
-def start_norms(reading: Reading, images: ImageSet, row: str, seed: int) -> dict[str, Plain]:
+def start_norms(variant: Variant, images: ImageSet, row: str, seed: int) -> dict[str, Plain]:
     """The norms of both weights' blocks, approximate and exact, and of all weights together."""
-    model = start(reading, images, row, seed)
-    batch = images.batch(images.draw(HESSIAN_BATCH, generator(seed, "hessian batch")), reading.flat)
-    return measure_norms(model, reading.loss, batch, reading.swept)
+    model = start(variant, images, row, seed)
+    batch = images.batch(images.draw(HESSIAN_BATCH, generator(seed, "hessian batch")), variant.flat)
+    return measure_norms(model, variant.loss, batch, variant.swept)
 
 
 def measure_norms(

@@ -64,7 +64,7 @@ def paper_table(sweep: Sweep, setting: Setting, values: Mapping[str, Values]) ->
         cells += [
             make_cell(sweep.experiment, setting.data, row, name, column) for name, column in columns.items()
         ]
-    recipe = sweep.reading(setting).recipe_for(setting.data)
+    recipe = sweep.variant(setting).recipe_for(setting.data)
     return Table(
         title="Hessians at the start and training loss",
         corner=CORNER,
@@ -98,7 +98,7 @@ def scaling_table(sweep: Sweep, values: Mapping[str, Values]) -> Table:
 
 def network_table(sweep: Sweep, setting: Setting, values: Mapping[str, Values]) -> Table:
     """The norm that bounds the learning rate: that of all weights together."""
-    rate = sweep.reading(setting).recipe.learning_rate
+    rate = sweep.variant(setting).recipe.learning_rate
     cells = []
     for row, found in values.items():
         cells.append(own_cell(row, "network", found.network))

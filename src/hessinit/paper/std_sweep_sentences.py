@@ -14,7 +14,7 @@ NUMBERS = {4: "four", 6: "six"}
 
 
 def write_sentences(sweep: Sweep, setting: Setting, values: Mapping[str, Values]) -> tuple[str, ...]:
-    rate = sweep.reading(setting).recipe.learning_rate
+    rate = sweep.variant(setting).recipe.learning_rate
     written = [
         *about_the_best(sweep, values),
         about_ranks(sweep, values),

@@ -62,10 +62,10 @@ def run(job: Job) -> Plain:
     drawn = draw_all(job)
     found: dict[str, Plain] = {}
     for activation, samples in drawn.items():
-        r, p = pearson(*choose_pair(job.setting.reading, row, samples))
-        expected = expect(job.setting.reading, row, samples)
+        r, p = pearson(*choose_pair(job.setting.variant, row, samples))
+        expected = expect(job.setting.variant, row, samples)
         found[activation] = {"r": _rounded(r), "p": _rounded(p), "expected r": _rounded(expected)}
-    one, other = choose_pair(job.setting.reading, row, drawn["relu"])
+    one, other = choose_pair(job.setting.variant, row, drawn["relu"])
     shuffling = generator(seed, f"shuffles, {row}")
     shuffled = [other[torch.randperm(len(other), generator=shuffling)] for _ in range(SHUFFLES)]
     found["shuffled p"] = [_rounded(pearson(one, each)[1]) for each in shuffled]
@@ -77,7 +77,7 @@ def draw_all(job: Job) -> dict[str, Samples]:
     images, row, seed = images_of(job.setting), job.parameters["row"], job.parameters["seed"]
     count = job.parameters["samples"]
     choosing, weights = generator(seed, f"images, {row}"), generator(seed, f"weights, {row}")
-    different = 1 if job.setting.reading == "one-image" else count
+    different = 1 if job.setting.variant == "one-image" else count
     chosen = torch.randint(images.examples, (different,), generator=choosing).expand(count)
     parts = [
         draw_samples(*images.batch(some, flat=True), [*HIDDEN, CLASSES], ACTIVATIONS, weights)
@@ -86,18 +86,18 @@ def draw_all(job: Job) -> dict[str, Samples]:
     return {name: join([part[name] for part in parts]) for name in ACTIVATIONS}
 
 
-def choose_pair(reading: str, row: str, samples: Samples) -> tuple[Tensor, Tensor]:
+def choose_pair(variant: str, row: str, samples: Samples) -> tuple[Tensor, Tensor]:
     """The two gradients tested: components 0 and 1, fixed before any was looked at."""
     p, y = samples.probabilities, samples.targets
-    if reading == "softmax-layer":
+    if variant == "softmax-layer":
         by_outputs = -y / p
         return by_outputs[:, 0], by_outputs[:, 1] if row == OUTPUTS else p[:, 0] * (1 - p[:, 0])
     by_outputs = samples.loss_by_logits
     return by_outputs[:, 0], by_outputs[:, 1] if row == OUTPUTS else samples.weights
 
 
-def expect(reading: str, row: str, samples: Samples) -> float:
-    if reading == "softmax-layer":
+def expect(variant: str, row: str, samples: Samples) -> float:
+    if variant == "softmax-layer":
         if row == OUTPUTS:
             return expected_correlations.between_probability_gradients(samples)
         return expected_correlations.with_softmax_derivative(samples)
@@ -121,7 +121,7 @@ EXPERIMENT = Experiment(
     name="table-1",
     title="Table 1: gradients at the output correlate over initializations",
     data=("mnist", "digits"),
-    readings={
+    variants={
         "one-image": "Only the initialization is drawn again: all samples of a seed see one image. ReLU, 32 "
         "and 32 hidden units; Output6 is the last dense layer's, the logits, so Output6/Output5 is its "
         "weight.",

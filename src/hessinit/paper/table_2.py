@@ -18,14 +18,14 @@ HIDDEN = {
 CLASSES = 10
 
 
-def build(reading: str, shape: tuple[int, int, int], activation: str) -> nn.Module:
+def build(variant: str, shape: tuple[int, int, int], activation: str) -> nn.Module:
     channels, height, width = shape
-    return dense([channels * height * width, *HIDDEN[reading], CLASSES], activation)
+    return dense([channels * height * width, *HIDDEN[variant], CLASSES], activation)
 
 
 TABLE = quadratic_shares.SharesTable(
     experiment="table-2",
-    networks={reading: {"hidden widths": list(hidden)} for reading, hidden in HIDDEN.items()},
+    networks={variant: {"hidden widths": list(hidden)} for variant, hidden in HIDDEN.items()},
     build=build,
     flat=True,
     rows={f"dense{number}": f"Dense {number}" for number in range(1, 6)},
@@ -38,7 +38,7 @@ EXPERIMENT = Experiment(
     name=TABLE.experiment,
     title="Table 2: how near Theorem 1 comes to the exact Hessian: a dense network",
     data=("mnist", "digits"),
-    readings={
+    variants={
         "narrow-first": "Hidden widths of 32, 256, 32 and 16. The paper gives none; these were found by "
         "trying until the printed jump from Dense 1 to Dense 2 appeared, and are not the only ones that have "
         "it.",

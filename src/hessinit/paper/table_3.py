@@ -31,20 +31,20 @@ NETWORKS = {
 }
 
 
-def build(reading: str, shape: tuple[int, int, int], activation: str) -> nn.Module:
-    return lenet(shape, **vars(NETWORKS[reading]), head=HEAD, activation=activation)
+def build(variant: str, shape: tuple[int, int, int], activation: str) -> nn.Module:
+    return lenet(shape, **vars(NETWORKS[variant]), head=HEAD, activation=activation)
 
 
 TABLE = quadratic_shares.SharesTable(
     experiment="table-3",
     networks={
-        reading: {
+        variant: {
             "channels": list(one.channels),
             "kernel": one.kernel,
             "pool": one.pool,
             "head": list(HEAD),
         }
-        for reading, one in NETWORKS.items()
+        for variant, one in NETWORKS.items()
     },
     build=build,
     flat=False,
@@ -58,7 +58,7 @@ EXPERIMENT = Experiment(
     name=TABLE.experiment,
     title="Table 3: how near Theorem 1 comes to the exact Hessian: a LeNet",
     data=("cifar-10", "digits"),
-    readings={
+    variants={
         "3x3": "The network that fits the paper's Table 5, for no sizes are given: 32 and 32 kernels of 3×3, "
         "each followed by a maximum over 2×2, then 120, 84 and 10 units. It and what errors are relative to "
         "were chosen with the printed shares in sight.",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hessinit.paper.experiment import Experiment
 from hessinit.paper.networks import dense
-from hessinit.paper.std_sweep import Reading, Sweep, configure, plan, prepare, run
+from hessinit.paper.std_sweep import Sweep, Variant, configure, plan, prepare, run
 from hessinit.paper.std_sweep_findings import conclude
 from hessinit.paper.training import Recipe
 
@@ -32,8 +32,8 @@ def build(hidden: tuple[int, ...], shape: tuple[int, int, int]) -> nn.Sequential
     return dense([shape[0] * shape[1] * shape[2], *hidden, CLASSES], "relu")
 
 
-def read(about: str, hidden: tuple[int, ...], *, loss: str = "cross-entropy") -> Reading:
-    return Reading(
+def read(about: str, hidden: tuple[int, ...], *, loss: str = "cross-entropy") -> Variant:
+    return Variant(
         about=about,
         build=partial(build, hidden),
         described={"hidden units": list(hidden), "loss": loss},
@@ -52,7 +52,7 @@ SWEEP = Sweep(
     stds=("1.000", "0.500", "0.100", "0.075", "0.050", "0.005"),
     scaling=("0.100", "0.075", "0.050", "0.005"),  # above, the softmax is saturated
     restarts=10,
-    readings={
+    variants={
         "two-hidden": read(
             "Two hidden layers of 64, whose weights carry the std, as the text's “2 hidden layers” and "
             "“hidden layer weights” say; the output layer is Glorot uniform.",
@@ -75,7 +75,7 @@ EXPERIMENT = Experiment(
     name=SWEEP.experiment,
     title="Table 4 and Figure 1: Hessian norms and training loss by the std of the weights",
     data=("mnist", "fashion-mnist", "digits"),
-    readings={name: reading.about for name, reading in SWEEP.readings.items()},
+    variants={name: variant.about for name, variant in SWEEP.variants.items()},
     seeds=5,
     prepare=prepare,
     configure=partial(configure, SWEEP),

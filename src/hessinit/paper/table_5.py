@@ -8,7 +8,7 @@ from torch import nn
 
 from hessinit.paper.experiment import Experiment
 from hessinit.paper.networks import lenet
-from hessinit.paper.std_sweep import Reading, Sweep, configure, plan, prepare, run
+from hessinit.paper.std_sweep import Sweep, Variant, configure, plan, prepare, run
 from hessinit.paper.std_sweep_findings import conclude
 from hessinit.paper.training import Recipe
 
@@ -21,8 +21,8 @@ def build(channels: tuple[int, int], kernel: int, pool: str, shape: tuple[int, i
 
 def read(
     about: str, channels: tuple[int, int], kernel: int, pool: str, *, batch: int, digits_epochs: int
-) -> Reading:
-    return Reading(
+) -> Variant:
+    return Variant(
         about=about,
         build=partial(build, channels, kernel, pool),
         described={
@@ -44,7 +44,7 @@ SWEEP = Sweep(
     stds=("0.100", "0.075", "0.050", "0.001"),
     scaling=("0.100", "0.075", "0.050", "0.001"),
     restarts=8,
-    readings={
+    variants={
         "3x3": read(
             "Two convolutions of 32 kernels of 3×3, each with a max pool, then 120–84–10; mini-batches of "
             "128.",
@@ -63,7 +63,7 @@ EXPERIMENT = Experiment(
     name=SWEEP.experiment,
     title="Table 5 and Figure 2: Hessian norms and training loss by the std of the kernels",
     data=("cifar-10", "fashion-mnist", "digits"),
-    readings={name: reading.about for name, reading in SWEEP.readings.items()},
+    variants={name: variant.about for name, variant in SWEEP.variants.items()},
     seeds=5,
     prepare=prepare,
     configure=partial(configure, SWEEP),

@@ -166,7 +166,7 @@ EXPERIMENT = Experiment(
     name="word2vec",
     title="Word2vec: skip-gram's Hessian at the start and its training",
     data=("wikipedia", "docstrings"),
-    readings={
+    variants={
         "mean": "The loss is averaged over the pairs of a batch, as in the paper's other experiments; norms "
         "of the loss summed over the batch, which is how word2vec steps, are those times the batch's size."
     },

@@ -1,1 +1,86 @@
-"""Showing a report: text, notebook, page, figure. Each module is its own demo, as `python -m` runs it."""
+"""Results as documents, and documents as text, notebook cells, web pages and figures.
+
+`describe` builds the document of a result, once; the renderers show it. A result reaches all of this through
+`to_text`, `to_rich`, `to_notebook`, `to_page`, `draw` and `to_figure`, imported when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+    from hessinit.present.document import Document
+
+# The class of a result → the module of hessinit.present that describes it, and its function.
+DESCRIPTIONS = {
+    "CurvatureReport": ("curvature", "describe_report"),
+    "Initialization": ("initialization", "describe_initialization"),
+    "SchemePlan": ("initialization", "describe_plan"),
+    "LearningRateAdvice": ("advice", "describe_advice"),
+    "QuadraticForms": ("quadratic", "describe_forms"),
+    "Comparison": ("comparison", "describe_comparison"),
+    "Tracking": ("tracking", "describe_tracking"),
+    "Reproduction": ("reproduction", "describe_reproduction"),
+    "list": ("reproduction", "describe_reproductions"),
+    "Demonstration": ("demo", "describe_demonstration"),
+}
+
+
+def describe(result: Any) -> Document:
+    """Return the document that describes a result."""
+    name = type(result).__name__
+    if name not in DESCRIPTIONS:
+        raise TypeError(f"a {name} cannot be described; what can is a {', '.join(DESCRIPTIONS)}.")
+    module, function = DESCRIPTIONS[name]
+    document: Document = getattr(import_module(f"hessinit.present.{module}"), function)(result)
+    return document
+
+
+def to_text(result: Any, width: int | None = None, *, color: bool = False) -> str:
+    """Return the result as text of at most `width` columns (None: the terminal's, or 100)."""
+    from hessinit.present.terminal import render_text
+
+    return render_text(describe(result), width, color=color)
+
+
+def to_rich(result: Any, width: int) -> Iterable[RenderableType]:
+    """Return the same for a rich console, for `__rich_console__`."""
+    from hessinit.present.terminal import renderables
+
+    return renderables(describe(result), width)
+
+
+def to_notebook(result: Any) -> str:
+    """Return the result as an HTML fragment without scripts, for `_repr_html_`."""
+    from hessinit.present.page import render_fragment
+
+    return render_fragment(describe(result))
+
+
+def to_page(result: Any) -> str:
+    """Return the result as one HTML page that loads nothing."""
+    from hessinit.present.page import render_page
+
+    return render_page(describe(result))
+
+
+def draw(
+    result: Any, which: str | Sequence[str] | None = None, axes: Axes | Sequence[Axes] | None = None
+) -> list[Axes]:
+    """Draw the charts of these names (None: the first one), on `axes` or on those of a new figure."""
+    from hessinit.present.figures import draw_charts
+
+    document = describe(result)
+    names = [document.charts[0].name] if which is None else [which] if isinstance(which, str) else which
+    return draw_charts([document.chart(name) for name in names], axes)
+
+
+def to_figure(result: Any, which: str | Sequence[str] | None = None) -> Figure:
+    """Return a new matplotlib figure of these charts (None: the first one)."""
+    return draw(result, which)[0].figure  # type: ignore[return-value]

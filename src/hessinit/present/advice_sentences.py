@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hessinit.present.numbers import format_number, format_times
+from hessinit.present.words import format_number, format_times
 
 if TYPE_CHECKING:
     from hessinit.report.descent import Descent

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from hessinit.present.advice_sentences import looked_ahead
 from hessinit.present.grid import render, terminal_width
-from hessinit.present.numbers import format_number, join_names, printable
 from hessinit.present.sentences import MATRIX_NAMES
+from hessinit.present.words import format_number, join_names, printable
 from hessinit.report.advice import LearningRateAdvice
 
 
@@ -49,7 +49,7 @@ def advice_renderables(advice: LearningRateAdvice) -> Iterator[RenderableType]:
 
 
 def _describe(advice: LearningRateAdvice) -> str:
-    still = f", {advice.still:,} of them without gradient" if advice.still else ""
+    still = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
     examples = f"{advice.examples:,} example{'' if advice.examples == 1 else 's'}"
     return (
         f"{printable(advice.optimizer)} on {join_names(list(advice.weights))} ({advice.parameters:,} numbers"

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from hessinit.estimate import Estimate
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_estimate, format_number, format_ratio, printable, shorten
+from hessinit.present.words import format_estimate, format_number, format_ratio, printable, shorten
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 
-COLOURS = {"vanishing": "blue", "gentle": "cyan", "ok": "green", "sharp": "yellow", "exploding": "bold red"}
+COLOURS = {"vanishing": "blue", "flat": "cyan", "ok": "green", "sharp": "yellow", "exploding": "bold red"}
 
 
 def build_columns(report: CurvatureReport, *, whole_names: bool = False) -> list[Column]:

@@ -7,7 +7,7 @@ import math
 from hessinit.present.comparison_sentences import format_result
 from hessinit.present.comparison_standing import Result, best_start, ordered_starts
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.comparison import Comparison
 
 BEST = "bold green"
@@ -37,7 +37,7 @@ def comparison_columns(comparison: Comparison, *, short: bool = False) -> list[C
 
 def _sweep_columns(comparison: Comparison) -> list[Column]:
     (rate,) = comparison.learning_rates
-    starts = comparison.starts
+    starts = comparison.schemes
     columns = [Column("std", tuple(f"{std:g}" for std in comparison.stds), 9)]
     for layer in comparison.layers:
         norms = tuple(_write(comparison.norm(start, rate, layer)) for start in starts)

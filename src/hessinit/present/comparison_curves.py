@@ -101,7 +101,7 @@ def _numbers(run: Run) -> list[float]:
 def curves_at(comparison: Comparison, learning_rate: float) -> dict[str, Curve]:
     """The curve of every start that applies, at that rate."""
     found = {}
-    for start in comparison.starts:
+    for start in comparison.schemes:
         runs = [run for run in comparison.runs_of(start, learning_rate) if run.applies]
         if runs:
             found[start] = curve_of(runs, comparison.steps)

@@ -51,7 +51,7 @@ def _compare(
 ) -> Comparison:
     return Comparison(
         kind=kind,
-        starts=starts,
+        schemes=starts,
         learning_rates=rates,
         seeds=(0, 1, 2),
         runs=tuple(runs),
@@ -77,7 +77,7 @@ def _train(start: str, rate: float, seed: int, norm: float, speed: float, measur
         for point in range(points)
     ]
     return Run(
-        start=start,
+        scheme=start,
         learning_rate=rate,
         seed=seed,
         losses=tuple(losses),
@@ -94,7 +94,7 @@ def _train(start: str, rate: float, seed: int, norm: float, speed: float, measur
 
 def _failed(start: str, rate: float, seed: int, reason: str) -> Run:
     return Run(
-        start=start,
+        scheme=start,
         learning_rate=rate,
         seed=seed,
         losses=(),

@@ -13,7 +13,7 @@ from hessinit.present.comparison_lines import draw_curves, mark_breaks, set_heig
 from hessinit.present.comparison_standing import ordered_starts
 from hessinit.present.comparison_sweep_figure import draw_sweep, draw_sweep_losses
 from hessinit.present.figure import GREY, LABEL_POINTS, LETTER
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 from hessinit.report.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _draw_on(comparison: Comparison, rates: Sequence[float], axes: tuple[Axes, .
         draw_sweep(comparison, axes[0], axes[1])
         return axes
     starts = [start for start in ordered_starts(comparison) if comparison.applies(start)]
-    look = strokes(comparison.starts)
+    look = strokes(comparison.schemes)
     labels = dict(zip(starts, shorten_names(starts), strict=True))
     drawn = [curves_at(comparison, rate) for rate in rates]
     for ax, rate, curves in zip(axes, rates, drawn, strict=True):
@@ -145,9 +145,9 @@ def _panels(figure: FigureBase, many: int, *, shared: bool = True) -> tuple[Axes
 def _losses_size(comparison: Comparison, panels: int) -> tuple[float, float]:
     """Inches; a legend that has no free place in the last row needs some beside it."""
     across = min(panels, PANELS_IN_A_ROW)
-    names = 0.5 + LETTER * max(map(len, shorten_names(comparison.starts)))
+    names = 0.5 + LETTER * max(map(len, shorten_names(comparison.schemes)))
     beside = max(1.1, names) if panels % PANELS_IN_A_ROW in (0, panels) else 0.0
-    tallest = LEGEND_LINE * (len(comparison.starts) + 3) if panels <= PANELS_IN_A_ROW else 0.0
+    tallest = LEGEND_LINE * (len(comparison.schemes) + 3) if panels <= PANELS_IN_A_ROW else 0.0
     return PANEL[0] * across + beside, max(PANEL[1] * math.ceil(panels / across), tallest)
 
 

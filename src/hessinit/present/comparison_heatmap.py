@@ -12,7 +12,7 @@ from hessinit.present.comparison_columns import write_cell
 from hessinit.present.comparison_lines import write_plainly
 from hessinit.present.comparison_standing import best_start, guessing, ordered_starts
 from hessinit.present.figure import GREY, LABEL_POINTS, LETTER, VERMILION, inches_wide, shorten
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -80,17 +80,17 @@ def draw_heatmap(comparison: Comparison, ax: Axes | None = None) -> Axes:
 
 def heatmap_size(comparison: Comparison) -> tuple[float, float]:
     """Inches: room for "diverged 2/3" in every cell, for the names beside them and the title above."""
-    names = LETTER * 1.15 * max(map(len, shorten_names(comparison.starts)))
+    names = LETTER * 1.15 * max(map(len, shorten_names(comparison.schemes)))
     rates = len(comparison.learning_rates)
     title = 0.0 if rates >= RATES_FOR_ONE_LINE else 0.13
-    return 1.2 + min(names, 2.5) + max(0.85 * rates, 1.9), 0.9 + title + 0.44 * len(comparison.starts)
+    return 1.2 + min(names, 2.5) + max(0.85 * rates, 1.9), 0.9 + title + 0.44 * len(comparison.schemes)
 
 
 def _inches_for_cells(ax: Axes, comparison: Comparison) -> float:
     """About how wide the cells are together, once the names and the bar have their place."""
     if len(ax.figure.axes) > 1:
         return inches_wide(ax) - BESIDE_THE_CELLS
-    names = LETTER * 1.15 * max(map(len, shorten_names(comparison.starts)))
+    names = LETTER * 1.15 * max(map(len, shorten_names(comparison.schemes)))
     return float(ax.figure.bbox.width / ax.figure.dpi) - min(names, 2.5) - BESIDE_THE_CELLS - 0.2
 
 
@@ -116,7 +116,7 @@ def _choose_scale(comparison: Comparison) -> Normalize | None:
 
     losses = [
         comparison.loss(start, rate)
-        for start in comparison.starts
+        for start in comparison.schemes
         for rate in comparison.learning_rates
         if comparison.trains(start, rate)
     ]

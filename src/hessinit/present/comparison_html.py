@@ -24,7 +24,7 @@ def render_comparison_fragment(comparison: Comparison) -> str:
         .render(
             columns=columns,
             classes=CLASSES,
-            rows=len(comparison.starts),
+            rows=len(comparison.schemes),
             verdict=conclude_comparison(comparison),
             explanation=explain_comparison(comparison, columns),
             cost=describe_runs(comparison),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hessinit.present.comparison_colours import PAPER, Stroke
 from hessinit.present.comparison_curves import Cross, Curve, Heights, crosses_of
 from hessinit.present.figure import LABEL_POINTS
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hessinit.present.comparison_standing import Result
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.comparison import Comparison
 from hessinit.report.run import window
 
@@ -18,7 +18,7 @@ MOST_NOTES = 6
 def describe_runs(comparison: Comparison) -> str:
     """Say how many runs there were, of what, and how long they took."""
     counts = [
-        _count(len(comparison.starts), "std" if comparison.kind == "sweep" else "start"),
+        _count(len(comparison.schemes), "std" if comparison.kind == "sweep" else "start"),
         _count(len(comparison.learning_rates), "rate"),
         _count(len(comparison.seeds), "seed"),
     ]
@@ -56,10 +56,10 @@ def collect_notes(comparison: Comparison) -> list[str]:
     alike: dict[tuple[str, str], list[str]] = {}
     for run in comparison.runs:
         if run.note:
-            alike.setdefault((run.start, re.sub(r"\d[\d.,e+-]*", "#", run.note)), []).append(run.note)
+            alike.setdefault((run.scheme, re.sub(r"\d[\d.,e+-]*", "#", run.note)), []).append(run.note)
     notes = list(map(_stopped, comparison.notes))
     for (start, _), found in alike.items():
-        runs = sum(run.start == start for run in comparison.runs)
+        runs = sum(run.scheme == start for run in comparison.runs)
         which = "" if len(set(found)) == 1 else ", for example"
         where = (
             "does not apply" if not comparison.applies(start) else f"in {len(found)} of {_count(runs, 'run')}"

@@ -33,7 +33,7 @@ class Result:
 
 def best_start(comparison: Comparison, learning_rate: float) -> str | None:
     """The start of the lowest loss at that rate among those that train there."""
-    starts = [start for start in comparison.starts if comparison.trains(start, learning_rate)]
+    starts = [start for start in comparison.schemes if comparison.trains(start, learning_rate)]
     return min(starts, key=lambda start: comparison.loss(start, learning_rate), default=None)
 
 
@@ -54,7 +54,7 @@ def ordered_starts(comparison: Comparison) -> tuple[str, ...]:
     """
     return tuple(
         sorted(
-            comparison.starts,
+            comparison.schemes,
             key=lambda start: (not comparison.applies(start), at_best_rate(comparison, start).mean),
         )
     )
@@ -63,8 +63,8 @@ def ordered_starts(comparison: Comparison) -> tuple[str, ...]:
 def guessing(comparison: Comparison) -> float:
     """The loss before any training of the start that begins lowest: about that of guessing."""
     firsts = [
-        [run.first_loss for run in comparison.runs if run.start == start and math.isfinite(run.first_loss)]
-        for start in comparison.starts
+        [run.first_loss for run in comparison.runs if run.scheme == start and math.isfinite(run.first_loss)]
+        for start in comparison.schemes
     ]
     return min((statistics.fmean(losses) for losses in firsts if losses), default=math.nan)
 
@@ -80,13 +80,13 @@ def regrets(comparison: Comparison) -> dict[str, Result]:
     best = _best_losses(comparison)
     worst = {rate: _worst_loss(comparison, rate) for rate in best}
     found = {}
-    for start in comparison.starts:
+    for start in comparison.schemes:
         by_seed = []
         for seed in comparison.seeds:
             losses = {
                 run.learning_rate: worst[run.learning_rate] if run.diverged else run.final_loss
                 for run in comparison.runs
-                if (run.start, run.seed) == (start, seed) and run.applies and run.learning_rate in best
+                if (run.scheme, run.seed) == (start, seed) and run.applies and run.learning_rate in best
             }
             if not best or any(losses.get(rate, 1.0) <= 0 or low <= 0 for rate, low in best.items()):
                 return {}
@@ -108,7 +108,7 @@ def _best_losses(comparison: Comparison) -> dict[float, float]:
 
 
 def _worst_loss(comparison: Comparison, rate: float) -> float:
-    trained = [comparison.loss(start, rate) for start in comparison.starts if comparison.trains(start, rate)]
+    trained = [comparison.loss(start, rate) for start in comparison.schemes if comparison.trains(start, rate)]
     return max(guessing(comparison), *trained)
 
 

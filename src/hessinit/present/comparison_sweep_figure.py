@@ -9,7 +9,7 @@ from hessinit.present.comparison_colours import Stroke, ramp
 from hessinit.present.comparison_curves import LOGARITHMIC_FROM, curves_at, heights_of
 from hessinit.present.comparison_lines import draw_curves, mark_breaks, set_heights, tidy, write_plainly
 from hessinit.present.figure import GREY, LABEL_POINTS, is_drawable
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 from hessinit.report.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ EDGE = 2.0  # lr·‖H‖, above which gradient descent leaves a quadratic bowl;
 def draw_sweep(comparison: Comparison, curves_axes: Axes, norms_axes: Axes) -> None:
     """Curves from dark (small std) to light on the first axes, the final loss over lr·‖H‖ on the second."""
     (rate,) = comparison.learning_rates
-    colours = dict(zip(comparison.starts, ramp(comparison.stds), strict=True))
+    colours = dict(zip(comparison.schemes, ramp(comparison.stds), strict=True))
     look = {start: Stroke(color, "-", 1.5) for start, color in colours.items()}
-    labels = {start: f"{std:g}" for start, std in zip(comparison.starts, comparison.stds, strict=True)}
+    labels = {start: f"{std:g}" for start, std in zip(comparison.schemes, comparison.stds, strict=True)}
     curves = curves_at(comparison, rate)
     draw_curves(curves_axes, curves, look, labels)
     set_heights([curves_axes], heights_of([curves], comparison))
@@ -49,12 +49,12 @@ def draw_sweep_losses(comparison: Comparison, ax: Axes | None = None) -> Axes:
         from matplotlib import pyplot
 
         _, ax = pyplot.subplots(figsize=SIZE, layout="constrained")
-    colours = dict(zip(comparison.starts, ramp(comparison.stds), strict=True))
+    colours = dict(zip(comparison.schemes, ramp(comparison.stds), strict=True))
     _draw_norms(ax, comparison, colours)
     marks: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 5}
     handles = [
         Line2D([], [], color=colours[start], label=f"{std:g}", **marks)
-        for start, std in zip(comparison.starts, comparison.stds, strict=True)
+        for start, std in zip(comparison.schemes, comparison.stds, strict=True)
     ]
     ax.legend(handles=handles, handletextpad=0.2, **LEGEND)
     return ax
@@ -63,7 +63,7 @@ def draw_sweep_losses(comparison: Comparison, ax: Axes | None = None) -> Axes:
 def _draw_norms(ax: Axes, comparison: Comparison, colours: dict[str, str]) -> None:
     (rate,) = comparison.learning_rates
     points = []
-    for start in comparison.starts:
+    for start in comparison.schemes:
         product = rate * comparison.norm(start, rate)
         if is_drawable(product):
             points.append((start, product, comparison.loss(start, rate)))

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from hessinit.present.comparison_sentences import format_result
 from hessinit.present.comparison_standing import Result, at_best_rate, diverges_at, ordered_starts, regrets
-from hessinit.present.numbers import format_number, format_ratio, join_names, printable, shorten
+from hessinit.present.words import format_number, format_ratio, join_names, printable, shorten
 from hessinit.report.comparison import Comparison
 
 
@@ -113,10 +113,10 @@ def _times(regret: Result) -> str:
 def _never(comparison: Comparison) -> list[str]:
     never = [
         start
-        for start in comparison.starts
+        for start in comparison.schemes
         if comparison.applies(start) and math.isnan(comparison.best_rate(start))
     ]
-    if not any(comparison.best_rate(start) > 0 for start in comparison.starts):
+    if not any(comparison.best_rate(start) > 0 for start in comparison.schemes):
         return []  # that none does at all is said already
     at_all = [start for start in never if _all_diverged(comparison, start, comparison.learning_rates)]
     in_part = [start for start in never if start not in at_all]
@@ -138,8 +138,8 @@ def _call(start: str) -> str:
 
 def _conclude_sweep(comparison: Comparison) -> list[str]:
     (rate,) = comparison.learning_rates
-    stds = dict(zip(comparison.starts, comparison.stds, strict=True))
-    results = {start: at_best_rate(comparison, start) for start in comparison.starts}
+    stds = dict(zip(comparison.schemes, comparison.stds, strict=True))
+    results = {start: at_best_rate(comparison, start) for start in comparison.schemes}
     trained = sorted(
         (start for start in results if math.isfinite(results[start].mean)), key=lambda s: results[s].mean
     )
@@ -154,7 +154,7 @@ def _conclude_sweep(comparison: Comparison) -> list[str]:
         verb = "ties" if len(tied) == 1 else "tie"
         how = ", the same loss" if math.isnan(results[best].error) else ", within two standard errors"
         sentences.append(f"std {join_names(tied)} {verb} with it{how}.")
-    broken = [start for start in comparison.starts if comparison.diverged(start, rate)]
+    broken = [start for start in comparison.schemes if comparison.diverged(start, rate)]
     at_all = [f"{stds[start]:g}" for start in broken if _all_diverged(comparison, start, [rate])]
     if at_all:
         verb = "diverges" if len(at_all) == 1 else "diverge"

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 
-from hessinit.present.numbers import format_number, format_times
+from hessinit.present.words import format_number, format_times
 from hessinit.report.initialization import Initialization
 from hessinit.report.json_form import Plain, to_plain
 from hessinit.report.tracking import Tracking

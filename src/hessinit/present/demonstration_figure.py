@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hessinit.present.comparison_lines import write_plainly
 from hessinit.present.demonstration import SMOOTHED, average_losses
 from hessinit.present.figure import BLUE, GREY, LABEL_POINTS, VERMILION
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 from hessinit.report.tracking import Tracking
 
 if TYPE_CHECKING:

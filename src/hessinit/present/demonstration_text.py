@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hessinit.present.demonstration import STARTS, Story, conclude_pair, conclude_seeds
 from hessinit.present.grid import Column, build_grid, fit
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 from hessinit.report.tracking import Tracking
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.diagnostics import Diagnostics
 from hessinit.report.report import CurvatureReport
 

@@ -18,7 +18,7 @@ from hessinit.present.figure import (
     is_drawable,
     label_axes,
 )
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 from hessinit.report.report import CurvatureReport
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from hessinit.present.diagnostics_columns import diagnosed_layers, format_share
-from hessinit.present.numbers import begin_sentence, call_layer, format_times, join_names
+from hessinit.present.words import begin_sentence, call_layer, format_times, join_names
 from hessinit.report.diagnostics import Diagnostics
 from hessinit.report.report import CurvatureReport
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import GENTLE_BELOW, SHARP_ABOVE
+from hessinit.report.verdict import FLAT_BELOW, SHARP_ABOVE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +32,8 @@ def draw_norms(report: CurvatureReport, ax: Axes | None = None) -> Axes:
 
         _, ax = pyplot.subplots(figsize=figure_size(report, 2.9), layout="constrained")
     ax.set_yscale("log")
-    band = f"ok: {format_number(GENTLE_BELOW)} to {format_number(SHARP_ABOVE)}"
-    ax.axhspan(GENTLE_BELOW, SHARP_ABOVE, color=GREEN, alpha=0.13, linewidth=0, label=band)
+    band = f"ok: {format_number(FLAT_BELOW)} to {format_number(SHARP_ABOVE)}"
+    ax.axhspan(FLAT_BELOW, SHARP_ABOVE, color=GREEN, alpha=0.13, linewidth=0, label=band)
     if is_drawable(report.network.norm):
         label = "network" if report.network_measured else "network, at least"
         ax.axhline(report.network.norm, color=GREY, linestyle="--", linewidth=1, label=label)
@@ -129,7 +129,7 @@ def _draw_edges(ax: Axes, layers: Sequence[LayerCurvature]) -> None:
 def _include_band(ax: Axes, report: CurvatureReport) -> None:
     """Keep the whole band in view, and some room around it, whatever the norms are."""
     low, high = ax.get_ylim()
-    ax.set_ylim(min(low, GENTLE_BELOW / 3), max(high, SHARP_ABOVE * 3))
+    ax.set_ylim(min(low, FLAT_BELOW / 3), max(high, SHARP_ABOVE * 3))
     ax.set_xlim(-0.6, max(len(report), 1) - 0.4)
 
 

@@ -16,8 +16,8 @@ from hessinit.present.initialization_sentences import (
     describe_work,
 )
 from hessinit.present.initialization_table import initialization_columns, names_in_order
-from hessinit.present.numbers import printable
 from hessinit.present.sentences import describe_cost
+from hessinit.present.words import printable
 from hessinit.report.initialization import Initialization
 from hessinit.report.report import CurvatureReport
 

@@ -23,7 +23,7 @@ def example_initialization() -> Initialization:
         kappa=2.0,
         rule="network",
         scheme="lsuv",
-        freedom="gain",
+        scaling="gain",
         converged=True,
         reason="‖H‖ = 20.2 is within 5 % of the target",
         measurements=(

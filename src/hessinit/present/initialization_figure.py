@@ -20,7 +20,7 @@ from hessinit.present.figure import (
     shorten,
 )
 from hessinit.present.initialization_table import names_in_order, row_of
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.initialization import Initialization
 from hessinit.report.report import CurvatureReport
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.initialization import Initialization
 
 MOVED = {
@@ -41,6 +41,6 @@ def describe_work(result: Initialization) -> str:
     count = f"{looks} measurement{'' if looks == 1 else 's'}"
     spent = f" in {format_number(result.seconds, 2)} s" if result.seconds is not None else ""
     start = "the weights as found" if result.scheme == "keep" else f"start by {result.scheme}"
-    moved = MOVED.get(result.freedom or "", "")
+    moved = MOVED.get(result.scaling or "", "")
     state = "" if result.applied else " Nothing was written, or this is a copy."
     return f"{start[0].upper()}{start[1:]}{moved}; {count}{spent}.{state}"

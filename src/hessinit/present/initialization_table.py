@@ -13,7 +13,7 @@ from hessinit.present.initialization_sentences import (
     describe_target,
     describe_work,
 )
-from hessinit.present.numbers import format_estimate, format_number, printable
+from hessinit.present.words import format_estimate, format_number, printable
 from hessinit.report.initialization import Initialization
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport

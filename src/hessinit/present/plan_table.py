@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hessinit.present.grid import Column, build_grid, fit, name_left_out, render, terminal_width
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
 
 
@@ -33,22 +33,22 @@ def plan_columns(plan: SchemePlan) -> list[Column]:
     """What has something to say about this plan, a row for each weight."""
 
     def cells(write: Callable[[PlannedWeight], str]) -> tuple[str, ...]:
-        return tuple("" if row.left_alone else write(row) for row in plan)
+        return tuple("" if row.unchanged else write(row) for row in plan)
 
     names = tuple(" = ".join(printable(name) for name in (row.name, *row.aliases)) for row in plan)
     columns = [
         Column("layer", names, 9, is_number=False),
         Column("weight", tuple(str(row.shape) for row in plan), 4, is_number=False),
         Column("fans", cells(_write_fans), 8, is_number=False),
-        Column("before", cells(lambda row: printable(row.before)), 5, is_number=False),
+        Column("before", cells(lambda row: printable(row.upstream)), 5, is_number=False),
     ]
     if plan.scheme in ("backward", "compromise"):
-        columns.append(Column("after", cells(lambda row: printable(row.after)), 5, is_number=False))
+        columns.append(Column("after", cells(lambda row: printable(row.downstream)), 5, is_number=False))
     columns.append(Column("gain", cells(lambda row: format_number(row.gain)), 8))
     if any(row.dropout_factor != 1 for row in plan):
         columns.append(Column("dropout", cells(lambda row: f"× {format_number(row.dropout_factor)}"), 8))
-    if any(row.drift_factor != 1 for row in plan):
-        columns.append(Column("drift", cells(lambda row: f"× {format_number(row.drift_factor)}"), 7))
+    if any(row.variance_correction != 1 for row in plan):
+        columns.append(Column("drift", cells(lambda row: f"× {format_number(row.variance_correction)}"), 7))
     columns.append(Column("std", tuple(_write_std(row) for row in plan), 9))
     remarks = tuple(map(_remark, plan))
     if any(remarks):
@@ -63,7 +63,7 @@ def _write_fans(row: PlannedWeight) -> str:
 
 
 def _write_std(row: PlannedWeight) -> str:
-    if row.left_alone:
+    if row.unchanged:
         return ""
     return _write_range(row.std) if row.std else "by data"
 
@@ -78,14 +78,14 @@ def _write_count(number: float) -> str:
 
 
 def _remark(row: PlannedWeight) -> str:
-    if row.left_alone:
-        return printable(row.left_alone)
+    if row.unchanged:
+        return printable(row.unchanged)
     remarks = ["ends a branch"] * row.closes_residual + ["norm next"] * row.norm_follows
     return ", ".join(remarks)
 
 
 def _describe(plan: SchemePlan) -> str:
-    written = sum(not row.left_alone for row in plan)
+    written = sum(not row.unchanged for row in plan)
     drawn = f", {plan.distribution}" if plan.distribution else ""
     left = len(plan) - written
     rest = f"; {left} left alone" if left else ""
@@ -95,12 +95,12 @@ def _describe(plan: SchemePlan) -> str:
 if __name__ == "__main__":
     rows = [
         PlannedWeight(name="embed", aliases=("head",), shape=(65, 64), kind="embedding", fan_in=(1.0,),
-                      fan_out=(64.0,), before="tokens", std=(0.125,)),
+                      fan_out=(64.0,), upstream="tokens", std=(0.125,)),
         PlannedWeight(name="qkv", shape=(192, 64), kind="dense", fan_in=(64.0,) * 3, fan_out=(64.0,) * 3,
-                      before="layer_norm", std=(0.125,) * 3),
+                      upstream="layer_norm", std=(0.125,) * 3),
         PlannedWeight(name="proj", shape=(64, 256), kind="dense", fan_in=(256.0,), fan_out=(64.0,),
-                      before="gelu, dropout 0.1", gain=1.5335, dropout_factor=0.9487, std=(0.0909,),
+                      upstream="gelu, dropout 0.1", gain=1.5335, dropout_factor=0.9487, std=(0.0909,),
                       closes_residual=True),
-        PlannedWeight(name="old", shape=(64, 64), left_alone="frozen"),
+        PlannedWeight(name="old", shape=(64, 64), unchanged="frozen"),
     ]  # fmt: skip
     Console().print(SchemePlan(scheme="he", distribution="normal", layers=tuple(rows)))

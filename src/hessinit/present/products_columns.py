@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hessinit.estimate import Estimate
 from hessinit.present.grid import Column
-from hessinit.present.numbers import (
+from hessinit.present.words import (
     begin_sentence,
     call_layer,
     format_estimate,
@@ -17,7 +17,7 @@ from hessinit.present.numbers import (
     printable,
 )
 from hessinit.report.layer import LayerCurvature
-from hessinit.report.products import JacobianProducts
+from hessinit.report.products import JacobianBounds
 from hessinit.report.report import CurvatureReport
 
 
@@ -27,7 +27,7 @@ def products_columns(report: CurvatureReport) -> list[Column]:
         return []
 
     def column(
-        heading: str, write: Callable[[JacobianProducts], Estimate | float | None], importance: int
+        heading: str, write: Callable[[JacobianBounds], Estimate | float | None], importance: int
     ) -> Column:
         cells = ["" if row.jacobians is None else _write(write(row.jacobians)) for row in report]
         return Column(heading, tuple(cells), importance)

@@ -20,7 +20,7 @@ from hessinit.present.figure import (
     name_layers,
     place_legend,
 )
-from hessinit.report.products import JacobianProducts
+from hessinit.report.products import JacobianBounds
 from hessinit.report.report import CurvatureReport
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def draw_products(report: CurvatureReport, axes: Sequence[Axes] | None = None) -
     return upper, lower
 
 
-def _draw_norms_of_products(ax: Axes, products: Sequence[JacobianProducts | None]) -> None:
+def _draw_norms_of_products(ax: Axes, products: Sequence[JacobianBounds | None]) -> None:
     ax.set_yscale("log")
     ax.axhline(1.0, color=GREY, linewidth=1, linestyle=":", label="1")
-    kinds: tuple[tuple[str, str, str, Callable[[JacobianProducts], tuple[float, float]]], ...] = (
+    kinds: tuple[tuple[str, str, str, Callable[[JacobianBounds], tuple[float, float]]], ...] = (
         ("forward", ORANGE, "s", lambda one: _mean_and_largest(one.forward, one.forward_largest)),
         ("backward", PURPLE, "D", lambda one: _mean_and_largest(one.backward, one.backward_largest)),
     )
@@ -89,9 +89,9 @@ def _mean_and_largest(mean: Estimate | None, largest: float | None) -> tuple[flo
     return math.nan if mean is None else mean.value, math.nan if largest is None else largest
 
 
-def _draw_bounds(ax: Axes, report: CurvatureReport, products: Sequence[JacobianProducts | None]) -> None:
+def _draw_bounds(ax: Axes, report: CurvatureReport, products: Sequence[JacobianBounds | None]) -> None:
     ax.set_yscale("log")
-    kinds: tuple[tuple[str, str, str, Callable[[JacobianProducts], float | None]], ...] = (
+    kinds: tuple[tuple[str, str, str, Callable[[JacobianBounds], float | None]], ...] = (
         ("Lipschitz product", GREY, "^", lambda one: one.lipschitz_bound),
         ("paper's bound", VERMILION, "D", lambda one: one.paper_bound),
         ("rigorous bound", GREEN, "s", lambda one: one.rigorous_bound),

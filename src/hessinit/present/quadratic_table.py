@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hessinit.present.grid import Column, build_grid, fit, name_left_out, render, terminal_width
-from hessinit.present.numbers import format_number, format_ratio, format_times, printable
+from hessinit.present.words import format_number, format_ratio, format_times, printable
 from hessinit.report.quadratic import QuadraticForm, QuadraticForms
 from hessinit.report.spread import Spread
 

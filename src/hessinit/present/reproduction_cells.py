@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.reproduction import Cell, Table
 
 # Words, and not ✓ and ✗: a terminal without Unicode would show the same question mark for both.

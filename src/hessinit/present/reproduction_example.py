@@ -28,14 +28,14 @@ def example_reproduction(name: str = "table-4-mnist") -> Reproduction:
         experiment="table-4",
         title="Table 4: the std of the weights, their Hessians and the training loss",
         data="mnist",
-        reading="two-hidden",
-        about_reading="784–64–64–10 with ReLU; the two hidden weights carry the std, the last is Glorot's.",
+        variant="two-hidden",
+        about_variant="784–64–64–10 with ReLU; the two hidden weights carry the std, the last is Glorot's.",
         findings=Findings(
             tables=(_sweep_table(), _shares_table()),
             figures=(_curves_figure(), _points_figure()),
             sentences=(
                 "The loss is lowest at 0.100, where both norms (largest |eigenvalue|) are near 2.",
-                "At std 1.000 no reading that we tried comes near the printed loss of 8.65.",
+                "At std 1.000 no variant that we tried comes near the printed loss of 8.65.",
             ),
         ),
         seeds=(0, 1, 2, 3, 4),

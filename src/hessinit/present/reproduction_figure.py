@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hessinit.present.comparison_colours import PAPER, Stroke, strokes
 from hessinit.present.comparison_lines import tidy, write_plainly
 from hessinit.present.figure import DRAWABLE, GREY, LABEL_POINTS, LETTER, shorten
-from hessinit.present.numbers import printable
+from hessinit.present.words import printable
 from hessinit.report.reproduction import Curve, Figure
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hessinit.present.html import templates
-from hessinit.present.numbers import printable
 from hessinit.present.page.reproduction import record_pairs, write_pairs
 from hessinit.present.page.reproduction_tables import QUESTION
 from hessinit.present.reproduction_cells import WITHIN, column_texts
@@ -17,6 +16,7 @@ from hessinit.present.reproduction_sentences import (
     describe_setting,
     explain_numbers,
 )
+from hessinit.present.words import printable
 from hessinit.report.reproduction import Reproduction, Table
 
 # How the verdict looks and is read aloud: shape and colour differ.

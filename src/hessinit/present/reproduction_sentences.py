@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hessinit.present.numbers import join_names, printable
+from hessinit.present.words import join_names, printable
 from hessinit.report.reproduction import Reproduction, Table
 
 MOST_NAMED = 5
 
 
 def describe_setting(reproduction: Reproduction) -> str:
-    """The data, the reading and the seeds."""
+    """The data, the variant and the seeds."""
     seeds = len(reproduction.seeds)
-    about = stop_sentence(printable(reproduction.about_reading))
+    about = stop_sentence(printable(reproduction.about_variant))
     return (
         f"On {printable(reproduction.data)}, {seeds} seed{'' if seeds == 1 else 's'}. "
-        f"Reading {printable(reproduction.reading)}: {about}"
+        f"Variant {printable(reproduction.variant)}: {about}"
     )
 
 

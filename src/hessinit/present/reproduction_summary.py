@@ -13,7 +13,7 @@ DATA_OF_THE_PAPER = ("mnist", "cifar-10", "wikipedia")
 
 
 def in_order(reproductions: Sequence[Reproduction]) -> list[Reproduction]:
-    """As in the paper, its own data before others; then by name: that of a further reading is longer."""
+    """As in the paper, its own data before others; then by name: that of a further variant is longer."""
 
     def place(reproduction: Reproduction) -> tuple[int, bool, bool, str]:
         known = reproduction.experiment in ORDER
@@ -28,7 +28,7 @@ def in_order(reproductions: Sequence[Reproduction]) -> list[Reproduction]:
 
 
 def summarize(reproductions: Sequence[Reproduction]) -> str:
-    """How many of the claims hold; a number of the paper that several readings aim at is counted once."""
+    """How many of the claims hold; a number of the paper that several variants aim at is counted once."""
     first: dict[str, Reproduction] = {}
     judged = [reproduction for reproduction in in_order(reproductions) if reproduction.judged]
     for reproduction in judged:

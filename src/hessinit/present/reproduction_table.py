@@ -11,7 +11,6 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hessinit.present.grid import GUTTER, NARROWEST_NAMES, RULES, render, terminal_width
-from hessinit.present.numbers import printable
 from hessinit.present.reproduction_cells import WITHIN, CellText, ColumnText, column_texts
 from hessinit.present.reproduction_sentences import (
     conclude_claims,
@@ -20,6 +19,7 @@ from hessinit.present.reproduction_sentences import (
     describe_setting,
     explain_numbers,
 )
+from hessinit.present.words import printable
 from hessinit.report.reproduction import Reproduction, Table
 
 QUESTION = "ok?"

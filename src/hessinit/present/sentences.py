@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hessinit.estimate import Estimate
-from hessinit.present.numbers import (
+from hessinit.present.words import (
     begin_sentence,
     call_layer,
     format_number,
@@ -69,8 +69,8 @@ def _compare(layers: tuple[LayerCurvature, ...]) -> list[str]:
         every = "Both" if len(layers) == 2 else f"All {len(layers)}"
         which = every if len(curved) == len(layers) else f"{len(curved)} of {len(layers)}"
         return [f"{which} layers are about equally sharp."]
-    sharpest, gentlest = call_layer(curved[-1].name), call_layer(curved[0].name)
-    return [f"{sharpest} is {format_times(ratio)} times sharper than {gentlest}."]
+    sharpest, flattest = call_layer(curved[-1].name), call_layer(curved[0].name)
+    return [f"{sharpest} is {format_times(ratio)} times sharper than {flattest}."]
 
 
 def _extremes(layers: tuple[LayerCurvature, ...]) -> list[str]:

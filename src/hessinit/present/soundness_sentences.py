@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hessinit.estimate import Estimate
-from hessinit.present.numbers import call_layer, format_estimate, format_number, format_times, join_names
+from hessinit.present.words import call_layer, format_estimate, format_number, format_times, join_names
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 

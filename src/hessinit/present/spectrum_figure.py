@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hessinit.present.figure import BLUE, GREY, LABEL_POINTS, VERMILION, is_drawable
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.density import Density
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport

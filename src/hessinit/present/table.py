@@ -10,8 +10,8 @@ from rich.text import Text
 from hessinit.present.columns import build_columns
 from hessinit.present.further import further_tables
 from hessinit.present.grid import build_grid, fit, name_left_out, render, terminal_width
-from hessinit.present.numbers import printable
 from hessinit.present.sentences import describe_cost
+from hessinit.present.words import printable
 from hessinit.report.report import CurvatureReport
 
 

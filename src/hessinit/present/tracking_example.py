@@ -20,8 +20,8 @@ def example_tracking(points: int = 13, name: str = "", speed: float = 1.0) -> Tr
                 step=step, seconds=0.4 + 0.2 * number, measuring_seconds=0.02,
                 loss=2.3 * math.exp(-step / 90), lr=LR, norm=norm,
                 training_loss=None if not step else 2.35 * math.exp(-step / 90),
-                error=0.005 * norm, converged=True, lr_times_norm=LR * norm, stable_lr=2 / norm,
-                edge=LR * norm / 2, layers={"fc1": 0.2 * norm, "fc2": 0.3 * norm, "fc3": 0.8 * norm},
+                error=0.005 * norm, converged=True, lr_times_norm=LR * norm, stable_learning_rate=2 / norm,
+                lr_over_limit=LR * norm / 2, layers={"fc1": 0.2 * norm, "fc2": 0.3 * norm, "fc3": 0.8 * norm},
                 products=9,
             )
         )  # fmt: skip
@@ -32,7 +32,7 @@ def example_tracking(points: int = 13, name: str = "", speed: float = 1.0) -> Tr
         optimizer="SGD",
         curvature="gauss-newton",
         every=20,
-        share=0.1,
+        max_overhead=0.1,
         examples=256,
         seconds=0.4 + 0.2 * points,
         versions={"hessinit": "0.1.0", "torch": "2.6.0"},

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from hessinit.present.figure import BLUE, GREY, LABEL_POINTS, VERMILION, is_drawable
-from hessinit.present.numbers import format_number
+from hessinit.present.words import format_number
 from hessinit.report.tracking import Tracking
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from hessinit.present.numbers import format_number, printable
+from hessinit.present.words import format_number, printable
 from hessinit.report.tracking import TrackedPoint, Tracking
 
 # Less is within what mini-batches and rounding do.
@@ -16,13 +16,13 @@ _CHANGED = 1.1
 def warn_of_edge(point: TrackedPoint, optimizer: str) -> str:
     """The warning: where, how far, and what to do."""
     assert point.lr is not None
-    rate, stable = format_number(point.lr), format_number(point.stable_lr)
+    rate, stable = format_number(point.lr), format_number(point.stable_learning_rate)
     return (
         f"step {point.step}: the learning rate {rate} is at or beyond the edge of stability, "
         f"{stable} for {optimizer or 'gradient descent'}: ‖H‖ = {format_number(point.norm)}, so lr·‖H‖ = "
         f"{format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
-        f"{format_number(point.stable_lr * point.norm)}. If the loss rises or jumps, lower the rate below "
-        f"{stable}, warm up more slowly, or start with hessinit.initialize_(…, lr={point.lr:g})."
+        f"{format_number(point.stable_learning_rate * point.norm)}. If the loss rises or jumps, lower the "
+        f"rate below {stable}, warm up more slowly, or start with hessinit.initialize_(…, lr={point.lr:g})."
     )
 
 
@@ -63,7 +63,7 @@ def describe_tracking(tracking: Tracking) -> str:
 
 def _put_off(tracking: Tracking) -> str:
     """Whether the share of the time was too small for a measurement as often as was asked for."""
-    if tracking.share >= 1 or not tracking.points:
+    if tracking.max_overhead >= 1 or not tracking.points:
         return ""
     last = max(step for step, _ in [*tracking.losses[-1:], (tracking.points[-1].step, 0.0)])
     due = range(tracking.points[0].step // tracking.every, last // tracking.every + 1)
@@ -71,7 +71,7 @@ def _put_off(tracking: Tracking) -> str:
     if not missing:
         return ""
     verb = "was" if missing == 1 else "were"
-    limit = f"{format_number(100 * tracking.share)} % of the time"  # the start and the end are taken anyway
+    limit = f"{format_number(100 * tracking.max_overhead)} % of the time"  # not the first and last
     steps = f"{tracking.every} step{'' if tracking.every == 1 else 's'}"
     return (
         f"Of {len(due)} that were due, one every {steps}, {missing} {verb} left out: they may take {limit}; "
@@ -97,22 +97,22 @@ def _course(seen: list[TrackedPoint]) -> str:
 
 
 def _edge(tracking: Tracking, seen: list[TrackedPoint]) -> str:
-    known = [point for point in seen if point.edge is not None]
+    known = [point for point in seen if point.lr_over_limit is not None]
     who = printable(tracking.optimizer) or "gradient descent"
     if not known:
         return ""
-    beyond = [point for point in known if point.edge is not None and point.edge >= 1]
+    beyond = [point for point in known if point.lr_over_limit is not None and point.lr_over_limit >= 1]
     if not beyond:
-        nearest = max(known, key=lambda point: point.edge or 0.0)
-        share = format_number(100 * (nearest.edge or 0.0), 2)
+        nearest = max(known, key=lambda point: point.lr_over_limit or 0.0)
+        share = format_number(100 * (nearest.lr_over_limit or 0.0), 2)
         where = f"at most {share} % of it, at step {nearest.step}"
         # What is not measured, as biases are not, may have an edge of its own.
         return f"For the measured weights the rate stayed below the edge of stability of {who}: {where}."
-    limit = format_number(beyond[0].stable_lr * beyond[0].norm)
+    limit = format_number(beyond[0].stable_learning_rate * beyond[0].norm)
     where = f"lr·‖H‖ reached the edge of stability ({limit} for {who}) at step {beyond[0].step}"
     if len(beyond) == len(known):
         # Along negative curvature, and for adaptive optimizers, the edge is another at every point.
-        limits = sorted(point.stable_lr * point.norm for point in known)
+        limits = sorted(point.stable_learning_rate * point.norm for point in known)
         span = " to ".join(dict.fromkeys(format_number(one) for one in (limits[0], limits[-1])))
         return f"At every measurement lr·‖H‖ was at or beyond the edge of stability ({span} for {who})."
     verb = "was" if len(beyond) == 1 else "were"

@@ -9,8 +9,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hessinit.present.grid import Column, build_grid, fit, name_left_out, render, terminal_width
-from hessinit.present.numbers import format_number, format_ratio, printable
 from hessinit.present.tracking_sentences import conclude_tracking, describe_tracking
+from hessinit.present.words import format_number, format_ratio, printable
 from hessinit.report.tracking import TrackedPoint, Tracking
 
 MOST_ROWS = 20
@@ -43,8 +43,10 @@ def tracking_renderables(tracking: Tracking, width: int) -> Iterator[RenderableT
 
 def tracking_columns(points: Sequence[TrackedPoint]) -> list[Column]:
     """What is known of the points; a column without a number is not there."""
-    edges = tuple(_write(point.edge, format_ratio) for point in points)
-    beyond = {text: _BEYOND for text, point in zip(edges, points, strict=True) if (point.edge or 0) >= 1}
+    edges = tuple(_write(point.lr_over_limit, format_ratio) for point in points)
+    beyond = {
+        text: _BEYOND for text, point in zip(edges, points, strict=True) if (point.lr_over_limit or 0) >= 1
+    }
     columns = [
         Column("step", tuple(str(point.step) for point in points), 9),
         Column("loss", tuple(format_number(point.loss) for point in points), 7),

@@ -11,13 +11,13 @@ from hessinit.estimate import Estimate
 from hessinit.operators.evaluation import Evaluation
 from hessinit.problem.problem import Problem
 from hessinit.products.batch_products import BatchProducts, batch_products
-from hessinit.report.products import JacobianProducts, no_products
+from hessinit.report.products import JacobianBounds, no_products
 from hessinit.spectra.by_example import SingularValues
 
 
 def measure_products(
     problem: Problem, evaluations: Sequence[Evaluation], effort: Effort
-) -> dict[str, JacobianProducts]:
+) -> dict[str, JacobianBounds]:
     """The products of every leaf, by its parameter's name; to be called within `problem.settings()`.
 
     Norms are right to ten times `effort.tolerance`, relative, in every example. Costs one forward; with few
@@ -36,12 +36,12 @@ def measure_products(
     }
 
 
-def _joined(batches: Sequence[BatchProducts]) -> JacobianProducts:
+def _joined(batches: Sequence[BatchProducts]) -> JacobianBounds:
     """Bounds add up (they carry their batch's weight already), means are over all examples."""
     forward = [one.forward for one in batches if one.forward is not None]
     complete = len(forward) == len(batches)
     backward = [one.backward for one in batches]
-    return JacobianProducts(
+    return JacobianBounds(
         forward=_mean(forward) if complete else None,
         forward_largest=_largest(forward) if complete else None,
         backward=_mean(backward),

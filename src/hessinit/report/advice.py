@@ -24,7 +24,7 @@ class LearningRateAdvice:
 
     `norm` is what the rates follow from: ‖H‖ for gradient descent, the norm of the preconditioned curvature
     for Adam and its like. `first_step` is, for these, the rate at which the very first step lowers the loss's
-    quadratic model most. `weights` names the parameters the numbers are about, `still` counts the entries
+    quadratic model most. `weights` names the parameters the numbers are about, `frozen` counts the entries
     among them that no gradient moves. `lr` is the rate the advice was asked about, if any.
 
     >>> from hessinit.present.example import example_report
@@ -47,7 +47,7 @@ class LearningRateAdvice:
     examples: int
     weights: tuple[str, ...]
     parameters: int
-    still: int = 0
+    frozen: int = 0
     ahead: LookAhead | None = None
     seconds: float | None = None
     notes: tuple[str, ...] = ()

@@ -35,10 +35,10 @@ class Comparison:
 
     >>> shared = {"learning_rate": 0.1, "losses": (2.0,), "first_loss": 2.3, "steps_done": 20, "seconds": 1}
     >>> runs = tuple(
-    ...     Run(start=start, seed=seed, final_loss=loss, diverged=False, norms=None, **shared)
+    ...     Run(scheme=start, seed=seed, final_loss=loss, diverged=False, norms=None, **shared)
     ...     for start, seed, loss in [("he", 0, 1.0), ("he", 1, 1.4), ("lsuv", 0, 0.5), ("lsuv", 1, 0.7)])
     >>> comparison = Comparison(
-    ...     kind="compare", starts=("he", "lsuv"), learning_rates=(0.1,), seeds=(0, 1), runs=runs, steps=20,
+    ...     kind="compare", schemes=("he", "lsuv"), learning_rates=(0.1,), seeds=(0, 1), runs=runs, steps=20,
     ...     batch_size=8, optimizer="sgd", examples=100)
     >>> comparison.loss("he", 0.1), round(comparison.error("he", 0.1), 3), comparison.best
     (1.2, 0.2, ('lsuv', 0.1))
@@ -47,7 +47,7 @@ class Comparison:
     """
 
     kind: str
-    starts: tuple[str, ...]
+    schemes: tuple[str, ...]
     learning_rates: tuple[float, ...]
     seeds: tuple[int, ...]
     runs: tuple[Run, ...]
@@ -74,17 +74,17 @@ class Comparison:
 
     def runs_of(self, start: str, learning_rate: float) -> tuple[Run, ...]:
         """The runs of all seeds, in the order of the seeds."""
-        if start not in self.starts:
-            raise ValueError(f"start={start!r} was not compared; choose from {_listed(self.starts)}.")
+        if start not in self.schemes:
+            raise ValueError(f"start={start!r} was not compared; choose from {_listed(self.schemes)}.")
         if learning_rate not in self.learning_rates:
             raise ValueError(
                 f"learning_rate={learning_rate!r} was not tried; choose from {_listed(self.learning_rates)}."
             )
-        return tuple(run for run in self.runs if (run.start, run.learning_rate) == (start, learning_rate))
+        return tuple(run for run in self.runs if (run.scheme, run.learning_rate) == (start, learning_rate))
 
     def applies(self, start: str) -> bool:
         """False where the start failed on this model at every rate and seed; the runs' `note` says why."""
-        return any(run.applies for run in self.runs if run.start == start)
+        return any(run.applies for run in self.runs if run.scheme == start)
 
     def loss(self, start: str, learning_rate: float) -> float:
         """The mean final loss over seeds: inf where one is not finite, nan where the start does not apply."""
@@ -114,7 +114,7 @@ class Comparison:
             learning_rate = self.learning_rates[0] if math.isnan(best) else best
         chosen = self.runs_of(start, learning_rate)
         if start not in self.rate_dependent:
-            chosen = tuple(run for run in self.runs if run.start == start)
+            chosen = tuple(run for run in self.runs if run.scheme == start)
         norms = [run.norms[layer] for run in chosen if run.norms is not None and layer in run.norms]
         if not all(map(math.isfinite, norms)):
             return math.nan if any(map(math.isnan, norms)) else math.inf
@@ -132,7 +132,7 @@ class Comparison:
     @property
     def best(self) -> tuple[str, float]:
         """The start and the rate of the lowest loss of all, where every seed trains."""
-        rates = {start: self.best_rate(start) for start in self.starts}
+        rates = {start: self.best_rate(start) for start in self.schemes}
         trained = [start for start, rate in rates.items() if not math.isnan(rate)]
         if not trained:
             raise ValueError(
@@ -171,7 +171,7 @@ class Comparison:
         try:
             return cls(
                 kind=str(data["experiment"]),
-                starts=tuple(map(str, data["starts"])),
+                schemes=tuple(map(str, data["schemes"])),
                 learning_rates=read_numbers(data["learning_rates"]),
                 seeds=tuple(map(int, data["seeds"])),
                 runs=tuple(map(run_from_dict, data["runs"])),
@@ -246,10 +246,10 @@ class Comparison:
         return bool(_without_times(self.to_dict()) == _without_times(other.to_dict()))
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.starts, self.learning_rates, self.seeds, self.steps))
+        return hash((self.kind, self.schemes, self.learning_rates, self.seeds, self.steps))
 
     def __repr__(self) -> str:
-        counts = f"{len(self.starts)} starts × {len(self.learning_rates)} rates × {len(self.seeds)} seeds"
+        counts = f"{len(self.schemes)} starts × {len(self.learning_rates)} rates × {len(self.seeds)} seeds"
         return f"<Comparison of {counts}: kind={self.kind!r}, steps={self.steps}>"
 
     def __str__(self) -> str:

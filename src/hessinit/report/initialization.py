@@ -49,7 +49,7 @@ class Initialization:
     >>> from hessinit.present.example import example_report
     >>> report = example_report()
     >>> result = Initialization(before=None, after=report, scales={"fc3": 0.5}, target=64.5, rule="network",
-    ...                         scheme="keep", freedom="last", converged=True, reason="within 5 %")
+    ...                         scheme="keep", scaling="last", converged=True, reason="within 5 %")
     >>> Initialization.from_json(result.to_json()) == result, result.applied
     (True, False)
     """
@@ -60,7 +60,7 @@ class Initialization:
     target: float
     rule: str
     scheme: str
-    freedom: str | None = None
+    scaling: str | None = None
     lr: float | None = None
     kappa: float | None = None
     tolerance: float = 0.05
@@ -163,7 +163,7 @@ class Initialization:
                 target=read_number(data["target"]),
                 rule=str(data["rule"]),
                 scheme=str(data["scheme"]),
-                freedom=read_if_there(str, data["freedom"]),
+                scaling=read_if_there(str, data["scaling"]),
                 lr=read_if_there(read_number, data["lr"]),
                 kappa=read_if_there(read_number, data["kappa"]),
                 tolerance=read_number(data["tolerance"]),

@@ -10,7 +10,7 @@ from hessinit.estimate import Estimate
 from hessinit.report.density import Density
 from hessinit.report.diagnostics import Diagnostics
 from hessinit.report.json_form import to_plain
-from hessinit.report.products import JacobianProducts
+from hessinit.report.products import JacobianBounds
 from hessinit.report.spread import Spread
 from hessinit.report.verdict import Verdict, judge
 
@@ -45,7 +45,7 @@ class LayerCurvature:
     eigenvalues: tuple[Estimate, ...] = ()
     density: Density | None = None
     spread: Spread | None = None
-    jacobians: JacobianProducts | None = None
+    jacobians: JacobianBounds | None = None
     diagnostics: Diagnostics | None = None
     engine: str = ""
     engine_reason: str = ""
@@ -132,7 +132,7 @@ class LayerCurvature:
 
     @property
     def verdict(self) -> Verdict:
-        """One of vanishing, gentle, ok, sharp, exploding; `report/verdict.py` says where each begins."""
+        """One of vanishing, flat, ok, sharp, exploding; `report/verdict.py` says where each begins."""
         return judge(self.norm)
 
     @property

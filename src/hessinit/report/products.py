@@ -9,7 +9,7 @@ from hessinit.report.json_form import Plain, read_number
 
 
 @dataclass(frozen=True)
-class JacobianProducts:
+class JacobianBounds:
     """‖J…J‖ before and after a layer, and what they say about its Gauss-Newton norm (Theorem 2).
 
     `forward` is the norm of the layer's input by the network's, `backward` of the network's output by what
@@ -23,7 +23,7 @@ class JacobianProducts:
     None has its `reason`, the last of them `lipschitz_reason`; `note` says what else to know.
 
     >>> one = Estimate(1.0, 0.0, True, "exact", 3)
-    >>> layer = JacobianProducts(one, 1.0, one, 1.0, 1.0, 2.0, 2.0, 8.0)
+    >>> layer = JacobianBounds(one, 1.0, one, 1.0, 1.0, 2.0, 2.0, 8.0)
     >>> layer == read_products({**vars(layer), "forward": vars(one), "backward": vars(one)})
     True
     """
@@ -46,16 +46,16 @@ class JacobianProducts:
         return all(one.converged for one in (self.forward, self.backward) if one is not None)
 
 
-def no_products(reason: str) -> JacobianProducts:
+def no_products(reason: str) -> JacobianBounds:
     """For a layer that has none."""
-    return JacobianProducts(None, None, None, None, None, None, None, None, reason, reason)
+    return JacobianBounds(None, None, None, None, None, None, None, None, reason, reason)
 
 
-def read_products(data: Plain) -> JacobianProducts:
+def read_products(data: Plain) -> JacobianBounds:
     """Rebuild the products from plain data."""
     from hessinit.report.reading import read_estimate, read_if_there  # which imports this module
 
-    return JacobianProducts(
+    return JacobianBounds(
         forward=read_if_there(read_estimate, data["forward"]),
         forward_largest=read_if_there(read_number, data["forward_largest"]),
         backward=read_if_there(read_estimate, data["backward"]),

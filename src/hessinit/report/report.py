@@ -87,7 +87,7 @@ class CurvatureReport(ByName[LayerCurvature]):
         return max(self._measured(), key=_by_norm)
 
     @property
-    def gentlest(self) -> LayerCurvature:
+    def flattest(self) -> LayerCurvature:
         """The layer with the smallest norm."""
         return min(self._measured(), key=_by_norm)
 
@@ -232,7 +232,7 @@ class CurvatureReport(ByName[LayerCurvature]):
     def _measured(self) -> tuple[LayerCurvature, ...]:
         if not self.layers:
             raise ValueError(
-                "the report has no layers, so none is the sharpest or gentlest; measure some first."
+                "the report has no layers, so none is the sharpest or flattest; measure some first."
             )
         return self.layers
 

@@ -94,7 +94,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """An experiment on one set of data by one reading of the paper, with everything needed to doubt it.
+    """An experiment on one set of data by one variant of the paper, with everything needed to doubt it.
 
     `results` are the raw values of every piece of work, by its key.
     """
@@ -103,8 +103,8 @@ class Reproduction:
     experiment: str  # "table-4"
     title: str
     data: str
-    reading: str
-    about_reading: str  # the reading in a sentence
+    variant: str
+    about_variant: str  # the variant in a sentence
     findings: Findings
     seeds: tuple[int, ...]
     configuration: dict[str, Plain]
@@ -214,7 +214,7 @@ def read_reproduction(data: Plain, source: str = "this object") -> Reproduction:
 
 
 def _read_fields(data: Plain) -> dict[str, Any]:
-    words = ("name", "experiment", "title", "data", "reading", "about_reading", "source", "revision")
+    words = ("name", "experiment", "title", "data", "variant", "about_variant", "source", "revision")
     findings = data["findings"]
     return {
         **{word: str(data[word]) for word in words},

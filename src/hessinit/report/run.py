@@ -32,13 +32,13 @@ class Run:
     (starts that do not depend on the rate are measured once for each seed; `Comparison.norm` looks it up).
     `note` says why a start failed or what it could not reach.
 
-    >>> run = Run(start="he", learning_rate=0.1, seed=0, losses=(2.0, 1.0), first_loss=2.3, final_loss=0.9,
+    >>> run = Run(scheme="he", learning_rate=0.1, seed=0, losses=(2.0, 1.0), first_loss=2.3, final_loss=0.9,
     ...           steps_done=20, diverged=False, norms={"fc1": 3.0, "network": 4.0}, seconds=0.5)
     >>> run.applies, run.finite, run_from_dict(run.to_dict()) == run
     (True, True, True)
     """
 
-    start: str
+    scheme: str
     learning_rate: float
     seed: int
     losses: tuple[float, ...]
@@ -67,7 +67,7 @@ class Run:
         return bool({**self.to_dict(), "seconds": 0} == {**other.to_dict(), "seconds": 0})
 
     def __hash__(self) -> int:
-        return hash((self.start, self.learning_rate, self.seed))
+        return hash((self.scheme, self.learning_rate, self.seed))
 
     def to_dict(self) -> dict[str, Plain]:
         """The run as what strict JSON can hold."""
@@ -78,7 +78,7 @@ def run_from_dict(data: Plain) -> Run:
     """Rebuild a run from what `to_dict` gave; unknown keys are ignored."""
     norms = data["norms"]
     return Run(
-        start=str(data["start"]),
+        scheme=str(data["scheme"]),
         learning_rate=read_number(data["learning_rate"]),
         seed=int(data["seed"]),
         losses=read_numbers(data["losses"]),

@@ -19,10 +19,10 @@ class PlannedWeight:
     """One weight: its true fans, what lies around it, and the standard deviation that the scheme gives it.
 
     `fan_in`, `fan_out` and `std` have one entry for each part that leads a life of its own: three for a fused
-    qkv, four for an LSTM's gates, one for most. `before` and `after` name what was found there. The standard
-    deviation is that of the drawn entries (for orthogonal weights: the root mean square). `drift_factor`
-    makes up for examples that drift apart in deep networks of GELU, SiLU and their like. `left_alone` says
-    why a weight is not touched; it has no fans and no std then.
+    qkv, four for an LSTM's gates, one for most. `upstream` and `downstream` name what was found there. The
+    standard deviation is that of the drawn entries (for orthogonal weights: the root mean square).
+    `variance_correction` makes up for examples that drift apart in deep networks of GELU, SiLU and their
+    like. `unchanged` says why a weight is not touched; it has no fans and no std then.
     """
 
     name: str
@@ -31,15 +31,15 @@ class PlannedWeight:
     kind: str = ""
     fan_in: tuple[float, ...] = ()
     fan_out: tuple[float, ...] = ()
-    before: str = ""
-    after: str = ""
+    upstream: str = ""
+    downstream: str = ""
     norm_follows: bool = False
     closes_residual: bool = False
     gain: float = 1.0
     dropout_factor: float = 1.0
-    drift_factor: float = 1.0
+    variance_correction: float = 1.0
     std: tuple[float, ...] = ()
-    left_alone: str = ""
+    unchanged: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

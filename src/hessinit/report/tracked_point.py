@@ -18,9 +18,9 @@ class TrackedPoint:
     """The curvature after `step` steps, on the tracked batch.
 
     `loss` is that of the tracked batch, `training_loss` the one last given to `tracker.step`. `norm` is ‖H‖;
-    `stable_lr` the optimizer's largest stable rate here, and `edge` the rate as a share of it: 1 and more is
-    beyond. A measurement that failed has nan for its numbers, and `note` says why; it also says when other
-    weights are measured than before, or in another mode of the model than at the first point.
+    `stable_learning_rate` is the optimizer's largest stable rate here, and `lr_over_limit` is the rate over
+    this limit: training is unstable above 1. A measurement that failed has nan for its numbers, and `note`
+    says why; it also says when other weights are measured than before, or in another mode of the model.
     """
 
     step: int
@@ -33,8 +33,8 @@ class TrackedPoint:
     error: float
     converged: bool
     lr_times_norm: float | None = None
-    stable_lr: float
-    edge: float | None = None
+    stable_learning_rate: float
+    lr_over_limit: float | None = None
     layers: dict[str, float] = field(default_factory=dict, hash=False)
     products: int = 0  # with the curvature, for ‖H‖ and the edge
     note: str = ""
@@ -42,21 +42,21 @@ class TrackedPoint:
     @property
     def stable_norm(self) -> float:
         """The ‖H‖ up to which the rate is stable, were all curvature to grow alike; nan without a rate."""
-        if self.edge is None or math.isnan(self.edge):
+        if self.lr_over_limit is None or math.isnan(self.lr_over_limit):
             return math.nan
-        return self.norm / self.edge if self.edge else math.inf
+        return self.norm / self.lr_over_limit if self.lr_over_limit else math.inf
 
 
 def find_crossings(points: Sequence[TrackedPoint]) -> tuple[int, ...]:
     """The steps at which the rate came to the edge from below; hovering there is one crossing."""
     steps, below = [], True
     for point in points:
-        if point.edge is None or math.isnan(point.edge):
+        if point.lr_over_limit is None or math.isnan(point.lr_over_limit):
             continue
-        if point.edge >= 1 and below:
+        if point.lr_over_limit >= 1 and below:
             steps.append(point.step)
             below = False
-        elif point.edge < BELOW_AGAIN:
+        elif point.lr_over_limit < BELOW_AGAIN:
             below = True
     return tuple(steps)
 
@@ -91,8 +91,8 @@ def read_point(data: Plain) -> TrackedPoint:
         error=read_number(data["error"]),
         converged=bool(data["converged"]),
         lr_times_norm=read_if_there(read_number, data["lr_times_norm"]),
-        stable_lr=read_number(data["stable_lr"]),
-        edge=read_if_there(read_number, data["edge"]),
+        stable_learning_rate=read_number(data["stable_learning_rate"]),
+        lr_over_limit=read_if_there(read_number, data["lr_over_limit"]),
         layers={str(name): read_number(norm) for name, norm in data["layers"].items()},
         products=int(data["products"]),
         note=str(data["note"]),

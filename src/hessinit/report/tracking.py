@@ -32,7 +32,8 @@ class Tracking:
     `spent` are the seconds that measuring took with logging and writing; None: those of the points.
 
     >>> point = TrackedPoint(step=0, seconds=1.0, measuring_seconds=0.1, loss=2.3, lr=0.1, norm=30.0,
-    ...                      error=0.1, converged=True, lr_times_norm=3.0, stable_lr=2 / 30, edge=1.5)
+    ...                      error=0.1, converged=True, lr_times_norm=3.0, stable_learning_rate=2 / 30,
+    ...                      lr_over_limit=1.5)
     >>> tracking = Tracking(points=(point,), curvature="gauss-newton", seconds=1.0)
     >>> tracking.overhead, tracking.crossings, Tracking.from_json(tracking.to_json()) == tracking
     (0.1, (0,), True)
@@ -43,7 +44,7 @@ class Tracking:
     optimizer: str = ""
     curvature: str
     every: int = 1
-    share: float = 1.0
+    max_overhead: float = 1.0
     examples: int = 0
     seconds: float = 0.0
     spent: float | None = None
@@ -128,7 +129,7 @@ class Tracking:
                 optimizer=str(data["optimizer"]),
                 curvature=str(data["curvature"]),
                 every=int(data["every"]),
-                share=read_number(data["share"]),
+                max_overhead=read_number(data["max_overhead"]),
                 examples=int(data["examples"]),
                 seconds=read_number(data["seconds"]),
                 spent=read_if_there(read_number, data.get("spent")),

@@ -180,7 +180,7 @@ def _default_values(drafts: Sequence[Draft], biases: str, generator: torch.Gener
         twin = twins[target.owner]
         if target.attribute not in twin:
             reason = "its module has no default of its own"
-            planned.append(PlannedWeight(name=target.name, shape=draft.site.shape, left_alone=reason))
+            planned.append(PlannedWeight(name=target.name, shape=draft.site.shape, unchanged=reason))
             continue
         value = twin[target.attribute].detach() * draft.factor
         weights.append((target, value))

@@ -131,13 +131,13 @@ def _draft(
         kind=site.kind,
         fan_in=tuple(one.inputs for one in fans),
         fan_out=tuple(one.outputs for one in fans),
-        before=_words(site.before),
-        after=_words(site.after),
+        upstream=_words(site.before),
+        downstream=_words(site.after),
         norm_follows=site.norm_follows,
         closes_residual=site.closes_residual,
         gain=asked,
         dropout_factor=factor,
-        drift_factor=gain_used(scheme, around) / gain_used(scheme, plain),
+        variance_correction=gain_used(scheme, around) / gain_used(scheme, plain),
         std=std,
     )
     wanted = asked / branch if scheme == "lsuv" else gain_used(scheme, around) / branch * factor
@@ -219,4 +219,4 @@ def _words(passage: Passage) -> str:
 
 def _left_alone(target: Target, reason: str) -> PlannedWeight:
     shape = tuple(target.stored[0].shape)
-    return PlannedWeight(name=target.name, aliases=target.aliases, shape=shape, left_alone=reason)
+    return PlannedWeight(name=target.name, aliases=target.aliases, shape=shape, unchanged=reason)

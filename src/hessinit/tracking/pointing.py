@@ -64,8 +64,8 @@ class Pointing:
             error=found.error,
             converged=found.converged,
             lr_times_norm=None if lr is None else lr * found.norm,
-            stable_lr=found.stable_lr,
-            edge=_edge(lr, found.stable_lr),
+            stable_learning_rate=found.stable_learning_rate,
+            lr_over_limit=_edge(lr, found.stable_learning_rate),
             layers=found.layers,
             products=found.products,
             note=note,
@@ -88,7 +88,7 @@ class Pointing:
 
     def _crosses(self, points: Sequence[TrackedPoint]) -> bool:
         """Whether to warn of the last point. A start somewhat beyond the edge gets until the next to calm."""
-        point, edge = points[-1], points[-1].edge or 0.0
+        point, edge = points[-1], points[-1].lr_over_limit or 0.0
         crossed = point.step in find_crossings(points)[-1:]
         waited, self._is_start_beyond = self._is_start_beyond, False
         if crossed and point.step == 0 and edge <= MOST_TIMES_STABLE:

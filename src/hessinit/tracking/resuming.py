@@ -24,4 +24,4 @@ def go_on_with(earlier: Tracking, record: Tracking, path: Path) -> Tracking:
     notes = [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
     told = describe_notes((point.step, point.note) for point in earlier.points)  # and will be again
     kept = [note for note in earlier.notes if note not in told]
-    return replace(earlier, every=record.every, share=record.share, notes=(*kept, *notes))
+    return replace(earlier, every=record.every, max_overhead=record.max_overhead, notes=(*kept, *notes))

@@ -35,7 +35,7 @@ class Sharpness:
     norm: float
     error: float
     converged: bool
-    stable_lr: float
+    stable_learning_rate: float
     layers: dict[str, float]
     products: int
     weights: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Subject:
                 norm=found.norm.value,
                 error=found.norm.error,
                 converged=found.norm.converged,
-                stable_lr=stable,
+                stable_learning_rate=stable,
                 layers=layers,
                 products=found.top.products + found.bottom.products + products,
                 weights=tuple(names),

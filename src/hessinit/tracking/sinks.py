@@ -30,7 +30,7 @@ def scalars(point: TrackedPoint) -> dict[str, float]:
     named = {
         "norm": point.norm,
         "lr_times_norm": point.lr_times_norm,
-        "edge": point.edge,
+        "edge": point.lr_over_limit,
         "loss": point.loss,
         **{f"layers/{name}": norm for name, norm in point.layers.items()},
     }

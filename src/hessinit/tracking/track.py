@@ -73,7 +73,7 @@ def track(
     >>> batch = inputs, torch.zeros(2, 1)
     >>> with track(model, nn.MSELoss(), batch, optimizer=optimizer, path=None) as tracker:
     ...     point = tracker.measure()
-    >>> round(point.norm, 6), round(point.edge, 6)  # closed form: H = I, stable up to 2
+    >>> round(point.norm, 6), round(point.lr_over_limit, 6)  # closed form: H = I, stable up to 2
     (1.0, 0.75)
     """
     choose("curvature", curvature, ["gauss-newton", "hessian"])
@@ -99,7 +99,7 @@ def track(
     facts = subject.look(check)
     lines = None if path is None else open_lines(path, resume)
     record = Tracking(
-        optimizer=stepping.name, curvature=curvature, every=every, share=share, seed=seed, **facts
+        optimizer=stepping.name, curvature=curvature, every=every, max_overhead=share, seed=seed, **facts
     )
     tracker = Tracker(Pointing(subject, sinks, warn), record, lines)
     if at_start and not tracker.steps:
@@ -121,7 +121,7 @@ class Tracker:
         self._points: list[TrackedPoint] = list(self._record.points)
         self._losses = Losses(self._record.losses)
         last = self._points[-1].measuring_seconds if self._points else 0.0
-        self._budget = Budget(record.share, self._record.seconds, self._record.measuring_seconds, last)
+        self._budget = Budget(record.max_overhead, self._record.seconds, self._record.measuring_seconds, last)
         self._closed: Tracking | None = None
         self._notes: list[str] = []
         self.name = self._record.name
@@ -269,7 +269,7 @@ class Tracker:
 
     def _settings(self, notes: tuple[str, ...]) -> dict[str, Any]:
         """What may be different in a run that goes on, and is not told by the points."""
-        return {"every": self._record.every, "share": self._record.share, "notes": list(notes)}
+        return {"every": self._record.every, "max_overhead": self._record.max_overhead, "notes": list(notes)}
 
     def _next_due(self) -> int:
         return (self.steps // self._record.every + 1) * self._record.every

@@ -26,7 +26,7 @@ from hessinit.paper.images.contents import (
 from hessinit.paper.images.folder import CifarFiles
 from hessinit.paper.images.inert_pickle import as_array, read_inert
 from hessinit.paper.images.official import CIFAR_ROW, CifarSet, OfficialFile
-from hessinit.present.numbers import printable
+from hessinit.present.words import printable
 
 Rows = NDArray[numpy.uint8]
 
@@ -147,7 +147,7 @@ def rows_of_pickle(label: str, content: bytes) -> Rows:
 
 
 def check_cifar(files: CifarFiles, official: CifarSet) -> None:
-    """What can be told without reading the batches; an archive is read, to know that it is whole."""
+    """What can be told without variant the batches; an archive is read, to know that it is whole."""
     if files.archive:
         read_cifar(files, official)
         return

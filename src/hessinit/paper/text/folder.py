@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hessinit.errors import ProblemError
 from hessinit.paper.places import at_home
-from hessinit.present.numbers import printable
+from hessinit.present.words import printable
 
 # What may lie beside a corpus and is none: checksums, notes, programs, other archives.
 OTHER = r"\.(md5|sha\d*|asc|sig|md|html?|py|sql|npz|npy|pdf|zip|7z|tar|tgz|log|part|tmp)"

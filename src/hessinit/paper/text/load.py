@@ -104,7 +104,7 @@ class Tally:
 def _open(
     name: str, data_dir: str | os.PathLike[str] | None
 ) -> tuple[Callable[[], Iterator[list[str]]], str]:
-    """How to begin reading the clauses, as often as needed, and what the record says of them."""
+    """How to begin variant the clauses, as often as needed, and what the record says of them."""
     if name == "docstrings":
         found = read_docstrings()
         return lambda: read_clauses(found.paragraphs), found.source

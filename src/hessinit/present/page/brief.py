@@ -6,7 +6,7 @@ import re
 
 from markupsafe import Markup, escape
 
-from hessinit.present.numbers import LONGEST_NAME, printable, shorten
+from hessinit.present.words import LONGEST_NAME, printable, shorten
 
 _UNBROKEN = re.compile(rf"\S{{{LONGEST_NAME + 1},}}")
 

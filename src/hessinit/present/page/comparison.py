@@ -16,7 +16,6 @@ from hessinit.present.comparison_sentences import (
 from hessinit.present.comparison_standing import Result, best_start, ordered_starts
 from hessinit.present.comparison_verdict import conclusions
 from hessinit.present.grid import Column
-from hessinit.present.numbers import format_number, printable, shorten
 from hessinit.present.page.content import (
     Block,
     Details,
@@ -37,6 +36,7 @@ from hessinit.present.page.sweep_charts import (
     norms_over_std,
     sweep_curves,
 )
+from hessinit.present.words import format_number, printable, shorten
 from hessinit.report.comparison import Comparison
 
 MARKS = {BEST: "best", DIVERGED: "diverged"}
@@ -61,7 +61,7 @@ def comparison_page(comparison: Comparison) -> Page:
 
 def _key_numbers(comparison: Comparison) -> list[KeyNumber]:
     """What to take from here: where the loss is lowest; nothing where no start trains."""
-    trained = [start for start in comparison.starts if not math.isnan(comparison.best_rate(start))]
+    trained = [start for start in comparison.schemes if not math.isnan(comparison.best_rate(start))]
     if not trained:
         return []
     start, rate = comparison.best
@@ -69,7 +69,7 @@ def _key_numbers(comparison: Comparison) -> list[KeyNumber]:
     sharpness = rate * comparison.norm(start, rate)
     if comparison.kind == "sweep":
         chosen = KeyNumber(
-            label="lowest loss at std", text=f"{comparison.stds[comparison.starts.index(start)]:g}"
+            label="lowest loss at std", text=f"{comparison.stds[comparison.schemes.index(start)]:g}"
         )
     else:
         chosen = KeyNumber(
@@ -186,7 +186,7 @@ def _sorting_keys(comparison: Comparison, columns: Sequence[Column]) -> list[Seq
     rates = comparison.learning_rates
     if comparison.kind == "sweep":
         (rate,) = rates
-        starts = comparison.starts
+        starts = comparison.schemes
         layers = [[comparison.norm(start, rate, layer) for start in starts] for layer in comparison.layers]
         network = [comparison.norm(start, rate) for start in starts]
         further = [network, [rate * norm for norm in network]]

@@ -6,7 +6,6 @@ import math
 
 from hessinit.present.columns import build_columns
 from hessinit.present.diagnostics_sentences import conclude_diagnostics
-from hessinit.present.numbers import format_number, printable, shorten
 from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import (
     Band,
@@ -27,11 +26,12 @@ from hessinit.present.page.products import products_section
 from hessinit.present.page.spectra import spectrum_section
 from hessinit.present.products_columns import conclude_products
 from hessinit.present.sentences import MATRIX_NAMES, bound_rates, conclude, describe_cost
+from hessinit.present.words import format_number, printable, shorten
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import GENTLE_BELOW, SHARP_ABOVE
+from hessinit.report.verdict import FLAT_BELOW, SHARP_ABOVE
 
-VERDICTS = ("vanishing", "gentle", "ok", "sharp", "exploding")
+VERDICTS = ("vanishing", "flat", "ok", "sharp", "exploding")
 
 
 def curvature_page(report: CurvatureReport) -> Page:
@@ -142,7 +142,7 @@ def norms_chart(report: CurvatureReport) -> DepthChart:
         layers=list(report.names),
         series=series,
         y_label="curvature ‖H‖",
-        bands=[Band(low=GENTLE_BELOW, high=SHARP_ABOVE, label=_ok_label())],
+        bands=[Band(low=FLAT_BELOW, high=SHARP_ABOVE, label=_ok_label())],
         rules=[Rule(value=report.network.norm, label=f"network {network}")],
     )
 
@@ -223,4 +223,4 @@ def _reach(layer: LayerCurvature) -> tuple[float | None, float | None]:
 
 
 def _ok_label() -> str:
-    return f"ok: {format_number(GENTLE_BELOW)} to {format_number(SHARP_ABOVE)}"
+    return f"ok: {format_number(FLAT_BELOW)} to {format_number(SHARP_ABOVE)}"

@@ -17,7 +17,6 @@ from hessinit.present.demonstration import (
 )
 from hessinit.present.initialization_sentences import conclude_initialization, describe_target
 from hessinit.present.initialization_table import initialization_columns, names_in_order
-from hessinit.present.numbers import format_number
 from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import (
     Block,
@@ -35,6 +34,7 @@ from hessinit.present.page.content import (
 from hessinit.present.page.curvature import describe_origin, rate_section
 from hessinit.present.page.initialization import before_and_after_chart
 from hessinit.present.sentences import conclude
+from hessinit.present.words import format_number
 from hessinit.report.initialization import Initialization
 from hessinit.report.tracking import Tracking
 

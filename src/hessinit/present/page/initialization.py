@@ -11,7 +11,6 @@ from hessinit.present.initialization_sentences import (
     describe_work,
 )
 from hessinit.present.initialization_table import initialization_columns, names_in_order, row_of
-from hessinit.present.numbers import format_number, format_ratio, printable
 from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import (
     Band,
@@ -34,6 +33,7 @@ from hessinit.present.page.products import products_section
 from hessinit.present.page.spectra import spectrum_section
 from hessinit.present.plan_table import plan_columns
 from hessinit.present.sentences import conclude, describe_cost
+from hessinit.present.words import format_number, format_ratio, printable
 from hessinit.report.initialization import Initialization
 from hessinit.report.report import CurvatureReport
 
@@ -230,7 +230,7 @@ def _working_section(result: Initialization) -> Section:
     pairs = [
         ("scheme", result.scheme),
         ("rule", result.rule),
-        ("moved", result.freedom or "–"),
+        ("moved", result.scaling or "–"),
         ("target", format_number(result.target)),
         ("tolerance", format_number(result.tolerance)),
         ("learning rate", "–" if result.lr is None else format_number(result.lr)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from hessinit.present.numbers import printable, shorten
 from hessinit.present.page.content import Chart, DepthChart, HeatMap, LineChart, RateLine
 from hessinit.present.page.palette import css_color
+from hessinit.present.words import printable, shorten
 from hessinit.report.json_form import Plain, to_plain
 
 KINDS: dict[type[Chart], str] = {
@@ -50,7 +50,7 @@ def write_island(chart: Chart) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def legend(chart: Chart) -> list[LegendItem]:
+def legend(chart: Chart) -> list[tuple[str, str, str]]:
     """What the reader must be told about lines, marks and bands; nothing where there is but one series."""
     if not isinstance(chart, DepthChart | LineChart):
         return []
@@ -67,7 +67,7 @@ def legend(chart: Chart) -> list[LegendItem]:
             continue
         items.append(LegendItem(series.name, shape, css_color(series.color)))
     items += [LegendItem(band.label, "band", css_color(band.color)) for band in chart.bands]
-    return items if len(items) > 1 else []
+    return [(item.name, item.shape, item.color) for item in items] if len(items) > 1 else []
 
 
 def is_wide(chart: Chart) -> bool:

@@ -16,9 +16,9 @@ from hessinit.present.comparison_curves import (
     heights_of,
 )
 from hessinit.present.comparison_standing import at_best_rate, ordered_starts
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import LineChart, LineSeries
 from hessinit.present.page.strokes import Look, looks
+from hessinit.present.words import format_number, printable
 from hessinit.report.comparison import Comparison
 
 
@@ -46,7 +46,7 @@ def best_rates_chart(comparison: Comparison) -> LineChart | None:
     return LineChart(
         caption="Each start at its own best rate",
         description=f"Training loss over {comparison.steps:,} steps. Final losses: {', '.join(ends)}.",
-        series=curve_series(curves, names, looks(comparison.starts), heights),
+        series=curve_series(curves, names, looks(comparison.schemes), heights),
         x_label="step",
         y_label="training loss",
         log_y=heights.logarithmic,
@@ -70,7 +70,7 @@ def rate_charts(comparison: Comparison) -> list[LineChart]:
             LineChart(
                 caption=f"lr {format_number(rate)}",
                 description=_describe_rate(comparison, rate),
-                series=curve_series(ordered, names, looks(comparison.starts), heights),
+                series=curve_series(ordered, names, looks(comparison.schemes), heights),
                 x_label="step",
                 y_label="training loss",
                 log_y=heights.logarithmic,

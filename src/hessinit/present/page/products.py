@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hessinit.present.further import further_tables
-from hessinit.present.numbers import format_number
 from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import DepthChart, DepthSeries, Rule, Section
 from hessinit.present.products_columns import conclude_products
-from hessinit.report.products import JacobianProducts
+from hessinit.present.words import format_number
+from hessinit.report.products import JacobianBounds
 from hessinit.report.report import CurvatureReport
 
 
@@ -30,7 +30,7 @@ def products_section(report: CurvatureReport) -> Section | None:
     )
 
 
-def _products_chart(report: CurvatureReport, products: Sequence[JacobianProducts | None]) -> DepthChart:
+def _products_chart(report: CurvatureReport, products: Sequence[JacobianBounds | None]) -> DepthChart:
     series = []
     for name, color in (("forward", "orange"), ("backward", "purple")):
         means = [None if one is None else getattr(one, name) for one in products]
@@ -54,8 +54,8 @@ def _products_chart(report: CurvatureReport, products: Sequence[JacobianProducts
     )
 
 
-def _bounds_chart(report: CurvatureReport, products: Sequence[JacobianProducts | None]) -> DepthChart:
-    kinds: tuple[tuple[str, str, Callable[[JacobianProducts], float | None]], ...] = (
+def _bounds_chart(report: CurvatureReport, products: Sequence[JacobianBounds | None]) -> DepthChart:
+    kinds: tuple[tuple[str, str, Callable[[JacobianBounds], float | None]], ...] = (
         ("Lipschitz product", "grey", lambda one: one.lipschitz_bound),
         ("paper's bound", "vermilion", lambda one: one.paper_bound),
         ("rigorous bound", "green", lambda one: one.rigorous_bound),

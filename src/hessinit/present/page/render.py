@@ -14,12 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hessinit._version import __version__
-from hessinit.present.numbers import printable, shorten
 from hessinit.present.page.brief import breakable, brief
 from hessinit.present.page.content import Block, Details, Page, Section, Table, Words
 from hessinit.present.page.islands import is_wide, legend, write_island
 from hessinit.present.page.palette import COLORS, css_color, css_variables
 from hessinit.present.page.tables import LONG_FROM, headings, rows
+from hessinit.present.words import printable, shorten
 
 __all__ = ["COLORS", "render_page"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from hessinit.present.numbers import format_number, join_names, printable
 from hessinit.present.page.content import Block, Details, Page, Section, Table, TableColumn, Words
 from hessinit.present.page.reproduction_charts import figure_chart
 from hessinit.present.page.reproduction_tables import QUESTION, table_blocks
 from hessinit.present.reproduction_sentences import conclude_claims, count, describe_setting, explain_numbers
 from hessinit.present.reproduction_summary import anchors, in_order, summarize
+from hessinit.present.words import format_number, join_names, printable
 from hessinit.report.json_form import Plain
 from hessinit.report.reproduction import Reproduction
 
@@ -59,7 +59,7 @@ def _overview(ordered: Sequence[Reproduction], places: Sequence[str]) -> Section
             TableColumn(heading="about", cells=[about for _, _, about in titles], is_number=False),
             TableColumn(heading="data", cells=[printable(each.data) for each in ordered], is_number=False),
             TableColumn(
-                heading="reading", cells=[printable(each.reading) for each in ordered], is_number=False
+                heading="variant", cells=[printable(each.variant) for each in ordered], is_number=False
             ),
             TableColumn(heading="seeds", cells=[str(len(each.seeds)) for each in ordered]),
             TableColumn(
@@ -79,7 +79,7 @@ def _section(reproduction: Reproduction, anchor: str, several: bool) -> Section:
     explanation = "" if several else explain_numbers([reproduction], QUESTION)
     return Section(
         heading=printable(reproduction.title) if several else "The experiment",
-        subtitle=f"{printable(reproduction.data)}, {printable(reproduction.reading)}" if several else "",
+        subtitle=f"{printable(reproduction.data)}, {printable(reproduction.variant)}" if several else "",
         anchor=anchor,
         blocks=[
             Words(text=describe_setting(reproduction)),

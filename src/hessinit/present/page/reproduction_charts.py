@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import LineChart, LineSeries
 from hessinit.present.page.strokes import Look, looks
+from hessinit.present.words import format_number, printable
 from hessinit.report.reproduction import Curve, Figure
 
 SYMBOLS = ("circle", "square", "diamond", "triangle")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hessinit.present.numbers import printable
 from hessinit.present.page.content import Block, Table, TableColumn, Words
 from hessinit.present.reproduction_cells import WITHIN, CellText, ColumnText, column_texts
 from hessinit.present.reproduction_sentences import describe_claims, describe_counts
+from hessinit.present.words import printable
 from hessinit.report.reproduction import Cell
 from hessinit.report.reproduction import Table as Reproduced
 

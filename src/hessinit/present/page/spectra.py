@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import Block, LineChart, LineSeries, Rule, Section, Words
+from hessinit.present.words import format_number, printable
 from hessinit.report.layer import LayerCurvature
 from hessinit.report.report import CurvatureReport
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from hessinit.present.comparison_colours import WARMUP
 from hessinit.present.comparison_standing import ordered_starts
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import DepthChart, DepthSeries, LineChart, LineSeries
 from hessinit.present.page.strokes import looks
+from hessinit.present.words import format_number, printable
 from hessinit.report.comparison import Comparison
 
 EDGE = 2.0  # lr·‖H‖, above which gradient descent leaves a quadratic bowl; other optimizers have other edges
@@ -17,7 +17,7 @@ EDGE = 2.0  # lr·‖H‖, above which gradient descent leaves a quadratic bowl;
 
 def norms_over_rates(comparison: Comparison) -> LineChart | None:
     """The network's ‖H‖ of each start over the rates, and where gradient descent becomes unstable."""
-    rates, look = comparison.learning_rates, looks(comparison.starts)
+    rates, look = comparison.learning_rates, looks(comparison.schemes)
     single = len(rates) == 1
     series, told = [], []
     for start in _measured(comparison):
@@ -60,7 +60,7 @@ def norms_over_rates(comparison: Comparison) -> LineChart | None:
 
 def norms_over_depth(comparison: Comparison) -> DepthChart | None:
     """‖H‖ of every layer for each start, at its best rate where it depends on the rate."""
-    look = looks(comparison.starts)
+    look = looks(comparison.schemes)
     series = [
         DepthSeries(
             name=printable(start),
@@ -74,7 +74,7 @@ def norms_over_depth(comparison: Comparison) -> DepthChart | None:
     told = [f"{one.name} {_range(one.values)}" for one in series]
     return DepthChart(
         caption="‖H‖ of every layer at the start",
-        description=f"From the gentlest to the sharpest layer: {'; '.join(told)}.",
+        description=f"From the flattest to the sharpest layer: {'; '.join(told)}.",
         layers=[printable(layer) for layer in comparison.layers],
         series=series,
         y_label="‖H‖ at the start",
@@ -87,7 +87,7 @@ def _measured(comparison: Comparison) -> list[str]:
         start
         for start in ordered_starts(comparison)
         if not math.isnan(comparison.norm(start))
-        and not (start.endswith(WARMUP) and start.removesuffix(WARMUP) in comparison.starts)
+        and not (start.endswith(WARMUP) and start.removesuffix(WARMUP) in comparison.schemes)
     ]
 
 

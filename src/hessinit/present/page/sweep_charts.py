@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from hessinit.present.comparison_curves import LOGARITHMIC_FROM, curves_at, heights_of
 from hessinit.present.comparison_sentences import format_result
 from hessinit.present.comparison_standing import Result
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import DepthChart, DepthSeries, LineChart, LineSeries, Rule
 from hessinit.present.page.loss_charts import curve_series
 from hessinit.present.page.start_charts import EDGE
 from hessinit.present.page.strokes import NAMES, Look, ramp_of
+from hessinit.present.words import format_number, printable
 from hessinit.report.comparison import Comparison
 
 MOST_LINES = 6  # so many layers have lines of their own over the std; more are shown over depth
@@ -25,7 +25,7 @@ def sweep_curves(comparison: Comparison) -> LineChart | None:
     heights = heights_of([curves], comparison)
     if heights is None:
         return None
-    colors = dict(zip(comparison.starts, ramp_of(comparison.stds), strict=True))
+    colors = dict(zip(comparison.schemes, ramp_of(comparison.stds), strict=True))
     look: dict[str, Look] = {start: {"color": color, "dashed": False} for start, color in colors.items()}
     names = _names(comparison)
     return LineChart(
@@ -43,13 +43,13 @@ def sweep_curves(comparison: Comparison) -> LineChart | None:
 def norms_over_std(comparison: Comparison) -> LineChart | None:
     """‖H‖ at the start over the std: the network, and the layers where they are few."""
     (rate,) = comparison.learning_rates
-    network = [comparison.norm(start, rate) for start in comparison.starts]
+    network = [comparison.norm(start, rate) for start in comparison.schemes]
     if all(map(math.isnan, network)):
         return None
     series = [_over_std(comparison, "network", network, "vermilion")]
     layers = comparison.layers if len(comparison.layers) <= MOST_LINES else ()
     for layer, color in zip(layers, NAMES.values(), strict=False):
-        norms = [comparison.norm(start, rate, layer) for start in comparison.starts]
+        norms = [comparison.norm(start, rate, layer) for start in comparison.schemes]
         series.append(_over_std(comparison, printable(layer), norms, color))
     edge = Rule(value=EDGE / rate, label=f"2/lr = {format_number(EDGE / rate)}: stable below")
     known = [norm for norm in network if not math.isnan(norm)]
@@ -81,7 +81,7 @@ def norms_by_std(comparison: Comparison) -> DepthChart | None:
                 values=[comparison.norm(start, rate, layer) for layer in comparison.layers],
                 color=color,
             )
-            for start, color in zip(comparison.starts, ramp_of(comparison.stds), strict=True)
+            for start, color in zip(comparison.schemes, ramp_of(comparison.stds), strict=True)
         ],
         y_label="‖H‖ at the start",
     )
@@ -101,7 +101,7 @@ def losses_over_std(comparison: Comparison) -> LineChart:
 def losses_over_sharpness(comparison: Comparison) -> LineChart | None:
     """The final loss over lr·‖H‖ at the start."""
     (rate,) = comparison.learning_rates
-    products = [rate * comparison.norm(start, rate) for start in comparison.starts]
+    products = [rate * comparison.norm(start, rate) for start in comparison.schemes]
     if all(map(math.isnan, products)):
         return None
     edge = Rule(value=EDGE, label="lr·‖H‖ = 2", upright=True)
@@ -126,11 +126,11 @@ def _losses(
 ) -> LineChart:
     """A point for each std, with its standard error; what diverged is at the upper edge."""
     (rate,) = comparison.learning_rates
-    trained = [comparison.loss(start, rate) for start in comparison.starts if comparison.trains(start, rate)]
+    trained = [comparison.loss(start, rate) for start in comparison.schemes if comparison.trains(start, rate)]
     log_y = bool(trained) and 0 < LOGARITHMIC_FROM * min(trained) < max(trained)
     names = _names(comparison)
     series = []
-    for start, place, color in zip(comparison.starts, places, ramp_of(comparison.stds), strict=True):
+    for start, place, color in zip(comparison.schemes, places, ramp_of(comparison.stds), strict=True):
         trains = comparison.trains(start, rate)
         loss, error = comparison.loss(start, rate), comparison.error(start, rate)
         has_bar = trains and not math.isnan(error)
@@ -173,7 +173,7 @@ def _over_std(comparison: Comparison, name: str, norms: Sequence[float], color: 
 
 
 def _names(comparison: Comparison) -> dict[str, str]:
-    return {start: f"std {std:g}" for start, std in zip(comparison.starts, comparison.stds, strict=True)}
+    return {start: f"std {std:g}" for start, std in zip(comparison.schemes, comparison.stds, strict=True)}
 
 
 def _tell_losses(comparison: Comparison) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from hessinit.present.numbers import shorten
 from hessinit.present.page.content import Table, TableColumn
+from hessinit.present.words import shorten
 
 LONG_FROM = 25  # rows: more scroll inside their frame, under headings that stay
 _NUMBER = re.compile(r"[-−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf)", re.IGNORECASE)
 WORDS_FROM = 40  # letters: longer texts may break into lines
-DOTS = ("vanishing", "gentle", "ok", "sharp", "exploding")
+DOTS = ("vanishing", "flat", "ok", "sharp", "exploding")
 TONES = ("best", "diverged", "yes", "no")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from hessinit.present.numbers import format_number, format_ratio, printable, shorten
 from hessinit.present.page.content import Block, Details, KeyNumber, Page, Section, Table, TableColumn, Words
 from hessinit.present.page.tracking_charts import (
     Labelled,
@@ -15,6 +14,7 @@ from hessinit.present.page.tracking_charts import (
 )
 from hessinit.present.tracking_sentences import conclude_tracking, describe_tracking, find_divergence
 from hessinit.present.tracking_table import spread_out, tracking_columns
+from hessinit.present.words import format_number, format_ratio, printable, shorten
 from hessinit.report.tracking import Tracking
 
 MOST_ROWS = 500
@@ -62,7 +62,7 @@ def _points(runs: Labelled) -> list[Block]:
         points = spread_out(tracking.points, MOST_ROWS)
         if points:
             columns = tracking_columns(points)
-            marks = ["diverged" if (point.edge or 0) >= 1 else "" for point in points]
+            marks = ["diverged" if (point.lr_over_limit or 0) >= 1 else "" for point in points]
             blocks.append(
                 Table(
                     caption=f"Every measurement{f': {label}' if len(runs) > 1 else ''}",
@@ -87,7 +87,10 @@ def _record(tracking: Tracking) -> list[tuple[str, str]]:
         ("optimizer", printable(tracking.optimizer) or "not given: the limit is that of gradient descent"),
         ("curvature", tracking.curvature),
         ("examples", f"{tracking.examples:,}"),
-        ("every", f"{tracking.every:,} steps, within {format_number(100 * tracking.share)} % of the time"),
+        (
+            "every",
+            f"{tracking.every:,} steps, within {format_number(100 * tracking.max_overhead)} % of the time",
+        ),
         (
             "time",
             f"{format_number(tracking.seconds)} s, measuring {format_number(100 * tracking.overhead)} %",
@@ -105,10 +108,10 @@ def _key_numbers(tracking: Tracking) -> list[KeyNumber]:
     numbers = [
         KeyNumber(label=f"‖H‖ {when}", text=format_number(seen[-1].norm), note=f"step {seen[-1].step}")
     ]
-    edges = [point for point in seen if point.edge is not None]
+    edges = [point for point in seen if point.lr_over_limit is not None]
     if edges:
-        nearest = max(edges, key=lambda point: point.edge or 0.0)
-        share = nearest.edge or 0.0
+        nearest = max(edges, key=lambda point: point.lr_over_limit or 0.0)
+        share = nearest.lr_over_limit or 0.0
         label = "closest to the edge" if share < 1 else "farthest beyond the edge"
         note = f"step {nearest.step}; 1 is the edge"
         numbers.append(KeyNumber(label=label, text=format_ratio(share), note=note))

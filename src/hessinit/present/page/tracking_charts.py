@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hessinit.present.numbers import format_number, printable
 from hessinit.present.page.content import Block, HeatMap, LineChart, LineSeries, Rule
 from hessinit.present.page.strokes import Look, looks, ramp_of
 from hessinit.present.tracking_table import spread_out
+from hessinit.present.words import format_number, printable
 from hessinit.report.tracking import TrackedPoint, Tracking
 
 Labelled = Sequence[tuple[str, Tracking]]
@@ -88,12 +88,12 @@ def edge_chart(runs: Labelled) -> LineChart | None:
     """The rate as a share of the largest stable one: 1 is the edge."""
     look, series = _looks(runs), []
     for label, tracking in runs:
-        known = [point for point in tracking.points if point.edge is not None]
+        known = [point for point in tracking.points if point.lr_over_limit is not None]
         if known:
             series.append(
                 LineSeries(
                     name=_name(runs, label, "share of the stable rate"),
-                    x=[point.step for point in known], y=[point.edge for point in known],
+                    x=[point.step for point in known], y=[point.lr_over_limit for point in known],
                     details=[_details(point) for point in known], **look[label],
                 )
             )  # fmt: skip

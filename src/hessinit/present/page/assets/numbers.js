@@ -10,7 +10,7 @@ function readNumbers(values) {
   return values === null ? null : values.map(readNumber);
 }
 
-// As hessinit.present.numbers.format_number writes them, with one figure more: hovering asks for detail.
+// As hessinit.present.words.format_number writes them, with one figure more: hovering asks for detail.
 function formatNumber(number, digits = 4) {
   if (Number.isNaN(number)) return "nan";
   if (!Number.isFinite(number)) return number > 0 ? "inf" : "-inf";

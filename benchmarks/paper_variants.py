@@ -1,10 +1,10 @@
 """Which networks may be the paper's: candidates for Tables 2 to 5, and how far each is from what is printed.
 
-`python benchmarks/paper_readings.py FOLDER --restarts 150` (20 minutes on a busy core), FOLDER holding MNIST
+`python benchmarks/paper_variants.py FOLDER --restarts 150` (20 minutes on a busy core), FOLDER holding MNIST
 and CIFAR-10 as they are published. For Tables 2 and 3 it prints the shares within each relative error, both
 ways to divide, and the largest distance from the printed shares; for Tables 4 and 5 the norms at std 0.1 and
 the largest factor between them and the printed ones. Seeds begin at 1,000,000: none is one of the records'.
-What it printed is in results/paper_readings.txt.
+What it printed is in results/paper_variants.txt.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def main() -> None:
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
     )
     with as_if_alone():
-        mnist = images_of(Setting("readings", "mnist", "", (), chosen.folder))
-        cifar = images_of(Setting("readings", "cifar-10", "", (), chosen.folder))
+        mnist = images_of(Setting("variants", "mnist", "", (), chosen.folder))
+        cifar = images_of(Setting("variants", "cifar-10", "", (), chosen.folder))
         print("\nTable 2: tanh, Glorot uniform, MNIST")
         for hidden in SHAPES:
             build = lambda hidden=hidden: dense([784, *hidden, 10], "tanh")  # noqa: E731

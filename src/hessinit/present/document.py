@@ -1,0 +1,234 @@
+"""The document that describes a result, as plain data: sentences, tables and charts in sections.
+
+`describe(result)` builds it once; `terminal`, `page` and `figures` render it. Descriptions need not escape
+anything: the renderers do. A number in a chart may be nan or infinite (it is drawn at the edge of the axis
+and named) or None (nothing is drawn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Numbers: TypeAlias = Sequence[float | None]
+# A key of `COLORS`, or "ramp:0.25": a place between 0 (dark) and 1 (light), for curves that have an order.
+Color: TypeAlias = str
+
+# Okabe & Ito (2008): distinguishable with every common kind of colour vision. For dark pages: colors.css.
+COLORS = {
+    "blue": "#0072b2",
+    "vermilion": "#d55e00",
+    "green": "#009e73",
+    "sky": "#56b4e9",
+    "orange": "#e69f00",
+    "purple": "#cc79a7",
+    "grey": "#5f6670",
+}
+# Marks of a table's cells: the verdicts have a coloured dot on a page, the others colour the text.
+VERDICTS = ("vanishing", "flat", "ok", "sharp", "exploding")
+TONES = ("best", "diverged", "yes", "no")
+
+
+@dataclass(frozen=True)
+class Band:
+    """A labelled range of the y axis, such as the target's tolerance."""
+
+    low: float
+    high: float
+    label: str
+    color: Color = "green"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A labelled line at one value of the y axis, or of the x axis where `upright`."""
+
+    value: float
+    label: str
+    color: Color = "grey"
+    upright: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One curve: `y` over `x`, or over the layers of the chart, with error bars (or a band) `low` to `high`.
+
+    `details` holds a text for each point, shown when the pointer is on it.
+    """
+
+    name: str
+    y: Numbers
+    x: Numbers | None = None  # None in a chart over layers
+    color: Color = "blue"
+    dashed: bool = False
+    hollow: bool = False  # rings without a line
+    points: bool = False  # marks without a line
+    symbol: str = "circle"  # of the marks; or "cross", "square", "diamond", "triangle"
+    in_legend: bool = True
+    low: Numbers | None = None
+    high: Numbers | None = None
+    details: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineChart:
+    """Curves over a number, or over the layers in the order they run where `layers` names these."""
+
+    name: str  # to ask for the chart: report.plot("norms")
+    caption: str
+    description: str  # the text alternative
+    series: Sequence[Series]
+    y_label: str
+    x_label: str = "layer, in the order they run"
+    layers: Sequence[str] | None = None
+    log_x: bool = False
+    log_y: bool = False
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
+    bands: Sequence[Band] = ()
+    rules: Sequence[Rule] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """A number for each row and column; `texts` is written in the cells, `details` shown on hovering."""
+
+    name: str
+    caption: str
+    description: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Numbers]
+    texts: Sequence[Sequence[str]]
+    x_label: str
+    y_label: str
+    value_label: str
+    log_color: bool = False
+    low_is_good: bool = True
+    details: Sequence[Sequence[str]] | None = None
+    marked: Sequence[Sequence[bool]] | None = None  # cells with a frame
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateLine:
+    """A logarithmic axis of learning rates: 1/‖H‖ at `best`, unstable above `stable`, and further marks."""
+
+    name: str
+    caption: str
+    description: str
+    best: float
+    stable: float
+    marks: Sequence[Rule] = ()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading and a text for each row. The first column of a table holds the names of the rows.
+
+    `importance` orders what a narrow terminal leaves out: the lowest first, 8 and 9 only when nothing else
+    helps. `keys` are sorted by where the texts would sort wrongly.
+    """
+
+    heading: str
+    cells: Sequence[str]
+    importance: int = 5
+    is_number: bool = True
+    wraps: bool = False  # sentences, which a terminal may break into lines
+    keys: Sequence[float | str] | None = None
+    marks: Sequence[str] | None = None  # of VERDICTS or TONES; "" for none
+    group: str = ""  # neighbours of the same group have this heading above their own
+    links: Sequence[str] | None = None  # anchors in the page, "#table-1"; "" for none
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that a page sorts by any column; the last `fixed` rows (a network, a mean) stay at the end."""
+
+    caption: str
+    columns: Sequence[Column]
+    fixed: int = 0
+    show_caption: bool = True  # screen readers get it in any case
+    page_only: bool = False
+    text_only: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `tone` is "plain", "strong", "small", "note", or "heading" of what follows."""
+
+    text: str
+    tone: str = "plain"
+    page_only: bool = False
+    text_only: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Pairs of name and value, folded on a page and left out elsewhere."""
+
+    summary: str
+    pairs: Sequence[tuple[str, str]]
+
+
+Chart: TypeAlias = LineChart | HeatMap | RateLine
+Block: TypeAlias = Text | Facts | Table | Chart
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading ("" for none) and what is below it; links lead to `anchor`, which must be unique."""
+
+    heading: str
+    blocks: Sequence[Block]
+    anchor: str = ""
+    subtitle: str = ""
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """A number that a page shows large beside the verdict."""
+
+    label: str
+    text: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A result in words, tables and charts.
+
+    A terminal and a notebook show the tables, then the verdict, then the texts; a page shows all of it.
+    `tone` colours the verdict: "good", "fair", "bad" or "plain". `more_charts` are drawn on request only, and
+    `absent` says for a chart that could have been asked for how to get it.
+    """
+
+    title: str
+    verdict: Sequence[str]
+    sections: Sequence[Section]
+    footer: str = ""
+    numbers: Sequence[KeyNumber] = ()
+    tone: str = "plain"
+    more_charts: Sequence[Chart] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of all sections."""
+        return [block for section in self.sections for block in section.blocks]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """Every chart that can be drawn."""
+        shown = [block for block in self.blocks if isinstance(block, LineChart | HeatMap | RateLine)]
+        return [*shown, *self.more_charts]
+
+    def chart(self, name: str) -> Chart:
+        """The chart of that name; a ValueError says which there are, or how to get it."""
+        for chart in self.charts:
+            if chart.name == name:
+                return chart
+        if name in self.absent:
+            raise ValueError(self.absent[name])
+        known = ", ".join(repr(chart.name) for chart in self.charts)
+        raise ValueError(f"there is no chart {name!r} here; there {f'are {known}' if known else 'is none'}.")

@@ -1,0 +1,158 @@
+"""Documents as text: tables that fit the terminal, the verdict, and the texts below."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from rich import table as rich_table
+from rich import text as rich_text
+from rich.box import Box
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from hessinit.present.document import Column, Document, Table, Text
+from hessinit.present.words import printable, shorten
+
+WIDTH_WITHOUT_TERMINAL = 100
+NARROWEST_NAMES = 16  # names fold, but other columns are left out before they fold narrower than this
+NARROWEST_OF_ALL = 6  # and even important columns before they fold narrower than this
+NARROWEST_WORDS = 24  # of a column of sentences
+GUTTER = 3  # a space of padding on both sides and one between
+STAYS = 8  # columns of this importance are left out only where the numbers would break without it
+STYLES = {
+    "vanishing": "blue", "flat": "cyan", "ok": "green", "sharp": "yellow", "exploding": "bold red",
+    "best": "bold green", "diverged": "red", "yes": "green", "no": "bold red",
+}  # fmt: skip
+
+# A rule under the headings and one between sections; no other lines.
+RULES = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
+
+
+def render_text(document: Document, width: int | None = None, *, color: bool = False) -> str:
+    """Return the document as text of at most `width` columns (None: the terminal's)."""
+    page = io.StringIO()
+    columns = width or terminal_width()
+    system: Literal["standard"] | None = "standard" if color else None
+    # In a notebook rich would display the text, not write it; without a height it may ignore the width.
+    console = Console(
+        file=page, width=columns, height=25, color_system=system, force_terminal=color, force_jupyter=False
+    )
+    for part in renderables(document, columns):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+
+
+def terminal_width() -> int:
+    """The terminal's width, or 100 without one."""
+    return shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
+
+
+def renderables(document: Document, width: int) -> Iterator[RenderableType]:
+    """Yield what a rich console of that width prints: the tables, the verdict, the texts."""
+    # rich's Text, never str: rich would read a layer called "[red]" as markup.
+    left_out: list[Column] = []
+    tables = [one for one in document.blocks if isinstance(one, Table) and not one.page_only and one.columns]
+    for number, table in enumerate(tables):
+        kept, dropped = fit_columns(table.columns, width)
+        left_out += dropped
+        if number:
+            yield rich_text.Text()
+        if table.show_caption:
+            yield rich_text.Text(printable(table.caption))
+            yield rich_text.Text()
+        yield build_grid(kept, width, table.fixed)
+    if tables:
+        yield rich_text.Text()
+    for sentence in document.verdict:
+        yield rich_text.Text(printable(sentence))
+    for block in document.blocks:
+        if isinstance(block, Text) and not block.page_only:
+            yield rich_text.Text(printable(block.text), style="bold" if block.tone == "strong" else "")
+    if left_out:
+        headings = ", ".join(_heading(column).replace("\n", " ") for column in left_out)
+        yield rich_text.Text(f"Left out of {width} columns: {headings}.")
+
+
+def fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
+    """Leave out the least important columns until the rest fits; the first and one more always stay."""
+    kept, left_out = list(columns), []
+
+    def leave_out(least: Column) -> None:
+        kept.remove(least)
+        left_out.append(least)
+
+    while _table_width(kept) > width and min(column.importance for column in kept) < STAYS:
+        leave_out(min(kept, key=lambda column: column.importance))
+    while len(kept) > 2 and _table_width(kept, NARROWEST_OF_ALL) > width:
+        leave_out(min(reversed(kept[1:]), key=lambda column: column.importance))
+    return kept, left_out
+
+
+def build_grid(columns: Sequence[Column], width: int, fixed: int = 0) -> rich_table.Table:
+    """Return the table for rich, with a rule before the last `fixed` rows."""
+    table = rich_table.Table(box=RULES, show_edge=False, padding=(0, 1))
+    spare = max(0, width - _table_width(columns))
+    names = max(1, width - _table_width(columns) + _least_width(columns[0], NARROWEST_NAMES))
+    for column in columns:
+        widest = _width(column)
+        if column is columns[0]:
+            widest = min(names, widest)
+        elif column.wraps:
+            widest = min(widest, NARROWEST_WORDS + max(0, spare - _folded(columns[0])))
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(rich_text.Text(_heading(column)), justify=justify, overflow="fold", width=widest)
+    rows = len(columns[0].cells)
+    for position in range(rows):
+        if fixed and position == rows - fixed:
+            table.add_section()
+        name = rich_text.Text(_fold(_name(columns[0], position), names))
+        table.add_row(name, *(_cell(column, position) for column in columns[1:]))
+    return table
+
+
+def _heading(column: Column) -> str:
+    return "\n".join(printable(part) for part in ([column.group] if column.group else []) + [column.heading])
+
+
+def _name(column: Column, position: int) -> str:
+    return shorten(printable(column.cells[position]))
+
+
+def _cell(column: Column, position: int) -> rich_text.Text:
+    mark = column.marks[position] if column.marks else ""
+    return rich_text.Text(printable(column.cells[position]), style=STYLES.get(mark, ""))
+
+
+def _fold(name: str, width: int) -> str:
+    """Break a long name after dots where possible, so that its parts stay whole."""
+    lines = [""]
+    for part in re.findall(r"[^.]*\.?", name):
+        if cell_len(lines[-1]) + cell_len(part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _width(column: Column) -> int:
+    texts = [shorten(printable(text)) if not column.wraps else printable(text) for text in column.cells]
+    return max(cell_len(text) for text in (*_heading(column).split("\n"), *texts))
+
+
+def _least_width(column: Column, narrowest: int) -> int:
+    """Numbers do not fold, also where they are the names of the rows, as steps are."""
+    return _width(column) if column.is_number else min(_width(column), narrowest)
+
+
+def _folded(names: Column) -> int:
+    """How much wider than at least a column of names would like to be."""
+    return _width(names) - _least_width(names, NARROWEST_NAMES)
+
+
+def _table_width(columns: Sequence[Column], narrowest: int = NARROWEST_NAMES) -> int:
+    widths = [_least_width(columns[0], narrowest)]
+    widths += [min(_width(one), NARROWEST_WORDS) if one.wraps else _width(one) for one in columns[1:]]
+    return sum(widths) + GUTTER * len(columns) - 1

@@ -1,0 +1,1 @@
+"""Training: compare initializations, follow the curvature, choose a learning rate."""

@@ -1,0 +1,175 @@
+"""Training data, and the mini-batches that a seed makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessinit.errors import ProblemError
+from hessinit.problem.batches import Batch, read_batches
+from hessinit.problem.preserve import untouched_sources
+from hessinit.problem.randomness import untouched_random_state
+from hessinit.problem.structures import map_tensors, tensors_in
+from hessinit.training.seeds import generator, seed_everything
+
+
+@dataclass(frozen=True)
+class Examples:
+    """All examples in one batch: every epoch is a new permutation, cut into mini-batches of `batch_size`.
+
+    The remainder of an epoch is dropped, so all mini-batches have the same size.
+    """
+
+    whole: Batch
+    batch_size: int
+
+    @property
+    def examples(self) -> int:
+        return self.whole.size
+
+    @property
+    def parts(self) -> tuple[Batch, ...]:
+        return (self.whole,)
+
+    def minibatches(self, seed: int) -> Iterator[Batch]:
+        """An endless sequence, the same for the same seed."""
+        source = generator(seed, "batches")
+        while True:
+            order = torch.randperm(self.whole.size, generator=source)
+            for first in range(0, self.whole.size - self.batch_size + 1, self.batch_size):
+                yield self.whole.take(order[first : first + self.batch_size])
+
+    def initial_batch(self, seed: int) -> Batch:
+        """The batch that initializations see and on which the initial curvature is measured."""
+        return self.draw(self.batch_size, seed, "starting batch")[0]
+
+    def draw(self, examples: int, seed: int, purpose: str) -> list[Batch]:
+        """One batch of that many random examples."""
+        order = torch.randperm(self.whole.size, generator=generator(seed, purpose))
+        return [self.whole.take(order[:examples])]
+
+
+@dataclass(frozen=True)
+class ReadyBatches:
+    """Batches as the user made them: every epoch has them in a new order."""
+
+    parts: tuple[Batch, ...]
+
+    @property
+    def batch_size(self) -> int:
+        """The size of the first batch; the others may differ."""
+        return self.parts[0].size
+
+    @property
+    def examples(self) -> int:
+        return sum(batch.size for batch in self.parts)
+
+    def minibatches(self, seed: int) -> Iterator[Batch]:
+        """An endless sequence, the same for the same seed."""
+        source = generator(seed, "batches")
+        while True:
+            for index in torch.randperm(len(self.parts), generator=source).tolist():
+                yield self.parts[index]
+
+    def initial_batch(self, seed: int) -> Batch:
+        """The batch that initializations see and on which the initial curvature is measured."""
+        source = generator(seed, "starting batch")
+        return self.parts[int(torch.randint(len(self.parts), (1,), generator=source))]
+
+    def draw(self, examples: int, seed: int, purpose: str) -> list[Batch]:
+        """Random batches that together hold at least that many examples."""
+        chosen: list[Batch] = []
+        for index in torch.randperm(len(self.parts), generator=generator(seed, purpose)).tolist():
+            if sum(batch.size for batch in chosen) < examples:
+                chosen.append(self.parts[index])
+        return chosen
+
+
+Data = Examples | ReadyBatches
+
+
+def read_data(data: Any, batch_size: int, steps: int) -> Data:
+    """`(inputs, targets)` with all examples, or ready batches; of an iterator at most `steps` are read."""
+    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
+        raise ProblemError(
+            f"data is a {type(data).__name__}; it must be (inputs, targets) with all examples, or an "
+            "iterable of such pairs, as a DataLoader is. For a loss that needs no targets, pass "
+            "(inputs, None)."
+        )
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        read = read_batches(data)
+        if len(read) == 1:
+            return _check_examples(read[0][1], batch_size)
+        return ReadyBatches(tuple(batch for _, batch in read))
+    with untouched_random_state(), untouched_sources(data):
+        seed_everything(0, "data")  # a loader that shuffles draws from the global generators
+        # An iterator may be endless, and no run sees more batches than it has steps.
+        pairs = list(data if isinstance(data, Sequence) else itertools.islice(data, steps))
+    if not pairs:
+        raise ProblemError("data is empty; it must hold at least one batch (inputs, targets).")
+    if all(isinstance(pair, Tensor) for pair in pairs):
+        read_batches(data)  # says what is wrong with a tuple of tensors
+    return ReadyBatches(tuple(_read_pair(index, pair) for index, pair in enumerate(pairs)))
+
+
+def copy_to(batch: Batch, device: torch.device) -> tuple[Any, Any]:
+    """Inputs and targets copied to the device; copied, because a model may write into its inputs."""
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
+
+    return map_tensors(move, batch.inputs), map_tensors(move, batch.targets)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's first parameter."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def hash_data(data: Data) -> str:
+    """A hash of every value, type and shape."""
+    digest = hashlib.sha256()
+
+    def add(tensor: Tensor) -> Tensor:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return tensor
+
+    for part in data.parts:
+        map_tensors(add, part.inputs)
+        map_tensors(add, part.targets)
+    return digest.hexdigest()[:16]
+
+
+def _read_pair(index: int, pair: Any) -> Batch:
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+        found = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, (tuple, list)) else "")
+        raise ProblemError(f"data[{index}] is a {found}; every batch must be a pair (inputs, targets).")
+    try:
+        return read_batches(tuple(pair))[0][1]
+    except ProblemError as refusal:
+        raise ProblemError(f"data[{index}]: {refusal}") from None
+
+
+def _check_examples(whole: Batch, batch_size: int) -> Examples:
+    for name, part in (("inputs", whole.inputs), ("targets", whole.targets)):
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(part)]
+        if shapes and not any(shape[:1] == (whole.size,) for shape in shapes):
+            raise ProblemError(
+                f"the {name} of data have shape {shapes[0]}, and the first dimension must count the "
+                f"{whole.size} examples, so that mini-batches can be drawn. Transpose them, or pass a list "
+                "of ready batches."
+            )
+    if batch_size > whole.size:
+        # The size may be the default, so the message names the data first.
+        raise ProblemError(
+            f"the data hold {whole.size} example{'' if whole.size == 1 else 's'}, fewer than "
+            f"batch_size={batch_size}; pass batch_size={whole.size}{'' if whole.size == 1 else ' or less'}."
+        )
+    return Examples(whole, batch_size)

@@ -1,0 +1,316 @@
+"""Run jobs in this process, in worker processes, or on an executor, and show the progress."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hessinit.errors import ProblemError
+from hessinit.problem.checks import check_whole
+from hessinit.problem.left_as_found import default_device
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: `key` names its result, `cost` is its weight in the progress bar."""
+
+    key: str
+    parameters: Any
+    cost: float = 1.0
+
+
+Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
+Results = Generator[tuple[Job, Any], None, None]
+
+
+class WorkerLostError(ProblemError):
+    """A worker process ended in the middle of its work."""
+
+
+def run_jobs(
+    work: Work, jobs: Sequence[Job], workers: int | None = None, executor: Executor | None = None
+) -> tuple[Results, tuple[str, ...]]:
+    """An iterator over (job, `work(job)`) in the order in which they finish, and notes for the reader.
+
+    `workers=None` means one process for each core, or this process where the work cannot be pickled. Close
+    the iterator (contextlib.closing) to end the workers early.
+
+    >>> results, notes = run_jobs(lambda job: job.parameters**2, [Job("a", 2), Job("b", 3)], workers=1)
+    >>> {job.key: value for job, value in results}
+    {'a': 4, 'b': 9}
+    """
+    if executor is not None:
+        return _run_on_executor(executor, _pack(work), jobs), ()
+    count = min(len(jobs), workers or count_cores())
+    if count <= 1:
+        return _run_here(work, jobs), ()
+    try:
+        packed = _pack(work)
+        _check_main_file(b"__main__" in packed)
+    except ProblemError as refusal:
+        if workers is not None:
+            raise
+        return _run_here(work, jobs), (f"All runs were made in one process, one after another: {refusal}",)
+    return _run_in_processes(packed, jobs, count), ()
+
+
+def check_workers(workers: Any, executor: Any) -> None:
+    """Refuse a wrong number of workers, a wrong executor, or both at once."""
+    if workers is not None:
+        check_whole("workers", workers, at_least=1)
+    if executor is None:
+        return
+    if workers is not None:
+        raise ProblemError(
+            f"workers={workers} and executor= are both given; the executor knows its own workers, so leave "
+            "workers out."
+        )
+    if not isinstance(executor, Executor) and not callable(getattr(executor, "submit", None)):
+        raise ProblemError(
+            f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
+            "ProcessPoolExecutor() or a Dask client's get_executor()."
+        )
+
+
+def count_cores() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _run_here(work: Work, jobs: Sequence[Job]) -> Results:
+    for job in jobs:
+        yield job, work(job)
+
+
+def _run_on_executor(executor: Executor, packed: bytes, jobs: Sequence[Job]) -> Results:
+    name = hashlib.sha256(packed).digest()
+    yield from _as_they_finish(lambda job: executor.submit(_run_packed, packed, name, job), jobs)
+
+
+def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
+    try:
+        with _local_processes(packed, workers) as pool:
+
+            def submit(job: Job) -> Future[Any]:
+                with _interrupts_blocked():
+                    return pool.submit(_run_received, b"", job)
+
+            yield from _as_they_finish(submit, jobs)
+    except BrokenProcessPool as failure:
+        raise WorkerLostError(
+            "a worker process ended before its run was done: it was killed, ran out of memory, or could "
+            "not load the experiment (its own message is above). Pass fewer workers, or workers=1 to see "
+            "what happens in this process."
+        ) from failure
+
+
+def _as_they_finish(submit: Callable[[Job], Future[Any]], jobs: Sequence[Job]) -> Results:
+    futures: dict[Future[Any], Job] = {}
+    try:
+        for job in jobs:
+            futures[submit(job)] = job
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+# ── What travels to another process ────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _TorchSettings:
+    """Global settings of torch that a worker must share with the caller, or the numbers would differ."""
+
+    dtype: torch.dtype
+    device: str
+    matmul: str | None
+
+    @classmethod
+    def of_this_process(cls) -> _TorchSettings:
+        try:
+            matmul = torch.get_float32_matmul_precision()
+        except RuntimeError:  # torch refuses to tell once the newer switches have been used
+            matmul = None
+        return cls(torch.get_default_dtype(), str(default_device()), matmul)
+
+    def apply(self) -> None:
+        torch.set_default_dtype(self.dtype)
+        if self.matmul is not None:
+            torch.set_float32_matmul_precision(self.matmul)
+        if torch.device(self.device) != default_device():
+            torch.set_default_device(self.device)
+
+
+_received: dict[bytes, Work] = {}
+
+
+def _pack(work: Work) -> bytes:
+    try:
+        # Not as an argument of the process: torch would move the user's tensors to shared memory for that.
+        return pickle.dumps((work, _TorchSettings.of_this_process()))
+    except Exception as failure:
+        raise ProblemError(
+            f"the experiment cannot be sent to other processes: {failure}. build, loss, forward, optimizer "
+            "and schemes must be functions defined at the top of a file (no lambdas, nothing inside a "
+            "function), and data plain tensors. Pass workers=1 to run everything in this process."
+        ) from failure
+
+
+def _check_main_file(uses_main: bool) -> None:
+    """A new process runs the main file again: it must be a file, and must not start the work again."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    name = getattr(getattr(main, "__spec__", None), "name", "")
+    if (file is None and not uses_main) or name.endswith("__main__"):
+        return  # nothing to run again; a package run with -m is not run again
+    if file is None:
+        trouble = (
+            "build, or another function of the experiment, is defined in an interactive session, where other "
+            "processes cannot find it. Put it into a file and import it."
+        )
+    elif not Path(file).is_file():
+        trouble = (
+            f"the program comes from {file}, no file that other processes can run again. Put it into a file."
+        )
+    elif "__main__" in Path(file).read_text(encoding="utf-8", errors="replace"):
+        return
+    else:
+        trouble = (
+            f"{Path(file).name} would run as a whole in every worker process, and start all this again. Put "
+            "what it does under `if __name__ == '__main__':`."
+        )
+    raise ProblemError(f"{trouble} Or pass workers=1 to run everything in this process.")
+
+
+def _receive(name: bytes, packed: bytes) -> None:
+    work, settings = pickle.loads(packed)
+    settings.apply()
+    _received[name] = work
+
+
+def _run_packed(packed: bytes, name: bytes, job: Job) -> Any:
+    if name not in _received:
+        _received.clear()
+        _receive(name, packed)
+    return _run_received(name, job)
+
+
+def _run_received(name: bytes, job: Job) -> Any:
+    try:
+        return _received[name](job)
+    except Exception as failure:
+        try:
+            pickle.loads(pickle.dumps(failure))
+        except Exception:  # it could not be sent back, and would break the pool
+            raise RuntimeError(f"{type(failure).__name__}: {failure}") from failure
+        raise
+
+
+# ── Worker processes on this machine ───────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def _local_processes(packed: bytes, workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Spawned processes, not forked ones: threads of torch do not survive a fork.
+
+    They end at once when the block is left by an exception, and when this process is killed: each listens to
+    a pipe whose other end is held here and closed by the operating system.
+    """
+    context = multiprocessing.get_context("spawn")
+    listening, held = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(packed, listening))
+    try:
+        yield pool
+    except BaseException:
+        held.close()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        held.close()
+        listening.close()
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C, which a terminal sends to all: the parent ends them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin_worker(packed: bytes, listening: Connection) -> None:
+    threading.Thread(target=_end_with_parent, args=(listening,), daemon=True).start()
+    _receive(b"", packed)
+
+
+def _end_with_parent(listening: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        listening.recv_bytes()
+    os._exit(1)
+
+
+# ── Progress ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def progress_bar(
+    label: str, total: float, done: float, wanted: bool, *, counts: bool = True
+) -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr, where stderr is a terminal; `advance(latest, amount)` moves it.
+
+    `done` of `total` was there before. `counts` shows the amounts as numbers instead of per cent.
+    """
+    # Not rich's is_terminal: FORCE_COLOR asks for colours, not for a bar in a file.
+    if not wanted or not sys.stderr.isatty() or done == total:
+        yield lambda latest, amount: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    how_far = progress.MofNCompleteColumn() if counts else progress.TaskProgressColumn()
+    columns = (
+        progress.TextColumn(label, markup=False), progress.BarColumn(), how_far,
+        progress.TimeRemainingColumn(), progress.TextColumn("{task.fields[latest]}", markup=False),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    # The speed of the last minutes: the first runs may be unlike the later ones.
+    with progress.Progress(*columns, console=console, transient=True, speed_estimate_period=180) as bar:
+        task = bar.add_task("", total=total - done, latest="")
+        yield lambda latest, amount: bar.update(task, advance=amount, latest=latest)
+
+
+@contextlib.contextmanager
+def spinner(label: str, wanted: bool) -> Iterator[None]:
+    """A spinner on stderr, where stderr is a terminal, for work of unknown length."""
+    if not wanted or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(Text(label)):
+        yield
