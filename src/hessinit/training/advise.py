@@ -34,7 +34,7 @@ from hessinit.report.warmup import GENTLE, judge_warmup
 from hessinit.training.optimizer_rules import (
     OptimizerRule,
     StabilityLimit,
-    check_optimizer,
+    require_known_optimizer,
     find_stability_limit,
     name_rule,
     read_optimizer,
@@ -136,7 +136,7 @@ def _read(
     lr: float | None,
     given: dict[str, Any],
 ) -> OptimizerRule:
-    check_optimizer(optimizer)
+    require_known_optimizer(optimizer)
     if isinstance(optimizer, str):
         return OptimizerRule(name_rule(optimizer, given), lr)
     for name, value in given.items():
@@ -168,6 +168,6 @@ def _advice(
         stable_reason=say.why_edge_adaptive(norm, rule.stability_limit(norm), first),
         warmup=judge_warmup(lr, limit.best, limit.stable, gentle=flat),
         norm=limit.norm,
-        still=limit.frozen,
+        frozen=limit.frozen,
         **facts,
     )

@@ -28,7 +28,7 @@ from hessinit.spectra.lanczos import lanczos
 
 Rule = Descent | AdamRule
 
-OPTIMIZERS = [*DESCENTS, "adam", "adamw"]
+OPTIMIZER_NAMES = [*DESCENTS, "adam", "adamw"]
 # Below this many steps, some entries of Adam's √v are near 0 by chance, and would dominate P^-½ H P^-½.
 YOUNG = 5
 
@@ -215,7 +215,7 @@ def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
 
 def name_rule(optimizer: str, settings: Mapping[str, Any] | None = None) -> Rule:
     """The rule of a name; `settings` are what was given with it, None where torch's defaults apply."""
-    choose("optimizer", optimizer, OPTIMIZERS, {"gd": "sgd", "heavy ball": "momentum"})
+    choose("optimizer", optimizer, OPTIMIZER_NAMES, {"gd": "sgd", "heavy ball": "momentum"})
     known = ("momentum",) if optimizer in DESCENTS else ("betas", "eps")
     given = {name: value for name, value in (settings or {}).items() if value is not None}
     for name, value in given.items():
@@ -229,10 +229,10 @@ def name_rule(optimizer: str, settings: Mapping[str, Any] | None = None) -> Rule
     return _adam_rule(given, decoupled=optimizer == "adamw")
 
 
-def check_optimizer(optimizer: Any) -> None:
+def require_known_optimizer(optimizer: Any) -> None:
     """Refuse what is neither a known name nor a torch optimizer."""
     if isinstance(optimizer, str):
-        choose("optimizer", optimizer, OPTIMIZERS, {"gd": "sgd", "heavy ball": "momentum"})
+        choose("optimizer", optimizer, OPTIMIZER_NAMES, {"gd": "sgd", "heavy ball": "momentum"})
     elif not isinstance(optimizer, torch.optim.Optimizer):
         hint = " Pass an instance, not the class." if isinstance(optimizer, type) else ""
         raise ProblemError(
@@ -325,7 +325,7 @@ def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     known_names = ", ".join(f"torch.optim.{one.__name__}" for one in _CLASSES.values())
     raise ProblemError(
         f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; known are "
-        f"{known_names}. Pass the nearest of the names {', '.join(map(repr, OPTIMIZERS))}."
+        f"{known_names}. Pass the nearest of the names {', '.join(map(repr, OPTIMIZER_NAMES))}."
     )
 
 
