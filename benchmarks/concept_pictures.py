@@ -26,9 +26,9 @@ from matplotlib.figure import Figure  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import hessinit  # noqa: E402
+from hessinit.curvature.eigenpairs import top_eigenpairs  # noqa: E402
 from hessinit.digits import load_digits  # noqa: E402
 from hessinit.present.figure import BLUE, GREEN, GREY, VERMILION  # noqa: E402
-from hessinit.spectra.eigenpairs import top_eigenpairs  # noqa: E402
 
 PICTURES = HERE.parent / "docs" / "pictures"
 PURPLE, ORANGE = "#CC79A7", "#E69F00"  # of the same palette

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import hessinit
 from hessinit.advising.advise import advise
 from hessinit.advising.preconditioned import Preconditioned
+from hessinit.curvature.lanczos import lanczos
 from hessinit.digits import load_digits
-from hessinit.spectra.lanczos import lanczos
 
 RATES = (3e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 LOSS = nn.CrossEntropyLoss()

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from hessinit.comparing.seeds import as_if_alone, derive, generator
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
+from hessinit.measurement.quadratic_form import quadratic_form
 from hessinit.paper.experiment import Setting
 from hessinit.paper.minibatches import ImageSet, images_of
 from hessinit.paper.networks import dense, glorot_, lenet, normal_
 from hessinit.paper.printed import printed
 from hessinit.paper.quadratic_shares import APPROXIMATION, EXACT, divide, share_within
-from hessinit.quadratic import quadratic_form
 
 FIRST_SEED = 1_000_000
 LOSS = nn.CrossEntropyLoss()

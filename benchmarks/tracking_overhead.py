@@ -20,10 +20,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from torch import Tensor, nn
 
+from hessinit.curvature.lanczos import lanczos
 from hessinit.digits import load_digits
-from hessinit.operators import hessian
-from hessinit.report.tracking import Tracking
-from hessinit.spectra.lanczos import lanczos
+from hessinit.measurement.matrix_free import hessian
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.track import track
 
 STEPS, EVERY, EXAMPLES, SHARE = 2000, 10, 256, 0.1

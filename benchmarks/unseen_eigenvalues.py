@@ -18,7 +18,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import hessinit  # noqa: E402
-from hessinit.spectra.lanczos import lanczos  # noqa: E402
+from hessinit.curvature.lanczos import lanczos  # noqa: E402
 
 SEEDS = 3000
 Spectrum = Callable[[int, torch.Generator], Tensor]

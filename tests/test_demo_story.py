@@ -32,7 +32,7 @@ from hessinit.present.initialization_example import example_initialization
 from hessinit.present.page.content import LineChart, RateLine, Table
 from hessinit.present.page.demonstration import demonstration_page
 from hessinit.present.page.render import render_page
-from hessinit.report.tracking import TrackedPoint
+from hessinit.results.track_record import TrackedPoint
 
 
 def make_story(**losses: list[float]) -> Story:

@@ -19,7 +19,7 @@ from torch import nn
 
 import hessinit
 from conftest import read_global_torch_state
-from hessinit.problem.randomness import untouched_random_state
+from hessinit.problem.preserve import untouched_random_state
 from tiny import LOSS, Calling, inputs, labels, network, raise_from
 from zoo.snapshot import differences, snapshot
 

@@ -15,10 +15,10 @@ from torch.utils.flop_counter import flop_registry
 
 from dense import dense_curvature, ends
 from hessinit.errors import ProblemError
+from hessinit.measurement.quadratic_form import quadratic_form
 from hessinit.present.quadratic_table import render_forms
-from hessinit.quadratic import quadratic_form
-from hessinit.report import CurvatureReport
-from hessinit.report.quadratic import QuadraticForm, QuadraticForms
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 from tiny import LOSS, Calling, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot

@@ -31,7 +31,7 @@ from hessinit.comparing.compare import compare  # noqa: E402
 from hessinit.initializing import defaults  # noqa: E402
 from hessinit.initializing.freedoms import FREEDOMS  # noqa: E402
 from hessinit.initializing.initialize import initialize_  # noqa: E402
-from hessinit.report.atomic import write_text  # noqa: E402
+from hessinit.results.result import write_text  # noqa: E402
 
 RECORD = Path(__file__).parents[1] / "results" / "arena-development.json"
 PLAIN = ("default", "he", "glorot", "orthogonal", "lsuv", "lsuv+warmup")

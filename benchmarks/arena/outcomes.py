@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 FAILS_FROM = 0.98  # of the loss of guessing
 

@@ -15,61 +15,58 @@ if TYPE_CHECKING:
     from hessinit.comparing.compare import compare
     from hessinit.comparing.sweep import sweep
     from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
-    from hessinit.estimate import Estimate
     from hessinit.initializing.initialize import initialize_
     from hessinit.integrations.logits import logits_problem
-    from hessinit.measuring import measure
-    from hessinit.operators import gauss_newton, hessian, jacobian
-    from hessinit.quadratic import quadratic_form
-    from hessinit.report import CurvatureReport, LayerCurvature, load
-    from hessinit.report.advice import LearningRateAdvice
-    from hessinit.report.comparison import Comparison
-    from hessinit.report.diagnostics import Diagnostics
-    from hessinit.report.initialization import Initialization
-    from hessinit.report.products import JacobianBounds
-    from hessinit.report.quadratic import QuadraticForm, QuadraticForms
-    from hessinit.report.run import Run
-    from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
-    from hessinit.report.tracking import TrackedPoint, Tracking
+    from hessinit.measurement.matrix_free import gauss_newton, hessian, jacobian
+    from hessinit.measurement.measure import measure
+    from hessinit.measurement.quadratic_form import quadratic_form
+    from hessinit.results.advice import LearningRateAdvice
+    from hessinit.results.comparison import Comparison, Run
+    from hessinit.results.curvature_report import CurvatureReport, Diagnostics, JacobianBounds, LayerCurvature
+    from hessinit.results.estimates import Estimate
+    from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
+    from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
+    from hessinit.results.result import load
+    from hessinit.results.track_record import TrackedPoint, Tracking
     from hessinit.schemes.applying import apply_scheme_
     from hessinit.schemes.gains import gain
     from hessinit.tracking.track import Tracker, track
 
 # Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
 _HOMES = {
-    "Comparison": "hessinit.report.comparison",
+    "Comparison": "hessinit.results.comparison",
     "ConvergenceError": "hessinit.errors",
     "ConvergenceWarning": "hessinit.errors",
-    "CurvatureReport": "hessinit.report",
-    "Diagnostics": "hessinit.report.diagnostics",
+    "CurvatureReport": "hessinit.results.curvature_report",
+    "Diagnostics": "hessinit.results.curvature_report",
     "EdgeOfStabilityWarning": "hessinit.errors",
-    "Estimate": "hessinit.estimate",
-    "Initialization": "hessinit.report.initialization",
-    "JacobianBounds": "hessinit.report.products",
-    "LayerCurvature": "hessinit.report",
-    "LearningRateAdvice": "hessinit.report.advice",
-    "PlannedWeight": "hessinit.report.scheme_plan",
+    "Estimate": "hessinit.results.estimates",
+    "Initialization": "hessinit.results.initialization",
+    "JacobianBounds": "hessinit.results.curvature_report",
+    "LayerCurvature": "hessinit.results.curvature_report",
+    "LearningRateAdvice": "hessinit.results.advice",
+    "PlannedWeight": "hessinit.results.initialization",
     "ProblemError": "hessinit.errors",
-    "QuadraticForm": "hessinit.report.quadratic",
-    "QuadraticForms": "hessinit.report.quadratic",
-    "Run": "hessinit.report.run",
-    "SchemePlan": "hessinit.report.scheme_plan",
-    "TrackedPoint": "hessinit.report.tracking",
+    "QuadraticForm": "hessinit.results.quadratic_forms",
+    "QuadraticForms": "hessinit.results.quadratic_forms",
+    "Run": "hessinit.results.comparison",
+    "SchemePlan": "hessinit.results.initialization",
+    "TrackedPoint": "hessinit.results.track_record",
     "Tracker": "hessinit.tracking.track",
-    "Tracking": "hessinit.report.tracking",
+    "Tracking": "hessinit.results.track_record",
     "advise": "hessinit.advising.advise",
     "apply_scheme_": "hessinit.schemes.applying",
     "assert_sound": "hessinit.asserting",
     "compare": "hessinit.comparing.compare",
     "gain": "hessinit.schemes.gains",
-    "gauss_newton": "hessinit.operators",
-    "hessian": "hessinit.operators",
+    "gauss_newton": "hessinit.measurement.matrix_free",
+    "hessian": "hessinit.measurement.matrix_free",
     "initialize_": "hessinit.initializing.initialize",
-    "jacobian": "hessinit.operators",
-    "load": "hessinit.report",
+    "jacobian": "hessinit.measurement.matrix_free",
+    "load": "hessinit.results.result",
     "logits_problem": "hessinit.integrations.logits",
-    "measure": "hessinit.measuring",
-    "quadratic_form": "hessinit.quadratic",
+    "measure": "hessinit.measurement.measure",
+    "quadratic_form": "hessinit.measurement.quadratic_form",
     "sweep": "hessinit.comparing.sweep",
     "track": "hessinit.tracking.track",
 }

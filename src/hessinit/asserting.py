@@ -13,19 +13,18 @@ from torch import nn
 from hessinit.advising.advise import advise
 from hessinit.advising.grouped_rate import grouped_rate, groups_differ
 from hessinit.advising.reading import WORDS
-from hessinit.engines.ends import Effort
+from hessinit.curvature.engines import Effort
 from hessinit.errors import ConvergenceWarning, ProblemError, choose
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.present import soundness_sentences as say
 from hessinit.present.table import render_text
-from hessinit.problem.as_trained import find_bad_buffer, overflows_in_own_precision
 from hessinit.problem.batches import read_batches
-from hessinit.problem.checks import unwrap
+from hessinit.problem.determinism import find_bad_buffer, overflows_in_own_precision
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Loss
-from hessinit.report.descent import DESCENTS, MOST_TIMES_STABLE, check_nonnegative, check_rate
-from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import EXPLODING_ABOVE, VANISHING_BELOW
+from hessinit.problem.validate import unwrap
+from hessinit.results.advice import DESCENTS, MOST_TIMES_STABLE, check_nonnegative, check_rate
+from hessinit.results.curvature_report import EXPLODING_ABOVE, VANISHING_BELOW, CurvatureReport
 
 Finding = tuple[str, list[str]]  # what is wrong, and the ways out
 

@@ -268,7 +268,7 @@ def _check_result(result: Any, place: Place) -> LoadedProblem:
 
 
 def _measure_keywords() -> list[str]:
-    from hessinit.measuring import measure
+    from hessinit.measurement.measure import measure
 
     parameters = inspect.signature(measure).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -14,7 +14,7 @@ from torch import nn
 
 from hessinit.advising.advise import advise
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.present.advice_table import render_advice
 from tiny import LOSS, batch, network
 from zoo.snapshot import differences, snapshot

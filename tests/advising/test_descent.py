@@ -11,10 +11,9 @@ from stability import SPECTRUM, edge
 
 from hessinit.advising.reading import build_optimizer
 from hessinit.errors import ProblemError
-from hessinit.estimate import Estimate
 from hessinit.present.example import example_report
-from hessinit.report.descent import Descent, named_descent
-from hessinit.report.warmup import LookAhead, judge_warmup, warmup_steps
+from hessinit.results.advice import Descent, LookAhead, judge_warmup, named_descent, warmup_steps
+from hessinit.results.estimates import Estimate
 
 NORM = float(SPECTRUM.max())
 DESCENTS = [

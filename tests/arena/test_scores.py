@@ -9,8 +9,7 @@ import pytest
 
 from arena import scores
 from arena.outcomes import Outcome, count_losses, outcome_of
-from hessinit.report.comparison import Comparison
-from hessinit.report.run import Run
+from hessinit.results.comparison import Comparison, Run
 
 NAN, INF = math.nan, math.inf
 OURS = ("ours", "ours, other")

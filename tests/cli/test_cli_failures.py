@@ -174,7 +174,9 @@ def test_a_model_of_torch_s_modules_that_fails_shows_which_module(run, failing):
 
 def test_a_failure_of_our_own_shows_everything_and_asks_for_a_report(run, net, monkeypatch):
     # By the module's name: the attribute of the package is the function.
-    monkeypatch.setattr(importlib.import_module("hessinit.measuring"), "evaluate", lambda problem: [][0])
+    monkeypatch.setattr(
+        importlib.import_module("hessinit.measurement.measure"), "evaluate", lambda problem: [][0]
+    )
     monkeypatch.setattr(
         "hessinit.cli.failures._is_library", lambda frame: True
     )  # this test's lambda is no user

@@ -81,7 +81,7 @@ HEAVY = {
     "numpy",
     "matplotlib",
     "jinja2",
-    "hessinit.measuring",
+    "hessinit.measurement.measure",
     "hessinit.comparing",
     "hessinit.tracking",
 }

@@ -14,7 +14,7 @@ from hessinit.present.example import example_report
 from hessinit.present.initialization_example import example_initialization
 from hessinit.present.reproduction_example import example_reproduction
 from hessinit.present.tracking_example import example_tracking
-from hessinit.report.reproduction import Findings
+from hessinit.results.reproduction import Findings
 
 KINDS = {
     "curvature report": example_report,

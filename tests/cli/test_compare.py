@@ -16,7 +16,7 @@ from torch import nn
 from hessinit.cli.rebuilding import ForwardOf, LossOf, ModelOf, load_rebuildable
 from hessinit.comparing.compare import compare
 from hessinit.problem_file import find_problem
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 from .comparing_examples import DIGITS
 from .conftest import SOURCE

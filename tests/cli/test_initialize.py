@@ -11,7 +11,7 @@ import torch
 from hessinit import initialize_, measure
 from hessinit.initializing.freedoms import FREEDOMS
 from hessinit.initializing.wish import ADAPTIVE
-from hessinit.report.initialization import Initialization
+from hessinit.results.initialization import Initialization
 
 from .exact_problems import EXACT
 

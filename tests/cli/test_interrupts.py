@@ -117,7 +117,7 @@ def test_while_a_saved_result_is_written_again_nothing_false_is_said(tmp_path, r
     result = run_python("""
 import os, signal, sys
 from hessinit.cli import main
-from hessinit.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
 
 def write_half(self, path):
     with open("page.html.tmp", "w"):

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from hessinit.cli.rates import judge_rate
-from hessinit.estimate import Estimate
 from hessinit.present.example import example_report
-from hessinit.report import CurvatureReport
-from hessinit.report.layer import ONLY_BOUNDED
+from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport
+from hessinit.results.estimates import Estimate
 
 
 def with_ends(top: float, bottom: float = 0.0) -> CurvatureReport:

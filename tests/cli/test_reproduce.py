@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hessinit.paper import Reproduction, load_records
-from hessinit.report.reproduction import read_reproduction
+from hessinit.results.reproduction import read_reproduction
 
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL = ("--data", "digits", "--seeds", 3, "--workers", 1)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 from .comparing_examples import DIGITS
 

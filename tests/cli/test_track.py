@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hessinit.cli.tailing import Lines
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.training import train_and_track
 
 from .conftest import SOURCE, on_a_terminal

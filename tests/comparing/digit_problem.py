@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hessinit.comparing.compare import compare
 from hessinit.digits import load_digits
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 LOSS = nn.CrossEntropyLoss()
 

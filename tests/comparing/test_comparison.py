@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hessinit.report.comparison import Comparison
-from hessinit.report.run import Run
+from hessinit.results.comparison import Comparison, Run
 
 # start → rate → final losses of the seeds 0, 1 and 2
 FINAL: dict[str, dict[float, tuple[float, float, float]]] = {

@@ -20,9 +20,8 @@ from torch import nn
 
 from hessinit.comparing.store import RunStore, file_name
 from hessinit.errors import ProblemError
-from hessinit.report.atomic import write_text
-from hessinit.report.comparison import Comparison
-from hessinit.report.run import Run
+from hessinit.results.comparison import Comparison, Run
+from hessinit.results.result import write_text
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parents[1] / "src"

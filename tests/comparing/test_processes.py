@@ -14,7 +14,7 @@ import torch
 
 from hessinit.comparing.executing import ALONE
 from hessinit.errors import ProblemError
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 SETTINGS: dict[str, Any] = {
     "build": problem.build_with_dropout,  # draws in every step

@@ -14,7 +14,7 @@ from torch import nn
 
 from hessinit.comparing.divergence import has_diverged
 from hessinit.comparing.seeds import derive
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.schemes.applying import apply_scheme_
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessinit.curvature.evaluation import evaluate
 from hessinit.diagnostics.diagnose import diagnose
-from hessinit.operators.evaluation import evaluate
 from hessinit.problem.problem import Problem
-from hessinit.report.diagnostics import Diagnostics
+from hessinit.results.curvature_report import Diagnostics
 
 
 def diagnosis(model: nn.Module, loss: Any, batch: Any, **options: Any) -> dict[str, Diagnostics]:

@@ -12,7 +12,7 @@ import torch
 from diagnosing import assert_like, diagnosis
 from torch import nn
 
-from hessinit.report.diagnostics import Diagnostics
+from hessinit.results.curvature_report import Diagnostics
 from zoo import PROBLEMS
 from zoo.problem import Problem as ZooProblem
 from zoo.snapshot import differences, snapshot

@@ -14,13 +14,12 @@ mpl.use("Agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from hessinit.estimate import Estimate
 from hessinit.present.diagnostics_columns import diagnostics_columns
 from hessinit.present.diagnostics_figure import draw_diagnostics
 from hessinit.present.diagnostics_sentences import conclude_diagnostics
-from hessinit.report import CurvatureReport, LayerCurvature
-from hessinit.report.diagnostics import Diagnostics, read_diagnostics
-from hessinit.report.json_form import to_plain
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature, read_diagnostics
+from hessinit.results.estimates import Estimate
+from hessinit.results.result import to_plain
 
 NOTHING_WRONG = (
     "No layer has 10 % dead units; behind activations, sizes stay within a factor of 100 over the depth."

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hessinit
 from dense import dense_curvature, ends
-from hessinit.engines import trace
+from hessinit.curvature import gram as trace
 
 
 def split_into(monkeypatch: pytest.MonkeyPatch, examples: int) -> list[int]:

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from pieces import assert_right
 from torch import Tensor, nn
 
-from hessinit.engines.calls import DenseCall, EmbeddingCall, read_call
-from hessinit.problem.graph import find_uses
+from hessinit.curvature.layer_uses import DenseCall, EmbeddingCall, find_uses, read_call
 
 TOKENS = torch.tensor([[0, 2, 1], [3, 0, 0]])
 IMAGES = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(3)).double()

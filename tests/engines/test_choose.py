@@ -10,7 +10,7 @@ from pieces import assert_right
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.engines import choose
+from hessinit.curvature import engines as choose
 
 LOSS = nn.CrossEntropyLoss()
 LABELS = torch.tensor([0, 1, 2, 0])

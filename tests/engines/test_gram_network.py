@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 
 WORDS, PAIRS, SCORES = 2000, 100, 6
 

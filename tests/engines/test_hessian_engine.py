@@ -11,9 +11,8 @@ from pieces import assert_right
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.engines.ends import Effort
-from hessinit.engines.hessian_engine import HessianEngine, SeenHessian
-from hessinit.operators.evaluation import evaluate
+from hessinit.curvature.engines import Effort, HessianEngine, SeenHessian
+from hessinit.curvature.evaluation import evaluate
 from hessinit.problem.problem import Problem
 
 LOSS = nn.CrossEntropyLoss()

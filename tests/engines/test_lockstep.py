@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessinit.spectra.lanczos import lanczos
-from hessinit.spectra.together import tops_together
+from hessinit.curvature.lanczos import lanczos, tops_together
 
 
 def semidefinite(size: int, rank: int | None = None) -> Tensor:

@@ -11,8 +11,8 @@ from pieces import assert_right
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.engines.output_root import OutputRoot, check_curved, output_root
-from hessinit.operators.evaluation import Evaluation, evaluate
+from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.loss_factor import OutputRoot, check_curved, output_root
 from hessinit.problem.problem import Problem
 
 LABELS = torch.tensor([0, 1, 2, 0, -100, 1])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessinit.spectra.smallest import smallest_eigenvalue
+from hessinit.curvature.lanczos import smallest_eigenvalue
 
 
 def with_spectrum(values: list[float], dtype: torch.dtype) -> Tensor:

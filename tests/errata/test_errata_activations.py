@@ -12,7 +12,7 @@ from pushing import DEPTH, Set, deep, linear, mean_passes, stay_within_two, weig
 from torch import Tensor, nn
 
 from hessinit.digits import load_digits
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.schemes.applying import apply_scheme_
 from hessinit.schemes.gains import gain
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hessinit.digits import load_digits
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 
 
 def losses_of_descent(

@@ -14,7 +14,7 @@ from matplotlib import pyplot
 
 from hessinit.initializing.initialize import initialize_
 from hessinit.present.initialization_example import example_initialization
-from hessinit.report.initialization import Initialization
+from hessinit.results.initialization import Initialization
 
 
 def test_the_table_is_this() -> None:

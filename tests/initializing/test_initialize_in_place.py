@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 
 from hessinit.initializing import carrying_out, rules
 from hessinit.initializing.initialize import initialize_
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from tiny import raise_from
 
 

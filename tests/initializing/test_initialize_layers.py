@@ -12,7 +12,7 @@ from torch import nn
 from hessinit.errors import ConvergenceWarning
 from hessinit.initializing.initialize import initialize_
 from hessinit.initializing.judging import worst_distance
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 
 SCHEMES = ["he", "glorot", "lecun", "orthogonal", "lsuv", "forward", "backward", "compromise", "default"]
 BUILDERS: dict[str, Callable[[int], nn.Module]] = {"mlp": mlp, "cnn": cnn}

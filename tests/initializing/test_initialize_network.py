@@ -26,7 +26,7 @@ from dense import dense_curvature, ends
 from hessinit.errors import ConvergenceError, ConvergenceWarning
 from hessinit.initializing.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, QUIET
 from hessinit.initializing.initialize import initialize_
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.schemes.applying import apply_scheme_
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {

@@ -15,7 +15,7 @@ from hessinit.integrations import remembering
 from hessinit.integrations.lightning import CurvatureCallback
 from hessinit.integrations.remembering import Memory, digest_examples, digest_start, small_copy
 from hessinit.integrations.transformers import CurvatureCallback as TrainersCallback
-from hessinit.report.tracking import Tracking, read_lines
+from hessinit.results.track_record import Tracking, read_lines
 from hessinit.tracking.budget import Budget
 from integrations.lightning_digits import (
     LOSS,

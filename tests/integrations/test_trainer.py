@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 import hessinit
 from hessinit.integrations.transformers import CurvatureCallback
-from hessinit.report.tracking import read_lines
+from hessinit.results.track_record import read_lines
 from hessinit.tracking.budget import Budget
 from integrations.launching import HERE, run_on_two_ranks
 from integrations.trainer_runs import Sentences, trainer_of

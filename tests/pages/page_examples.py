@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 
-from hessinit.estimate import Estimate
 from hessinit.present.page.content import (
     Band,
     DepthChart,
@@ -24,11 +23,8 @@ from hessinit.present.page.content import (
     TableColumn,
     Words,
 )
-from hessinit.report.density import Density
-from hessinit.report.diagnostics import Diagnostics
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.products import JacobianBounds
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, JacobianBounds, LayerCurvature
+from hessinit.results.estimates import Density, Estimate
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -16,8 +16,8 @@ from hessinit.present.comparison_example import example_comparison, example_swee
 from hessinit.present.comparison_html import render_comparison_page
 from hessinit.present.reproduction_example import example_reproduction
 from hessinit.present.reproduction_html import render_reproductions_page
-from hessinit.report.comparison import Comparison
-from hessinit.report.reproduction import Reproduction
+from hessinit.results.comparison import Comparison
+from hessinit.results.reproduction import Reproduction
 
 ATTACK = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(2)>'

@@ -11,7 +11,7 @@ from page_examples import hostile_report, make_estimate, make_layer, make_report
 from hessinit.present.example import example_report
 from hessinit.present.page.content import DepthChart, Details, LineChart, RateLine, Table, Words
 from hessinit.present.page.curvature import curvature_page, curvature_sections
-from hessinit.report.spread import Spread
+from hessinit.results.estimates import Spread
 
 
 def blocks_of(report, kind):

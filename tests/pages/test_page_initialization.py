@@ -12,7 +12,7 @@ from hessinit.present.initialization_example import example_initialization
 from hessinit.present.page.content import DepthChart, LineChart, RateLine, Table, Words
 from hessinit.present.page.initialization import initialization_page, initialization_sections
 from hessinit.present.page.render import render_page
-from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
+from hessinit.results.initialization import PlannedWeight, SchemePlan
 
 
 def first(result, kind):

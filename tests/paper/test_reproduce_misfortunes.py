@@ -36,7 +36,7 @@ def small(folder: Path | None, **changes: Any) -> Reproduction:
 @pytest.mark.parametrize(
     ("writer", "what"),
     [
-        ("hessinit.report.reproduction.write_text", "the record"),
+        ("hessinit.results.reproduction.write_text", "the record"),
         ("hessinit.paper.gathering.write_text", "the page"),
     ],
 )

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 
 from hessinit.present.reproduction_example import example_reproduction
 from hessinit.present.reproduction_figure import draw_figure, draw_figure_apart
-from hessinit.report.reproduction import Curve, Figure
+from hessinit.results.reproduction import Curve, Figure
 
 
 @pytest.fixture(autouse=True)

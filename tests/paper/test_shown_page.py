@@ -11,7 +11,7 @@ from hessinit.present.page.reproduction_charts import figure_chart
 from hessinit.present.reproduction_example import example_reproduction
 from hessinit.present.reproduction_html import render_reproductions_page
 from hessinit.present.reproduction_summary import anchors, in_order, summarize
-from hessinit.report.reproduction import Curve, Reproduction, Table
+from hessinit.results.reproduction import Curve, Reproduction, Table
 
 
 class Reader(HTMLParser):

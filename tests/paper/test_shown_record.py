@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from hessinit.cli.show import show
 from hessinit.present.reproduction_example import example_reproduction
-from hessinit.report.reproduction import Cell, Reproduction
+from hessinit.results.reproduction import Cell, Reproduction
 
 
 def make_awkward() -> Reproduction:

@@ -16,7 +16,7 @@ from hessinit.present.reproduction_cells import cell_text
 from hessinit.present.reproduction_example import example_reproduction
 from hessinit.present.reproduction_sentences import conclude_claims, describe_claims, describe_counts
 from hessinit.present.reproduction_table import render_reproduction
-from hessinit.report.reproduction import Cell, Reproduction, Table
+from hessinit.results.reproduction import Cell, Reproduction, Table
 
 AT_100 = """\
 Table 4: the std of the weights, their Hessians and the training loss

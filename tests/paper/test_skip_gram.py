@@ -8,7 +8,7 @@ import torch
 from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call
 
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.paper.skip_gram import MODELS, SkipGram, normal_
 
 VOCABULARY, DIMENSION, PAIRS, NEGATIVES = 7, 3, 9, 2

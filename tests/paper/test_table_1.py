@@ -11,7 +11,7 @@ import pytest
 from hessinit.comparing.seeds import as_if_alone
 from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.table_1 import EXPERIMENT, LAYER, OUTPUTS, SHUFFLES, draw_all
-from hessinit.report.json_form import Plain
+from hessinit.results.result import Plain
 
 READINGS = list(EXPERIMENT.variants)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.comparing.seeds import as_if_alone, derive, generator
-from hessinit.directions import draw_random
+from hessinit.measurement.quadratic_form import draw_random
 from hessinit.paper import table_2, table_3
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.minibatches import images_of
@@ -26,7 +26,7 @@ from hessinit.paper.quadratic_shares import (
     share_within,
 )
 from hessinit.problem.problem import Problem
-from hessinit.report.json_form import Plain
+from hessinit.results.result import Plain
 
 BOTH = [(table_2.TABLE, table_2.EXPERIMENT), (table_3.TABLE, table_3.EXPERIMENT)]
 LOSS = nn.CrossEntropyLoss()

@@ -14,7 +14,7 @@ from hessinit.paper.printed import printed
 from hessinit.paper.std_sweep import Sweep, configure, job_key, plan, run
 from hessinit.paper.std_sweep_findings import conclude
 from hessinit.paper.table_4 import EXPERIMENT, SWEEP
-from hessinit.report.json_form import Plain
+from hessinit.results.result import Plain
 
 MNIST = Setting("table-4", "mnist", "two-hidden", (0, 1, 2))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hessinit.comparing.seeds import derive, generator
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.paper import word2vec, word2vec_design
 from hessinit.paper.experiment import Setting
 from hessinit.paper.skip_gram import MODELS, normal_

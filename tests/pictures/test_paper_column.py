@@ -19,11 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.present.comparison_example import example_comparison, example_sweep
 from hessinit.present.initialization_example import example_initialization
 from hessinit.present.reproduction_example import example_reproduction
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
 
 COLUMN = 3.3  # inches
 SMALLEST = 6.0  # points

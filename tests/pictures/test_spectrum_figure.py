@@ -11,10 +11,9 @@ mpl.use("Agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from hessinit.estimate import Estimate
 from hessinit.present.example import example_report
-from hessinit.report.density import Density
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.estimates import Density, Estimate
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.engines.ends import Effort
-from hessinit.operators.evaluation import evaluate
+from hessinit.curvature.engines import Effort
+from hessinit.curvature.evaluation import evaluate
 from hessinit.problem.problem import Problem
 from hessinit.products.measure import measure_products
-from hessinit.report.products import JacobianBounds
+from hessinit.results.curvature_report import JacobianBounds
 
 
 def measured_products(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessinit.spectra.by_example import BatchedMap, SingularValues, largest_singular_values
+from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 
 SHAPES = [(5, 7, 3), (4, 3, 7), (3, 1, 9), (2, 40, 40), (1, 30, 50)]
 

@@ -11,7 +11,7 @@ from measured_products import measured_products
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessinit.engines.ends import Effort
+from hessinit.curvature.engines import Effort
 from hessinit.products.lipschitz import Chain, read_chain
 
 EFFORT = Effort(1e-9, 200, 0)

@@ -10,12 +10,11 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from hessinit.estimate import Estimate
 from hessinit.present.example import example_report
 from hessinit.present.products_figure import draw_products
-from hessinit.report import CurvatureReport
-from hessinit.report.json_form import to_plain
-from hessinit.report.products import JacobianBounds, no_products, read_products
+from hessinit.results.curvature_report import CurvatureReport, JacobianBounds, no_products, read_products
+from hessinit.results.estimates import Estimate
+from hessinit.results.result import to_plain
 
 mpl.use("Agg")
 

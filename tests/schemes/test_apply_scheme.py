@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from hessinit.report.scheme_plan import SchemePlan
+from hessinit.results.initialization import SchemePlan
 from hessinit.schemes.applying import apply_scheme_
 from hessinit.schemes.rules import SCHEMES
 from zoo.snapshot import differences, snapshot

@@ -6,7 +6,7 @@ import torch
 from known_matrices import CountingOperator, eigenvalues, gram, wigner, with_spectrum
 from scipy.sparse.linalg import eigsh
 
-from hessinit.spectra.eigenpairs import top_eigenpairs
+from hessinit.curvature.eigenpairs import top_eigenpairs
 
 
 def first(truth, count, which):

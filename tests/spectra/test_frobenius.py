@@ -7,7 +7,7 @@ import pytest
 import torch
 from known_matrices import CountingOperator, gram, wigner, with_spectrum
 
-from hessinit.spectra.frobenius import frobenius_norm
+from hessinit.curvature.stochastic import frobenius_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -5,8 +5,8 @@ import pytest
 import torch
 from known_matrices import eigenvalues, gaussian_matrix, gram, wigner, with_spectrum
 
-from hessinit.spectra import krylov
-from hessinit.spectra.krylov import LanczosProcess
+from hessinit.curvature import krylov
+from hessinit.curvature.krylov import LanczosProcess
 
 
 def run(process, steps):

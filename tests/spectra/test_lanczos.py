@@ -8,9 +8,8 @@ import torch
 from known_matrices import CountingOperator, eigenvalues, gaussian_matrix, gram, wigner, with_spectrum
 from scipy.sparse.linalg import eigsh
 
-from hessinit.spectra.krylov import LanczosProcess
-from hessinit.spectra.lanczos import lanczos
-from hessinit.spectra.residuals import reach_of_unseen
+from hessinit.curvature.krylov import LanczosProcess, reach_of_unseen
+from hessinit.curvature.lanczos import lanczos
 
 KNOWN = {
     "diagonal": torch.diag(torch.linspace(-1.0, 2.0, 300, dtype=torch.float64)),

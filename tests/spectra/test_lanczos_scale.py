@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_matrices import CountingOperator, eigenvalues, wigner, with_spectrum
 
-from hessinit.spectra.density import spectral_density
-from hessinit.spectra.eigenpairs import top_eigenpairs
-from hessinit.spectra.frobenius import frobenius_norm
-from hessinit.spectra.lanczos import lanczos
-from hessinit.spectra.trace import hutch_plus_plus, hutchinson
+from hessinit.curvature.eigenpairs import top_eigenpairs
+from hessinit.curvature.lanczos import lanczos
+from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, hutchinson, spectral_density
 
 SCALES = [(torch.float64, factor) for factor in (1e-30, 1e-12, 1e12, 1e30)]
 SCALES += [(torch.float32, factor) for factor in (1e-25, 1e-12, 1e12, 1e25)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hessinit.spectra.probes import ProbeStream
+from hessinit.curvature.probes import ProbeStream
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "rademacher"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from known_matrices import CountingOperator, eigenvalues, gram, wigner, with_spectrum
 
-from hessinit.spectra.density import spectral_density
+from hessinit.curvature.stochastic import spectral_density
 
 
 def area(density):

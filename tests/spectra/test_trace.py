@@ -7,7 +7,7 @@ import pytest
 import torch
 from known_matrices import CountingOperator, gram, wigner, with_spectrum
 
-from hessinit.spectra.trace import hutch_plus_plus, hutchinson
+from hessinit.curvature.stochastic import hutch_plus_plus, hutchinson
 
 ESTIMATORS = {
     "hutchinson": lambda matrix, products, seed=0: hutchinson(matrix, probes=products, seed=seed),

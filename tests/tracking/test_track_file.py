@@ -20,8 +20,8 @@ from training_loops import LOSS, batches, train
 
 import tiny
 from hessinit.errors import ProblemError
-from hessinit.report.initialization import Initialization
-from hessinit.report.tracking import KIND, Tracking, read_lines
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import KIND, Tracking, read_lines
 from hessinit.tracking.track import Tracker, track
 
 

@@ -12,7 +12,7 @@ import torch
 
 import tiny
 from hessinit.errors import ProblemError
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.track import Tracker, track
 
 

@@ -16,7 +16,7 @@ from hessinit.present.page.content import LineChart
 from hessinit.present.page.tracking import tracking_page, tracking_sections
 from hessinit.present.tracking_example import example_tracking
 from hessinit.present.tracking_sentences import describe_tracking, find_divergence
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.training import train_and_track
 
 

@@ -16,7 +16,7 @@ from hessinit.present.page.render import render_page
 from hessinit.present.page.tracking import tracking_page, tracking_sections
 from hessinit.present.tracking_example import example_tracking
 from hessinit.present.tracking_table import render_tracking
-from hessinit.report.tracking import TrackedPoint, Tracking, read_lines
+from hessinit.results.track_record import TrackedPoint, Tracking, read_lines
 
 AT_100 = """\
  step    loss   training loss    lr    ‖H‖   lr·‖H‖   of the edge   sharpest layer
@@ -177,7 +177,7 @@ def test_names_cannot_steer_a_terminal_or_a_page() -> None:
 def test_reports_open_without_torch(tmp_path: Path) -> None:
     example_tracking().save(tmp_path / "t.json")
     script = (
-        "import sys\nfrom hessinit.report.tracking import Tracking\n"
+        "import sys\nfrom hessinit.results.track_record import Tracking\n"
         "tracking = Tracking.load('t.json')\nstr(tracking); tracking.to_html('t.html')\n"
         "assert 'torch' not in sys.modules\n"
     )

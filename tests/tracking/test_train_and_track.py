@@ -12,7 +12,7 @@ from torch import nn
 
 import tiny
 from hessinit.errors import ProblemError
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.training import train_and_track
 
 

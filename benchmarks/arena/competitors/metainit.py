@@ -19,7 +19,7 @@ from arena.competitors.evaluation import (
 )
 from arena.competitors.scales import is_bias
 from hessinit.errors import choose
-from hessinit.problem.structures import map_tensors
+from hessinit.problem.batches import map_tensors
 
 Data = Literal["random", "real"]
 _LEAST = 0.01  # of the norm as drawn; the published listing lets a norm pass zero and turn the weights over

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from arena.competitors.evaluation import seeded_generator
-from hessinit.problem.structures import map_tensors, tensors_in
+from hessinit.problem.batches import map_tensors, tensors_in
 
 
 def overlapping_pairs(batches: Sequence[Any], seed: int) -> Iterator[tuple[Any, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hessinit.report.descent import check_fraction, check_nonnegative
+from hessinit.results.advice import check_fraction, check_nonnegative
 
 ADAPTIVE = ("adam", "adamw", "rmsprop")
 

@@ -16,10 +16,10 @@ from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.looking_ahead import look_ahead as take_trial_steps
 from hessinit.advising.rates import MOMENTS, AdaptiveRates, adaptive_rates, build_engine
 from hessinit.advising.reading import Reading, read_optimizer, read_word
-from hessinit.engines.ends import Effort, Ends
+from hessinit.curvature.engines import Effort, Ends
+from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
-from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import (
+from hessinit.measurement.measure import (
     in_running_order,
     note_unchecked,
     note_uncounted,
@@ -27,20 +27,17 @@ from hessinit.operators.setting import (
     versions_of,
 )
 from hessinit.present import advice_sentences as say
-from hessinit.problem.checks import (
-    check_arguments,
-    check_switches,
-    check_tolerance,
-    check_whole,
-    unwrap,
-)
 from hessinit.problem.layers import find_layers
-from hessinit.problem.memory import explained_memory
-from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.report.advice import LearningRateAdvice
-from hessinit.report.descent import Descent, check_rate
-from hessinit.report.descent_advice import advise_descent
-from hessinit.report.warmup import LookAhead, judge_warmup
+from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.results.advice import (
+    Descent,
+    LearningRateAdvice,
+    LookAhead,
+    advise_descent,
+    check_rate,
+    judge_warmup,
+)
 
 
 def advise(

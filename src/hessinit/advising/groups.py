@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hessinit.advising.reading import Reading, read_optimizer
 from hessinit.advising.wrapped import unwrap_optimizer
-from hessinit.operators.base import join
+from hessinit.curvature.operators import join
 from hessinit.problem.layers import Layer
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 
 from hessinit.advising.reading import Rule, build_optimizer
+from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.errors import ProblemError
-from hessinit.operators.evaluation import Evaluation, evaluate
 from hessinit.problem.problem import Problem
-from hessinit.report.warmup import LookAhead
+from hessinit.results.advice import LookAhead
 
 
 def look_ahead(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hessinit.engines.ends import Effort
-from hessinit.estimate import Estimate
-from hessinit.operators.base import LinearOperator
-from hessinit.spectra.lanczos import lanczos
+from hessinit.curvature.engines import Effort
+from hessinit.curvature.lanczos import lanczos
+from hessinit.curvature.operators import LinearOperator
+from hessinit.results.estimates import Estimate
 
 
 class Preconditioned(LinearOperator):

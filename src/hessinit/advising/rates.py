@@ -12,11 +12,10 @@ from torch import Tensor
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.preconditioned import Preconditioned, preconditioned_norm
 from hessinit.advising.second_moment import measure_moments
-from hessinit.engines.choose import gauss_newton_engine, hessian_engine
-from hessinit.engines.ends import Effort, Engine
-from hessinit.estimate import Estimate
-from hessinit.operators.evaluation import Evaluation
-from hessinit.report.warmup import GENTLE
+from hessinit.curvature.engines import Effort, Engine, gauss_newton_engine, hessian_engine
+from hessinit.curvature.evaluation import Evaluation
+from hessinit.results.advice import GENTLE
+from hessinit.results.estimates import Estimate
 
 MOMENTS = ["mini-batches", "first step"]
 

@@ -14,7 +14,7 @@ from hessinit.advising.adaptive import ADAPTIVE, Adaptive
 from hessinit.advising.wrapped import unwrap_optimizer
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.layers import Layer
-from hessinit.report.descent import DESCENTS, Descent, check_rate, named_descent
+from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
 
 Rule = Descent | Adaptive
 

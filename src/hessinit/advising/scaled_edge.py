@@ -10,10 +10,10 @@ from torch import Tensor
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.preconditioned import Preconditioned
 from hessinit.advising.reading import Rule
-from hessinit.engines.ends import Effort
-from hessinit.estimate import Estimate
-from hessinit.operators.base import LinearOperator
-from hessinit.spectra.lanczos import lanczos
+from hessinit.curvature.engines import Effort
+from hessinit.curvature.lanczos import lanczos
+from hessinit.curvature.operators import LinearOperator
+from hessinit.results.estimates import Estimate
 
 
 def scaled_edge(

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.operators.base import join
-from hessinit.operators.evaluation import Evaluation, find_reduction
-from hessinit.problem.batches import Batch
-from hessinit.problem.structures import map_tensors
+from hessinit.curvature.evaluation import Evaluation, find_reduction
+from hessinit.curvature.operators import join
+from hessinit.problem.batches import Batch, map_tensors
 
 # Seven degrees of freedom know a variance to a factor of about 1.5, and the parts cost one gradient together.
 PARTS = 8

@@ -20,7 +20,7 @@ from hessinit.errors import ConvergenceWarning
 from hessinit.problem_file import file_read_for, find_problem
 
 if TYPE_CHECKING:
-    from hessinit.report.comparison import Comparison
+    from hessinit.results.comparison import Comparison
 
 # The library's arguments, as they are called here.
 OPTIONS = {

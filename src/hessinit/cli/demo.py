@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hessinit.present.demonstration import Story, Try
-    from hessinit.report.initialization import Initialization
-    from hessinit.report.report import CurvatureReport
-    from hessinit.report.tracking import Tracking
+    from hessinit.results.curvature_report import CurvatureReport
+    from hessinit.results.initialization import Initialization
+    from hessinit.results.track_record import Tracking
 
 FOLDER = Path("demo-output")
 PAGE, PICTURE = "demo.html", "curves.png"
@@ -110,7 +110,7 @@ class _Telling:
 
     def measure(self) -> None:
         from hessinit.demo.network import EXAMPLES, problem
-        from hessinit.measuring import measure
+        from hessinit.measurement.measure import measure
 
         with working(f"Measuring the network on {EXAMPLES} digits …"):
             self.report = measure(*problem(self.seed), seed=self.seed)
@@ -246,7 +246,7 @@ def _check_folder(folder: Path) -> None:
 
 def _write(folder: Path, page: str, picture: bytes) -> None:
     """Both files, each whole or not at all."""
-    from hessinit.report.atomic import replacing, write_text
+    from hessinit.results.result import replacing, write_text
 
     try:
         folder.mkdir(exist_ok=True)

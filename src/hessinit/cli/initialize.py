@@ -31,7 +31,7 @@ from hessinit.cli.wording import in_words_of
 from hessinit.problem_file import file_read_for, find_problem
 
 if TYPE_CHECKING:
-    from hessinit.report.initialization import Initialization
+    from hessinit.results.initialization import Initialization
 
 # What a problem may say to `measure` that means the same here.
 SHARED = ("forward", "dropout", "layers", "curvature", "reduction", "check")
@@ -193,7 +193,7 @@ def _check_early(given: dict[str, Any]) -> None:
     """What can be judged without the user's file is judged before it is run, which may take a while."""
     from hessinit.errors import choose
     from hessinit.initializing import arguments
-    from hessinit.problem.checks import check_tolerance
+    from hessinit.problem.validate import check_tolerance
     from hessinit.schemes.rules import SCHEMES, SYNONYMS
 
     arguments.read_aim(given.get("lr"), given.get("target"))

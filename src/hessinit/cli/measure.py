@@ -92,7 +92,7 @@ def measure(
     ):
         place = find_problem(problem)
         with working(f"Measuring {problem} …"):
-            from hessinit.measuring import measure as measure_curvature
+            from hessinit.measurement.measure import measure as measure_curvature
 
             loaded = load_ready(place, seed=seed, device=device, threads=threads)
             report = measure_curvature(

@@ -36,7 +36,7 @@ def new(
     Exit status: 0 done, 2 wrong usage.
     """
     _check(path, force)
-    from hessinit.report.atomic import write_text
+    from hessinit.results.result import write_text
 
     named = path.as_posix()
     if named.startswith("-"):

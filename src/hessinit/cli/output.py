@@ -19,7 +19,7 @@ from hessinit.cli.options import UNREAD_HOME, is_unread_home
 from hessinit.cli.printing import print_report, print_text, try_printing
 
 if TYPE_CHECKING:
-    from hessinit.report import CurvatureReport
+    from hessinit.results.curvature_report import CurvatureReport
 
 PICTURES = (".png", ".pdf", ".svg")
 Write = Callable[[Path], object]
@@ -135,7 +135,7 @@ def _draw(record: Record, path: Path) -> None:
         figure = _figure_of(record)
     except ValueError as refusal:  # a reproduction may have no figure
         raise UndrawableError(str(refusal)) from refusal
-    from hessinit.report.atomic import replacing
+    from hessinit.results.result import replacing
 
     content = io.BytesIO()  # on a full disk matplotlib's PDF fails with an AttributeError of its own
     figure.savefig(content, format=path.suffix[1:].lower(), dpi=200)
@@ -144,7 +144,7 @@ def _draw(record: Record, path: Path) -> None:
 
 
 def _figure_of(record: Record) -> Any:
-    from hessinit.report.comparison import Comparison
+    from hessinit.results.comparison import Comparison
 
     if isinstance(record, Comparison):
         from hessinit.present.comparison_figure import draw_comparison

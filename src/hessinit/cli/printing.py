@@ -17,7 +17,7 @@ from hessinit.cli.failures import WRONG_USE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hessinit.report.reproduction import Reproduction
+    from hessinit.results.reproduction import Reproduction
 
 
 def open_console() -> Console:

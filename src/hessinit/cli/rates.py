@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hessinit.cli.calling import called_as
 
 if TYPE_CHECKING:
-    from hessinit.report import CurvatureReport
+    from hessinit.results.curvature_report import CurvatureReport
 
 
 def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:

@@ -125,7 +125,7 @@ def _modules_of(pickled: bytes) -> set[str]:
 @cache
 def _function(place: Place) -> Callable[[], Any]:
     """The function of that place; its file is run once in a process, from the same random state in each."""
-    from hessinit.problem.randomness import untouched_random_state
+    from hessinit.problem.preserve import untouched_random_state
 
     with untouched_random_state():
         _seed()
@@ -134,7 +134,7 @@ def _function(place: Place) -> Callable[[], Any]:
 
 @cache
 def _load_once(place: Place) -> LoadedProblem:
-    from hessinit.problem.randomness import untouched_random_state
+    from hessinit.problem.preserve import untouched_random_state
 
     with untouched_random_state():
         _seed()

@@ -17,7 +17,7 @@ from hessinit.cli.wording import in_words_of, translate
 from hessinit.paper.names import NAMES
 
 if TYPE_CHECKING:
-    from hessinit.report.reproduction import Reproduction
+    from hessinit.results.reproduction import Reproduction
 
 # The library's arguments, as they are called here.
 OPTIONS = {

@@ -14,7 +14,7 @@ from hessinit.cli.printing import print_records, try_printing
 from hessinit.problem_file import did_you_mean_file
 
 if TYPE_CHECKING:
-    from hessinit.report.reproduction import Reproduction
+    from hessinit.results.reproduction import Reproduction
 
 WAY_OUT = "Give a file that --save, --json or --log of a command, or save() in Python, wrote."
 
@@ -52,7 +52,7 @@ def show(
 
 
 def _load(path: Path) -> Any:
-    from hessinit.report.store import load
+    from hessinit.results.result import load
 
     try:
         return load(path)
@@ -74,7 +74,7 @@ def _show_all(records: list[Reproduction], output: Output) -> None:
     done = try_printing(lambda: print_records(records, output.json))
     if output.html is not None:
         from hessinit.present.reproduction_html import render_reproductions_page
-        from hessinit.report.atomic import write_text
+        from hessinit.results.result import write_text
 
         done &= write_file(output.html, lambda page: write_text(page, render_reproductions_page(records)))
     if not done:

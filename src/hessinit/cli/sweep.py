@@ -27,7 +27,7 @@ from hessinit.cli.options import (
 from hessinit.cli.output import Output
 
 if TYPE_CHECKING:
-    from hessinit.report.comparison import Comparison
+    from hessinit.results.comparison import Comparison
 
 
 def sweep(

@@ -37,8 +37,8 @@ from hessinit.cli.wording import in_words_of
 from hessinit.problem_file import LoadedProblem, file_read_for, find_problem
 
 if TYPE_CHECKING:
-    from hessinit.report.initialization import Initialization
-    from hessinit.report.tracking import Tracking
+    from hessinit.results.initialization import Initialization
+    from hessinit.results.track_record import Tracking
 
 STEPS = 200
 # What a problem may say to `measure` that means the same here.
@@ -222,7 +222,7 @@ def _train(loaded: LoadedProblem, data: Any, lines: Lines, options: dict[str, An
 
 def _read_back(lines: Lines | None) -> Tracking:
     """What was tracked until an interruption."""
-    from hessinit.report.tracking import Tracking
+    from hessinit.results.track_record import Tracking
 
     if lines is None or not lines.path.exists():
         typer.echo("Interrupted: stopped before the first step, and nothing was written.", err=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hessinit.comparing.behaviour import OPTIMIZER
 from hessinit.comparing.experiment import NUMBERS
 from hessinit.errors import ProblemError
-from hessinit.report.json_form import Plain
+from hessinit.results.result import Plain
 
 # How far the numbers of a record may differ: other versions and devices round otherwise.
 SAME_NUMBER = 1e-5

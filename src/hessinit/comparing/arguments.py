@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError
-from hessinit.problem.checks import check_arguments, check_whole
+from hessinit.problem.validate import check_arguments, check_whole
 
 FEWEST_STEPS = 10
 

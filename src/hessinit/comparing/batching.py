@@ -12,10 +12,8 @@ from torch import Tensor
 
 from hessinit.comparing.seeds import generator, seed_everything
 from hessinit.errors import ProblemError
-from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.preserve import untouched_sources
-from hessinit.problem.randomness import untouched_random_state
-from hessinit.problem.structures import map_tensors, tensors_in
+from hessinit.problem.batches import Batch, map_tensors, read_batches, tensors_in
+from hessinit.problem.preserve import untouched_random_state, untouched_sources
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hessinit.comparing.optimizers import make_optimizer
 from hessinit.comparing.seeds import as_if_alone, seed_everything
 from hessinit.comparing.starts import Normal, Start
 from hessinit.comparing.training import build_model, device_of, evaluate_loss, first_look, own_loss
-from hessinit.report.json_form import Plain
+from hessinit.results.result import Plain
 
 OPTIMIZER = "optimizer"
 # Momentum shows in the second step, what is kept of past gradients' sizes in the third.

@@ -16,9 +16,9 @@ from hessinit.comparing.optimizers import MakeOptimizer
 from hessinit.comparing.preparing import prepare
 from hessinit.comparing.starts import Start, WriteWeights, read_starts
 from hessinit.errors import ProblemError
-from hessinit.problem.checks import check_whole
 from hessinit.problem.problem import Forward, Loss
-from hessinit.report.comparison import Comparison
+from hessinit.problem.validate import check_whole
+from hessinit.results.comparison import Comparison
 
 STARTS = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)

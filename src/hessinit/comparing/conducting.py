@@ -22,9 +22,8 @@ from hessinit.comparing.starts import Normal, describe
 from hessinit.comparing.store import Key, RunStore, check_folder
 from hessinit.comparing.training import NOT_MEASURED, build_model, device_of, first_look
 from hessinit.errors import ProblemError
-from hessinit.problem.checks import check_switches
-from hessinit.report.comparison import Comparison
-from hessinit.report.run import Run
+from hessinit.problem.validate import check_switches
+from hessinit.results.comparison import Comparison, Run
 
 # The model that is looked at beforehand, whatever seeds are asked for.
 SEED_OF_FIRST_LOOK = 0

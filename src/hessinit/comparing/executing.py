@@ -14,7 +14,7 @@ from hessinit.errors import ProblemError
 from hessinit.jobs.doing import Results, count_cores, do_here, do_in_processes, do_on_executor
 from hessinit.jobs.processes import pack
 from hessinit.jobs.watching import watched
-from hessinit.report.run import Run
+from hessinit.results.comparison import Run
 
 ALONE = "All runs were made in this process, one after the other: "
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from hessinit.comparing.batching import Data
 from hessinit.comparing.optimizers import MakeOptimizer
 from hessinit.comparing.starts import Start, describe
-from hessinit.problem.left_as_found import default_device
+from hessinit.problem.batches import map_tensors
+from hessinit.problem.double_backward import default_device
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.structures import map_tensors
-from hessinit.report.json_form import Plain
+from hessinit.results.result import Plain
 
 NUMBERS = ("first loss", "first gradient")  # compared with room for the rounding of another machine
 

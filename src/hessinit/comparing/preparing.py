@@ -9,7 +9,7 @@ from hessinit.comparing.batching import read_data
 from hessinit.comparing.experiment import Experiment, TorchSettings
 from hessinit.comparing.optimizers import check_optimizer
 from hessinit.comparing.starts import Start
-from hessinit.problem.checks import check_whole
+from hessinit.problem.validate import check_whole
 
 
 def prepare(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy
 import torch
 
-from hessinit.problem.randomness import untouched_random_state
+from hessinit.problem.preserve import untouched_random_state
 
 
 def derive(seed: int, purpose: str) -> int:

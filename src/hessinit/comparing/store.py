@@ -14,9 +14,8 @@ from pathlib import Path
 from hessinit.comparing.agreement import check_same, compare_versions
 from hessinit.comparing.starts import Start
 from hessinit.errors import ProblemError
-from hessinit.report.atomic import write_text
-from hessinit.report.json_form import Plain
-from hessinit.report.run import Run, run_from_dict
+from hessinit.results.comparison import Run, run_from_dict
+from hessinit.results.result import Plain, write_text
 
 KIND = "hessinit experiment"
 RUN = "hessinit run"

@@ -22,9 +22,9 @@ from hessinit.comparing.experiment import Build
 from hessinit.comparing.optimizers import MakeOptimizer
 from hessinit.comparing.preparing import prepare
 from hessinit.comparing.starts import Normal, Start
-from hessinit.problem.checks import check_whole
 from hessinit.problem.problem import Forward, Loss
-from hessinit.report.comparison import Comparison
+from hessinit.problem.validate import check_whole
+from hessinit.results.comparison import Comparison
 
 STDS = (1.0, 0.5, 0.1, 0.075, 0.05, 0.005)  # of the paper's Table 4
 

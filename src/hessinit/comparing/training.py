@@ -20,11 +20,11 @@ from hessinit.comparing.optimizers import Warmup, make_optimizer
 from hessinit.comparing.seeds import as_if_alone, derive, seed_everything
 from hessinit.comparing.starts import OURS
 from hessinit.errors import ConvergenceWarning, ProblemError
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.problem.batches import Batch
-from hessinit.problem.checks import check_loss_value, check_model
 from hessinit.problem.problem import Forward, Loss
-from hessinit.report.run import MOST_POINTS, NETWORK, Run, round_loss, window
+from hessinit.problem.validate import check_loss_value, check_model
+from hessinit.results.comparison import MOST_POINTS, NETWORK, Run, round_loss, window
 
 # Accuracy of the norms at the start: a percent is enough to compare starts.
 TOLERANCE = 1e-2

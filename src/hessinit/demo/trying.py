@@ -14,9 +14,9 @@ from hessinit.digits import load_digits
 from hessinit.errors import ConvergenceWarning
 from hessinit.initializing.initialize import initialize_
 from hessinit.present.demonstration import STARTS, Story, Try
-from hessinit.report.initialization import Initialization
-from hessinit.report.run import window
-from hessinit.report.tracking import Tracking
+from hessinit.results.comparison import window
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import Tracking
 from hessinit.schemes.applying import apply_scheme_
 from hessinit.tracking.training import train_and_track
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hessinit.curvature.layer_uses import Node
 from hessinit.problem.activations import activation_kind
-from hessinit.problem.graph import Node
 from hessinit.problem.layer_values import Passage
 
 # An entry is saturated when the activation's slope there is below this share of its largest slope.

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hessinit.curvature.probes import ProbeStream
 from hessinit.diagnostics.examples import arrange, gradients_at
 from hessinit.diagnostics.moments import Correlations
 from hessinit.problem.layer_values import Recorded
-from hessinit.spectra.probes import ProbeStream
 
 LEAST_EXAMPLES = 8
 # One backward pass for each output; pairs of them with the units. 256 coefficients tell 5 % from 10 %.

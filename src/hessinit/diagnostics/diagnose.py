@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hessinit.curvature.evaluation import Evaluation, unused_leaves
 from hessinit.diagnostics.activity import activation_name, count_saturated, living_units
 from hessinit.diagnostics.correlation import Correlation, CorrelationStudy
 from hessinit.diagnostics.moments import Moments
-from hessinit.operators.evaluation import Evaluation, unused_leaves
 from hessinit.problem.layer_values import Passage, record
 from hessinit.problem.problem import Problem
-from hessinit.report.diagnostics import Diagnostics
+from hessinit.results.curvature_report import Diagnostics
 
 
 def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagnostics]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.engines.separation import in_proportion, probe_examples
+from hessinit.curvature.layer_uses import in_proportion, probe_examples
+from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.layer_values import Place
-from hessinit.spectra.probes import ProbeStream
 
 
 @dataclass(frozen=True)

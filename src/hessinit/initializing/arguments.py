@@ -9,7 +9,7 @@ from hessinit.errors import ProblemError, choose
 from hessinit.initializing import defaults
 from hessinit.initializing.freedoms import FREEDOMS
 from hessinit.initializing.wish import ADAPTIVE
-from hessinit.problem.checks import check_whole
+from hessinit.problem.validate import check_whole
 from hessinit.schemes.rules import SCHEMES, SYNONYMS
 
 

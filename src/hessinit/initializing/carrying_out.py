@@ -17,10 +17,9 @@ from hessinit.initializing.nature import Nature, nature_of
 from hessinit.initializing.rules import LayersRule, NetworkRule, Outcome
 from hessinit.initializing.wish import Aim, Wish
 from hessinit.initializing.workbench import Setting, Workbench, keep_all
-from hessinit.operators.setting import note_unchecked
-from hessinit.report.initialization import Initialization, Measurement
-from hessinit.report.report import CurvatureReport
-from hessinit.report.scheme_plan import SchemePlan
+from hessinit.measurement.measure import note_unchecked
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.initialization import Initialization, Measurement, SchemePlan
 from hessinit.schemes.applying import apply_scheme_
 from hessinit.schemes.site import Site
 from hessinit.schemes.targets import Target

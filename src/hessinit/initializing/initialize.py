@@ -19,7 +19,9 @@ from hessinit.initializing.saving import save_model_weights
 from hessinit.initializing.wish import Wish
 from hessinit.initializing.workbench import Once, Setting, keep_all, read_once
 from hessinit.problem.batches import read_batches
-from hessinit.problem.checks import (
+from hessinit.problem.layers import check_present
+from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import (
     check_arguments,
     check_dropout,
     check_finite_inputs,
@@ -28,9 +30,7 @@ from hessinit.problem.checks import (
     check_whole,
     unwrap,
 )
-from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.weights import check_present
-from hessinit.report.initialization import Initialization
+from hessinit.results.initialization import Initialization
 from hessinit.schemes.targets import find_targets
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hessinit.initializing.rules import Outcome
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
 
 _AFTER_A_SEARCH = "the search met the target, and the report made after it does not"
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from hessinit.engines.ends import Effort
-from hessinit.engines.extras import Wanted
-from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import in_running_order, note_uncounted, notes_on, versions_of
+from hessinit.curvature.engines import Effort, Wanted
+from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.problem import Problem
-from hessinit.report.report import CurvatureReport
-from hessinit.rows import Rows
+from hessinit.results.curvature_report import CurvatureReport
 
 TOLERANCE = 1e-3
 DEAR_TOLERANCE = 5e-3

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hessinit.engines.output_root import LINEAR_LOSS, SATURATED_LOSS
+from hessinit.curvature.loss_factor import LINEAR_LOSS, SATURATED_LOSS
 from hessinit.errors import ProblemError
 from hessinit.initializing.coupled_solve import CoupledSolve, Vector
 from hessinit.initializing.freedoms import Path
 from hessinit.initializing.gain_search import SATURATES, GainSearch
 from hessinit.initializing.workbench import Look, Workbench
-from hessinit.report.initialization import Measurement
+from hessinit.results.initialization import Measurement
 
 _SMALL_STEP = 0.05
 _REVIVALS = 3

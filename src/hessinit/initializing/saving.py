@@ -7,7 +7,7 @@ import stat
 
 from torch import nn
 
-from hessinit.report.atomic import replacing
+from hessinit.results.result import replacing
 
 
 def save_model_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:

@@ -11,16 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.engines.choose import gauss_newton_engine, hessian_engine
-from hessinit.engines.ends import Effort, Engine
+from hessinit.curvature.engines import Effort, Engine, gauss_newton_engine, hessian_engine
+from hessinit.curvature.evaluation import evaluate
 from hessinit.initializing.reports import TOLERANCE, make_report, network_estimator
-from hessinit.operators.evaluation import evaluate
 from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.layers import layer_name
-from hessinit.problem.memory import explained_memory
-from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.problem.weights import all_finite
-from hessinit.report.report import CurvatureReport
+from hessinit.problem.layers import all_finite, layer_name
+from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.results.curvature_report import CurvatureReport
 from hessinit.schemes.record import parametrized_name
 from hessinit.schemes.targets import Target
 

@@ -17,10 +17,10 @@ from hessinit.initializing.initialize import initialize_
 from hessinit.integrations.ranks import check_whole_weights, on_first_rank, share_weights
 from hessinit.integrations.remembering import Memory, digest_examples, digest_start
 from hessinit.integrations.training_step import initialization_options
-from hessinit.problem.checks import check_whole, unwrap
 from hessinit.problem.problem import Forward, Loss
-from hessinit.report.initialization import Initialization
-from hessinit.report.tracking import Tracking
+from hessinit.problem.validate import check_whole, unwrap
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.budget import check_share
 from hessinit.tracking.track import Tracker, track
 

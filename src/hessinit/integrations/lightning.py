@@ -18,8 +18,8 @@ from hessinit.integrations.following import Following, Subject
 from hessinit.integrations.remembering import KEY, small_copy
 from hessinit.integrations.trained_loss import ALIKE, SAME, is_another_loss
 from hessinit.problem.problem import Forward, Loss
-from hessinit.report.initialization import Initialization
-from hessinit.report.tracking import Tracking
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import Tracking
 
 # Strategies that keep a part of the weights on each rank, by name: their libraries may not be installed.
 _SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")

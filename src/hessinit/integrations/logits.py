@@ -10,8 +10,8 @@ from hessinit.errors import ProblemError, choose
 from hessinit.integrations.model_inputs import Reading, list_batches, logits_of, read_inputs
 from hessinit.integrations.own_loss import OwnLoss, find_own_loss
 from hessinit.integrations.tasks import IGNORED, TASKS, loss_for, next_tokens, task_of
-from hessinit.problem.checks import check_model, unwrap
 from hessinit.problem.problem import Loss
+from hessinit.problem.validate import check_model, unwrap
 
 
 def logits_problem(

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from hessinit.integrations.model_modes import configurations, differentiable_outputs
 from hessinit.problem.batches import cast
-from hessinit.problem.preserve import UserState, untouched_sources
-from hessinit.problem.randomness import untouched_random_state
+from hessinit.problem.preserve import UserState, untouched_random_state, untouched_sources
 
 # Logits near zero give almost the same loss whatever the labels: little is left to tell two losses apart.
 _RELATIVE, _ABSOLUTE = 5e-5, 1e-6

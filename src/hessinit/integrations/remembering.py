@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.problem.structures import tensors_in
+from hessinit.problem.batches import tensors_in
 
 KEY = "hessinit"
 _MOST_BYTES = 16 * 2**20  # of a batch that is put into every checkpoint

@@ -18,11 +18,10 @@ from hessinit.integrations.ranks import is_first_rank
 from hessinit.integrations.remembering import KEY
 from hessinit.integrations.tasks import TASKS, token_cross_entropy
 from hessinit.integrations.trained_loss import is_beyond
-from hessinit.problem.left_as_found import in_mode
-from hessinit.problem.preserve import untouched_sources
-from hessinit.problem.randomness import Draws, untouched_random_state
-from hessinit.report.initialization import Initialization
-from hessinit.report.tracking import Tracking
+from hessinit.problem.double_backward import in_mode
+from hessinit.problem.preserve import Draws, untouched_random_state, untouched_sources
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import Tracking
 
 
 def _callback_class() -> Any:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hessinit.paper.gathering import load_records
     from hessinit.paper.reproducing import reproduce
-    from hessinit.report.reproduction import Reproduction
+    from hessinit.results.reproduction import Reproduction
 
 # Loaded on first use: the command line's help needs the names of the experiments and not torch.
 _HOMES = {
-    "Reproduction": "hessinit.report.reproduction",
+    "Reproduction": "hessinit.results.reproduction",
     "load_records": "hessinit.paper.gathering",
     "reproduce": "hessinit.paper.reproducing",
 }

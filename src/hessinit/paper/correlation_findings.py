@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from hessinit.paper.experiment import Setting
 from hessinit.paper.printed import judged_cell, make_cell, printed
 from hessinit.paper.scipy_extra import import_stats
-from hessinit.report.json_form import Plain, read_number
-from hessinit.report.reproduction import Cell, Findings, Table
+from hessinit.results.reproduction import Cell, Findings, Table
+from hessinit.results.result import Plain, read_number
 
 SIGNIFICANCE = 0.05
 TESTS = 10  # the paper counts detections out of ten

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hessinit.report.json_form import Plain
-from hessinit.report.reproduction import Findings
+from hessinit.results.reproduction import Findings
+from hessinit.results.result import Plain
 
 
 @dataclass(frozen=True)

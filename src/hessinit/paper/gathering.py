@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hessinit.report.atomic import replacing, write_text
-from hessinit.report.reproduction import KIND, Figure, Reproduction
+from hessinit.results.reproduction import KIND, Figure, Reproduction
+from hessinit.results.result import replacing, write_text
 
 PAGE = "reproduce.html"
 

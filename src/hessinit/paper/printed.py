@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
-from hessinit.report.json_form import Plain
-from hessinit.report.reproduction import Cell
+from hessinit.results.reproduction import Cell
+from hessinit.results.result import Plain
 
 
 def make_cell(

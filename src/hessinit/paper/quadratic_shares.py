@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from hessinit.comparing.seeds import derive, generator
+from hessinit.measurement.quadratic_form import quadratic_form
 from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.minibatches import images_of
 from hessinit.paper.networks import glorot_
-from hessinit.quadratic import quadratic_form
-from hessinit.report.json_form import Plain, read_number, to_plain
+from hessinit.results.result import Plain, read_number, to_plain
 
 RESTARTS_PER_JOB = 50
 APPROXIMATION, EXACT = "approximation", "exact value"

@@ -36,9 +36,9 @@ from hessinit.paper.places import at_home
 from hessinit.paper.provenance import hardware, versions
 from hessinit.paper.store import ResultStore, written
 from hessinit.paper.working import Done, PaperWork, usual_torch
-from hessinit.problem.checks import check_switches, check_whole
-from hessinit.report.json_form import Plain
-from hessinit.report.reproduction import Findings, Reproduction
+from hessinit.problem.validate import check_switches, check_whole
+from hessinit.results.reproduction import Findings, Reproduction
+from hessinit.results.result import Plain
 
 FOLDER = "reproduction"
 MOST_SEEDS = 100_000

@@ -16,8 +16,8 @@ from hessinit.paper.quadratic_shares import (
     relative_error,
     share_within,
 )
-from hessinit.report.json_form import Plain
-from hessinit.report.reproduction import Cell, Findings, Table
+from hessinit.results.reproduction import Cell, Findings, Table
+from hessinit.results.result import Plain
 
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]  # by case and layer
 OTHER = {APPROXIMATION: EXACT, EXACT: APPROXIMATION}

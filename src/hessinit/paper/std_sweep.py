@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from hessinit.comparing.seeds import derive, generator
 from hessinit.errors import ConvergenceWarning
 from hessinit.initializing.initialize import initialize_
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.minibatches import ImageSet, images_of
 from hessinit.paper.networks import default_, glorot_, normal_
 from hessinit.paper.scipy_extra import import_stats
 from hessinit.paper.training import Loss, Recipe, chunk_length, chunk_means, final_loss, train
-from hessinit.report.json_form import Plain, to_plain
+from hessinit.results.result import Plain, to_plain
 
 OURS = "hessinit"
 HESSIAN_BATCH = 32

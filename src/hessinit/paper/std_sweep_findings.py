@@ -11,8 +11,8 @@ from hessinit.paper.std_sweep import HESSIAN_BATCH, OURS, Sweep, job_key
 from hessinit.paper.std_sweep_sentences import write_sentences
 from hessinit.paper.std_sweep_values import Values, mean_and_error, power_of_std
 from hessinit.paper.training import chunk_length, chunk_middles
-from hessinit.report.json_form import Plain, read_number, read_numbers
-from hessinit.report.reproduction import Cell, Curve, Figure, Findings, Table
+from hessinit.results.reproduction import Cell, Curve, Figure, Findings, Table
+from hessinit.results.result import Plain, read_number, read_numbers
 
 CORNER = "Weights std."
 POWER = "power of the std"

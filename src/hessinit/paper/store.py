@@ -13,8 +13,7 @@ from pathlib import Path
 from hessinit.comparing.store import create_text
 from hessinit.errors import ProblemError
 from hessinit.paper.provenance import revision
-from hessinit.report.atomic import write_text
-from hessinit.report.json_form import Plain, to_plain
+from hessinit.results.result import Plain, to_plain, write_text
 
 KIND = "hessinit paper result"
 SCHEMA = 1

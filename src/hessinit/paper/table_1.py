@@ -14,8 +14,8 @@ from hessinit.paper import correlation_findings, expected_correlations
 from hessinit.paper.correlations import Samples, draw_samples, join, pearson
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.minibatches import images_of, read_source
-from hessinit.report.json_form import Plain, to_plain
-from hessinit.report.reproduction import Findings
+from hessinit.results.reproduction import Findings
+from hessinit.results.result import Plain, to_plain
 
 OUTPUTS, LAYER = "loss by outputs", "loss by output, output by layer"
 SAMPLES = {OUTPUTS: 10_000, LAYER: 100_000}

@@ -10,7 +10,7 @@ from typing import Any
 from hessinit.comparing.seeds import derive, generator
 from hessinit.errors import ConvergenceWarning
 from hessinit.initializing.initialize import initialize_
-from hessinit.measuring import measure
+from hessinit.measurement.measure import measure
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.skip_gram import MODELS, SkipGram, normal_
 from hessinit.paper.skip_gram_training import Batch, draw_batches, train_
@@ -29,7 +29,7 @@ from hessinit.paper.word2vec_design import (
     step_length,
 )
 from hessinit.paper.word2vec_findings import conclude
-from hessinit.report.json_form import Plain, to_plain
+from hessinit.results.result import Plain, to_plain
 
 # A percent is enough: the norms of the sweep span seven orders of magnitude.
 TOLERANCE = 1e-2

@@ -9,8 +9,8 @@ from hessinit.paper.printed import make_cell
 from hessinit.paper.word2vec_design import BATCH, DESIGNS, MODEL_NAMES, OURS
 from hessinit.paper.word2vec_sentences import describe_all, describe_bilinear, describe_sweep
 from hessinit.paper.word2vec_sweep import LEVELS, NORMS, Sweep, correlate, read_sweep
-from hessinit.report.json_form import Plain
-from hessinit.report.reproduction import Cell, Curve, Figure, Findings, Table
+from hessinit.results.reproduction import Cell, Curve, Figure, Findings, Table
+from hessinit.results.result import Plain
 
 LEVEL_COLUMNS = {"mean": "‖H‖", "sum": "summed ‖H‖", "step": "lr·‖H‖"}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hessinit.paper.experiment import Setting
 from hessinit.paper.rank_correlation import RankCorrelation, rank_correlation
 from hessinit.paper.word2vec_design import BATCH, DESIGNS, OURS, ROWS, key_of, step_length
-from hessinit.report.json_form import Plain, read_number, read_numbers
+from hessinit.results.result import Plain, read_number, read_numbers
 
 NORMS = {"centre": "centre", "context": "context", "network": "network", "exact": "network, exact"}
 # What is to be near 1: the norm for the loss averaged over a batch, for the loss summed over it, or times the

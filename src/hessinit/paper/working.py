@@ -14,7 +14,7 @@ import torch
 from hessinit.comparing.seeds import as_if_alone
 from hessinit.paper.experiment import Job
 from hessinit.paper.experiments import EXPERIMENTS
-from hessinit.report.json_form import Plain
+from hessinit.results.result import Plain
 
 # What torch is set to belongs to the whole process: threads of an executor take turns.
 _ONE_AT_A_TIME = threading.RLock()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from hessinit.present.words import format_number, format_times
 
 if TYPE_CHECKING:
-    from hessinit.report.descent import Descent
-    from hessinit.report.warmup import LookAhead
+    from hessinit.results.advice import Descent, LookAhead
 
 FLAT = "The curvature is 0, so it sets no limit."
 OVERFLOW = "The curvature is not finite: no rate is safe from this start."

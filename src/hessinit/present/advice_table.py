@@ -12,7 +12,7 @@ from hessinit.present.advice_sentences import looked_ahead
 from hessinit.present.grid import render, terminal_width
 from hessinit.present.sentences import MATRIX_NAMES
 from hessinit.present.words import format_number, join_names, printable
-from hessinit.report.advice import LearningRateAdvice
+from hessinit.results.advice import LearningRateAdvice
 
 
 def render_advice(advice: LearningRateAdvice, width: int | None = None, color: bool = False) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from hessinit.estimate import Estimate
 from hessinit.present.grid import Column
 from hessinit.present.words import format_estimate, format_number, format_ratio, printable, shorten
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.estimates import Estimate
 
 COLOURS = {"vanishing": "blue", "flat": "cyan", "ok": "green", "sharp": "yellow", "exploding": "bold red"}
 

@@ -8,7 +8,7 @@ from hessinit.present.comparison_sentences import format_result
 from hessinit.present.comparison_standing import Result, best_start, ordered_starts
 from hessinit.present.grid import Column
 from hessinit.present.words import format_number, printable
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 BEST = "bold green"
 DIVERGED = "red"

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hessinit.present.comparison_standing import guessing
-from hessinit.report.comparison import Comparison
-from hessinit.report.run import MOST_POINTS, Run
+from hessinit.results.comparison import MOST_POINTS, Comparison, Run
 
 LOGARITHMIC_FROM = 5.0  # ratio of the largest to the smallest loss shown
 HEADROOM = 3.0  # curves are shown up to so many times the loss of guessing

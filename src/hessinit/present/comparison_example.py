@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hessinit.report.comparison import Comparison
-from hessinit.report.run import Run
+from hessinit.results.comparison import Comparison, Run
 
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 GUESSING = math.log(10)

@@ -14,7 +14,7 @@ from hessinit.present.comparison_standing import ordered_starts
 from hessinit.present.comparison_sweep_figure import draw_sweep, draw_sweep_losses
 from hessinit.present.figure import GREY, LABEL_POINTS, LETTER
 from hessinit.present.words import format_number
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

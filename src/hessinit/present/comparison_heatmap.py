@@ -13,7 +13,7 @@ from hessinit.present.comparison_lines import write_plainly
 from hessinit.present.comparison_standing import best_start, guessing, ordered_starts
 from hessinit.present.figure import GREY, LABEL_POINTS, LETTER, VERMILION, inches_wide, shorten
 from hessinit.present.words import format_number, printable
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from hessinit.present.comparison_sentences import (
 )
 from hessinit.present.comparison_verdict import conclude_comparison
 from hessinit.present.html import templates
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 CLASSES = {BEST: "best", DIVERGED: "diverged"}
 

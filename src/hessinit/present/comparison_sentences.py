@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from hessinit.present.comparison_standing import Result
 from hessinit.present.grid import Column
 from hessinit.present.words import format_number, printable
-from hessinit.report.comparison import Comparison
-from hessinit.report.run import window
+from hessinit.results.comparison import Comparison, window
 
 MOST_NOTES = 6
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hessinit.present.comparison_curves import LOGARITHMIC_FROM, curves_at, heig
 from hessinit.present.comparison_lines import draw_curves, mark_breaks, set_heights, tidy, write_plainly
 from hessinit.present.figure import GREY, LABEL_POINTS, is_drawable
 from hessinit.present.words import format_number
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from hessinit.present.comparison_sentences import (
 )
 from hessinit.present.comparison_verdict import conclude_comparison
 from hessinit.present.grid import Column, build_grid, fit, name_left_out, render, terminal_width
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 
 def render_comparison(comparison: Comparison, width: int | None = None, color: bool = False) -> str:

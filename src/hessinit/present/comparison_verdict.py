@@ -9,7 +9,7 @@ from itertools import takewhile
 from hessinit.present.comparison_sentences import format_result
 from hessinit.present.comparison_standing import Result, at_best_rate, diverges_at, ordered_starts, regrets
 from hessinit.present.words import format_number, format_ratio, join_names, printable, shorten
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 
 def conclude_comparison(comparison: Comparison) -> str:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 
 from hessinit.present.words import format_number, format_times
-from hessinit.report.initialization import Initialization
-from hessinit.report.json_form import Plain, to_plain
-from hessinit.report.tracking import Tracking
+from hessinit.results.initialization import Initialization
+from hessinit.results.result import Plain, to_plain
+from hessinit.results.track_record import Tracking
 
 STARTS = {"default": "PyTorch's default", "he": "He", "lsuv": "LSUV", "hessinit": "hessinit"}
 GUESSING = math.log(10)  # the loss of a network that finds all ten digits equally likely

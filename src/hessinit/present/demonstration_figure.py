@@ -11,7 +11,7 @@ from hessinit.present.comparison_lines import write_plainly
 from hessinit.present.demonstration import SMOOTHED, average_losses
 from hessinit.present.figure import BLUE, GREY, LABEL_POINTS, VERMILION
 from hessinit.present.words import format_number
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from rich.text import Text
 from hessinit.present.demonstration import STARTS, Story, conclude_pair, conclude_seeds
 from hessinit.present.grid import Column, build_grid, fit
 from hessinit.present.words import format_number
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = "_.-=+*%#"  # for terminals without block characters

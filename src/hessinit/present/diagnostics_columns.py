@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from hessinit.present.grid import Column
 from hessinit.present.words import format_number, printable
-from hessinit.report.diagnostics import Diagnostics
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics
 
 _NOTHING = Diagnostics()
 

@@ -19,7 +19,7 @@ from hessinit.present.figure import (
     label_axes,
 )
 from hessinit.present.words import format_number
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from hessinit.present.diagnostics_columns import diagnosed_layers, format_share
 from hessinit.present.words import begin_sentence, call_layer, format_times, join_names
-from hessinit.report.diagnostics import Diagnostics
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics
 
 # A unit that is dead at the start may never learn: one in ten is worth a word. Saturated entries recover,
 # slowly: one in four. A hundredfold over the depth is beyond what any scheme means to do.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hessinit.estimate import Estimate
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.estimates import Estimate
 
 
 def example_report() -> CurvatureReport:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hessinit.present.words import format_number, printable
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import FLAT_BELOW, SHARP_ABOVE
+from hessinit.results.curvature_report import FLAT_BELOW, SHARP_ABOVE, CurvatureReport, LayerCurvature
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hessinit.present.diagnostics_columns import diagnostics_columns
 from hessinit.present.grid import Column
 from hessinit.present.products_columns import products_columns
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
 
 _PRODUCTS = (
     "Jacobian norms from the input to the layer (forward), of its activation (‖A‖) and from there to the "

@@ -18,8 +18,8 @@ from hessinit.present.initialization_sentences import (
 from hessinit.present.initialization_table import initialization_columns, names_in_order
 from hessinit.present.sentences import describe_cost
 from hessinit.present.words import printable
-from hessinit.report.initialization import Initialization
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.initialization import Initialization
 
 
 def render_fragment(report: CurvatureReport) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hessinit.present.example import example_report
-from hessinit.report.initialization import Initialization, Measurement
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.initialization import Initialization, Measurement
 
 
 def example_initialization() -> Initialization:

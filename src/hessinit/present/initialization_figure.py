@@ -21,8 +21,8 @@ from hessinit.present.figure import (
 )
 from hessinit.present.initialization_table import names_in_order, row_of
 from hessinit.present.words import format_number, printable
-from hessinit.report.initialization import Initialization
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.initialization import Initialization
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hessinit.present.words import format_number, printable
-from hessinit.report.initialization import Initialization
+from hessinit.results.initialization import Initialization
 
 MOVED = {
     "gain": ", one gain for all weights",

@@ -14,9 +14,8 @@ from hessinit.present.initialization_sentences import (
     describe_work,
 )
 from hessinit.present.words import format_estimate, format_number, printable
-from hessinit.report.initialization import Initialization
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.initialization import Initialization
 
 
 def render_initialization(result: Initialization, width: int | None = None, color: bool = False) -> str:

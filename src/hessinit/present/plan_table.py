@@ -9,7 +9,7 @@ from rich.text import Text
 
 from hessinit.present.grid import Column, build_grid, fit, name_left_out, render, terminal_width
 from hessinit.present.words import format_number, printable
-from hessinit.report.scheme_plan import PlannedWeight, SchemePlan
+from hessinit.results.initialization import PlannedWeight, SchemePlan
 
 
 def render_plan(plan: SchemePlan, width: int | None = None, color: bool = False) -> str:

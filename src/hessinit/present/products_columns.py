@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from hessinit.estimate import Estimate
 from hessinit.present.grid import Column
 from hessinit.present.words import (
     begin_sentence,
@@ -16,9 +15,8 @@ from hessinit.present.words import (
     join_names,
     printable,
 )
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.products import JacobianBounds
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, JacobianBounds, LayerCurvature
+from hessinit.results.estimates import Estimate
 
 
 def products_columns(report: CurvatureReport) -> list[Column]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hessinit.estimate import Estimate
 from hessinit.present.figure import (
     BLUE,
     GREEN,
@@ -20,8 +19,8 @@ from hessinit.present.figure import (
     name_layers,
     place_legend,
 )
-from hessinit.report.products import JacobianBounds
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, JacobianBounds
+from hessinit.results.estimates import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from hessinit.present.grid import Column, build_grid, fit, name_left_out, render, terminal_width
 from hessinit.present.words import format_number, format_ratio, format_times, printable
-from hessinit.report.quadratic import QuadraticForm, QuadraticForms
-from hessinit.report.spread import Spread
+from hessinit.results.estimates import Spread
+from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 SHARES = (0.5, 1.0, 1.5)  # the columns of the paper's Table 2
 GOOD = 0.01  # "agree": within 1 %

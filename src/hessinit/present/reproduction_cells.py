@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hessinit.present.words import format_number, printable
-from hessinit.report.reproduction import Cell, Table
+from hessinit.results.reproduction import Cell, Table
 
 # Words, and not ✓ and ✗: a terminal without Unicode would show the same question mark for both.
 WITHIN = {True: "yes", False: "NO", None: ""}

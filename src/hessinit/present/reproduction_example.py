@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hessinit.report.reproduction import Cell, Curve, Figure, Findings, Reproduction, Table
+from hessinit.results.reproduction import Cell, Curve, Figure, Findings, Reproduction, Table
 
 COLUMNS = ("Hessian 1", "Hessian 2", "Training loss")
 # Printed, then ours with its standard error; None where the paper has no such row.

@@ -10,7 +10,7 @@ from hessinit.present.comparison_colours import PAPER, Stroke, strokes
 from hessinit.present.comparison_lines import tidy, write_plainly
 from hessinit.present.figure import DRAWABLE, GREY, LABEL_POINTS, LETTER, shorten
 from hessinit.present.words import printable
-from hessinit.report.reproduction import Curve, Figure
+from hessinit.results.reproduction import Curve, Figure
 
 if TYPE_CHECKING:
     from matplotlib import figure as matplotlib_figure

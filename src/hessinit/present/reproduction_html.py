@@ -17,7 +17,7 @@ from hessinit.present.reproduction_sentences import (
     explain_numbers,
 )
 from hessinit.present.words import printable
-from hessinit.report.reproduction import Reproduction, Table
+from hessinit.results.reproduction import Reproduction, Table
 
 # How the verdict looks and is read aloud: shape and colour differ.
 MARKS = {WITHIN[True]: ("✓", "yes"), WITHIN[False]: ("✗", "no")}

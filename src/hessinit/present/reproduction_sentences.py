@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hessinit.present.words import join_names, printable
-from hessinit.report.reproduction import Reproduction, Table
+from hessinit.results.reproduction import Reproduction, Table
 
 MOST_NAMED = 5
 

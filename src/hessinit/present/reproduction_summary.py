@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hessinit.present.reproduction_sentences import count
-from hessinit.report.reproduction import Reproduction
+from hessinit.results.reproduction import Reproduction
 
 ORDER = ("table-1", "table-2", "table-3", "table-4", "table-5", "word2vec")
 DATA_OF_THE_PAPER = ("mnist", "cifar-10", "wikipedia")

@@ -20,7 +20,7 @@ from hessinit.present.reproduction_sentences import (
     explain_numbers,
 )
 from hessinit.present.words import printable
-from hessinit.report.reproduction import Reproduction, Table
+from hessinit.results.reproduction import Reproduction, Table
 
 QUESTION = "ok?"
 STYLES = {WITHIN[True]: "green", WITHIN[False]: "bold red"}

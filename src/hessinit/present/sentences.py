@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from hessinit.estimate import Estimate
 from hessinit.present.words import (
     begin_sentence,
     call_layer,
@@ -13,9 +12,13 @@ from hessinit.present.words import (
     join_names,
     printable,
 )
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import EXPLODING_ABOVE, VANISHING_BELOW
+from hessinit.results.curvature_report import (
+    EXPLODING_ABOVE,
+    VANISHING_BELOW,
+    CurvatureReport,
+    LayerCurvature,
+)
+from hessinit.results.estimates import Estimate
 
 MATRIX_NAMES = {
     "gauss-newton": "Gauss-Newton",

@@ -7,10 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hessinit.estimate import Estimate
 from hessinit.present.words import call_layer, format_estimate, format_number, format_times, join_names
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.estimates import Estimate
 
 WIDTH = 100
 NO_TABLE = "There is no table: nothing can be measured there."

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hessinit.present.figure import BLUE, GREY, LABEL_POINTS, VERMILION, is_drawable
 from hessinit.present.words import format_number, printable
-from hessinit.report.density import Density
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.estimates import Density
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

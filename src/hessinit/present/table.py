@@ -12,7 +12,7 @@ from hessinit.present.further import further_tables
 from hessinit.present.grid import build_grid, fit, name_left_out, render, terminal_width
 from hessinit.present.sentences import describe_cost
 from hessinit.present.words import printable
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
 
 
 def render_text(report: CurvatureReport, width: int | None = None, color: bool = False) -> str:

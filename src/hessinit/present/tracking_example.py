@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hessinit.report.tracking import TrackedPoint, Tracking
+from hessinit.results.track_record import TrackedPoint, Tracking
 
 LR = 0.1
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hessinit.present.figure import BLUE, GREY, LABEL_POINTS, VERMILION, is_drawable
 from hessinit.present.words import format_number
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from hessinit.present.words import format_number, printable
-from hessinit.report.tracking import TrackedPoint, Tracking
+from hessinit.results.track_record import TrackedPoint, Tracking
 
 # Less is within what mini-batches and rounding do.
 _CHANGED = 1.1

@@ -11,7 +11,7 @@ from rich.text import Text
 from hessinit.present.grid import Column, build_grid, fit, name_left_out, render, terminal_width
 from hessinit.present.tracking_sentences import conclude_tracking, describe_tracking
 from hessinit.present.words import format_number, format_ratio, printable
-from hessinit.report.tracking import TrackedPoint, Tracking
+from hessinit.results.track_record import TrackedPoint, Tracking
 
 MOST_ROWS = 20
 _BEYOND = "red"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from hessinit.estimate import Estimate
+from hessinit.results.estimates import Estimate
 
 LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
 # Control characters, marks that reorder text, lone surrogates: a name from a file must not steer a terminal.

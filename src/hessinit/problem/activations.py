@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hessinit.problem.graph import Node
+from hessinit.curvature.layer_uses import Node
 
 # Elementwise nodes of one input, and what people call them.
 ACTIVATIONS = {

@@ -17,11 +17,10 @@ from torch.autograd.graph import GradientEdge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hessinit.curvature.layer_uses import Node
 from hessinit.problem.activations import NORMALIZING, REARRANGING, Consumers, activation_kind
-from hessinit.problem.batches import Batch
-from hessinit.problem.graph import Node
+from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.problem import Problem
-from hessinit.problem.structures import tensors_in
 
 Spot = tuple[Node, int]  # a node and which of its outputs
 

@@ -1,24 +1,103 @@
-"""A model, a loss and batches as a function of the weights: the one thing every operator differentiates."""
+"""What to say when the user's own forward or loss fails for a reason that measuring brought about."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
+import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
 from hessinit.errors import ProblemError
-from hessinit.problem import checks, weights
-from hessinit.problem.batches import Batch, cast, read_batches
-from hessinit.problem.failures import explained, explained_derivatives, explained_loss
-from hessinit.problem.layers import Layer, find_layers
-from hessinit.problem.left_as_found import default_device, twice_differentiable
-from hessinit.problem.preserve import UserState
-from hessinit.problem.randomness import Draws, untouched_random_state
-from hessinit.problem.structures import map_tensors
-from hessinit.problem.substitutes import PlainCalls, Substitutes
+from hessinit.problem import validate
+from hessinit.problem.batches import Batch, cast, map_tensors, read_batches, tensors_in
+from hessinit.problem.double_backward import PlainCalls, Substitutes, default_device, twice_differentiable
+from hessinit.problem.layers import Layer, check_apart, check_present, check_values, find_layers
+from hessinit.problem.preserve import Draws, UserState, untouched_random_state
+
+_NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)'? is not implemented")
+_RECOMPUTES = (
+    "the forward recomputes activations (torch.utils.checkpoint) or stores them by hooks, which would run "
+    "outside of measuring, on other weights and buffers. Turn it off while measuring "
+    "(in Hugging Face models: model.gradient_checkpointing_disable())."
+)
+# torch has no class of error for it, and as many wordings as operations.
+_MIXED = re.compile(r"dtype|scalar type|type \(.*\) and .*type", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def explained(
+    model: nn.Module, batch: Batch, forward: Callable[..., Any] | None, converted: bool
+) -> Iterator[None]:
+    """Around a forward: name the way out where there is one, and let every other error through."""
+    # A recomputation finds the model's own tensors: of another dtype, or buffers that it would write to.
+    stateful = any(
+        module.training and any(True for _ in module.buffers(recurse=False)) for module in model.modules()
+    )
+    guard = disable_saved_tensors_hooks(_RECOMPUTES) if converted or stateful else contextlib.nullcontext()
+    try:
+        with guard:
+            yield
+    except (TypeError, AttributeError) as failure:
+        if forward is not None or isinstance(batch.inputs, Tensor):
+            raise
+        call = "model(**x)" if isinstance(batch.inputs, Mapping) else "model(*x)"
+        raise ProblemError(
+            f"the model, called with one {type(batch.inputs).__name__}, failed: {failure}. If it takes its "
+            f"inputs one by one, pass forward=lambda model, x: {call}; several batches are passed as a list."
+        ) from failure
+    except RuntimeError as failure:
+        if str(failure) == _RECOMPUTES:
+            raise ProblemError(_RECOMPUTES) from None
+        if converted and _MIXED.search(str(failure)):
+            raise ProblemError(
+                f"the forward failed on weights converted to float32 or better: {failure}. It seems to cast "
+                "by itself; let it follow the weights instead, as in x.to(self.linear.weight.dtype)."
+            ) from failure
+        raise
+
+
+@contextlib.contextmanager
+def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
+    """Some functions of torch have a first derivative only; it says so in words of its own."""
+    try:
+        yield
+    except RuntimeError as failure:
+        missing = _NO_DERIVATIVE.search(str(failure))
+        if missing is None:
+            raise
+        name = missing[1].strip("_").removesuffix("_backward")
+        raise ProblemError(
+            f"torch has no second derivative of {name}, which the loss uses, and every curvature needs it. "
+            "Write the loss with other functions, such as log_softmax, torch.exp and sums."
+            if of_loss
+            else f"torch has no second derivative of {name}. The exact Hessian needs it everywhere in the "
+            "model, Gauss-Newton behind weights that are not used by a dense, convolution or embedding "
+            "call. Leave these weights out (layers=), or write the function with others, such as torch.exp, "
+            "sums and square roots."
+        ) from failure
+
+
+@contextlib.contextmanager
+def explained_loss(output: Tensor, batch: Batch) -> Iterator[None]:
+    """Around a loss: outputs and targets that count different examples are the usual reason to fail."""
+    try:
+        yield
+    except (ValueError, RuntimeError, IndexError) as failure:
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(batch.targets)]
+        if len(shapes) != 1 or output.ndim == 0 or shapes[0][:1] == output.shape[:1]:
+            raise
+        raise ProblemError(
+            f"the loss failed on an output of shape {tuple(output.shape)} and targets of shape {shapes[0]}: "
+            f"{str(failure).rstrip('.')}. Both must count the same examples."
+        ) from failure
+
 
 Loss = Callable[[Any, Any], Tensor]
 Forward = Callable[[nn.Module, Any], Tensor]
@@ -54,13 +133,13 @@ class Problem:
         check: bool = True,
         seed: int = 0,
     ) -> None:
-        checks.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
-        self.model = checks.unwrap(model)
-        weights.check_present(self.model)
-        weights.check_apart(self.model)
+        validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
+        self.model = validate.unwrap(model)
+        check_present(self.model)
+        check_apart(self.model)
         self.layers: tuple[Layer, ...] = find_layers(self.model, layers)
-        weights.check_values(self.model, self.layers)
-        checks.check_dropout(self.model, dropout)
+        check_values(self.model, self.layers)
+        validate.check_dropout(self.model, dropout)
         self.device = self.model.get_parameter(self.layers[0].parameter).device
         if self.device.type == "mps":
             raise ProblemError(
@@ -110,7 +189,7 @@ class Problem:
 
     def _convert(self, place: str, read: Batch) -> Batch:
         batch = Batch(cast(read.inputs, self.dtype, self.device), read.targets, read.size)
-        checks.check_finite_inputs(read.inputs, batch, place)
+        validate.check_finite_inputs(read.inputs, batch, place)
         return batch
 
     @contextlib.contextmanager
@@ -199,7 +278,7 @@ class Problem:
         ):
             result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
         self.drew = draws.happened() or self._loan.drew()
-        checks.check_output(result, self.forward)
+        validate.check_output(result, self.forward)
         dtype = self.dtype if weights is None else next(iter(weights.values())).dtype
         if result.dtype != dtype:  # Hugging Face models return logits.float()
             self.casts_output = True
@@ -228,7 +307,7 @@ class Problem:
         ):
             value = self.loss(given, targets)
         self.drew = draws.happened() or loan.drew()
-        checks.check_loss_value(value)
+        validate.check_loss_value(value)
         if given._version != version:
             raise ProblemError(
                 "the loss changes the model's output in place, so a second look would see another output; "
@@ -251,3 +330,107 @@ def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _like(inputs: Any, weights: Mapping[str, Tensor]) -> Any:
     first = next(iter(weights.values()))
     return cast(inputs, first.dtype, first.device)
+
+
+# What the derivatives keep beside a forward's activations: the graph of a backward pass and the products'
+# own, or, with few outputs, a gradient by every activation for each of them.
+_DERIVATIVES = 36
+_FEW_OUTPUTS = 100
+_SIGNS = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "alloc_failed",
+)
+
+
+@contextlib.contextmanager
+def explained_memory(problem: Problem) -> Iterator[None]:
+    """Around the work: an allocation that fails is answered with the number of examples that would fit."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as failure:
+        if not is_out_of_memory(failure):
+            raise
+        # The frames that failed still hold what they had built.
+        traceback.clear_frames(failure.__traceback__)
+        raise ProblemError(_advice(problem)) from failure
+
+
+def is_out_of_memory(failure: BaseException) -> bool:
+    """
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 GB"))
+    True
+    """
+    known = isinstance(failure, (torch.OutOfMemoryError, MemoryError))
+    return known or any(sign in str(failure).lower() for sign in _SIGNS)
+
+
+def _advice(problem: Problem) -> str:
+    examples, available = problem.examples, _available_bytes(problem)
+    weights = sum(leaf.numel() for leaf in problem.leaves.values())
+    text = f"out of memory on {problem.device} with {examples} examples and {weights:,} weights"
+    fit = examples // 2
+    try:
+        each = _bytes_per_example(problem)
+    except (RuntimeError, MemoryError, ValueError, IndexError, TypeError):
+        each = 0
+    if each and available is not None:
+        text += f": about {_size(each)} an example, {_size(available)} available"
+        fit = min(fit, available // each)
+    ways = "fewer layers (layers=...), or a single curvature without top, trace or density"
+    if fit < 1:
+        return f"{text}. Not even one example may fit; measure {ways}, or use a device with more memory."
+    how = "All batches are held at once, so pass fewer. " if len(problem.batches) > 1 else ""
+    return f"{text}. About {fit} examples would fit. {how}If that is too few, measure {ways}."
+
+
+def _bytes_per_example(problem: Problem) -> int:
+    """What one example takes with all its derivatives, from what the graph of two examples keeps."""
+    first = problem.batches[0]
+    few = min(2, first.size)
+    own = {leaf.untyped_storage().data_ptr() for leaf in problem.leaves.values()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        output = problem.output(first.take(torch.arange(few)))
+    outputs = output.numel() // few
+    times = _DERIVATIVES + (outputs if outputs <= _FEW_OUTPUTS else 0)
+    return sum(kept.values()) * times // few
+
+
+def _available_bytes(problem: Problem) -> int | None:
+    """What the work could have had: all that is free or ours, less the model. None where it is unknown."""
+    tensors = [*problem.model.parameters(), *problem.model.buffers(), *problem.leaves.values()]
+    model = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if problem.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(problem.device)
+        ours = torch.cuda.memory_reserved(problem.device)
+        share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)(problem.device)
+        return int(min(free + ours, total * share)) - model
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        ours = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
+    except (OSError, StopIteration):
+        return None
+    return free + ours - model
+
+
+def _size(count: float) -> str:
+    """
+    >>> _size(1536)
+    '1.5 KiB'
+    """
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.3g} {unit}"

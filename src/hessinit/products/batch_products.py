@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.engines.ends import Effort
-from hessinit.operators.derivative_check import check_outputs
-from hessinit.operators.evaluation import Evaluation
-from hessinit.problem.graph import find_uses
+from hessinit.curvature.derivative_check import check_outputs
+from hessinit.curvature.engines import Effort
+from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.krylov import Array
+from hessinit.curvature.layer_uses import find_uses
+from hessinit.curvature.singular_values import SingularValues
 from hessinit.products.layer_uses import LayerUses, read_uses, shape_behind
 from hessinit.products.lipschitz import Chain, read_chain
 from hessinit.products.loss_norms import LossNorms, loss_norms
@@ -23,8 +25,6 @@ from hessinit.products.spectral_norms import spectral_norms
 from hessinit.products.start import Traced, trace_from_start
 from hessinit.products.taps import most_taps
 from hessinit.products.weight_reach import tokens_of, weight_reach
-from hessinit.spectra.by_example import SingularValues
-from hessinit.spectra.krylov import Array
 
 _TOGETHER = "the examples see each other, so the batch counts as one"
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.engines.calls import Call, EmbeddingCall, read_call
-from hessinit.engines.plan import KnownCall, find_layouts
+from hessinit.curvature.gram import KnownCall, find_layouts
+from hessinit.curvature.layer_uses import Call, EmbeddingCall, Node, Use, read_call
 from hessinit.problem.activations import Consumers
-from hessinit.problem.graph import Node, Use
 
 
 @dataclass(frozen=True)

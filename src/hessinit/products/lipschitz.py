@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hessinit.engines.ends import Effort
-from hessinit.problem.graph import Node
+from hessinit.curvature.engines import Effort
+from hessinit.curvature.layer_uses import Node
 from hessinit.products.layer_uses import shape_behind
 from hessinit.products.lipschitz_constants import Piece, lipschitz_constant
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.engines.ends import Effort
+from hessinit.curvature.engines import Effort
+from hessinit.curvature.layer_uses import Node
+from hessinit.curvature.singular_values import BatchedMap, largest_singular_values
 from hessinit.problem.activations import REARRANGING
-from hessinit.problem.graph import Node
 from hessinit.products.spectral_norms import exact_norms
 from hessinit.products.taps import overlap
-from hessinit.spectra.by_example import BatchedMap, largest_singular_values
 
 _LARGEST_EXACT = 512
 

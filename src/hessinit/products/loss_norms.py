@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from hessinit.engines.ends import Effort
-from hessinit.engines.separation import in_proportion, probe_examples
-from hessinit.operators.evaluation import Evaluation
+from hessinit.curvature.engines import Effort
+from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.krylov import Array
+from hessinit.curvature.layer_uses import in_proportion, probe_examples
+from hessinit.curvature.probes import ProbeStream
+from hessinit.curvature.singular_values import BatchedMap, largest_singular_values
 from hessinit.products.places import Place
-from hessinit.spectra.by_example import BatchedMap, largest_singular_values
-from hessinit.spectra.krylov import Array
-from hessinit.spectra.probes import ProbeStream
 
 
 @dataclass(frozen=True)

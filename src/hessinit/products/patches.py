@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hessinit.engines.calls import ConvolutionCall
-from hessinit.spectra.by_example import BatchedMap
+from hessinit.curvature.layer_uses import ConvolutionCall
+from hessinit.curvature.singular_values import BatchedMap
 
 
 class Patches:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hessinit.engines.separation import in_proportion, probe_examples
+from hessinit.curvature.layer_uses import in_proportion, probe_examples
+from hessinit.curvature.probes import ProbeStream
 from hessinit.products.layer_uses import LayerUses, shape_behind
 from hessinit.products.places import Jacobian, Place, Reach
 from hessinit.products.start import Start, Traced
-from hessinit.spectra.probes import ProbeStream
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.engines.ends import Effort
+from hessinit.curvature.engines import Effort
+from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.products.places import Place, Reach, gather_all
-from hessinit.spectra.by_example import BatchedMap, SingularValues, largest_singular_values
 
 Places = Sequence[Place]
 

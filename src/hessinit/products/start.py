@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hessinit.operators.evaluation import Evaluation
-from hessinit.problem.dependence import check_no_reentrant_checkpoints
-from hessinit.problem.structures import map_tensors
+from hessinit.curvature.evaluation import Evaluation
+from hessinit.problem.batches import map_tensors
+from hessinit.problem.determinism import check_no_reentrant_checkpoints
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hessinit.engines.calls import Call, ConvolutionCall
+from hessinit.curvature.layer_uses import Call, ConvolutionCall
 
 
 def overlap(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> int:

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.engines.calls import ConvolutionCall, DenseCall, EmbeddingCall
-from hessinit.engines.ends import Effort
-from hessinit.engines.gram import by_example
+from hessinit.curvature.engines import Effort
+from hessinit.curvature.gram import by_example
+from hessinit.curvature.krylov import Array
+from hessinit.curvature.layer_uses import ConvolutionCall, DenseCall, EmbeddingCall
+from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.products.layer_uses import LayerUse, LayerUses
 from hessinit.products.patches import Patches, stacked
 from hessinit.products.spectral_norms import exact_norms
-from hessinit.spectra.by_example import BatchedMap, SingularValues, largest_singular_values
-from hessinit.spectra.krylov import Array
 
 _LARGEST_EXACT = 128
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.checks import check_model, check_switches, unwrap
+from hessinit.problem.layers import check_present
 from hessinit.problem.problem import Forward
-from hessinit.problem.weights import check_present
-from hessinit.report.scheme_plan import SchemePlan
+from hessinit.problem.validate import check_model, check_switches, unwrap
+from hessinit.results.initialization import SchemePlan
 from hessinit.schemes.chains import is_homogeneous
 from hessinit.schemes.draw import DISTRIBUTIONS
 from hessinit.schemes.drawing import Drawn, draw_values

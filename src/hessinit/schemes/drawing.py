@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError
 from hessinit.problem.layers import layer_name
+from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward
-from hessinit.problem.randomness import untouched_random_state
-from hessinit.report.scheme_plan import PlannedWeight
+from hessinit.results.initialization import PlannedWeight
 from hessinit.schemes.draw import draw_, draw_delta_orthogonal_, draw_orthogonal_
 from hessinit.schemes.geometry import blocks_of
 from hessinit.schemes.lsuv import UnitVariance

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError
-from hessinit.problem.randomness import Draws, untouched_random_state
+from hessinit.problem.preserve import Draws, untouched_random_state
 
 Function = Callable[[Tensor], Tensor]
 

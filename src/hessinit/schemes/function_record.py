@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hessinit.problem.batches import tensors_in
 from hessinit.problem.problem import Forward
-from hessinit.problem.structures import tensors_in
 from hessinit.schemes.leaves import map_leaves
 from hessinit.schemes.operations import name_of
 from hessinit.schemes.record import Derived, Noise, Record, Signal

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.randomness import untouched_random_state
+from hessinit.problem.preserve import untouched_random_state
 from hessinit.schemes.elementwise import CPU, Function, elementwise, name_of, slope_of
 from hessinit.schemes.quadrature import normal_mean_square
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError
+from hessinit.problem.batches import tensors_in
 from hessinit.problem.layers import layer_name
-from hessinit.problem.structures import tensors_in
 from hessinit.schemes.operations import MIXING, name_of
 
 # With a bias one division is not exact. The original allows ten, to within a tenth.

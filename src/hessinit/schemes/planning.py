@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hessinit.errors import ProblemError
-from hessinit.report.scheme_plan import PlannedWeight
+from hessinit.results.initialization import PlannedWeight
 from hessinit.schemes.drift import drift_factors
 from hessinit.schemes.geometry import blocks_of, fans_of, widths_change
 from hessinit.schemes.given_gains import resolve_gains

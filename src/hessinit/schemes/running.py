@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hessinit.errors import ProblemError
-from hessinit.problem.batches import cast
-from hessinit.problem.left_as_found import twice_differentiable
-from hessinit.problem.preserve import UserState
+from hessinit.problem.batches import cast, map_tensors
+from hessinit.problem.double_backward import twice_differentiable
+from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
-from hessinit.problem.randomness import untouched_random_state
-from hessinit.problem.structures import map_tensors
 
 
 def prepare_sample(model: nn.Module, sample: Any) -> Any:

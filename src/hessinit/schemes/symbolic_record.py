@@ -15,8 +15,7 @@ from torch.nn.modules import transformer
 from torch.nn.utils.parametrize import ParametrizationList
 
 from hessinit.errors import ProblemError
-from hessinit.problem.preserve import UserState
-from hessinit.problem.randomness import untouched_random_state
+from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.schemes.function_record import is_norm
 from hessinit.schemes.leaves import leaves_of, map_leaves
 from hessinit.schemes.operations import SHAPE_QUERIES, name_of

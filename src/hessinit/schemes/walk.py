@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from hessinit.errors import ProblemError
-from hessinit.problem.checks import unwrap
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Forward
+from hessinit.problem.validate import unwrap
 from hessinit.schemes.before import passage_before
 from hessinit.schemes.frozen import notes_on_frozen
 from hessinit.schemes.function_record import record_run

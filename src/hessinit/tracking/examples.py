@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from hessinit.problem.batches import read_batches
-from hessinit.problem.structures import map_tensors, tensors_in
+from hessinit.problem.batches import map_tensors, read_batches, tensors_in
 
 
 def own_examples(batch: Any) -> Any:

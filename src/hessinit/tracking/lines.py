@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hessinit.errors import ProblemError
-from hessinit.report.json_form import Plain, to_plain
-from hessinit.report.tracking import TrackedPoint, Tracking, read_lines
-from hessinit.report.tracking_lines import BACK, END, KIND, RESUMED, SCHEMA
+from hessinit.results.result import Plain, to_plain
+from hessinit.results.track_record import BACK, END, KIND, RESUMED, SCHEMA, TrackedPoint, Tracking, read_lines
 from hessinit.tracking.losses import Losses
 
 

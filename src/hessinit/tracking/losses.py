@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.report.tracking_losses import MOST_LOSSES, thin
+from hessinit.results.track_record import MOST_LOSSES, thin
 
 
 class Losses:

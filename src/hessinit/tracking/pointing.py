@@ -10,9 +10,9 @@ import torch
 
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError
 from hessinit.present.tracking_sentences import warn_of_edge
-from hessinit.problem.checks import unwrap
-from hessinit.report.descent import MOST_TIMES_STABLE
-from hessinit.report.tracked_point import TrackedPoint, find_crossings
+from hessinit.problem.validate import unwrap
+from hessinit.results.advice import MOST_TIMES_STABLE
+from hessinit.results.track_record import TrackedPoint, find_crossings
 from hessinit.tracking.budget import Budget, now
 from hessinit.tracking.changes import Changes
 from hessinit.tracking.sharpness import Sharpness, Subject

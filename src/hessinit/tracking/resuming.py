@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hessinit.errors import ProblemError
-from hessinit.report.tracked_point import describe_notes
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking, describe_notes
 
 
 def go_on_with(earlier: Tracking, record: Tracking, path: Path) -> Tracking:

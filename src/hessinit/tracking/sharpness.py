@@ -12,18 +12,17 @@ from torch import nn
 from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.rates import adaptive_rates, build_engine
 from hessinit.advising.scaled_edge import scaled_edge
-from hessinit.engines.ends import Effort, Ends, Engine
-from hessinit.operators.evaluation import Evaluation, evaluate
-from hessinit.operators.setting import (
+from hessinit.curvature.engines import Effort, Ends, Engine
+from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.measurement.measure import (
     in_running_order,
     note_unchecked,
     note_uncounted,
     notes_on,
     versions_of,
 )
-from hessinit.problem.first_look import check_draw_repeats
-from hessinit.problem.memory import explained_memory
-from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.determinism import check_draw_repeats
+from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
 from hessinit.tracking.stepping import YOUNG, Stepping
 
 

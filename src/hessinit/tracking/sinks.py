@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hessinit.errors import ProblemError
-from hessinit.report.tracking import TrackedPoint
+from hessinit.results.track_record import TrackedPoint
 
 Sink = Callable[[dict[str, float], int], object]
 

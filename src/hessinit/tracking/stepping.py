@@ -13,10 +13,10 @@ from hessinit.advising.adaptive import Adaptive
 from hessinit.advising.groups import groups_by_weight, read_common_rule, slowness_of
 from hessinit.advising.reading import Rule, read_word
 from hessinit.advising.wrapped import unwrap_optimizer
+from hessinit.curvature.operators import join
 from hessinit.errors import ProblemError
-from hessinit.operators.base import join
 from hessinit.problem.layers import find_layers
-from hessinit.report.descent import Descent, check_rate
+from hessinit.results.advice import Descent, check_rate
 
 _NONE_GIVEN = dict.fromkeys(("momentum", "dampening", "betas", "alpha", "eps", "weight_decay"))
 # One gradient is near 0 in some weights by mere chance, and these few would rule P^-½ H P^-½.

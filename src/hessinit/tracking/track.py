@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.engines.ends import Effort
+from hessinit.curvature.engines import Effort
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.checks import check_arguments, check_switches, check_tolerance, check_whole, unwrap
 from hessinit.problem.problem import Forward, Loss
-from hessinit.report.descent import check_rate
-from hessinit.report.initialization import Initialization
-from hessinit.report.tracked_point import describe_notes
-from hessinit.report.tracking import TrackedPoint, Tracking
+from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.results.advice import check_rate
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import TrackedPoint, Tracking, describe_notes
 from hessinit.tracking.budget import Budget, check_share
 from hessinit.tracking.examples import own_examples
 from hessinit.tracking.lines import Lines, check_path, open_lines

@@ -16,11 +16,11 @@ from hessinit.comparing.optimizers import MakeOptimizer, Warmup, check_optimizer
 from hessinit.comparing.seeds import generator, seed_everything
 from hessinit.comparing.training import device_of, evaluate_loss
 from hessinit.problem.batches import Batch
-from hessinit.problem.checks import check_arguments, check_loss_value, check_whole
-from hessinit.problem.left_as_found import in_mode
+from hessinit.problem.double_backward import in_mode
+from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.randomness import untouched_random_state
-from hessinit.report.tracking import Tracking
+from hessinit.problem.validate import check_arguments, check_loss_value, check_whole
+from hessinit.results.track_record import Tracking
 from hessinit.tracking.track import Tracker, track
 
 Progress = Callable[[int, float], object]

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError
-from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.preserve import untouched_sources
-from hessinit.problem.randomness import untouched_random_state
-from hessinit.problem.structures import map_tensors, tensors_in
+from hessinit.problem.batches import Batch, map_tensors, read_batches, tensors_in
+from hessinit.problem.preserve import untouched_random_state, untouched_sources
 from hessinit.training.seeds import generator, seed_everything
 
 

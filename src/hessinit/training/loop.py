@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.checks import check_loss_value
 from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import check_loss_value
 
 MakeOptimizer = Callable[[list[nn.Parameter], float], Optimizer]
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hessinit.errors import ProblemError
-from hessinit.report.atomic import write_text
-from hessinit.report.json_form import Plain, to_plain
+from hessinit.results.result import Plain, to_plain, write_text
 
 SCHEMA = 1
 RECORD = "experiment.json"

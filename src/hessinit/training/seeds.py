@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy
 import torch
 
-from hessinit.problem.randomness import untouched_random_state
+from hessinit.problem.preserve import untouched_random_state
 
 # A run uses the global generators and sets the thread count, so threads of an executor take turns.
 _ONE_AT_A_TIME = threading.RLock()

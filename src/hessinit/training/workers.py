@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from hessinit.errors import ProblemError
-from hessinit.problem.checks import check_whole
-from hessinit.problem.left_as_found import default_device
+from hessinit.problem.double_backward import default_device
+from hessinit.problem.validate import check_whole
 
 
 @dataclass(frozen=True)

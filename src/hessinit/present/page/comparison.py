@@ -37,7 +37,7 @@ from hessinit.present.page.sweep_charts import (
     sweep_curves,
 )
 from hessinit.present.words import format_number, printable, shorten
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 MARKS = {BEST: "best", DIVERGED: "diverged"}
 

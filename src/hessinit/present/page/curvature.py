@@ -27,9 +27,7 @@ from hessinit.present.page.spectra import spectrum_section
 from hessinit.present.products_columns import conclude_products
 from hessinit.present.sentences import MATRIX_NAMES, bound_rates, conclude, describe_cost
 from hessinit.present.words import format_number, printable, shorten
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import FLAT_BELOW, SHARP_ABOVE
+from hessinit.results.curvature_report import FLAT_BELOW, SHARP_ABOVE, CurvatureReport, LayerCurvature
 
 VERDICTS = ("vanishing", "flat", "ok", "sharp", "exploding")
 

@@ -35,8 +35,8 @@ from hessinit.present.page.curvature import describe_origin, rate_section
 from hessinit.present.page.initialization import before_and_after_chart
 from hessinit.present.sentences import conclude
 from hessinit.present.words import format_number
-from hessinit.report.initialization import Initialization
-from hessinit.report.tracking import Tracking
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import Tracking
 
 Labelled = Sequence[tuple[str, Tracking]]
 COLORS = ("vermilion", "blue")

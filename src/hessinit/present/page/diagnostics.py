@@ -7,8 +7,7 @@ from hessinit.present.diagnostics_sentences import conclude_diagnostics
 from hessinit.present.further import further_tables
 from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import Block, DepthChart, DepthSeries, Section
-from hessinit.report.diagnostics import Diagnostics
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics
 
 
 def diagnostics_section(report: CurvatureReport) -> Section | None:

@@ -34,8 +34,8 @@ from hessinit.present.page.spectra import spectrum_section
 from hessinit.present.plan_table import plan_columns
 from hessinit.present.sentences import conclude, describe_cost
 from hessinit.present.words import format_number, format_ratio, printable
-from hessinit.report.initialization import Initialization
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.initialization import Initialization
 
 
 def initialization_page(result: Initialization) -> Page:

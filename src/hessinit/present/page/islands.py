@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hessinit.present.page.content import Chart, DepthChart, HeatMap, LineChart, RateLine
 from hessinit.present.page.palette import css_color
 from hessinit.present.words import printable, shorten
-from hessinit.report.json_form import Plain, to_plain
+from hessinit.results.result import Plain, to_plain
 
 KINDS: dict[type[Chart], str] = {
     DepthChart: "depth",

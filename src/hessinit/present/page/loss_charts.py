@@ -19,7 +19,7 @@ from hessinit.present.comparison_standing import at_best_rate, ordered_starts
 from hessinit.present.page.content import LineChart, LineSeries
 from hessinit.present.page.strokes import Look, looks
 from hessinit.present.words import format_number, printable
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 
 def explain_curves(comparison: Comparison) -> str:

@@ -9,8 +9,7 @@ from hessinit.present.page.columns import make_table
 from hessinit.present.page.content import DepthChart, DepthSeries, Rule, Section
 from hessinit.present.products_columns import conclude_products
 from hessinit.present.words import format_number
-from hessinit.report.products import JacobianBounds
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, JacobianBounds
 
 
 def products_section(report: CurvatureReport) -> Section | None:

@@ -11,8 +11,8 @@ from hessinit.present.page.reproduction_tables import QUESTION, table_blocks
 from hessinit.present.reproduction_sentences import conclude_claims, count, describe_setting, explain_numbers
 from hessinit.present.reproduction_summary import anchors, in_order, summarize
 from hessinit.present.words import format_number, join_names, printable
-from hessinit.report.json_form import Plain
-from hessinit.report.reproduction import Reproduction
+from hessinit.results.reproduction import Reproduction
+from hessinit.results.result import Plain
 
 
 def reproductions_page(reproductions: Sequence[Reproduction], unreadable: Sequence[str] = ()) -> Page:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hessinit.present.page.content import LineChart, LineSeries
 from hessinit.present.page.strokes import Look, looks
 from hessinit.present.words import format_number, printable
-from hessinit.report.reproduction import Curve, Figure
+from hessinit.results.reproduction import Curve, Figure
 
 SYMBOLS = ("circle", "square", "diamond", "triangle")
 

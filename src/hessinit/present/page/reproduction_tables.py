@@ -9,8 +9,8 @@ from hessinit.present.page.content import Block, Table, TableColumn, Words
 from hessinit.present.reproduction_cells import WITHIN, CellText, ColumnText, column_texts
 from hessinit.present.reproduction_sentences import describe_claims, describe_counts
 from hessinit.present.words import printable
-from hessinit.report.reproduction import Cell
-from hessinit.report.reproduction import Table as Reproduced
+from hessinit.results.reproduction import Cell
+from hessinit.results.reproduction import Table as Reproduced
 
 QUESTION = "within?"
 # Shape, colour and word differ: none of them alone says it.

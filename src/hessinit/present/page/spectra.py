@@ -6,8 +6,7 @@ import math
 
 from hessinit.present.page.content import Block, LineChart, LineSeries, Rule, Section, Words
 from hessinit.present.words import format_number, printable
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 
 MOST_CHARTS = 9  # more small charts than this are a wall; the sharpest layers are shown
 DECADES = 1e-6  # of a density: what is below that share of its peak is noise of the estimate

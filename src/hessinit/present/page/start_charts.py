@@ -10,7 +10,7 @@ from hessinit.present.comparison_standing import ordered_starts
 from hessinit.present.page.content import DepthChart, DepthSeries, LineChart, LineSeries
 from hessinit.present.page.strokes import looks
 from hessinit.present.words import format_number, printable
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 EDGE = 2.0  # lr·‖H‖, above which gradient descent leaves a quadratic bowl; other optimizers have other edges
 

@@ -13,7 +13,7 @@ from hessinit.present.page.loss_charts import curve_series
 from hessinit.present.page.start_charts import EDGE
 from hessinit.present.page.strokes import NAMES, Look, ramp_of
 from hessinit.present.words import format_number, printable
-from hessinit.report.comparison import Comparison
+from hessinit.results.comparison import Comparison
 
 MOST_LINES = 6  # so many layers have lines of their own over the std; more are shown over depth
 

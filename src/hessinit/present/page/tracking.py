@@ -15,7 +15,7 @@ from hessinit.present.page.tracking_charts import (
 from hessinit.present.tracking_sentences import conclude_tracking, describe_tracking, find_divergence
 from hessinit.present.tracking_table import spread_out, tracking_columns
 from hessinit.present.words import format_number, format_ratio, printable, shorten
-from hessinit.report.tracking import Tracking
+from hessinit.results.track_record import Tracking
 
 MOST_ROWS = 500
 

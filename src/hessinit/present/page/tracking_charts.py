@@ -9,7 +9,7 @@ from hessinit.present.page.content import Block, HeatMap, LineChart, LineSeries,
 from hessinit.present.page.strokes import Look, looks, ramp_of
 from hessinit.present.tracking_table import spread_out
 from hessinit.present.words import format_number, printable
-from hessinit.report.tracking import TrackedPoint, Tracking
+from hessinit.results.track_record import TrackedPoint, Tracking
 
 Labelled = Sequence[tuple[str, Tracking]]
 

@@ -1,0 +1,1 @@
+"""Curvature of a loss: operators, Krylov methods and the engines that choose between them."""

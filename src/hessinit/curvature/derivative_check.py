@@ -1,0 +1,467 @@
+"""The independent check: finite differences of the plain model against the derivatives of the operators.
+
+The plain model is evaluated on both sides of its weights, along one random direction of all measured weights.
+It is called as the user calls it, and the user's own parameters hold the moved values. The outputs must
+change as `J` says, the loss gradient by the outputs as `H_z` says, and for the exact Hessian the gradient of
+the whole loss as `H` says. This catches a graph that misses a path to a weight, a custom function whose
+backward is not its derivative, and a loss that computes its own gradient, without a list of such cases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hessinit.curvature.evaluation import Direction, Evaluation, output_and_gradients_at, output_at
+from hessinit.curvature.operators import HessianOperator, join, split
+from hessinit.curvature.probes import random_like
+from hessinit.curvature.rounding import evaluate_in_double
+from hessinit.errors import DerivativeError
+from hessinit.problem.determinism import custom_functions
+
+# One matrix for each kind of number; every row is compared by itself.
+Parts = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A precision, a step in units of the direction, and the relative difference that passes."""
+
+    dtype: torch.dtype
+    step: float
+    allowed: float
+
+
+# float32 needs a long step, and a network with kinks then differs from its derivative. What fails there is
+# tried in float64 with shorter steps: short enough to cross hardly any kink, where gradients jump, and long
+# enough for a forward that cancels or rounds inside. One attempt that agrees is enough.
+_OUTPUTS = (
+    Attempt(torch.float32, 2e-3, 0.01),
+    Attempt(torch.float64, 1e-6, 1e-3),
+    Attempt(torch.float64, 1e-8, 1e-3),
+    Attempt(torch.float64, 1e-4, 1e-3),
+    Attempt(torch.float64, 2e-3, 1e-3),
+)
+# Short enough for the millions of kinks of a convolutional network.
+_OF_SOME = Attempt(torch.float64, 1e-8, 0.01)
+_OF_SOME_GRADIENTS = Attempt(torch.float64, 1e-9, 0.01)
+_GRADIENTS = (
+    Attempt(torch.float32, 5e-3, 0.02),
+    Attempt(torch.float64, 1e-7, 2e-3),
+    Attempt(torch.float64, 1e-9, 2e-3),
+    Attempt(torch.float64, 1e-6, 2e-3),
+    Attempt(torch.float64, 1e-5, 2e-3),
+    Attempt(torch.float64, 5e-3, 2e-3),
+)
+_LOSS = tuple(Attempt(torch.float64, step, 2e-3) for step in (1e-7, 1e-5, 1e-3))
+# For a forward, a loss or a device that supports float32 only.
+_SINGLE = tuple(Attempt(torch.float32, step, 0.02) for step in (2e-3, 5e-4, 1e-2))
+
+# The direction moves the output by equal amounts in all layers, except in a layer whose weight would have to
+# move more than 1 / _LEAST_EFFECT times as far as that of another layer.
+_LEAST_EFFECT = 1e-3
+# A weight with a smaller root mean square, such as a head of zeros, moves as if it had this one.
+_LEAST_SIZE = 1e-3
+# A part below this share of the whole is a difference of larger numbers, and is compared with this share.
+_LEAST_PART = 1e-6
+# Two steps agree with each other if their changes differ by less than this share of the distance to the
+# derivative.
+_AGREEMENT = 0.3
+
+
+class Linearization(Protocol):
+    """The derivative of the output as an engine computes it, in coordinates of its own."""
+
+    def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
+        """An output of these examples, in any precision, in these coordinates, example by example."""
+        ...
+
+    def push(self, direction: Direction) -> Tensor:
+        """The change of the output along a direction of the weights."""
+        ...
+
+    def effects(self, direction: Direction) -> dict[str, float]:
+        """Roughly the size of the change that each part of the direction makes alone."""
+        ...
+
+
+class GraphLinearization:
+    """`J` from the autograd graph: the derivative of `Jᵀu` by `u`."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+
+    def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
+        return output
+
+    def push(self, direction: Direction) -> Tensor:
+        return self._evaluation.push(list(direction), list(direction.values())).detach()
+
+    def effects(self, direction: Direction, cotangent: Tensor | None = None) -> dict[str, float]:
+        """Costs one backward pass: ‖Jᵀu‖² and n ‖J d‖² have the mean ‖J‖²_F, for random u and unit vectors d.
+
+        `cotangent` replaces `u` where the output has other coordinates.
+        """
+        if cotangent is None:
+            cotangent = random_like(self._evaluation.output, seed_of_check(self._evaluation))
+        pulled = self._evaluation.pull(list(direction), cotangent)
+        return {
+            name: _norm(gradient) * _norm(direction[name]) / math.sqrt(gradient.numel())
+            for name, gradient in zip(direction, pulled, strict=True)
+        }
+
+
+def check_outputs(evaluation: Evaluation, linear: Linearization | None = None) -> None:
+    """Compare `J` with differences of the output.
+
+    Costs two forwards, and two more in float64 if the network has kinks, of some examples where possible.
+    """
+    linear = linear or GraphLinearization(evaluation)
+    if not _is_due(evaluation, f"outputs by {type(linear).__name__}"):
+        return
+    direction = _draw_direction(evaluation, linear)
+    derivative, shares = linear.push(direction), [_share_of_one(direction)]
+
+    def comparison(examples: Tensor | None = None) -> _Comparison:
+        def part(coordinates: Tensor) -> Parts:
+            return [_as_row(coordinates if examples is None else coordinates[examples])]
+
+        def values(dtype: torch.dtype, step: float) -> Parts:
+            output = output_at(evaluation, direction, step, dtype, examples)
+            return [_as_row(linear.coordinates(output, examples))]
+
+        def derive(at: Evaluation) -> Parts:
+            return part(linear.coordinates(GraphLinearization(at).push(_in_dtype(direction, at))))
+
+        return _Comparison("the model's output", part(derivative), values, derive, shares=shares)
+
+    whole, attempts = comparison(), list(_OUTPUTS)
+    if evaluation.separable and evaluation.problem.dtype == torch.float32:
+        tried = whole.attempt(attempts.pop(0))
+        if tried is not None:
+            if tried.passes(whole.limits):
+                return
+            # It is enough if those examples agree in float64 that disagree most in float32.
+            apart = _minus(tried.change, tried.derivative)[0].view(evaluation.batch.size, -1)
+            worst = comparison(apart.norm(dim=1).topk(len(evaluation.batch.sample())).indices)
+            again = worst.attempt(_OF_SOME)
+            if again is not None and again.passes(worst.limits):
+                return
+    whole.judge(evaluation, attempts, _causes_in_the_forward)
+
+
+def check_gradients(evaluation: Evaluation) -> None:
+    """Compare `H` with differences of the gradient of the loss, and `J` with differences of the output.
+
+    Costs two gradients, and two more in float64 if the network has kinks, of some examples where possible.
+    """
+    if not _is_due(evaluation, "gradients"):
+        return
+    direction = _draw_direction(evaluation, GraphLinearization(evaluation))
+    shares = [_share_of_one(direction), *[1.0] * len(direction)]
+
+    def derive(at: Evaluation) -> Parts:
+        along = _in_dtype(direction, at)
+        operator = HessianOperator([at], list(along))
+        product = operator._product(join(list(along.values()))) / at.weight
+        return [_as_row(GraphLinearization(at).push(along)), *map(_as_row, split(product, operator.shapes))]
+
+    def causes(evaluation: Evaluation) -> list[str]:
+        return [*_causes_in_the_forward(evaluation), *_causes_in_the_loss(evaluation)]
+
+    def comparison(examined: Evaluation) -> _Comparison:
+        def values(dtype: torch.dtype, step: float) -> Parts:
+            output, gradients = output_and_gradients_at(examined, direction, step, dtype)
+            return [_as_row(output), *map(_as_row, gradients)]
+
+        return _Comparison("the loss's gradient", derive(examined), values, derive, shares=shares)
+
+    whole, attempts = comparison(evaluation), list(_GRADIENTS)
+    if evaluation.separable and evaluation.problem.dtype == torch.float32:
+        tried = whole.attempt(attempts.pop(0))
+        if tried is not None and tried.passes(whole.limits):
+            return
+        batch = evaluation.batch
+        with contextlib.suppress(Exception):  # a loss that needs the whole batch
+            some = comparison(Evaluation(evaluation.problem, batch.take(batch.sample()), evaluation.weight))
+            again = some.attempt(_OF_SOME_GRADIENTS)
+            if again is not None and again.passes(some.limits):
+                return
+    whole.judge(evaluation, attempts, causes)
+
+
+def check_loss(evaluation: Evaluation) -> None:
+    """Compare `H_z` with differences of the loss gradient by the outputs, and this gradient with the loss.
+
+    Every output is compared by itself: a head with a small share of the loss has layers of its own. Costs two
+    calls of the loss.
+    """
+    if not _is_due(evaluation, "loss"):
+        return
+    cut, gradient = evaluation.output_gradient
+    output, slope = cut.detach(), gradient.detach()
+    direction = _draw_outputs(output, slope, seed_of_check(evaluation))
+    bend, rise = evaluation.output_hessian(direction), (slope.double() * direction.double()).sum()
+    if not bool(bend.isfinite().all()):
+        return  # the engines report it
+
+    def values(dtype: torch.dtype, step: float) -> Parts:
+        place = (output + step * direction).requires_grad_()
+        loss = evaluation.problem.loss_of(place, evaluation.batch)
+        (slope,) = torch.autograd.grad(loss, place, materialize_grads=True)
+        return [_columns(slope.detach().double()), _as_row(loss)]
+
+    # An output that a confident softmax excludes has a curvature below the rounding error of the others.
+    least = 1e4 * float(torch.finfo(output.dtype).eps)
+    derivative = [_columns(bend.double()), _as_row(rise)]
+    comparison = _Comparison("the loss", derivative, values, None, least)
+    attempts = _LOSS if output.dtype == torch.float64 else _SINGLE
+    comparison.judge(evaluation, attempts, _causes_in_the_loss)
+
+
+# The comparison --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Try:
+    """The function on both sides, and the distance of its change from the derivative, part by part."""
+
+    attempt: Attempt
+    plus: Parts
+    minus: Parts
+    derivative: Parts
+
+    @property
+    def change(self) -> Parts:
+        pairs = zip(self.plus, self.minus, strict=True)
+        return [(plus - minus) / (2 * self.attempt.step) for plus, minus in pairs]
+
+    @property
+    def off(self) -> Tensor:
+        return _norms(_minus(self.change, self.derivative))
+
+    def passes(self, limits: Tensor) -> bool:
+        return bool((self.off <= self.attempt.allowed * limits).all())
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A derivative, and the function that it is compared with, part by part.
+
+    `values` evaluates the function in a precision, at a step along the direction. `derive` computes the
+    derivative from the graph of another evaluation, to tell rounding from a wrong derivative. `shares` are
+    the shares of a part that matter, for all parts alike or for each.
+    """
+
+    what: str
+    derivative: Parts
+    values: Callable[[torch.dtype, float], Parts]
+    derive: Callable[[Evaluation], Parts] | None
+    least: float = _LEAST_PART
+    shares: Sequence[float] = (1.0,)
+
+    @property
+    def known(self) -> Tensor:
+        """The size of each part; a part that is a difference of much larger numbers is not known better."""
+        sizes = _norms(self.derivative)
+        return sizes.clamp(min=self.least * float(torch.linalg.vector_norm(sizes)))
+
+    @property
+    def limits(self) -> Tensor:
+        known = self.known
+        return known * (known.new_tensor(self.shares) if len(self.shares) > 1 else self.shares[0])
+
+    def judge(
+        self,
+        evaluation: Evaluation,
+        attempts: Sequence[Attempt],
+        causes: Callable[[Evaluation], list[str]],
+    ) -> None:
+        """Pass if an attempt agrees with the derivative, refuse if the closest one agrees with another one.
+
+        Rounding, kinks and jumps differ from step to step; another derivative does not. Attempts that agree
+        neither with the derivative nor with each other decide nothing.
+        """
+        sizes, known, limits = _norms(self.derivative), self.known, self.limits
+        tried: list[_Try] = []
+        for attempt in self._fitting(evaluation, attempts):
+            found = self.attempt(attempt)
+            if found is not None:
+                if found.passes(limits):
+                    return
+                tried.append(found)
+        best = [one for one in tried if one.attempt.dtype == tried[-1].attempt.dtype]
+        if len(best) <= 1 and attempts is not _SINGLE:
+            self.judge(evaluation, _SINGLE, causes)
+            return
+        closest = torch.stack([one.off for one in best]).min(0).values if best else sizes
+        for one in best:
+            wrong = (one.off <= closest) & (one.off > one.attempt.allowed * limits)
+            others = [_norms(_minus(one.change, other.change)) for other in best if other is not one]
+            wrong &= torch.stack(others).min(0).values <= _AGREEMENT * one.off
+            if bool(wrong.any()):
+                wrong &= one.off > one.attempt.allowed * limits + self._explained(evaluation, one)
+            if bool(wrong.any()):
+                worst = int((one.off / known * wrong).argmax())
+                change, size, off = (float(some[worst]) for some in (_norms(one.change), sizes, one.off))
+                why = causes(evaluation)
+                raise DerivativeError(_explain(self.what, one.attempt.dtype, change, size, off, why))
+
+    def _fitting(self, evaluation: Evaluation, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """The attempts in the precision of the measurement or a better one."""
+        lower = attempts is not _SINGLE and evaluation.problem.dtype == torch.float64
+        return [one for one in attempts if not (lower and one.dtype == torch.float32)]
+
+    def attempt(self, attempt: Attempt) -> _Try | None:
+        """None if the function does not support the precision, or is not finite at the moved weights."""
+        try:
+            plus, minus = (self.values(attempt.dtype, sign * attempt.step) for sign in (1, -1))
+        except Exception:
+            if attempt.dtype == torch.float32:
+                raise
+            return None
+        found = _Try(attempt, plus, minus, self.derivative)
+        return found if bool(found.off.isfinite().all()) else None
+
+    def _explained(self, evaluation: Evaluation, found: _Try) -> Tensor:
+        """The distance that a kink at these weights and rounding, of function and derivative, can explain."""
+        attempt = found.attempt
+        sides = zip(found.plus, found.minus, self.values(attempt.dtype, 0.0), strict=True)
+        explained = _norms([(plus - 2 * middle + minus) / attempt.step for plus, minus, middle in sides])
+        explained += 4 * torch.finfo(attempt.dtype).eps * _norms(found.plus) / attempt.step
+        if self.derive is not None and evaluation.problem.dtype == torch.float32:
+            with contextlib.suppress(Exception):  # a forward that supports float32 only
+                double = evaluate_in_double(evaluation)
+                explained += 4 * _norms(_minus(self.derive(evaluation), self.derive(double)))
+        return explained
+
+
+def _norms(parts: Parts) -> Tensor:
+    return torch.cat([torch.linalg.vector_norm(part, dim=1) for part in parts])
+
+
+def _minus(some: Parts, others: Parts) -> Parts:
+    return [one - other for one, other in zip(some, others, strict=True)]
+
+
+def _as_row(tensor: Tensor) -> Tensor:
+    return tensor.detach().double().reshape(1, -1)
+
+
+def _is_due(evaluation: Evaluation, check: str) -> bool:
+    """Whether the check is wanted and has not been made yet."""
+    if not evaluation.problem.check or check in evaluation.passed:
+        return False
+    evaluation.passed.add(check)
+    return True
+
+
+def _share_of_one(direction: Direction) -> float:
+    """The share of one layer in the change: one that is off by 5 % must be found among all."""
+    return 1 / math.sqrt(len(direction))
+
+
+def seed_of_check(evaluation: Evaluation) -> int:
+    """Of the first of many probes that nothing else draws."""
+    return (evaluation.problem.seed << 20) + 0xC0DE
+
+
+# The direction ---------------------------------------------------------------------------------------------
+
+
+def _draw_direction(evaluation: Evaluation, linear: Linearization) -> dict[str, Tensor]:
+    """A random direction whose parts move the output equally, and no weight by more than its length."""
+    drawn = {}
+    for number, (name, leaf) in enumerate(evaluation.leaves.items()):
+        probe = random_like(leaf, seed_of_check(evaluation) + number + 1)
+        for row in evaluation.paddings[name]:
+            probe[row] = 0
+        length = max(_norm(leaf), _LEAST_SIZE * math.sqrt(leaf.numel()))
+        drawn[name] = probe * (length / (_norm(probe) or 1.0))
+    effects = linear.effects(drawn)
+    smallest = min((effect for effect in effects.values() if effect > 0), default=0.0)
+    wanted = max(smallest, _LEAST_EFFECT * max(effects.values()))
+    return {name: part * min(1.0, wanted / (effects[name] or wanted or 1.0)) for name, part in drawn.items()}
+
+
+def _in_dtype(direction: Direction, evaluation: Evaluation) -> dict[str, Tensor]:
+    return {name: part.to(evaluation.leaves[name].dtype) for name, part in direction.items()}
+
+
+def _draw_outputs(output: Tensor, slope: Tensor, seed: int) -> Tensor:
+    """A direction along which the loss rises, relative to the outputs: some losses need positive ones."""
+    columns = _columns(output)
+    typical = columns.square().mean(1, keepdim=True).sqrt().expand_as(columns)
+    sizes = columns.abs() + 0.01 * torch.where(typical > 0, typical, float(typical.max()) or 1.0)
+    size = sizes.T.reshape(output.shape)
+    return size * (0.1 + random_like(output, seed).abs()) * torch.where(slope < 0, -1.0, 1.0).to(output)
+
+
+def _columns(output: Tensor) -> Tensor:
+    """(outputs, examples)."""
+    return output.reshape(output.shape[0] if output.ndim else 1, -1).T
+
+
+def _norm(tensor: Tensor) -> float:
+    """In float64: in float32 the square of a vanished change, such as 1e-25, is 0."""
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
+
+
+# The message -----------------------------------------------------------------------------------------------
+
+
+def _explain(
+    what: str, dtype: torch.dtype, change: float, derivative: float, off: float, causes: list[str]
+) -> str:
+    percent = 100 * off / max(change, derivative)
+    numbered = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes, 1))
+    return (
+        f"the derivative of {what} is not that of the function that is trained: along a random direction, "
+        f"finite differences in {str(dtype).removeprefix('torch.')} give a vector of length {change:.4g}, "
+        f"the derivative gives one of length {derivative:.4g}, and they differ by "
+        f"{percent:.{0 if percent >= 10 else 1}f} %. "
+        f"Likely causes, in order: {numbered}. If the backward differs from the forward on purpose (a "
+        "straight-through estimator, gradient reversal, a stopped gradient), there is no Hessian; "
+        "check=False measures what the backward gives."
+    )
+
+
+def _causes_in_the_forward(evaluation: Evaluation) -> list[str]:
+    causes = []
+    names = ", ".join(custom_functions(evaluation.output))
+    if names:
+        causes.append(
+            f"the backward of {names} is not the derivative of its forward, or cannot be differentiated "
+            "(once_differentiable, a derivative saved in the forward, values that leave torch); write it "
+            "with differentiable torch operations"
+        )
+    if any(
+        "SpectralNorm" in type(part).__name__ and part.training for part in evaluation.problem.model.modules()
+    ):
+        causes.append(
+            "a spectral_norm in train mode, which takes a step of its power iteration at every call and "
+            "treats the result as constant in the backward; measure it in eval mode"
+        )
+    causes.append(
+        ".detach(), .data, torch.no_grad() or numpy between a weight and the output, or a value kept from an "
+        "earlier call"
+    )
+    return causes
+
+
+def _causes_in_the_loss(evaluation: Evaluation) -> list[str]:
+    causes = []
+    names = ", ".join(custom_functions(evaluation.loss, stop=evaluation.output))
+    if names:
+        causes.append(
+            f"{names} computes its gradient in the forward, as fused losses do, or its backward is not the "
+            "derivative; measure with the plain loss, such as F.cross_entropy"
+        )
+    causes.append(".detach() or .item() inside the loss, as for weights that depend on the output")
+    return causes

@@ -1,0 +1,583 @@
+"""The two ends of a spectrum, and what an engine is: something that finds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from hessinit.curvature.derivative_check import (
+    GraphLinearization,
+    check_gradients,
+    check_loss,
+    check_outputs,
+    seed_of_check,
+)
+from hessinit.curvature.eigenpairs import top_eigenpairs
+from hessinit.curvature.evaluation import Direction, Evaluation, unused_leaves
+from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, trace_grams
+from hessinit.curvature.lanczos import lanczos, smallest_eigenvalue, tops_together
+from hessinit.curvature.layer_uses import Call, DenseCall, read_call
+from hessinit.curvature.loss_factor import OutputRoot, check_curved, output_root
+from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, LinearOperator, join, split
+from hessinit.curvature.probes import Operator, random_like
+from hessinit.curvature.rounding import CAUTION, RoundingError
+from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
+from hessinit.errors import ProblemError
+from hessinit.results.estimates import Density, Estimate
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The largest and the smallest eigenvalue, and who found them."""
+
+    top: Estimate
+    bottom: Estimate
+    engine: str
+    reason: str
+
+    @property
+    def norm(self) -> Estimate:
+        """The larger of the two in size, as a size."""
+        larger = self.top if abs(self.top.value) >= abs(self.bottom.value) else self.bottom
+        return Estimate(abs(larger.value), larger.error, larger.converged, larger.reason, larger.products)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to try."""
+
+    tolerance: float
+    max_steps: int
+    seed: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of the iterations in `spectra`."""
+        return {"tolerance": self.tolerance, "max_steps": self.max_steps, "seed": self.seed}
+
+
+class Engine(Protocol):
+    """Finds the ends of the curvature of some leaves together (one layer, or the whole network)."""
+
+    name: str
+    reason: str
+
+    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
+        """Both ends for every leaf on its own."""
+        ...
+
+    def ends(self, names: Sequence[str]) -> Ends:
+        """Both ends for these leaves together."""
+        ...
+
+    def operator(self, names: Sequence[str]) -> LinearOperator:
+        """The block itself, acting on flat weights."""
+        ...
+
+
+def with_rounding(ends: Ends, rounding: RoundingError, tolerance: float) -> Ends:
+    """Add the rounding error of the operator to both errors.
+
+    The stated error is a multiple of what is likely. Where already the likely one exceeds `tolerance`, the
+    estimates no longer count as converged.
+    """
+    norm, share = ends.norm.value, CAUTION * rounding.relative
+    if not share or not math.isfinite(norm):
+        return ends
+    if rounding.is_all:
+        reason = "zero, up to the rounding of float32"
+        nothing = Estimate(0.0, (1 + share) * norm + ends.norm.error, True, reason, ends.top.products)
+        return dataclasses.replace(ends, top=nothing, bottom=dataclasses.replace(nothing, products=0))
+
+    def widen(end: Estimate) -> Estimate:
+        wider = dataclasses.replace(end, error=math.hypot(end.error, share * norm))
+        if rounding.relative <= tolerance:
+            return wider
+        reason = f"rounding in float32 leaves an error of {share:.0e} of the norm; pass dtype=torch.float64"
+        return dataclasses.replace(wider, converged=False, reason=reason if end.converged else end.reason)
+
+    return dataclasses.replace(ends, top=widen(ends.top), bottom=widen(ends.bottom))
+
+
+UNUSED = Estimate(0.0, 0.0, True, "the forward does not use this weight", 0)
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    """The same estimate of `factor` times the operator."""
+    return dataclasses.replace(estimate, value=estimate.value * factor, error=estimate.error * factor)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which of them."""
+
+    top: int = 0
+    trace: bool = False
+    frobenius: bool = False
+    density: bool = False
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.top or self.trace or self.frobenius or self.density)
+
+
+def measure_extras(operator: LinearOperator, wanted: Wanted, effort: Effort) -> dict[str, Any]:
+    """The wanted ones, under the names of `LayerCurvature`'s fields."""
+    found: dict[str, Any] = {}
+    if wanted.top:
+        count = min(wanted.top, operator.shape[0])
+        found["eigenvalues"] = top_eigenpairs(operator, count, **effort.options).values
+    if wanted.trace:
+        found["trace"] = hutch_plus_plus(operator, seed=effort.seed)
+    if wanted.frobenius:
+        found["frobenius"] = frobenius_norm(operator, seed=effort.seed)
+    if wanted.density:
+        curve = spectral_density(operator, seed=effort.seed)
+        found["density"] = Density(
+            nodes=curve.nodes,
+            weights=curve.weights,
+            grid=curve.grid,
+            values=curve.values,
+            error=curve.error,
+            probes=curve.probes,
+            steps=curve.steps,
+        )
+    return found
+
+
+class LanczosEngine:
+    """One Lanczos run per block. `semidefinite` blocks that cannot have full rank need only their top."""
+
+    name = "lanczos"
+
+    def __init__(
+        self,
+        build: Callable[[Sequence[str]], LinearOperator],
+        effort: Effort,
+        reason: str,
+        rank: int | None = None,
+    ) -> None:
+        """`rank` bounds the rank of a positive semidefinite curvature; None when it may be indefinite."""
+        self._build = build
+        self._effort = effort
+        self._rank = rank
+        self.reason = reason
+
+    def operator(self, names: Sequence[str]) -> LinearOperator:
+        return self._build(names)
+
+    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
+        return {name: self.ends([name]) for name in names}
+
+    def ends(self, names: Sequence[str]) -> Ends:
+        return find_ends(self._build(names), self._effort, self._rank, self.name, self.reason)
+
+
+def find_ends(operator: Operator, effort: Effort, rank: int | None, engine: str, reason: str) -> Ends:
+    """Both ends of a block on the weights; a rank-deficient semidefinite one has its bottom at 0."""
+    size = int(operator.shape[0])
+    if rank is not None and rank < size:
+        found = lanczos(operator, ends="top", **effort.options)
+        return Ends(found.top, zero_bottom(rank, size), engine, reason)
+    found = lanczos(operator, ends="both", semidefinite=rank is not None, **effort.options)
+    assert found.bottom is not None
+    # One run finds both: its products are counted once.
+    return Ends(found.top, dataclasses.replace(found.bottom, products=0), engine, reason)
+
+
+def zero_bottom(rank: int, size: int) -> Estimate:
+    """The smallest eigenvalue of a positive semidefinite matrix that is larger than its rank."""
+    return Estimate(0.0, 0.0, True, f"positive semidefinite, with rank at most {rank} for {size} weights", 0)
+
+
+class OutputHessian:
+    """`H_a`: the Hessian of the loss by the output of one call, by its products."""
+
+    def __init__(self, evaluation: Evaluation, edge: GradientEdge, gradient: Tensor) -> None:
+        self._weight = evaluation.weight
+        self._edge = edge
+        self._gradient = gradient
+
+    def product(self, tangent: Tensor) -> Tensor:
+        """Zero where the gradient does not change with the output, as for a loss linear in it."""
+        if not self._gradient.requires_grad:
+            return torch.zeros_like(tangent)
+        found: Tensor | None = torch.autograd.grad(
+            self._gradient,
+            [self._edge],
+            tangent.view_as(self._gradient),
+            retain_graph=True,
+            allow_unused=True,
+        )[0]
+        if found is None:
+            return torch.zeros_like(tangent)
+        return found if self._weight == 1.0 else found * self._weight
+
+
+class CallHessian(LinearOperator):
+    """`Aᵀ H_a A` on the flat weight, summed over batches."""
+
+    def __init__(self, parts: Sequence[tuple[Call, OutputHessian]], leaf: Tensor) -> None:
+        self._parts = parts
+        self._weight_shape = leaf.shape
+        self.shape = (leaf.numel(), leaf.numel())
+        self.dtype, self.device = leaf.dtype, leaf.device
+
+    def _product(self, vector: Tensor) -> Tensor:
+        weight = vector.view(self._weight_shape)
+        found = [call.pull(hessian.product(call.push(weight))).reshape(-1) for call, hessian in self._parts]
+        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+
+class SeenHessian(LinearOperator):
+    """For a dense call, on the directions its inputs see: `Lᵀ H_a L`, `L Lᵀ` their inner products."""
+
+    def __init__(self, call: DenseCall, hessian: OutputHessian) -> None:
+        self._hessian = hessian
+        inputs = call.inputs.double()
+        inner = inputs @ inputs.T
+        root, failure = torch.linalg.cholesky_ex(inner)
+        if int(failure):  # inputs that depend on each other, as equal examples do
+            values, vectors = torch.linalg.eigh(inner)
+            kept = values > 1e-14 * values[-1]
+            root = vectors[:, kept] * values[kept].sqrt()
+        self._root = root.to(call.inputs)
+        self._outputs = call.outputs
+        size = self._root.shape[1] * call.outputs
+        self.shape = (size, size)
+        self.dtype, self.device = call.inputs.dtype, call.inputs.device
+
+    def _product(self, vector: Tensor) -> Tensor:
+        moved = self._hessian.product(self._root @ vector.view(-1, self._outputs))
+        return (self._root.T @ moved).reshape(-1)
+
+
+class HessianEngine:
+    """Lanczos at both ends of the exact Hessian."""
+
+    name = "lanczos"
+    reason = "exact second derivatives, reverse over reverse"
+
+    def __init__(self, evaluations: Sequence[Evaluation], effort: Effort) -> None:
+        self._evaluations = evaluations
+        self._effort = effort
+        self._unused = unused_leaves(evaluations)
+        self._calls = [_single_calls(evaluation) for evaluation in evaluations]
+
+    def operator(self, names: Sequence[str]) -> LinearOperator:
+        return HessianOperator(self._evaluations, names)
+
+    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
+        return {name: self.ends([name]) for name in names}
+
+    def ends(self, names: Sequence[str]) -> Ends:
+        if all(name in self._unused for name in names):
+            return Ends(UNUSED, UNUSED, self.name, self.reason)
+        operator = self._through_output(names[0]) if len(names) == 1 else None
+        found = find_ends(operator or self.operator(names), self._effort, None, self.name, self.reason)
+        weights = sum(self._evaluations[0].problem.leaves[name].numel() for name in names)
+        return found if operator is None or operator.shape[0] == weights else _with_zero(found)
+
+    def _through_output(self, name: str) -> LinearOperator | None:
+        if not all(name in calls for calls in self._calls):
+            return None
+        parts = [calls[name] for calls in self._calls]
+        leaf = self._evaluations[0].problem.leaves[name]
+        call, hessian = parts[0]
+        if len(parts) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
+            seen = SeenHessian(call, hessian)
+            return seen if seen.shape[0] else CallHessian(parts, leaf)  # inputs of zeros see nothing
+        return CallHessian(parts, leaf)
+
+
+def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian]]:
+    """The leaves that are used exactly once, by a call with a known derivative."""
+    leaves = evaluation.problem.leaves
+    calls = {
+        name: read_call(uses[0], leaves[name]) for name, uses in evaluation.uses.items() if len(uses) == 1
+    }
+    known = {name: call for name, call in calls.items() if call is not None}
+    edges = [GradientEdge(evaluation.uses[name][0].node, 0) for name in known]
+    if not edges:
+        return {}
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+        evaluation.loss, edges, create_graph=True, allow_unused=True
+    )
+    return {
+        name: (call, OutputHessian(evaluation, edge, gradient))
+        for (name, call), edge, gradient in zip(known.items(), edges, gradients, strict=True)
+        if gradient is not None
+    }
+
+
+def _with_zero(ends: Ends) -> Ends:
+    """The directions left out of the search have the eigenvalue 0."""
+    top = ends.top if ends.top.value > 0 else _zero(ends.top)
+    return dataclasses.replace(
+        ends, top=top, bottom=ends.bottom if ends.bottom.value < 0 else _zero(ends.bottom)
+    )
+
+
+def _zero(other: Estimate) -> Estimate:
+    """The eigenvalue 0 in place of one on the wrong side of it, as far as that one is known."""
+    error = max(0.0, other.error - abs(other.value))
+    reason = other.reason if error else "the inputs do not see some directions of the weight"
+    return dataclasses.replace(other, value=0.0, error=error, reason=reason)
+
+
+# Beyond, the Cholesky factor of a matrix of that size costs more than the search it saves.
+_LARGEST_MATRIX = 2048
+
+
+class GramCurvature(LinearOperator):
+    """`VᵀV` on the weights of one or several layers, summed over batches: the Gauss-Newton block."""
+
+    def __init__(self, per_batch: Sequence[Sequence[LayerGram]]) -> None:
+        self.per_batch = per_batch
+        first = per_batch[0]
+        self.shapes = [gram.weight_shape for gram in first]
+        size = sum(int(torch.Size(shape).numel()) for shape in self.shapes)
+        self.shape, self.dtype, self.device = (size, size), first[0].dtype, first[0].device
+
+    def _product(self, vector: Tensor) -> Tensor:
+        parts = split(vector, self.shapes)
+        total: list[Tensor] | None = None
+        for grams in self.per_batch:
+            outputs = [gram.push(part) for gram, part in zip(grams, parts, strict=True)]
+            moved = outputs[0] if len(outputs) == 1 else torch.stack(outputs).sum(0)
+            moved = moved * grams[0].scale
+            pulled = [gram.pull(moved) for gram in grams]
+            total = pulled if total is None else [a + b for a, b in zip(total, pulled, strict=True)]
+        assert total is not None
+        return join(total)
+
+
+class GramLinearization:
+    """The Jacobian as the Gram engine computes it, in the coordinates `Sᵀz` of the output."""
+
+    def __init__(self, evaluation: Evaluation, root: OutputRoot, grams: Mapping[str, LayerGram]) -> None:
+        self._columns = root.columns
+        self._grams = grams
+        self._graph = GraphLinearization(evaluation)
+        self._seed = seed_of_check(evaluation)
+
+    def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
+        """(examples, columns)."""
+        columns = self._columns if examples is None else self._columns[:, examples.to(output.device)]
+        return (columns.to(output.dtype) * output).reshape(*columns.shape[:2], -1).sum(2).T
+
+    def push(self, direction: Direction) -> Tensor:
+        count = len(self._columns)
+        known = [
+            self._grams[name].push(part).view(-1, count)
+            for name, part in direction.items()
+            if name in self._grams
+        ]
+        others = {name: part for name, part in direction.items() if name not in self._grams}
+        if others:
+            known.append(self.coordinates(self._graph.push(others)))
+        return torch.stack(known).sum(0)
+
+    def effects(self, direction: Direction) -> dict[str, float]:
+        others = {name: part for name, part in direction.items() if name not in self._grams}
+        found = {}
+        if others:
+            factors = random_like(self._columns.reshape(*self._columns.shape[:2], -1)[..., 0], self._seed)
+            cotangent = torch.einsum("cn,cn...->n...", factors, self._columns)
+            found = self._graph.effects(others, cotangent)
+        known = {
+            name: self._grams[name].push(part) for name, part in direction.items() if name in self._grams
+        }
+        return {**found, **{name: float(change.double().norm()) for name, change in known.items()}}
+
+
+def _is_singular(grams: Sequence[LayerGram]) -> bool:
+    return grams[0].shape[0] < sum(gram.weights for gram in grams)
+
+
+class GramEngine:
+    """`grams` holds, per batch, the layers whose uses are known; `general` takes the others."""
+
+    name = "gram"
+
+    def __init__(
+        self,
+        grams: Sequence[dict[str, LayerGram]],
+        unused: set[str],
+        general: LanczosEngine,
+        effort: Effort,
+        reason: str,
+    ) -> None:
+        self._grams = grams
+        self._unused = unused
+        self._general = general
+        self._effort = effort
+        self.reason = reason
+
+    def _known(self, names: Sequence[str]) -> list[str] | None:
+        used = [name for name in names if name not in self._unused]
+        return used if all(name in grams for name in used for grams in self._grams) else None
+
+    def operator(self, names: Sequence[str]) -> LinearOperator:
+        known = self._known(names)
+        if not known or len(known) < len(names):
+            return self._general.operator(names)
+        return GramCurvature([[grams[name] for name in known] for grams in self._grams])
+
+    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
+        """Every layer on its own; the small Gram problems run in lockstep."""
+        small = [name for name in names if self._is_small([name])]
+        found: dict[str, Ends] = {}
+        if small:
+            grams = [self._grams[0][name] for name in small]
+            tops = tops_together(grams, **self._effort.options)
+            for name, gram, top in zip(small, grams, tops, strict=True):
+                found[name] = self._from_gram(top, [gram])
+        return {name: found.get(name) or self.ends([name]) for name in names}
+
+    def ends(self, names: Sequence[str]) -> Ends:
+        """The block of several leaves together."""
+        known = self._known(names)
+        if known is None:
+            return self._general.ends(names)
+        if not known:
+            return Ends(UNUSED, UNUSED, self.name, self.reason)
+        parts = [[grams[name] for name in known] for grams in self._grams]
+        rows = sum(grams[0].shape[0] for grams in parts)
+        if not self._is_small(names):
+            (first, *others) = [gram for grams in parts for gram in grams]
+            small = isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX
+            if small and len(known) == len(names):
+                assert isinstance(first, WrittenGram)
+                return self._from_matrix(first)
+            if len(known) == len(names):
+                return find_ends(GramCurvature(parts), self._effort, rows, self.name, self.reason)
+            # An unused weight makes the block singular, whatever the size of the rest.
+            top = lanczos(GramCurvature(parts), ends="top", **self._effort.options).top
+            return Ends(top, UNUSED, self.name, self.reason)
+        (single,) = parts
+        gram: LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
+        found = lanczos(gram, ends="top", **self._effort.options)
+        return self._from_gram(found.top, single)
+
+    def _is_small(self, names: Sequence[str]) -> bool:
+        """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
+        known = self._known(names)
+        if not known or len(self._grams) > 1:
+            return False
+        return _is_singular([self._grams[0][name] for name in known])
+
+    def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Ends:
+        bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))
+        return Ends(scaled(top, grams[0].scale), bottom, self.name, self.reason)
+
+    def _from_matrix(self, gram: WrittenGram) -> Ends:
+        """Fewer weights than outputs, and written out: both ends from the small matrix itself."""
+        matrix = gram.factor.T @ gram.factor
+        top = lanczos(matrix, ends="top", **self._effort.options).top
+        bottom = smallest_eigenvalue(matrix, tolerance=self._effort.tolerance, seed=self._effort.seed)
+        return Ends(scaled(top, gram.scale), scaled(bottom, gram.scale), self.name, self.reason)
+
+
+# Rough costs, to choose by: a backward pass is less than half a gradient, a block by Lanczos about a dozen
+# products of one to two gradients each.
+_GRADIENTS_PER_COLUMN = 0.4
+_GRADIENTS_PER_BLOCK = 18.0
+# Lanczos keeps vectors of this length, and the rows of the inner products are squared: beyond, go
+# matrix-free.
+_MOST_ROWS = 16_384
+
+
+def hessian_engine(evaluations: Sequence[Evaluation], effort: Effort) -> Engine:
+    """The exact Hessian: always Lanczos at both ends."""
+    for evaluation in evaluations:
+        check_loss(evaluation)
+        check_gradients(evaluation)
+    return HessianEngine(evaluations, effort)
+
+
+def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estimator: str) -> Engine:
+    """The Gram engine where examples and outputs allow it and it is cheaper, Lanczos otherwise."""
+    for evaluation in evaluations:
+        check_loss(evaluation)
+    reason = "estimator='lanczos' was asked for"
+    if estimator != "lanczos":
+        reason = _why_not_gram(evaluations) if estimator == "auto" else _why_impossible(evaluations)
+        roots: list[OutputRoot] = []
+        if not reason:
+            for evaluation in evaluations:
+                root = output_root(evaluation)
+                if isinstance(root, str):
+                    reason = root
+                    break
+                roots.append(root)
+        if not reason:
+            engine = _gram_engine(evaluations, roots, effort)
+            if estimator == "auto" or isinstance(engine, GramEngine):
+                return engine
+            reason = engine.reason
+        if estimator == "gram":
+            raise ProblemError(
+                f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'."
+            )
+    for evaluation in evaluations:
+        check_curved(evaluation)
+        check_outputs(evaluation)
+    return LanczosEngine(lambda names: GaussNewtonOperator(evaluations, names), effort, reason)
+
+
+def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot], effort: Effort) -> Engine:
+    grams: list[dict[str, LayerGram]] = [
+        trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)
+    ]
+    rank = sum(root.columns.shape[0] * root.columns.shape[1] for root in roots)
+    unused = unused_leaves(evaluations)
+    leaves = [name for name in evaluations[0].problem.leaves if name not in unused]
+    others = [name for name in leaves if not all(name in found for found in grams)]
+    cause = "calls mix the examples, or are none of dense, convolution, embedding"
+    alone = len(others) == len(leaves)
+    general = LanczosEngine(
+        lambda names: GaussNewtonOperator(evaluations, names),
+        effort,
+        f"{'no layer is known: their' if alone else 'its'} {cause}",
+        rank,
+    )
+    if alone:
+        for evaluation in evaluations:
+            check_outputs(evaluation)
+        return general
+    for evaluation, root, gram in zip(evaluations, roots, grams, strict=True):
+        known = {name: one for name, one in gram.items() if name not in others}
+        check_outputs(evaluation, GramLinearization(evaluation, root, known))
+    columns = roots[0].columns.shape[0]
+    reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
+    if others:
+        reason += f"; {len(others)} of {len(leaves)} layers by Lanczos"
+    return GramEngine(grams, unused, general, effort, reason)
+
+
+def _why_impossible(evaluations: Sequence[Evaluation]) -> str:
+    if any(evaluation.output.ndim < 1 for evaluation in evaluations):
+        return "the output has no dimension that counts examples"
+    return ""
+
+
+def _why_not_gram(evaluations: Sequence[Evaluation]) -> str:
+    impossible = _why_impossible(evaluations)
+    if impossible:
+        return impossible
+    columns = max(evaluation.output[0].numel() for evaluation in evaluations)
+    rows = sum(evaluation.output.numel() for evaluation in evaluations)
+    blocks = len(evaluations[0].problem.leaves) + 1
+    if rows > _MOST_ROWS:
+        return f"{rows} outputs in all are too many for vectors of that length"
+    if columns * _GRADIENTS_PER_COLUMN > blocks * _GRADIENTS_PER_BLOCK:
+        return f"{columns} outputs per example are too many for one backward pass each"
+    return ""

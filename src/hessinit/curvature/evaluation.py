@@ -1,0 +1,276 @@
+"""The plain model at moved weights, as the user calls it: what derivatives are checked against."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hessinit.curvature.layer_uses import Use, find_uses
+from hessinit.errors import ProblemError
+from hessinit.problem.batches import Batch
+from hessinit.problem.determinism import take_first_look
+from hessinit.problem.problem import Problem, explained_derivatives
+
+Direction = Mapping[str, Tensor]
+
+
+def output_at(
+    evaluation: Evaluation,
+    direction: Direction,
+    step: float,
+    dtype: torch.dtype,
+    examples: Tensor | None = None,
+) -> Tensor:
+    """The output at the weights plus `step` times the direction, of some examples; costs one forward."""
+    problem, weights = evaluation.problem, _moved(evaluation, direction, step, dtype)
+    batch = evaluation.batch if examples is None else evaluation.batch.take(examples)
+    with _in_the_users_parameters(problem, {name: weights[name] for name in direction}):
+        with contextlib.suppress(RuntimeError), torch.no_grad():
+            return problem.output(batch, weights=weights, plain=True)
+        # A forward that differentiates by its inputs or its weights needs the graph; any other fails again.
+        weights = {name: weight.requires_grad_(name in direction) for name, weight in weights.items()}
+        return problem.output(batch, weights=weights, plain=True).detach()
+
+
+def output_and_gradients_at(
+    evaluation: Evaluation, direction: Direction, step: float, dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """The same with the gradient of the loss by the weights of the direction, as training would get it."""
+    problem, weights = evaluation.problem, _moved(evaluation, direction, step, dtype)
+    with _in_the_users_parameters(problem, {name: weights[name] for name in direction}):
+        return problem.output_and_gradients(evaluation.batch, weights, list(direction))
+
+
+def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All parameters of the model, the measured ones first, in another precision."""
+    everything = {**problem.leaves, **problem.constants}
+    return {
+        name: weight.detach().to(dtype) if weight.is_floating_point() else weight.detach()
+        for name, weight in everything.items()
+    }
+
+
+def _moved(
+    evaluation: Evaluation, direction: Direction, step: float, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    weights = weights_in(evaluation.problem, dtype)
+    for name, part in direction.items():
+        weights[name] = torch.add(weights[name], part.to(dtype), alpha=step)
+    return weights
+
+
+@contextlib.contextmanager
+def _in_the_users_parameters(problem: Problem, moved: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let the model's own parameters hold the moved values, for a forward that reaches them unseen.
+
+    Only `parameter.data` is exchanged: the storage of the user's weights is not written to.
+    """
+    own = {name: problem.model.get_parameter(name) for name in moved}
+    # Another dtype would cut a parameter off from hooks that wait for its gradient, as those of DDP do.
+    fitting = [
+        (parameter, moved[name].detach())
+        for name, parameter in own.items()
+        if parameter.dtype == moved[name].dtype and not parameter.is_inference()
+    ]
+    before = [parameter.data for parameter, _ in fitting]
+    try:
+        for parameter, values in fitting:
+            parameter.data = values
+        yield
+    finally:
+        for (parameter, _), values in zip(fitting, before, strict=True):
+            parameter.data = values
+
+
+class Evaluation:
+    """A batch's output and loss with their graph, and the derivative graphs that are built on first use.
+
+    `weights` evaluates at others than the problem's own, in their precision.
+    """
+
+    def __init__(
+        self, problem: Problem, batch: Batch, weight: float = 1.0, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self.problem = problem
+        self.batch = batch
+        self.weight = weight
+        self.leaves = problem.leaves if weights is None else {name: weights[name] for name in problem.leaves}
+        self._weights = weights
+        self.passed: set[str] = set()  # the checks of derivatives that were made
+        self.separable = False  # whether a part of the batch can be evaluated alone
+
+    @classmethod
+    def inspected(cls, problem: Problem, batch: Batch) -> Evaluation:
+        """The same, refused if it is not a finite, repeatable function of the weights."""
+        one = cls(problem, batch)
+        look = take_first_look(problem, batch)
+        one.output, one.loss, one.separable = look.output, look.loss, look.separable
+        one.loss_value = float(look.loss.detach())
+        # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.
+        one.moments = {name: uses[0].moment if uses else None for name, uses in one.uses.items()}
+        one.paddings = {name: {use.padding for use in uses} - {None} for name, uses in one.uses.items()}
+        return one
+
+    loss_value: float
+    moments: dict[str, int | None]
+    paddings: dict[str, set[int | None]]  # rows of embeddings that get no gradient
+
+    def forget(self) -> None:
+        """Let the graphs go and with them most of the memory; whoever needs them next evaluates once more."""
+        for name in ("output", "loss", "uses", "gradients", "adjoint", "output_gradient"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The model's output, with its graph."""
+        return self.problem.output(self.batch, weights=self._weights)
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """The loss of that output."""
+        return self.problem.loss_of(self.output, self.batch)
+
+    @cached_property
+    def uses(self) -> dict[str, list[Use]]:
+        """Where the forward used each leaf."""
+        return find_uses(self.output, self.leaves)
+
+    @cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        """The loss gradient by every leaf, itself differentiable: one backward pass for all products."""
+        found = torch.autograd.grad(
+            self.loss, list(self.leaves.values()), create_graph=True, materialize_grads=True
+        )
+        return dict(zip(self.leaves, found, strict=True))
+
+    @cached_property
+    def adjoint(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """A placeholder `u` and `Jᵀu`, linear in `u`: differentiating it by `u` gives products with `J`."""
+        placeholder = torch.zeros_like(self.output, requires_grad=True)
+        found = torch.autograd.grad(
+            self.output, list(self.leaves.values()), placeholder, create_graph=True, materialize_grads=True
+        )
+        return placeholder, dict(zip(self.leaves, found, strict=True))
+
+    @cached_property
+    def output_gradient(self) -> tuple[Tensor, Tensor]:
+        """The detached output and the loss gradient by it, differentiable, in the dtype of the loss."""
+        cut = self.output.detach().to(self.problem.loss_dtype).requires_grad_()
+        loss = self.problem.loss_of(cut, self.batch)
+        (gradient,) = torch.autograd.grad(loss, cut, create_graph=True)
+        return cut, gradient
+
+    def output_hessian(self, tangent: Tensor) -> Tensor:
+        """`H_z` times a tangent of the output, in the tangent's dtype; cheap, the model is not involved."""
+        cut, gradient = self.output_gradient
+        if not gradient.requires_grad:
+            return torch.zeros_like(tangent)
+        with explained_derivatives(of_loss=True):
+            (product,) = torch.autograd.grad(
+                gradient, cut, tangent.to(cut.dtype), retain_graph=True, materialize_grads=True
+            )
+        return product.to(tangent.dtype)
+
+    def push(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
+        """`J` times a change of the named leaves, by differentiating `Jᵀu` by `u` (no forward-mode gaps)."""
+        placeholder, adjoint = self.adjoint
+        pairs = [
+            (adjoint[name], t) for name, t in zip(names, tangents, strict=True) if adjoint[name].requires_grad
+        ]
+        if not pairs:
+            return torch.zeros_like(self.output)
+        outputs, weights = zip(*pairs, strict=True)
+        (tangent,) = torch.autograd.grad(
+            outputs, placeholder, weights, retain_graph=True, materialize_grads=True
+        )
+        return tangent
+
+    def pull(self, names: Sequence[str], cotangent: Tensor) -> tuple[Tensor, ...]:
+        """`Jᵀ` times a cotangent of the output, for the named leaves."""
+        leaves = [self.leaves[name] for name in names]
+        return torch.autograd.grad(self.output, leaves, cotangent, retain_graph=True, materialize_grads=True)
+
+
+def evaluate(problem: Problem) -> list[Evaluation]:
+    """Every batch once. Means are weighted by examples, so a short batch counts for less; sums add up."""
+    evaluations = [Evaluation.inspected(problem, batch) for batch in problem.batches]
+    if len(evaluations) == 1:
+        return evaluations
+    reduction = find_reduction(evaluations)
+    if reduction is None:
+        raise ProblemError(
+            "whether the loss adds its examples up or averages them decides how several batches are joined, "
+            "and its values do not tell: it compares the examples of a batch, or depends on the batch's "
+            "size. "
+            'Pass reduction="mean" (batches are averaged over examples) or reduction="sum" (they are '
+            "added up)."
+        )
+    for one in evaluations if reduction == "mean" else []:
+        one.weight = one.batch.size / problem.examples
+    return evaluations
+
+
+def find_reduction(evaluations: Sequence[Evaluation]) -> str | None:
+    """Whether the loss is a "mean" or a "sum" over examples, found from its gradients; None if it is neither.
+
+    The outputs of a batch are joined with those of another batch, and with themselves. In a sum their
+    gradients stay as they are; in a mean the gradients shrink by the batch's share.
+    """
+    problem = evaluations[0].problem
+    if problem.reduction != "auto":
+        return problem.reduction
+    first, second = evaluations[0], evaluations[-1]
+    pairs = [(first, first), (first, second), (second, first)]
+    factors = [_shrinkage(one, other) for one, other in (pairs if second is not first else pairs[:1])]
+    known = [factor for factor in factors if factor is not None]
+    if not known:
+        # Torch's own losses are what they say; that of anybody else may say anything.
+        torchs_own = type(problem.loss).__module__ == "torch.nn.modules.loss"
+        return str(getattr(problem.loss, "reduction", None)) if torchs_own else None
+    if all(abs(factor - 1) < _SAME for factor in known):
+        return "sum"
+    itself, *shares = factors
+    halved = itself is None or abs(itself - 0.5) < _SAME
+    shared = None in shares or not shares or abs(sum(known[-2:]) - 1) < _SAME
+    return "mean" if halved and shared else None
+
+
+# Of a gradient, to count as the same.
+_SAME = 1e-3
+
+
+def _shrinkage(one: Evaluation, other: Evaluation) -> float | None:
+    """The gradient by the outputs of one batch when another one is joined to it, over that without.
+
+    None where the loss cannot be taken of both, nan where the gradient also turns.
+    """
+    joined = one.batch.joined_targets(other.batch)
+    outputs = [one.output.detach(), other.output.detach()]
+    if joined is None or outputs[0].ndim == 0 or outputs[0].shape[1:] != outputs[1].shape[1:]:
+        return None
+    place = torch.cat(outputs).requires_grad_()
+    try:
+        loss = one.problem.loss_of(place, joined)
+    except Exception:  # whatever a loss that knows its batch raises
+        return None
+    (gradient,) = torch.autograd.grad(loss, place)
+    found, alone = gradient[: len(outputs[0])].double(), one.output_gradient[1].detach().double()
+    square = float((alone * alone).sum())
+    if square == 0 or not math.isfinite(square):
+        return None
+    factor = float((found * alone).sum()) / square
+    off = float((found - factor * alone).norm())
+    return factor if off <= _SAME * abs(factor) * math.sqrt(square) else math.nan
+
+
+def unused_leaves(evaluations: Sequence[Evaluation]) -> set[str]:
+    """The weights that no batch's forward touches."""
+    unused = set(evaluations[0].leaves)
+    for evaluation in evaluations:
+        unused -= {name for name, moment in evaluation.moments.items() if moment is not None}
+    return unused

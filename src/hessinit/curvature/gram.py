@@ -1,0 +1,480 @@
+"""The Gram engine: every layer's Gauss-Newton curvature from a few shared backward passes.
+
+With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV` with one row of `V` per (example,
+column of S): the gradient of that output direction by the layer's weights. Its nonzero eigenvalues are
+those of the Gram matrix `V Vᵀ`, which is small (examples × outputs) and is never formed: a row of `V` is
+the product of the layer's input with the gradient at the layer's output, and one backward pass per column
+of S brings the latter to all layers at once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.layer_uses import (
+    Call,
+    ConvolutionCall,
+    DenseCall,
+    Use,
+    find_uses,
+    in_proportion,
+    probe_examples,
+    read_call,
+)
+from hessinit.curvature.loss_factor import OutputRoot
+from hessinit.curvature.operators import LinearOperator
+from hessinit.curvature.probes import ProbeStream
+from hessinit.problem.determinism import agree
+
+_LARGEST_MATRIX = 384
+
+
+@dataclass
+class TracedCall:
+    """A call, the gradients that reached its output, and how its rows belong to the examples.
+
+    `signals` is (examples, columns, outputs per example). Rows are the examples' positions one after the
+    other, or, with `time_first`, position by position (as inside `nn.MultiheadAttention`).
+    """
+
+    call: Call
+    time_first: bool
+    signals: Tensor
+
+    def rows(self, per_example: Tensor) -> Tensor:
+        """(examples, 1, outputs per example) as the call's own output."""
+        shape = self.call.output_shape
+        if not self.time_first:
+            return per_example.view(shape)
+        examples = per_example.shape[0]
+        return per_example.view(examples, -1, *shape[1:]).transpose(0, 1).reshape(shape)
+
+    def per_example(self, rows: Tensor, examples: int) -> Tensor:
+        """The reverse of `rows`."""
+        if not self.time_first:
+            return rows.reshape(examples, 1, -1)
+        return by_example(rows, examples, True).unsqueeze(1)
+
+
+def by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
+    """A call's output as (examples, outputs per example)."""
+    if not time_first:
+        return rows.reshape(examples, -1)
+    return (
+        rows.view(rows.shape[0] // examples, examples, *rows.shape[1:]).transpose(0, 1).reshape(examples, -1)
+    )
+
+
+class LayerGram(LinearOperator):
+    """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block itself."""
+
+    def __init__(self, traced: Sequence[TracedCall], weight_shape: tuple[int, ...], scale: float) -> None:
+        self.traced = list(traced)
+        self.weight_shape = weight_shape
+        self.scale = scale
+        first = self.traced[0].signals
+        self.examples, self.columns = first.shape[0], first.shape[1]
+        self.shape = (self.examples * self.columns,) * 2
+        self.dtype, self.device = first.dtype, first.device
+        self.weights = int(torch.Size(weight_shape).numel())
+        self._inner = self._inner_products()
+        self.matrix = self._small_matrix()
+
+    def _small_matrix(self) -> Tensor | None:
+        """`V Vᵀ` itself, when it is so small that the calls of a product cost more than the arithmetic."""
+        if self._inner is None or self.shape[0] > _LARGEST_MATRIX:
+            return None
+        flat = self.traced[0].signals.reshape(self.shape[0], -1)
+        blocks = (flat @ flat.T).view(self.examples, self.columns, self.examples, self.columns)
+        return blocks.mul_(self._inner.view(self.examples, 1, self.examples, 1)).view(self.shape)
+
+    def _inner_products(self) -> Tensor | None:
+        """The inputs' inner products, when going through them is cheaper than going through the weight."""
+        (one, *others) = self.traced
+        if others or not isinstance(one.call, DenseCall) or one.call.rows != self.examples:
+            return None
+        inputs = one.call.inputs
+        return inputs @ inputs.T if self.examples <= 2 * inputs.shape[1] else None
+
+    def _product(self, vector: Tensor) -> Tensor:
+        if self.matrix is not None:
+            return torch.mv(self.matrix, vector)
+        if self._inner is None:
+            return self.push(self.pull(vector))
+        (one,) = self.traced
+        mixed = torch.bmm(vector.view(self.examples, 1, self.columns), one.signals)
+        moved = torch.mm(self._inner, mixed.squeeze(1))
+        return torch.bmm(moved.unsqueeze(1), one.signals.mT).view(-1)
+
+    def pull(self, vector: Tensor) -> Tensor:
+        """`Vᵀ vector`: a change of the weight."""
+        mixed = vector.view(self.examples, 1, self.columns)
+        parts = [one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+    def push(self, weight: Tensor) -> Tensor:
+        """`V weight`."""
+        parts = [self._gather(one, one.call.push(weight)) for one in self.traced]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+    def _gather(self, one: TracedCall, rows: Tensor) -> Tensor:
+        # A row vector times the transpose: the same sum as signals @ column, by a faster CPU kernel.
+        return torch.bmm(one.per_example(rows, self.examples), one.signals.mT).view(-1)
+
+
+class WrittenGram(LayerGram):
+    """The same with `V` written out: for layers with fewer weights than outputs, like first convolutions."""
+
+    def __init__(self, factor: Tensor, examples: int, weight_shape: tuple[int, ...], scale: float) -> None:
+        self.factor = factor
+        self.weight_shape, self.scale = weight_shape, scale
+        self.examples, self.columns = examples, factor.shape[0] // examples
+        self.shape = (factor.shape[0],) * 2
+        self.dtype, self.device = factor.dtype, factor.device
+        self.weights = factor.shape[1]
+        self.matrix = None
+
+    def _product(self, vector: Tensor) -> Tensor:
+        return torch.mv(self.factor, torch.mv(self.factor.T, vector))
+
+    def pull(self, vector: Tensor) -> Tensor:
+        return torch.mv(self.factor.T, vector).view(self.weight_shape)
+
+    def push(self, weight: Tensor) -> Tensor:
+        return torch.mv(self.factor, weight.reshape(-1))
+
+
+class SumOfGrams(LinearOperator):
+    """The whole network's Gram matrix is the sum of the layers'."""
+
+    def __init__(self, grams: Sequence[LayerGram]) -> None:
+        matrices = [gram.matrix for gram in grams if gram.matrix is not None]
+        self._matrix = torch.stack(matrices).sum(0) if matrices else None
+        self._others = [gram for gram in grams if gram.matrix is None]
+        self.shape, self.dtype, self.device = grams[0].shape, grams[0].dtype, grams[0].device
+
+    def _product(self, vector: Tensor) -> Tensor:
+        parts = [gram._product(vector) for gram in self._others]
+        if self._matrix is not None:
+            parts.append(torch.mv(self._matrix, vector))
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+@dataclass(frozen=True)
+class KnownCall:
+    """A leaf, one of its calls, and the edge that the gradient of the call's output takes."""
+
+    name: str
+    call: Call
+    edge: GradientEdge
+
+
+@dataclass(frozen=True)
+class Planned(KnownCall):
+    """The same with the order of its rows: by example, or, with `time_first`, by position."""
+
+    time_first: bool = False
+
+
+def known_calls(uses: dict[str, list[Use]], leaves: dict[str, Tensor], size: int) -> list[KnownCall]:
+    """The calls of the leaves whose every use is known, with the same number of rows for each example."""
+    calls: list[KnownCall] = []
+    for name, found in uses.items():
+        known = [(use, read_call(use, leaves[name])) for use in found]
+        if all(call is not None and call.rows % size == 0 for _, call in known):
+            calls += [KnownCall(name, call, GradientEdge(use.node, 0)) for use, call in known if call]
+    return calls
+
+
+def plan_calls(
+    output: Tensor, uses: dict[str, list[Use]], leaves: dict[str, Tensor], seed: int
+) -> list[Planned]:
+    """The known calls of the leaves none of whose calls mixes examples."""
+    calls = known_calls(uses, leaves, output.shape[0])
+    if not calls:
+        return []
+    layouts = find_layouts(output, calls, seed)
+    mixed = {one.name for one, layout in zip(calls, layouts, strict=True) if layout is None}
+    return [
+        Planned(one.name, one.call, one.edge, bool(layout))
+        for one, layout in zip(calls, layouts, strict=True)
+        if one.name not in mixed
+    ]
+
+
+def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool | None]:
+    """Per call: rows by example (False), by position (True), or mixed (None)."""
+    size = output.shape[0]
+    fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
+    stream = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
+    probe = stream.draw()
+    for whole, shared, factors in probe_examples(
+        lambda cotangent: backward(output, calls, cotangent), probe[size:].view_as(output), probe[:size]
+    ):
+        for one, orders, base, gradient in zip(calls, fitting, whole, shared, strict=True):
+            first, second = base.reshape(one.call.rows, -1), gradient.reshape(one.call.rows, -1)
+            orders[:] = [
+                order
+                for order in orders
+                if in_proportion(by_example(first, size, order), by_example(second, size, order), factors)
+            ]
+    return [orders[0] if orders else None for orders in fitting]
+
+
+def backward(output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor) -> list[Tensor]:
+    """The gradient at the output of every call; zero where none arrives."""
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(
+        output, [one.edge for one in calls], cotangent, retain_graph=True, allow_unused=True
+    )
+    return [
+        cotangent.new_zeros(one.call.output_shape) if gradient is None else gradient
+        for one, gradient in zip(calls, found, strict=True)
+    ]
+
+
+# Unfolded patches are formed for so many numbers at a time, about what fits into a cache.
+_NUMBERS_AT_ONCE = 2**20
+_MOST_WRITTEN = 2**16
+
+
+class Collector:
+    """The signals of one call, (examples, columns, outputs per example), filled piece by piece."""
+
+    def __init__(self, call: Call, time_first: bool, size: int, like: Tensor) -> None:
+        outputs = int(torch.Size(call.output_shape).numel()) // size
+        self._time_first = time_first
+        self._size = size
+        self._signals = like.new_empty(size, like.shape[0], outputs)
+        self._calls: list[Call] = []
+        self._part = slice(0, size)
+
+    def start(self, call: Call, part: slice) -> None:
+        """The next piece of the examples."""
+        self._calls.append(call)
+        self._part = part
+
+    def add(self, column: int, gradient: Tensor, by_example: Tensor) -> None:
+        """What one column of the root sent to the call's output."""
+        self._signals[self._part, column] = by_example
+
+    def finish(self) -> None:
+        """The piece is complete."""
+
+    def gram(self, collectors: Sequence[Any], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
+        """The layer's Gram operator from the collectors of all its calls, this one first."""
+        traced = [TracedCall(_join(one._calls), one._time_first, one._signals) for one in collectors]
+        return LayerGram(traced, weight_shape, scale)
+
+
+class WritingCollector(Collector):
+    """For layers with fewer weights than outputs: every signal becomes its own weight gradient at once."""
+
+    def __init__(self, call: ConvolutionCall, size: int, like: Tensor) -> None:
+        self._size, self._part = size, slice(0, size)
+        self._factor = like.new_empty(size, like.shape[0] * call.weight.shape[0], call.weight[0].numel())
+        self._columns: list[Tensor] = []
+
+    def start(self, call: Call, part: slice) -> None:
+        assert isinstance(call, ConvolutionCall)
+        self._call, self._part, self._columns = call, part, []
+
+    def add(self, column: int, gradient: Tensor, by_example: Tensor) -> None:
+        self._columns.append(gradient)
+
+    def finish(self) -> None:
+        """Patches times signals, for all columns of a few examples at a time."""
+        call, columns, self._columns = self._call, self._columns, []
+        step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * columns[0][0, 0].numel()))
+        for first in range(0, call.rows, step):
+            part = slice(first, min(first + step, call.rows))
+            kernel, dilation = tuple(call.weight.shape[2:]), tuple(call.dilation)
+            patches = F.unfold(call.inputs[part], kernel, dilation, tuple(call.padding), tuple(call.stride))
+            signals = torch.stack([column[part].flatten(2) for column in columns], dim=1).flatten(1, 2)
+            place = self._factor[self._part.start + part.start : self._part.start + part.stop]
+            torch.bmm(signals, patches.transpose(1, 2), out=place)
+        del self._call  # and with it the piece's activations
+
+    def gram(self, collectors: Sequence[Any], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
+        weights = int(torch.Size(weight_shape).numel())
+        return WrittenGram(self._factor.view(-1, weights), self._size, weight_shape, scale)
+
+
+def collector_for(call: Call, time_first: bool, size: int, like: Tensor, uses: int) -> Collector:
+    """Written out where that takes less room and there is a fast way to do it."""
+    if isinstance(call, ConvolutionCall) and call.is_plain_image_convolution():
+        outputs = int(torch.Size(call.output_shape).numel()) // size
+        small = call.weight.numel() <= min(outputs, _MOST_WRITTEN)
+        if small and uses == 1 and not time_first and call.rows == size:
+            return WritingCollector(call, size, like)
+    return Collector(call, time_first, size, like)
+
+
+def _join(calls: Sequence[Call]) -> Call:
+    """One call on the examples of all, in order."""
+    return calls[0] if len(calls) == 1 else calls[0].on(torch.cat([call.inputs for call in calls]))
+
+
+# Signals are gathered from so many examples at a time that they take about this many bytes, or more where the
+# layers' own outputs do.
+_BYTES_AT_ONCE = 2**25
+
+
+def trace_grams(evaluation: Evaluation, root: OutputRoot, *, split: bool = True) -> dict[str, LayerGram]:
+    """The Gram operators of all leaves whose every use is a known linear call.
+
+    Costs a backward pass per column of the root. The passes stop at the layers' outputs: no weight gradient
+    is formed. With `split`, large batches go through in pieces.
+    """
+    problem, size = evaluation.problem, evaluation.output.shape[0]
+    plan = plan_calls(evaluation.output, evaluation.uses, problem.leaves, problem.seed)
+    if not plan:
+        return {}
+    names = [one.name for one in plan]
+    collectors = [
+        collector_for(one.call, one.time_first, size, root.columns, names.count(one.name)) for one in plan
+    ]
+    step = _examples_at_once(plan, root, size)
+    if split and step < size and _may_split(evaluation, plan):
+        outlines = [_Outline.of(one, size) for one in plan]
+        # The graph of the whole batch must not stand beside those of the pieces: nothing may hold on to it.
+        del plan
+        if not _gather_pieces(evaluation, root, step, outlines, collectors):
+            return trace_grams(evaluation, root, split=False)
+    else:
+        _gather(evaluation.output, plan, root.columns, slice(0, size), collectors)
+    grams: dict[str, list[Collector]] = {}
+    for name, collector in zip(names, collectors, strict=True):
+        grams.setdefault(name, []).append(collector)
+    scale, leaves = root.scale * evaluation.weight, problem.leaves
+    return {name: found[0].gram(found, tuple(leaves[name].shape), scale) for name, found in grams.items()}
+
+
+def _may_split(evaluation: Evaluation, plan: Sequence[Planned]) -> bool:
+    """Rows must be by example, and a frozen random draw belongs to an example's place in the batch."""
+    in_order = not any(one.time_first for one in plan)
+    counted = evaluation.output.shape[0] == evaluation.batch.size
+    return in_order and counted and evaluation.problem.dropout != "freeze"
+
+
+def _examples_at_once(plan: Sequence[Planned], root: OutputRoot, size: int) -> int:
+    """As many examples as keep the signals on their way within twice what the layers' outputs take."""
+    outputs = root.columns.element_size() * sum(
+        int(torch.Size(one.call.output_shape).numel()) for one in plan
+    )
+    room = max(_BYTES_AT_ONCE, outputs)
+    device = root.columns.device
+    if device.type == "cuda":  # small pieces starve a GPU, and it has the room
+        room = max(room, torch.cuda.get_device_properties(device).total_memory // 16)
+    needed = outputs * root.columns.shape[0]
+    return size if needed <= 2 * room else max(1, size * room // needed)
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What a call on some of the examples has in common with the call on all of them; holds no graph."""
+
+    name: str
+    kind: type
+    shape: tuple[int, ...]
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, one: Planned, size: int) -> _Outline:
+        rows, *others = one.call.output_shape
+        # The length of each example's input. Outputs alone do not tell: a head of zeros gives the same ones
+        # whatever BatchNorm made of its input.
+        inputs = one.call.inputs if one.call.inputs.is_floating_point() else one.call.inputs.double()
+        lengths = torch.linalg.vector_norm(inputs.reshape(size, -1), dim=1)
+        return cls(one.name, type(one.call), (rows // size, *others), lengths)
+
+    def fits(self, whole: _Outline, part: slice, rounding: float) -> bool:
+        same = (self.name, self.kind, self.shape) == (whole.name, whole.kind, whole.shape)
+        expected = whole.lengths[part]
+        return same and bool((self.lengths - expected).abs().max() <= rounding * expected.max())
+
+
+def _gather_pieces(
+    evaluation: Evaluation,
+    root: OutputRoot,
+    step: int,
+    outlines: Sequence[_Outline],
+    collectors: Sequence[Collector],
+) -> bool:
+    """A few examples at a time; False when the model does not do with them what it did with all."""
+    whole = evaluation.output.detach()
+    evaluation.forget()
+    # A function for each piece: its graph goes before the next one comes.
+    return all(
+        _gather_piece(
+            evaluation, whole, root, slice(first, min(first + step, len(whole))), outlines, collectors
+        )
+        for first in range(0, len(whole), step)
+    )
+
+
+def _gather_piece(
+    evaluation: Evaluation,
+    whole: Tensor,
+    root: OutputRoot,
+    part: slice,
+    outlines: Sequence[_Outline],
+    collectors: Sequence[Collector],
+) -> bool:
+    problem, size, names = evaluation.problem, part.stop - part.start, {one.name for one in outlines}
+    try:
+        output = problem.output(evaluation.batch.take(torch.arange(part.start, part.stop)))
+    except Exception:
+        return False  # the model needs the whole batch
+    if output.shape != whole[part].shape or not agree(output, whole[part]):
+        return False
+    calls = known_calls(find_uses(output, problem.leaves), problem.leaves, size)
+    plan = [Planned(one.name, one.call, one.edge) for one in calls if one.name in names]
+    rounding = float(torch.finfo(whole.dtype).eps) ** 0.6  # as in `agree`
+    if len(plan) != len(outlines) or not all(
+        _Outline.of(one, size).fits(outline, part, rounding)
+        for one, outline in zip(plan, outlines, strict=True)
+    ):
+        return False
+    _gather(output, plan, root.columns[:, part], part, collectors)
+    return True
+
+
+def _gather(
+    output: Tensor, plan: Sequence[Planned], columns: Tensor, part: slice, collectors: Sequence[Collector]
+) -> None:
+    """Send every column back to the calls of the plan."""
+    size = output.shape[0]
+    for one, collector in zip(plan, collectors, strict=True):
+        collector.start(one.call, part)
+    batched = _backward_all(output, plan, columns)
+    for index, column in enumerate(columns):
+        found = [arrived[index] for arrived in batched] if batched else backward(output, plan, column)
+        for one, collector, gradient in zip(plan, collectors, found, strict=True):
+            collector.add(index, gradient, by_example(gradient, size, one.time_first))
+    for collector in collectors:
+        collector.finish()
+
+
+def _backward_all(output: Tensor, plan: Sequence[Planned], columns: Tensor) -> tuple[Tensor, ...] | None:
+    """All columns in one batched pass: faster for dense networks, slower for others.
+
+    None where it is not, or where torch cannot batch it.
+    """
+    edges = [one.edge for one in plan]
+    if not all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a missing batching rule is only a warning, and slow
+            return torch.autograd.grad(output, edges, columns, retain_graph=True, is_grads_batched=True)
+    except (RuntimeError, UserWarning):
+        return None

@@ -1,0 +1,352 @@
+"""The Lanczos iteration: a symmetric operator becomes a small tridiagonal matrix, one product at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hessinit.curvature.probes import Operator, operator_size, power_of_two_scale
+from hessinit.results.estimates import Estimate
+
+Array = npt.NDArray[np.float64]
+
+# The basis grows by blocks of about this many numbers (16 to 256 rows), without copying: a large model pays
+# only for the steps it takes, a small one gets a single block and so the fewest calls.
+_NUMBERS_PER_BLOCK = 2**20
+_BLOCK_ROWS = (16, 256)
+_LARGEST_FOR_NUMPY = 24
+
+
+class LanczosProcess:
+    """Lanczos with full reorthogonalization for a symmetric operator, optionally orthogonal to `locked`.
+
+    Every `step` costs one product, two passes over the basis and one host synchronisation (two in the first
+    step). All numbers are in units of `scale`, a power of two chosen from the first product, so the iteration
+    is the same for 1e-30·A and 1e30·A. `exhausted` means that the Krylov space is invariant, `finite` turns
+    False when a product is not finite; after either there is nothing left to do.
+
+    >>> process = LanczosProcess(torch.diag(torch.tensor([1.0, 2.0, 5.0])), torch.ones(3))
+    >>> while not process.exhausted:
+    ...     process.step()
+    >>> values, _ = process.ritz()
+    >>> [round(float(value) * process.scale, 5) for value in values]
+    [1.0, 2.0, 5.0]
+    """
+
+    def __init__(self, operator: Operator, start: Tensor, locked: Tensor | None = None) -> None:
+        """`locked` holds orthonormal columns that the iteration stays orthogonal to (deflation)."""
+        self.size = operator_size(operator)
+        self.operator = operator
+        self.alphas: list[float] = []
+        self.betas: list[float] = []
+        self.scale = 0.0
+        self.exhausted = False
+        self.finite = True
+        self._largest = 0.0
+        self._tridiagonal = np.zeros((32, 32))
+        self._roundoff = 10 * torch.finfo(operator.dtype).eps
+        self._room = self.size
+        self._locked: list[Tensor] = []
+        if locked is not None and locked.shape[1]:
+            self._room -= locked.shape[1]
+            self._locked.append(locked.T.contiguous())
+        self._blocks: list[Tensor] = []
+        self._rows_used = 0
+        self._current = self._next_row()
+        self._set_start(start)
+
+    @property
+    def steps(self) -> int:
+        return len(self.alphas)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.operator.dtype
+
+    def step(self) -> None:
+        """One product: extends the basis by a vector and the tridiagonal matrix by a row."""
+        product = (self.operator @ self._current).detach()
+        if not self.scale:
+            self.scale = power_of_two_scale(product)
+            if self.scale == 0.0:
+                self._record(0.0, 0.0)
+                return
+            if math.isinf(self.scale):
+                self.finite = False
+                return
+        basis = self._basis()
+        following = self._next_row()
+        torch.mul(product, 1 / self.scale, out=following)
+        # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
+        first = self._orthogonalize(following, basis)
+        second = self._orthogonalize(following, basis)
+        norm = torch.linalg.vector_norm(following)
+        along, correction, beta = torch.stack((first[-1], second[-1], norm)).tolist()
+        alpha = along + correction
+        if not (math.isfinite(alpha) and math.isfinite(beta)):
+            self.finite = False
+            return
+        self._record(alpha, beta)
+        if not self.exhausted:
+            following.mul_(1 / beta)
+            self._current = following
+
+    def ritz(self) -> tuple[Array, Array]:
+        """Eigenvalues (ascending, in units of `scale`) and eigenvectors of the tridiagonal matrix."""
+        matrix = self._tridiagonal[: self.steps, : self.steps]  # eigh reads the lower triangle only
+        return small_eigenpairs(matrix)
+
+    def residuals(self, vectors: Array) -> Array:
+        """‖A y − θ y‖ of every Ritz pair, in units of `scale`: β times the last entry of its vector."""
+        residuals: Array = self.betas[-1] * np.abs(vectors[-1])
+        return residuals
+
+    def ritz_vectors(self, vectors: Array) -> Tensor:
+        """The Ritz vectors (n, k) of the given eigenvectors (steps, k) of the tridiagonal matrix."""
+        coefficients = torch.from_numpy(np.ascontiguousarray(vectors)).to(self._current)
+        result = self._current.new_zeros((self.size, coefficients.shape[1]))
+        row = 0
+        for block in self._blocks:
+            rows = min(len(block), self.steps - row)
+            if rows > 0:
+                result.addmm_(block[:rows].T, coefficients[row : row + rows])
+            row += rows
+        return result.div_(torch.linalg.vector_norm(result, dim=0))
+
+    def _set_start(self, start: Tensor) -> None:
+        scale = power_of_two_scale(start)
+        if scale == 0.0 or math.isinf(scale):
+            raise ValueError(
+                "start is zero or not finite; pass any other vector, or start=None for a random one."
+            )
+        torch.mul(start.detach(), 1 / scale, out=self._current)
+        for _ in range(2):
+            self._orthogonalize(self._current, self._locked)
+        self._current.div_(torch.linalg.vector_norm(self._current))
+
+    def _basis(self) -> list[Tensor]:
+        return [*self._locked, *self._blocks[:-1], self._blocks[-1][: self._rows_used]]
+
+    @staticmethod
+    def _orthogonalize(vector: Tensor, basis: list[Tensor]) -> Tensor:
+        """Subtract the projection on the basis; returns the coefficients along its last block."""
+        coefficients = vector
+        for block in basis:
+            coefficients = torch.mv(block, vector)
+            vector.addmv_(block.T, coefficients, alpha=-1)
+        return coefficients
+
+    def _record(self, alpha: float, beta: float) -> None:
+        row = self.steps
+        if row == len(self._tridiagonal):
+            self._tridiagonal = np.pad(self._tridiagonal, (0, row))
+        self._tridiagonal[row, row] = alpha
+        if row:
+            self._tridiagonal[row, row - 1] = self.betas[-1]
+        self._largest = max(self._largest, abs(alpha), beta)
+        self.alphas.append(alpha)
+        # A β at the level of roundoff means that the space is invariant. The Ritz values are then
+        # eigenvalues, all those the start vector has a share in; a random start has one in every eigenvalue
+        # with probability 1.
+        self.exhausted = beta <= self._roundoff * self._largest or self.steps == self._room
+        self.betas.append(0.0 if self.exhausted else beta)
+
+    def _next_row(self) -> Tensor:
+        if not self._blocks or self._rows_used == len(self._blocks[-1]):
+            least, most = _BLOCK_ROWS
+            rows = min(self._room + 1, most, max(least, _NUMBERS_PER_BLOCK // self.size))
+            dtype, device = self.operator.dtype, self.operator.device
+            self._blocks.append(torch.empty((rows, self.size), dtype=dtype, device=device))
+            self._rows_used = 0
+        self._rows_used += 1
+        return self._blocks[-1][self._rows_used - 1]
+
+
+def small_eigenpairs(matrices: Array) -> tuple[Array, Array]:
+    """Eigenvalues (ascending) and eigenvectors of a small symmetric matrix, or of a stack of them.
+
+    Numpy is the faster one as long as it stays on one thread; beyond, it brings a second pool of threads,
+    and two pools that wait for each other on few cores cost milliseconds.
+    """
+    if matrices.shape[-1] <= _LARGEST_FOR_NUMPY:
+        values, vectors = np.linalg.eigh(matrices)
+        return values, vectors
+    found = torch.linalg.eigh(torch.from_numpy(np.ascontiguousarray(matrices)))
+    return found[0].numpy(), found[1].numpy()
+
+
+def worth_checking(steps: int) -> bool:
+    """Whether to solve the small eigenproblem now: not before step 4, where nothing can have settled.
+
+    It costs steps³, so checks thin out later on: at most a twelfth more steps are taken than needed.
+
+    >>> [steps for steps in range(1, 25) if worth_checking(steps)] == list(range(4, 25))
+    True
+    >>> [steps for steps in range(25, 60) if worth_checking(steps)]
+    [26, 28, 30, 32, 34, 36, 39, 42, 45, 48, 52, 56]
+    """
+    return 4 <= steps <= 24 or (steps > 24 and steps % max(2, steps // 12) == 0)
+
+
+# The residual must be below this share of √tolerance, so that the gap to the next Ritz value means something.
+CAUTION = 0.03
+# An eigenvalue beyond the value by this many tolerances would have been seen, unless the start holds less of
+# its eigenvector than a random vector does one time in a hundred. Chosen for its cost, a tenth more products
+# than without (benchmarks/unseen_eigenvalues.py counts what is still missed).
+MOST_UNSEEN = 5.0
+_RARE = 0.01
+
+
+@dataclass(frozen=True)
+class RitzEnd:
+    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps.
+
+    `unseen` is how far beyond the value an eigenvalue may lie that the start vector holds almost nothing of.
+    """
+
+    value: float
+    residual: float
+    bound: float
+    change: float
+    unseen: float = 0.0
+    bounded: bool = False  # from both sides, so that the residual does not matter
+
+    def is_converged(self, tolerance: float, norm: float) -> bool:
+        """Within `tolerance · norm`, as far as one start vector can tell.
+
+        The bound trusts the gap. In a cluster that Lanczos has not yet split, or while a larger eigenvalue is
+        still growing out of the start vector, the gap is not known: so the residual has to be small, too, the
+        last steps must not have moved the value, and an eigenvalue further out must be unlikely.
+        """
+        if self.bounded:
+            return self.bound <= tolerance * norm
+        return (
+            self.bound <= tolerance * norm
+            and self.change <= tolerance * norm
+            and self.residual <= CAUTION * math.sqrt(tolerance) * norm
+            and self.unseen <= MOST_UNSEEN * tolerance * norm
+        )
+
+    def error(self, tolerance: float, norm: float) -> float:
+        """A half-width: the residual until it has converged, at most `tolerance · norm` after."""
+        if not self.is_converged(tolerance, norm):
+            return self.residual
+        # In an unsplit cluster the largest eigenvalue is off by the residual or a little more, not by the
+        # bound. What may be unseen counts where it is more than a trifle.
+        unseen = self.unseen if self.unseen > 1e-3 * tolerance * norm else 0.0
+        return max(self.bound, self.change, min(max(3 * self.residual, unseen), tolerance * norm))
+
+
+def read_end(
+    values: Array, residuals: Array, index: int, change: float = 0.0, unseen: float = 0.0
+) -> RitzEnd:
+    """The first (index 0) or last (index -1) of the ascending Ritz values.
+
+    Always |θ − λ| ≤ r for some eigenvalue λ, and |θ − λ| ≤ r²/gap, gap being the distance from θ to the other
+    eigenvalues (Kato–Temple; Parlett, The Symmetric Eigenvalue Problem, theorem 11.7.1), here taken from the
+    next Ritz value less its own residual.
+
+    >>> import numpy as np
+    >>> read_end(np.array([0.0, 1.0]), np.array([0.1, 0.1]), -1).bound < 0.0112
+    True
+    """
+    value, residual = float(values[index]), float(residuals[index])
+    bound = residual
+    if len(values) > 1:
+        neighbour = 1 if index == 0 else -2
+        gap = abs(value - float(values[neighbour])) - float(residuals[neighbour])
+        if gap > residual:
+            bound = residual * (residual / gap)
+    return RitzEnd(value, residual, bound, change, unseen)
+
+
+def reach_of_unseen(residual: float, share: float, size: int) -> float:
+    """How far above a Ritz value θ an eigenvalue can lie unseen, for 99 of 100 random start vectors.
+
+    `share` is the component of the start along the Ritz vector. The Lanczos vectors are p_j(A) times the
+    start, with polynomials p_j that the recurrence gives. If the start has the component γ along an
+    eigenvector with eigenvalue λ, the next Lanczos vector has the component γ·p(λ), which is at most 1. Above
+    θ the polynomial grows at least as (λ − θ) / (residual · share). A random start in `size` dimensions has γ
+    below 0.01·√(π / 2 size) once in a hundred times (van Dorsselaer, Hochstenbach, van der Vorst, Computing
+    probabilistic bounds for extreme eigenvalues of symmetric matrices with the Lanczos method, 2000).
+
+    >>> round(reach_of_unseen(1e-5, 0.1, 100), 5)
+    0.0008
+    """
+    return residual * share * math.sqrt(2 * size / math.pi) / _RARE
+
+
+def spectral_norm(values: Array) -> float:
+    """The largest |value| of ascending values.
+
+    >>> import numpy as np
+    >>> spectral_norm(np.array([-3.0, 2.0]))
+    3.0
+    """
+    return max(abs(float(values[0])), abs(float(values[-1])))
+
+
+# A value has settled when it has not moved over this many steps; see RitzEnd.is_converged.
+SETTLING_STEPS = 3
+# So small an operator is searched to the end: the few steps cost little, and a start that hardly sees the
+# leading eigenvector, which takes the second one for it, is not rare among so few dimensions.
+SMALL = 16
+
+
+class Run(Protocol):
+    """What has to be known about a Lanczos run to judge its values."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def exhausted(self) -> bool: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+def conclude(end: RitzEnd, run: Run, norm: float, tolerance: float, max_steps: int) -> Estimate:
+    """The end in the operator's own units, with its error and why the run stopped."""
+    steps, scale = run.steps, run.scale
+    if scale == 0:
+        return Estimate(0.0, 0.0, True, "the operator is zero on a random vector", steps)
+    if math.isinf(scale):
+        return not_finite(steps)
+    # Products and basis carry rounding errors of a few units in the last place of the norm.
+    rounding = 8 * torch.finfo(run.dtype).eps
+    converged = True
+    if tolerance < rounding:
+        converged = False
+        reason = (
+            f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} "
+            f"of {run.dtype}; use torch.float64 or a larger tolerance"
+        )
+    elif run.exhausted:
+        reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
+    elif end.is_converged(tolerance, norm):
+        share = end.error(tolerance, norm) / norm
+        reason = f"settled, error {share:.0e} of the norm, within tolerance={tolerance:g}"
+    else:
+        converged = False
+        reason = (
+            f"stopped at max_steps={max_steps} with residual {end.residual / norm:.0e} of the norm; "
+            "raise max_steps or tolerance"
+        )
+    error = end.error(tolerance, norm) + rounding * norm
+    return Estimate(end.value * scale, error * scale, converged, reason, steps)
+
+
+def not_finite(products: int, sign: float = 1.0) -> Estimate:
+    """A product was inf or nan: that is "too sharp", never zero."""
+    reason = (
+        f"product {products} was not finite (inf or nan); look for inf or nan in the weights and inputs, "
+        "or use torch.float64"
+    )
+    return Estimate(sign * math.inf, math.inf, False, reason, products)

@@ -1,0 +1,336 @@
+"""The extreme eigenvalues of a symmetric operator, with a bound on their error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hessinit.curvature.krylov import (
+    SETTLING_STEPS,
+    SMALL,
+    Array,
+    LanczosProcess,
+    RitzEnd,
+    conclude,
+    not_finite,
+    reach_of_unseen,
+    read_end,
+    small_eigenpairs,
+    spectral_norm,
+    worth_checking,
+)
+from hessinit.curvature.probes import (
+    Operator,
+    operator_size,
+    power_of_two_scale,
+    random_start,
+    require_at_least,
+    require_tolerance,
+)
+from hessinit.results.estimates import Estimate
+
+Ends = Literal["both", "top"]
+
+# An end of the spectrum counts for the norm from this share of it on.
+_MAKES_THE_NORM = 0.9
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The ends of a spectrum; `norm` is the largest |eigenvalue|. Products are shared: do not add them up.
+
+    `ritz` holds all Ritz values in ascending order: the ends are eigenvalues to within their error, the inner
+    ones a rough picture of the spectrum. `bottom` is None when only the top was asked for.
+    """
+
+    top: Estimate
+    bottom: Estimate | None
+    norm: Estimate
+    steps: int
+    ritz: tuple[float, ...]
+
+
+def lanczos(
+    operator: Operator,
+    *,
+    ends: Ends = "both",
+    tolerance: float = 1e-3,
+    max_steps: int = 200,
+    seed: int = 0,
+    semidefinite: bool = False,
+    on_step: Callable[[int], object] | None = None,
+) -> Extremes:
+    """The largest and the smallest eigenvalue, each to `tolerance` times the spectral norm.
+
+    Lanczos with full reorthogonalization, stopped by a bound on the error that is relative to the norm, hence
+    the same for 1e-30·A and 1e30·A. Costs one product per step (typically 10 to 60) and keeps one vector per
+    step. With ends="top" only the largest eigenvalue has to converge (enough for a positive semidefinite
+    operator). `on_step` is called with the number of products so far. Not converging is a value: see
+    `converged` and `reason`.
+
+    >>> import torch
+    >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
+    >>> abs(extremes.top.value - 3) <= extremes.top.error <= 3e-3
+    True
+    >>> abs(extremes.bottom.value + 2) <= extremes.bottom.error <= 3e-3
+    True
+    >>> extremes.norm.value == extremes.top.value, extremes.norm.converged
+    (True, True)
+    """
+    size = operator_size(operator)
+    if ends not in ("both", "top"):
+        raise ValueError(
+            f"ends={ends!r} is unknown; choose from 'both', 'top'. For the bottom alone pass -operator."
+        )
+    require_tolerance(tolerance)
+    require_at_least("max_steps", max_steps, 1, "every step is one product")
+    process = LanczosProcess(operator, random_start(operator, seed))
+    limit = min(max_steps, size)
+    checks: list[tuple[int, float, float]] = []
+    while process.steps < limit:
+        process.step()
+        if not process.finite:
+            return _not_finite(process.steps + 1, ends)
+        if on_step is not None:
+            on_step(process.steps)
+        if process.steps == 1:
+            checks.append((1, process.alphas[0], process.alphas[0]))
+        last = process.exhausted or process.steps == limit
+        if not last and (size <= SMALL or not worth_checking(process.steps)):
+            continue
+        values, small_vectors = process.ritz()
+        residuals = process.residuals(small_vectors)
+        norm = spectral_norm(values)
+        earlier = [check for check in checks if check[0] <= process.steps - SETTLING_STEPS]
+        _, low, high = earlier[-1] if earlier else (0, -math.inf, math.inf)
+        top, bottom = (
+            read_end(
+                values,
+                residuals,
+                index,
+                0.0 if process.exhausted else abs(float(values[index]) - before),
+                # Only an end that may be the norm has to be beyond doubt.
+                reach_of_unseen(float(residuals[index]), abs(float(small_vectors[0, index])), size)
+                if abs(float(values[index])) > _MAKES_THE_NORM * norm
+                else 0.0,
+            )
+            for index, before in ((-1, high), (0, low))
+        )
+        checks.append((process.steps, bottom.value, top.value))
+        # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest one.
+        if semidefinite and 0 <= bottom.value <= tolerance * norm:
+            bottom = RitzEnd(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
+        needed = (top, bottom) if ends == "both" else (top,)
+        if last or all(end.is_converged(tolerance, norm) for end in needed):
+            break
+
+    top_estimate = conclude(top, process, norm, tolerance, max_steps)
+    bottom_estimate = conclude(bottom, process, norm, tolerance, max_steps)
+    return Extremes(
+        top=top_estimate,
+        bottom=bottom_estimate if ends == "both" else None,
+        norm=_larger(top_estimate, bottom_estimate, tolerance),
+        steps=process.steps,
+        ritz=tuple(float(value) * process.scale for value in values),
+    )
+
+
+def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
+    """The norm: the larger of |top| and |bottom|, and no more than the larger of their upper bounds."""
+    other, winner = sorted((bottom, top), key=lambda end: abs(end.value))
+    value = abs(winner.value)
+    error = max(winner.error, abs(other.value) + other.error - value)
+    settled = winner.converged and error <= winner.error + tolerance * value
+    reason = winner.reason
+    if winner.converged and not settled:
+        reason = "the other end of the spectrum may be larger in size; ask for ends='both'"
+    return Estimate(value, error, settled, reason, winner.products)
+
+
+def _not_finite(products: int, ends: Ends) -> Extremes:
+    top, bottom = not_finite(products), not_finite(products, -1.0)
+    return Extremes(top, bottom if ends == "both" else None, top, products, ())
+
+
+class _Inverse:
+    """The inverse by its products, from a Cholesky factor."""
+
+    def __init__(self, factor: Tensor) -> None:
+        self.factor, self.dtype, self.device = factor, factor.dtype, factor.device
+        self.shape = (factor.shape[0], factor.shape[1])
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        columns = vectors.unsqueeze(1) if vectors.ndim == 1 else vectors
+        return torch.cholesky_solve(columns, self.factor).view_as(vectors)
+
+
+def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 0) -> Estimate:
+    """By Lanczos on the inverse, where the smallest eigenvalue is the largest: ten steps instead of hundreds.
+
+    In fp64 whatever the matrix's dtype. A matrix that is singular up to rounding has 0, to that rounding.
+
+    >>> round(smallest_eigenvalue(torch.diag(torch.tensor([4.0, 1.0, 2.0]))).value, 6)
+    1.0
+    """
+    size = matrix.shape[0]
+    rounding = float(torch.finfo(matrix.dtype).eps) * size * float(matrix.diagonal().abs().max())
+    if not math.isfinite(rounding):
+        return Estimate(0.0, math.inf, False, "the matrix is not finite; use torch.float64", 0)
+    factor, failure = torch.linalg.cholesky_ex(matrix.double())
+    if int(failure):
+        return Estimate(0.0, rounding, True, "positive semidefinite and singular up to rounding", 0)
+    found = lanczos(_Inverse(factor), ends="top", tolerance=tolerance, seed=seed).top
+    value = 1 / found.value
+    error = value * found.relative_error + rounding
+    return Estimate(value, error, found.converged, found.reason, found.products)
+
+
+_ROWS = 32
+
+
+@dataclass
+class _Run:
+    """One operator on its way."""
+
+    index: int
+    operator: Operator
+    scale: float
+    dtype: torch.dtype
+    steps: int = 0
+    exhausted: bool = False
+
+
+def tops_together(
+    operators: Sequence[Operator], *, tolerance: float = 1e-3, max_steps: int = 200, seed: int = 0
+) -> list[Estimate]:
+    """What `lanczos(ends="top")` gives for each, with the bookkeeping of all done at once.
+
+    The same products, but a step costs the bookkeeping of one run instead of many: for small operators that
+    is most of the time. An operator that has converged takes no further part.
+
+    >>> two = [torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.diag(torch.tensor([5.0, 0.0, 0.0]))]
+    >>> [round(top.value, 5) for top in tops_together(two)]
+    [3.0, 5.0]
+    """
+    lockstep = _Lockstep(operators, seed)
+    limit = min(max_steps, lockstep.size)
+    found: dict[int, Estimate] = {}
+    for step in range(1, limit + 1):
+        lockstep.advance()
+        over = [run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs]
+        if (step <= SETTLING_STEPS or lockstep.size <= SMALL) and not any(over):
+            continue
+        values, vectors, residuals = lockstep.ritz()
+        finished = []
+        for row, run in enumerate(lockstep.runs):
+            # Most runs are far from done most of the time: one comparison tells.
+            if (lockstep.size <= SMALL or residuals[row, -1] > 0.1 * values[row, -1]) and not over[row]:
+                continue
+            change = 0.0 if run.exhausted else abs(values[row, -1] - lockstep.earlier(row))
+            share = abs(float(vectors[row, 0, -1]))
+            unseen = reach_of_unseen(float(residuals[row, -1]), share, lockstep.size)
+            end = read_end(values[row], residuals[row], -1, float(change), unseen)
+            if over[row] or end.is_converged(tolerance, end.value):
+                finished.append(row)
+                found[run.index] = conclude(end, run, end.value, tolerance, max_steps)
+        lockstep.drop(finished)
+        if not lockstep.runs:
+            break
+    return [found[index] for index in range(len(operators))]
+
+
+class _Lockstep:
+    """The Lanczos bases of the operators still running, one row each, extended together.
+
+    The bookkeeping is numpy's: the vectors are short, and its calls cost a fraction of torch's.
+    """
+
+    def __init__(self, operators: Sequence[Operator], seed: int) -> None:
+        first = operators[0]
+        self.size = int(first.shape[0])
+        self._like = random_start(first, seed)
+        start = self._like.cpu().numpy()
+        rows = min(_ROWS, self.size + 1)
+        self._basis = np.empty((len(operators), rows, self.size), dtype=start.dtype)
+        self._basis[:, 0] = start / np.linalg.norm(start)
+        self.runs = [_Run(index, operator, 0.0, first.dtype) for index, operator in enumerate(operators)]
+        self._products: Array | None = self._multiply(0)
+        # Powers of two keep every run the same for 1e-30·A and 1e30·A.
+        for run, product in zip(self.runs, self._products, strict=True):
+            run.scale = power_of_two_scale(torch.from_numpy(product))
+        self._small = np.zeros((len(operators), rows, rows))
+        self._betas = np.zeros(len(operators))
+        self._largest = np.zeros(len(operators))
+        self._rounding = 10 * float(torch.finfo(first.dtype).eps)
+        self._tops: list[Array] = []
+
+    def _multiply(self, step: int) -> Array:
+        like = self._like
+        vectors = [torch.from_numpy(row).to(like.device) for row in self._basis[:, step]]
+        products = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]
+        return np.stack([product.detach().cpu().numpy() for product in products])
+
+    def advance(self) -> None:
+        """One product each, orthogonalized against its own basis."""
+        step = self.runs[0].steps
+        products, self._products = self._products, None
+        if products is None:
+            products = self._multiply(step)
+        inverse = [1 / run.scale if 0 < run.scale < math.inf else 1.0 for run in self.runs]
+        known = self._basis[:, : step + 1]
+        alphas = np.zeros(len(self.runs))
+        with np.errstate(invalid="ignore", over="ignore"):  # `_record` looks for what is not finite
+            remainder = products * np.array(inverse, dtype=products.dtype)[:, None]
+            # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
+            for _ in range(2):
+                along = np.matmul(known, remainder[:, :, None])
+                remainder = remainder - np.matmul(along.transpose(0, 2, 1), known)[:, 0]
+                alphas += along[:, step, 0]
+            betas = np.linalg.norm(remainder, axis=1).astype(np.float64)
+        if step + 1 == self._basis.shape[1]:
+            self._basis = np.concatenate((self._basis, np.empty_like(self._basis)), axis=1)
+            self._small = np.pad(self._small, ((0, 0), (0, step + 1), (0, step + 1)))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            self._basis[:, step + 1] = remainder / betas[:, None].astype(remainder.dtype)
+        self._record(step, alphas, betas)
+
+    def _record(self, step: int, alphas: Array, betas: Array) -> None:
+        finite = np.isfinite(alphas) & np.isfinite(betas)
+        alphas, betas = np.where(finite, alphas, 0.0), np.where(finite, betas, 0.0)
+        self._small[:, step, step] = alphas
+        if step:
+            self._small[:, step, step - 1] = self._betas
+        self._largest = np.maximum(self._largest, np.maximum(np.abs(alphas), betas))
+        exhausted = (betas <= self._rounding * self._largest) | (step + 1 == self.size)
+        self._betas = np.where(exhausted, 0.0, betas)
+        for run, ended, good in zip(self.runs, exhausted.tolist(), finite.tolist(), strict=True):
+            run.steps, run.exhausted = step + 1, ended
+            if not good:
+                run.scale = math.inf
+
+    def ritz(self) -> tuple[Array, Array, Array]:
+        """Values, small eigenvectors and residuals of all runs, ascending."""
+        steps = self.runs[0].steps
+        values, vectors = small_eigenpairs(self._small[:, :steps, :steps])
+        self._tops.append(values[:, -1])
+        return values, vectors, self._betas[:, None] * np.abs(vectors[:, -1])
+
+    def earlier(self, row: int) -> float:
+        """The top value some steps ago; -inf when it was not looked at yet."""
+        return float(self._tops[-1 - SETTLING_STEPS][row]) if len(self._tops) > SETTLING_STEPS else -math.inf
+
+    def drop(self, finished: Sequence[int]) -> None:
+        """Go on without these."""
+        if not finished:
+            return
+        kept = [row for row in range(len(self.runs)) if row not in finished]
+        self.runs = [self.runs[row] for row in kept]
+        self._basis, self._small = self._basis[kept], self._small[kept]
+        self._betas, self._largest = self._betas[kept], self._largest[kept]
+        self._tops = [tops[kept] for tops in self._tops]

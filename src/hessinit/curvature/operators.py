@@ -1,0 +1,185 @@
+"""What every operator offers: `@`, `T`, `to_dense`, `to_scipy`, over flat vectors."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessinit.curvature.evaluation import Evaluation
+
+
+class LinearOperator(ABC):
+    """A matrix known by its products. Vectors are flat: the layers' weights one after the other."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    products: int = 0
+    # What the products run in; the caller of many enters it once instead.
+    settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+    @abstractmethod
+    def _product(self, vector: Tensor) -> Tensor:
+        """The product with one flat vector."""
+
+    def _adjoint_product(self, vector: Tensor) -> Tensor:
+        """The product of the transpose with one flat vector; the operator itself where it is symmetric."""
+        return self._product(vector)
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        if not isinstance(vectors, Tensor):
+            raise TypeError(
+                f"cannot multiply an operator with a {type(vectors).__name__}; pass a torch.Tensor."
+            )
+        if vectors.ndim not in (1, 2) or vectors.shape[0] != self.shape[1]:
+            raise ValueError(
+                f"cannot multiply an operator of shape {self.shape} with {tuple(vectors.shape)}; "
+                f"pass ({self.shape[1]},) or ({self.shape[1]}, m)."
+            )
+        if vectors.dtype != self.dtype or vectors.device != self.device:
+            vectors = vectors.to(dtype=self.dtype, device=self.device)
+        self.products += 1 if vectors.ndim == 1 else vectors.shape[1]
+        with self.settings():
+            if vectors.ndim == 1:
+                return self._product(vectors)
+            if vectors.shape[1] == 0:
+                return vectors.new_zeros(self.shape[0], 0)
+            return torch.stack([self._product(column) for column in vectors.unbind(1)], dim=1)
+
+    @property
+    def T(self) -> LinearOperator:  # noqa: N802 (numpy's and torch's name for it)
+        """The transpose; the operator itself where it is symmetric."""
+        return self if type(self)._adjoint_product is LinearOperator._adjoint_product else Transposed(self)
+
+    def to_dense(self) -> Tensor:
+        """The matrix itself; costs one product a column, so only for small ones."""
+        return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+
+    def to_scipy(self) -> Any:
+        """A `scipy.sparse.linalg.LinearOperator` with the same products, for scipy's solvers."""
+        import numpy as np
+        from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+        def times(operator: LinearOperator) -> Callable[[Any], Any]:
+            return lambda vector: (operator @ torch.as_tensor(vector.reshape(-1).copy())).cpu().numpy()
+
+        kind = np.float64 if self.dtype == torch.float64 else np.float32
+        return ScipyOperator(self.shape, matvec=times(self), rmatvec=times(self.T), dtype=kind)
+
+
+class Transposed(LinearOperator):
+    """The transpose of an operator; its products count as the operator's."""
+
+    def __init__(self, original: LinearOperator) -> None:
+        self.original = original
+        self.shape = (original.shape[1], original.shape[0])
+        self.dtype, self.device, self.settings = original.dtype, original.device, original.settings
+
+    def _product(self, vector: Tensor) -> Tensor:
+        self.original.products += 1
+        return self.original._adjoint_product(vector)
+
+    def _adjoint_product(self, vector: Tensor) -> Tensor:
+        self.original.products += 1
+        return self.original._product(vector)
+
+
+def split(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """A flat vector as tensors of these shapes."""
+    sizes = [int(torch.Size(shape).numel()) for shape in shapes]
+    return [part.view(shape) for part, shape in zip(vector.split(sizes), shapes, strict=True)]
+
+
+def join(tensors: Sequence[Tensor]) -> Tensor:
+    """The reverse of `split`."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+class WeightOperator(LinearOperator):
+    """Something that acts on the weights of `names`, summed over the evaluated batches."""
+
+    def __init__(self, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
+        leaves = evaluations[0].leaves
+        self.evaluations = list(evaluations)
+        self.names = list(names)
+        self.shapes = [tuple(leaves[name].shape) for name in names]
+        size = sum(leaves[name].numel() for name in names)
+        self.shape = (size, size)
+        self.dtype = leaves[names[0]].dtype
+        self.device = evaluations[0].problem.device
+
+
+class HessianOperator(WeightOperator):
+    """The exact Hessian of the loss: reverse over reverse, on one retained gradient graph.
+
+    A product costs about two gradients for the whole network, less for late layers.
+    """
+
+    def _product(self, vector: Tensor) -> Tensor:
+        tangents = split(vector, self.shapes)
+        total: Tensor | None = None
+        for evaluation in self.evaluations:
+            leaves = [evaluation.leaves[name] for name in self.names]
+            pairs = [
+                (evaluation.gradients[name], tangent)
+                for name, tangent in zip(self.names, tangents, strict=True)
+                if evaluation.gradients[name].requires_grad
+            ]
+            if pairs:
+                gradients, directions = zip(*pairs, strict=True)
+                parts = torch.autograd.grad(
+                    gradients, leaves, directions, retain_graph=True, materialize_grads=True
+                )
+                product = join(parts)
+            else:
+                product = torch.zeros_like(vector)  # a loss that is linear in these weights
+            total = _accumulate(total, product, evaluation.weight)
+        assert total is not None
+        return total
+
+
+class GaussNewtonOperator(WeightOperator):
+    """`Jᵀ H_z J`, the paper's Theorem 1: the loss's curvature seen through the model's first derivative.
+
+    The exact Hessian's block for piecewise-linear networks. A product costs about two gradients.
+    """
+
+    def _product(self, vector: Tensor) -> Tensor:
+        tangents = split(vector, self.shapes)
+        total: Tensor | None = None
+        for evaluation in self.evaluations:
+            moved = evaluation.push(self.names, tangents)
+            product = join(evaluation.pull(self.names, evaluation.output_hessian(moved)))
+            total = _accumulate(total, product, evaluation.weight)
+        assert total is not None
+        return total
+
+
+class JacobianOperator(WeightOperator):
+    """`J`: the derivative of all outputs of all batches by the weights, (outputs, weights)."""
+
+    def __init__(self, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
+        super().__init__(evaluations, names)
+        self._rows = [evaluation.output.numel() for evaluation in self.evaluations]
+        self.shape = (sum(self._rows), self.shape[1])
+
+    def _product(self, vector: Tensor) -> Tensor:
+        tangents = split(vector, self.shapes)
+        return join([evaluation.push(self.names, tangents) for evaluation in self.evaluations])
+
+    def _adjoint_product(self, vector: Tensor) -> Tensor:
+        parts = zip(self.evaluations, vector.split(self._rows), strict=True)
+        pulled = [join(e.pull(self.names, part.view_as(e.output))) for e, part in parts]
+        return torch.stack(pulled).sum(0)
+
+
+def _accumulate(total: Tensor | None, product: Tensor, weight: float) -> Tensor:
+    product = product.detach() if weight == 1.0 else product.detach() * weight
+    return product if total is None else total + product

@@ -1,0 +1,237 @@
+"""The largest singular value of many linear maps at once, one for each example of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hessinit.curvature.krylov import CAUTION, SETTLING_STEPS, Array, worth_checking
+from hessinit.curvature.probes import ProbeStream, require_at_least, require_tolerance
+
+# The basis grows by this many vectors at a time.
+_ROWS = 16
+
+
+@dataclass(frozen=True)
+class BatchedMap:
+    """One matrix per example, known by its products: `push` takes (examples, inputs), `pull` (…, outputs)."""
+
+    examples: int
+    inputs: int
+    outputs: int
+    push: Callable[[Tensor], Tensor]
+    pull: Callable[[Tensor], Tensor]
+
+    @property
+    def transposed(self) -> BatchedMap:
+        """The transposes."""
+        return BatchedMap(self.examples, self.outputs, self.inputs, self.pull, self.push)
+
+    @classmethod
+    def of(cls, matrices: Tensor) -> BatchedMap:
+        """Of matrices that are there: (examples, outputs, inputs)."""
+        examples, outputs, inputs = matrices.shape
+
+        def push(vectors: Tensor) -> Tensor:
+            return torch.bmm(matrices, vectors.unsqueeze(2)).squeeze(2)
+
+        def pull(vectors: Tensor) -> Tensor:
+            return torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1)
+
+        return cls(examples, inputs, outputs, push, pull)
+
+
+@dataclass(frozen=True)
+class SingularValues:
+    """The largest singular value of every example, its error, and whether that is within the tolerance."""
+
+    values: Array
+    errors: Array
+    converged: bool
+    reason: str
+    products: int
+
+    @property
+    def upper(self) -> Array:
+        """As far up as the errors reach."""
+        return self.values + self.errors
+
+
+def largest_singular_values(
+    maps: BatchedMap,
+    *,
+    tolerance: float = 1e-3,
+    max_steps: int = 200,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> SingularValues:
+    """The spectral norm of every example's matrix, to `tolerance`, relative.
+
+    Golub-Kahan bidiagonalization of all examples in lockstep, so that a step costs one product with every
+    matrix and one with every transpose, whatever the number of examples. Nothing is squared: the same for
+    1e-30·A and 1e30·A, example by example. Goes through the smaller of the two spaces and keeps one of its
+    vectors per step, fully reorthogonalized.
+
+    >>> matrices = torch.stack([torch.diag(torch.tensor([1.0, 3.0])), torch.tensor([[0.0, 5.0], [0.0, 0.0]])])
+    >>> [round(float(value), 5) for value in largest_singular_values(BatchedMap.of(matrices)).values]
+    [3.0, 5.0]
+    """
+    require_tolerance(tolerance)
+    require_at_least("max_steps", max_steps, 1, "every step is one product with the map and one back")
+    if maps.outputs < maps.inputs:
+        maps = maps.transposed
+    process = _Bidiagonalization(
+        maps, ProbeStream(maps.examples * maps.inputs, seed=seed, dtype=dtype), device
+    )
+    limit = min(max_steps, maps.inputs)
+    tops: list[tuple[int, Array]] = []
+    while True:
+        process.step()
+        last = process.steps == limit or not process.running
+        if not last and not worth_checking(process.steps):
+            continue
+        values, bounds, residuals = process.read()
+        earlier = [top for steps, top in tops if steps <= process.steps - SETTLING_STEPS]
+        tops.append((process.steps, values))
+        change = np.abs(values - earlier[-1]) if earlier else np.full_like(values, math.inf)
+        change = np.where(process.exhausted, 0.0, change)
+        settled = (
+            (bounds <= tolerance * values)
+            & (change <= tolerance * values)
+            & (residuals <= CAUTION * math.sqrt(tolerance) * values)
+        )
+        if last or bool(settled.all()):
+            break
+    # As in RitzEnd.error: the residual until converged, and a little more than the bound in a cluster.
+    errors = np.maximum(np.maximum(bounds, change), np.minimum(3 * residuals, tolerance * values))
+    errors = np.where(settled, errors, residuals) + 8 * float(torch.finfo(dtype).eps) * values
+    return process.conclude(values, errors, settled, tolerance, max_steps)
+
+
+class _Bidiagonalization:
+    """`A V = U B` with B upper bidiagonal, for every example, in units of its own power of two."""
+
+    def __init__(self, maps: BatchedMap, stream: ProbeStream, device: torch.device | str) -> None:
+        self._maps = maps
+        start = stream.draw().to(device).view(maps.examples, maps.inputs)
+        start = start / torch.linalg.vector_norm(start, dim=1, keepdim=True)
+        self._right = start.new_empty(maps.examples, min(_ROWS, maps.inputs), maps.inputs)
+        self._right[:, 0] = start
+        self._left: Tensor | None = None
+        self._scales: Tensor | None = None
+        self._small = np.zeros((maps.examples, _ROWS, _ROWS))
+        self._betas = np.zeros(maps.examples)
+        self._largest = np.zeros(maps.examples)
+        self._rounding = 10 * float(torch.finfo(start.dtype).eps)
+        self.steps = 0
+        self.exhausted = np.zeros(maps.examples, dtype=bool)
+        self.finite = np.ones(maps.examples, dtype=bool)
+
+    @property
+    def running(self) -> bool:
+        """Whether a further step could tell anything about any example."""
+        return not bool((self.exhausted | ~self.finite).all())
+
+    def step(self) -> None:
+        """One product each way."""
+        step = self.steps
+        current = self._right[:, step]
+        left = self._maps.push(current).detach()
+        if self._scales is None:
+            self._scales = _powers_of_two(left)
+        left = left / self._scales
+        if self._left is not None:
+            left = left - self._left * torch.as_tensor(self._betas).to(left)[:, None]
+        alphas = torch.linalg.vector_norm(left, dim=1)
+        self._left = _divided(left, alphas)
+        following = self._maps.pull(self._left).detach() / self._scales
+        following = following - current * alphas[:, None]
+        known = self._right[:, : step + 1]
+        # Twice is enough (Parlett, after Kahan); one side orthogonal keeps the other (Simon & Zha 2000).
+        for _ in range(2):
+            along = torch.bmm(known, following.unsqueeze(2))
+            following = following - torch.bmm(along.mT, known).squeeze(1)
+        betas = torch.linalg.vector_norm(following, dim=1)
+        self._record(alphas.double().cpu().numpy(), betas.double().cpu().numpy())
+        if self.steps < self._maps.inputs:
+            if self.steps == self._right.shape[1]:
+                more = min(_ROWS, self._maps.inputs - self.steps)
+                self._right = torch.cat(
+                    (self._right, self._right.new_empty(len(following), more, following.shape[1])), 1
+                )
+            # An exhausted example goes on as zeros, which change nothing.
+            self._right[:, self.steps] = _divided(following, torch.as_tensor(self._betas).to(following))
+
+    def _record(self, alphas: Array, betas: Array) -> None:
+        step, previous = self.steps, self._betas
+        self.finite &= np.isfinite(alphas) & np.isfinite(betas)
+        alphas, betas = np.where(self.finite, alphas, 0.0), np.where(self.finite, betas, 0.0)
+        if step == self._small.shape[1]:
+            self._small = np.pad(self._small, ((0, 0), (0, _ROWS), (0, _ROWS)))
+        self._small[:, step, step] = alphas
+        if step:
+            self._small[:, step - 1, step] = previous
+        self._largest = np.maximum(self._largest, np.maximum(alphas, betas))
+        self.steps = step + 1
+        self.exhausted |= (betas <= self._rounding * self._largest) | (self.steps == self._maps.inputs)
+        self._betas = np.where(self.exhausted, 0.0, betas)
+
+    def read(self) -> tuple[Array, Array, Array]:
+        """The largest singular values, their Kato-Temple bounds and residuals."""
+        left, values, _ = np.linalg.svd(self._small[:, : self.steps, : self.steps])
+        # ‖Aᵀ U p − s V q‖ = β |last of p|, and A V q = s U p.
+        residuals = self._betas[:, None] * np.abs(left[:, -1, :])
+        top, residual = values[:, 0], residuals[:, 0]
+        bound = residual.copy()
+        if self.steps > 1:
+            gap = top - values[:, 1] - residuals[:, 1]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                bound = np.where(gap > residual, residual * (residual / gap), residual)
+        return top, bound, residual
+
+    def conclude(
+        self, values: Array, errors: Array, settled: npt.NDArray[np.bool_], tolerance: float, max_steps: int
+    ) -> SingularValues:
+        assert self._scales is not None
+        scales = self._scales[:, 0].double().cpu().numpy()
+        values = np.where(self.finite, values * scales, math.inf)
+        errors = np.where(self.finite, errors * scales, math.inf)
+        products = 2 * self.steps
+        if not self.finite.all():
+            reason = (
+                "a product was not finite (inf or nan); use torch.float64, or look for inf in the weights"
+            )
+            return SingularValues(values, errors, False, reason, products)
+        rounding = 8 * float(torch.finfo(self._right.dtype).eps)
+        if tolerance < rounding:
+            reason = (
+                f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} of {self._right.dtype}"
+            )
+            return SingularValues(values, errors, False, reason, products)
+        if not settled.all():
+            reason = (
+                f"stopped at max_steps={max_steps} in {int((~settled).sum())} examples; raise it or tolerance"
+            )
+            return SingularValues(values, errors, False, reason, products)
+        reason = f"settled in every example, within tolerance={tolerance:g}"
+        return SingularValues(values, errors, True, reason, products)
+
+
+def _powers_of_two(vectors: Tensor) -> Tensor:
+    """One near the size of every row; 1 where there is none."""
+    largest = vectors.abs().amax(dim=1, keepdim=True)
+    _, exponents = torch.frexp(largest)
+    powers = torch.ldexp(torch.ones_like(largest), exponents - 1)
+    return torch.where((largest > 0) & torch.isfinite(powers) & (powers > 0), powers, torch.ones_like(powers))
+
+
+def _divided(vectors: Tensor, lengths: Tensor) -> Tensor:
+    safe = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+    return torch.where(lengths[:, None] > 0, vectors / safe[:, None], torch.zeros_like(vectors))

@@ -1,0 +1,1 @@
+"""The verbs that measure a model: `measure` and `quadratic_form`."""

@@ -1,0 +1,351 @@
+"""What a measurement was done on: the order of the layers, remarks and versions, the same for every verb."""
+
+from __future__ import annotations
+
+import copy
+import math
+import platform
+import time
+import warnings
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from hessinit._version import __version__
+from hessinit.curvature.engines import (
+    Effort,
+    Ends,
+    Engine,
+    Wanted,
+    gauss_newton_engine,
+    hessian_engine,
+    measure_extras,
+    with_rounding,
+)
+from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.rounding import Rounding, relative_rounding
+from hessinit.diagnostics.diagnose import diagnose
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
+from hessinit.problem.layers import EVERYTHING, Layer
+from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.validate import check_switches, check_tolerance, check_whole
+from hessinit.products.measure import measure_products
+from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, LayerCurvature
+from hessinit.results.estimates import Estimate, Spread
+
+
+def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> list[Layer]:
+    """The measured layers in the order in which the first batch's forward used them; unused ones last."""
+    moments = evaluations[0].moments
+
+    def moment(layer: Layer) -> float:
+        found = moments[layer.parameter]
+        return math.inf if found is None else found
+
+    return sorted(problem.layers, key=moment)
+
+
+def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
+    """What a reader of the numbers should know: unused, frozen and random parts."""
+    notes = []
+    leaves = unused_leaves(evaluations)
+    unused = [layer.name for layer in in_running_order(problem, evaluations) if layer.parameter in leaves]
+    if unused:
+        notes.append(f"Not used by the forward, so without curvature: {', '.join(unused)}.")
+    frozen = [
+        name
+        for name, parameter in problem.model.named_parameters()
+        if not parameter.requires_grad and parameter.ndim >= 2 and name not in problem.leaves
+    ]
+    if frozen:
+        notes.append(f"{len(frozen)} frozen {'weight was' if len(frozen) == 1 else 'weights were'} left out.")
+    if problem.dropout == "freeze":
+        notes.append(f"Random layers were frozen to one draw (seed {problem.seed}).")
+    return tuple(notes)
+
+
+def note_unchecked(check: bool) -> tuple[str, ...]:
+    """Nothing vouches for derivatives that were not checked."""
+    return () if check else ("The derivatives were not checked against finite differences (check=False).",)
+
+
+def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tuple[str, ...]:
+    """Biases are trained at the same rate as the weights, and may be the sharper ones where inputs are small.
+
+    `moved` are the names of the parameters that training moves; by default all that are not frozen.
+    """
+    others = [
+        name
+        for name, parameter in problem.model.named_parameters()
+        if parameter.requires_grad and name not in problem.leaves and (moved is None or name in moved)
+    ]
+    if not others:
+        return ()
+    count, them = (
+        (f"{len(others)} trained parameters", "them") if len(others) > 1 else ("1 trained parameter", "it")
+    )
+    shown = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
+    return (f'Not counted in the network\'s ‖H‖: {count} ({shown}); layers="{EVERYTHING}" counts {them}.',)
+
+
+def versions_of(problem: Problem) -> dict[str, str]:
+    """The software, the device and the precision."""
+    return {
+        "hessinit": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "device": str(problem.device),
+        "dtype": str(problem.dtype).removeprefix("torch."),
+    }
+
+
+class Rows:
+    """The engines that one measurement needs, and the rows of the report that they fill."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        evaluations: list[Evaluation],
+        curvature: str,
+        estimator: str,
+        effort: Effort,
+        wanted: Wanted,
+    ) -> None:
+        self._problem = problem
+        self._wanted = wanted
+        self._effort = effort
+        self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
+
+        def build(kind: str, chosen: list[Evaluation]) -> Engine:
+            if kind == "hessian":
+                return hessian_engine(chosen, effort)
+            return gauss_newton_engine(chosen, effort, estimator)
+
+        self.main = build(self._kind, evaluations)
+        self._approximate = build("gauss-newton", evaluations) if curvature == "both" else None
+        # With several batches, each is also measured alone: how much does the answer depend on the batch?
+        alone = [_alone(one) for one in evaluations] if len(evaluations) > 1 else []
+        self._single = [build(self._kind, [one]) for one in alone]
+        self._evaluations = evaluations
+        self._rounding: dict[str, Rounding] = {}
+
+    def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
+        names = [layer.parameter for layer in layers]
+        ends = self.main.ends_of_each(names)
+        approximate = self._approximate.ends_of_each(names) if self._approximate else {}
+        single = [engine.ends_of_each(names) for engine in self._single]
+        return tuple(
+            self._row(
+                (layer.name, layer.aliases, layer.shape),
+                [name],
+                self._rounded(ends[name], self._kind, name),
+                self._rounded(approximate[name], "gauss-newton", name) if approximate else None,
+                [found[name] for found in single],
+            )
+            for layer, name in zip(layers, names, strict=True)
+        )
+
+    def network(self) -> LayerCurvature:
+        names = [layer.parameter for layer in self._problem.layers]
+        size = sum(layer.size for layer in self._problem.layers)
+        ends = self._rounded(self.main.ends(names), self._kind)
+        approximate = (
+            self._rounded(self._approximate.ends(names), "gauss-newton") if self._approximate else None
+        )
+        single = [engine.ends(names) for engine in self._single]
+        return self._row(("network", (), (size,)), names, ends, approximate, single)
+
+    def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
+        """What the layers tell of the network for free: at least the sharpest, at most their sum."""
+        if len(rows) == 1:  # it is the network
+            return replace(rows[0], name="network", aliases=(), shape=(rows[0].parameters,))
+        norms = [row.norm for row in rows]
+        semidefinite = self._kind == "gauss-newton" and all(row.bottom.value >= 0 for row in rows)
+        reach = sum(sorted(norms)[:-1]) if semidefinite else math.inf  # not inf - inf
+        top = Estimate(max(norms), reach, False, ONLY_BOUNDED, 0)
+        size = sum(layer.size for layer in self._problem.layers)
+        return LayerCurvature(
+            name="network",
+            shape=(size,),
+            curvature=self._kind,
+            top=top,
+            bottom=Estimate(0.0, 0.0 if semidefinite else math.inf, semidefinite, ONLY_BOUNDED, 0),
+            engine=self.main.name,
+            engine_reason=self.main.reason,
+        )
+
+    def _rounded(self, ends: Ends, curvature: str, name: str | None = None) -> Ends:
+        """With the rounding of the operator in the errors; of the whole network without a name."""
+        if curvature not in self._rounding:
+            self._rounding[curvature] = relative_rounding(self._evaluations, curvature)
+        found = self._rounding[curvature]
+        return with_rounding(
+            ends, found.network if name is None else found.layers[name], self._effort.tolerance
+        )
+
+    def _row(
+        self,
+        identity: tuple[str, tuple[str, ...], tuple[int, ...]],
+        names: Sequence[str],
+        ends: Ends,
+        approximate: Ends | None,
+        single: Sequence[Ends],
+    ) -> LayerCurvature:
+        name, aliases, shape = identity
+        norms = tuple(found.norm.value for found in single)
+        extras: dict[str, Any] = {}
+        if self._wanted.anything:
+            extras = measure_extras(self.main.operator(names), self._wanted, self._effort)
+        return LayerCurvature(
+            name=name,
+            aliases=aliases,
+            shape=shape,
+            curvature=self._kind,
+            top=ends.top,
+            bottom=ends.bottom,
+            approximation=approximate.norm if approximate else None,
+            spread=Spread(norms) if norms else None,
+            engine=ends.engine,
+            engine_reason=ends.reason,
+            **extras,
+        )
+
+
+def _alone(evaluation: Evaluation) -> Evaluation:
+    """The same batch and the same graphs, counting as the whole."""
+    single = copy.copy(evaluation)
+    single.weight = 1.0
+    return single
+
+
+def measure(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    curvature: str = "gauss-newton",
+    layers: str | Iterable[str] | None = None,
+    estimator: str = "auto",
+    tolerance: float = 1e-3,
+    max_steps: int = 200,
+    seed: int = 0,
+    forward: Forward | None = None,
+    dtype: torch.dtype | None = None,
+    dropout: str = "refuse",
+    reduction: str = "auto",
+    check: bool = True,
+    top: int = 0,
+    trace: bool = False,
+    frobenius: bool = False,
+    density: bool = False,
+    jacobians: bool = False,
+    diagnostics: bool = False,
+    network: bool = True,
+    strict: bool = False,
+) -> CurvatureReport:
+    """How sharp each layer is, and what learning rate that allows; the model is left bit for bit as it was.
+
+    `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs,
+    averaged over examples. `curvature` is "gauss-newton" (the paper's approximation; fast), "hessian" (exact)
+    or "both" (with the gap between them). `layers` takes names or globs; by default every trainable weight of
+    two or more dimensions, and with "**" the biases and norm gains, too. Models that are not called as
+    `model(inputs)` pass `forward(model, inputs)`.
+
+    Several batches are averaged over examples, or added up where the loss is a sum: that is found from its
+    values, or told by `reduction="mean"` or "sum". The derivatives are checked against finite differences of
+    the plain model, which costs about two gradients; what disagrees is refused. `check=False` leaves that
+    out.
+
+    Norms are right to `tolerance`, relative; a value that did not get there says so and warns, or raises with
+    `strict=True`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
+    Jacobian products before and after each layer and the bounds they give (the paper's Theorem 2),
+    `diagnostics` for the size of activations and gradients, dead and saturated units. `network=False` leaves
+    the whole network out and bounds its norm by the layers'.
+
+    Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together; with
+    diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
+
+    >>> model = nn.Linear(3, 1, bias=False).double()
+    >>> inputs = torch.eye(3, dtype=torch.float64)
+    >>> report = measure(model, nn.MSELoss(), (inputs, torch.zeros(3, 1)))
+    >>> round(report.network.norm, 9)  # closed form: the largest eigenvalue of 2/3 XᵀX
+    0.666666667
+    """
+    started = time.perf_counter()
+    choose("curvature", curvature, ["gauss-newton", "hessian", "both"])
+    choose("estimator", estimator, ["auto", "gram", "lanczos"])
+    if curvature == "hessian" and estimator == "gram":
+        raise ProblemError(
+            "estimator='gram' measures Gauss-Newton curvature only; for curvature='hessian' choose 'auto' or "
+            "'lanczos'."
+        )
+    check_switches(
+        trace=trace, frobenius=frobenius, density=density, jacobians=jacobians, diagnostics=diagnostics,
+        network=network, strict=strict,
+    )  # fmt: skip
+    seed = check_whole("seed", seed, at_least=0)
+    effort = Effort(check_tolerance(tolerance), check_whole("max_steps", max_steps, at_least=1), seed)
+    wanted = Wanted(
+        top=check_whole("top", top, at_least=0), trace=trace, frobenius=frobenius, density=density
+    )
+    if top > max_steps:
+        raise ProblemError(
+            f"top={top} with max_steps={max_steps}: every eigenvalue takes a step; pass max_steps={top} or "
+            "more."
+        )
+    problem = Problem(
+        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
+        check=check, seed=seed,
+    )  # fmt: skip
+    with problem.settings(), explained_memory(problem):
+        evaluations = evaluate(problem)
+        measuring = Rows(problem, evaluations, curvature, estimator, effort, wanted)
+        layers_in_order = in_running_order(problem, evaluations)
+        rows = measuring.layers(layers_in_order)
+        whole = measuring.network() if network else measuring.bounded_network(rows)
+        names = [layer.parameter for layer in layers_in_order]
+        if jacobians:
+            products = measure_products(problem, evaluations, effort)
+            rows = tuple(
+                replace(row, jacobians=products[name]) for row, name in zip(rows, names, strict=True)
+            )
+        if diagnostics:
+            found = diagnose(problem, evaluations)
+            rows = tuple(replace(row, diagnostics=found[name]) for row, name in zip(rows, names, strict=True))
+        report = CurvatureReport(
+            layers=rows,
+            network=whole,
+            curvature=curvature,
+            loss=sum(one.loss_value * one.weight for one in evaluations),
+            examples=problem.examples,
+            batches=len(problem.batches),
+            tolerance=tolerance,
+            seed=seed,
+            engine=measuring.main.name,
+            engine_reason=measuring.main.reason,
+            seconds=time.perf_counter() - started,
+            gradients=None,
+            notes=(*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem)),
+            versions=versions_of(problem),
+        )
+    _complain(rows if not network else (*rows, whole), tolerance, strict)
+    return report
+
+
+def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) -> None:
+    loose = [(row.name, row.estimate) for row in rows if not row.converged]
+    loose += [
+        (f"{row.name} (Gauss-Newton)", row.approximation)
+        for row in rows
+        if row.approximation is not None and not row.approximation.converged
+    ]
+    if not loose:
+        return
+    shown = ", ".join(name for name, _ in loose[:4]) + (" …" if len(loose) > 4 else "")
+    message = f"{shown} did not reach tolerance={tolerance:g}: {loose[0][1].reason}."
+    if strict:
+        raise ConvergenceError(message)
+    warnings.warn(message, ConvergenceWarning, stacklevel=3)

@@ -1,0 +1,296 @@
+"""Checks of the forward pass: it must repeat itself, stay finite, and be seen by autograd."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessinit.errors import ProblemError
+from hessinit.problem.batches import Batch, map_tensors, tensors_in
+from hessinit.problem.layers import all_finite
+from hessinit.problem.preserve import untouched_random_state
+from hessinit.problem.problem import Forward, Problem
+from hessinit.problem.validate import (
+    unwrap,
+)
+
+
+def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
+    """Weights → output → loss, with nothing around it and nothing that cannot be differentiated twice."""
+    if not output.requires_grad:
+        raise ProblemError(
+            "the model's output does not depend on any measured weight: it was detached, computed under "
+            "torch.no_grad(), or the weights are not used. Remove the detach, or measure other layers."
+        )
+    _check_every_way_is_seen(problem, output, loss)
+    after = list(_nodes(loss.grad_fn, stop=output.grad_fn))
+    if output.grad_fn not in after:
+        raise ProblemError(
+            "the loss is not a function of the model's output (it was detached, or the loss ignores it); "
+            "compute it from its first argument."
+        )
+    name = _first_of(after, problem.leaves)
+    if name is not None:
+        raise ProblemError(
+            f"the loss depends on {name} not only through the model's output: by a penalty on the weights, "
+            "by an auxiliary loss that the forward keeps in an attribute, or by a layer that the loss uses, "
+            "too. Measuring would miss that part. Leave a penalty out (c·‖w‖² adds 2c to every eigenvalue "
+            "of the exact Hessian); return anything else as a further column of the output (forward=) and "
+            "take it from there in the loss."
+        )
+    check_no_reentrant_checkpoints(output)
+
+
+def _check_every_way_is_seen(problem: Problem, output: Tensor, loss: Tensor) -> None:
+    """The graph must reach the leaves only, and none of the parameters that they replace."""
+    own = {name: problem.model.get_parameter(name) for name in problem.leaves}
+    for who, start in (("the forward", output), ("the loss", loss)):
+        name = _first_of(_nodes(start.grad_fn), own)
+        if name is not None:
+            raise ProblemError(
+                f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a "
+                "variable of another module, a view that was made earlier), so a part of its derivative "
+                "would be missing. Keep the weight in an attribute of the model, and make views of it inside "
+                "the forward."
+            )
+
+
+def _first_of(nodes: Iterable[Any], tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a tensor that one of the nodes accumulates gradients for."""
+    owners = {id(tensor): name for name, tensor in tensors.items()}
+    found = (owners.get(id(getattr(node, "variable", None))) for node in nodes)
+    return next((name for name in found if name is not None), None)
+
+
+def check_no_reentrant_checkpoints(output: Tensor) -> None:
+    """They recompute the forward inside `backward()`, and refuse `autograd.grad`."""
+    if any(type(node).__name__ == "CheckpointFunctionBackward" for node in _nodes(output.grad_fn)):
+        raise ProblemError(
+            "the model recomputes activations by reentrant checkpoints, which have no second derivative. "
+            "Turn them off while measuring, or pass use_reentrant=False to torch.utils.checkpoint.checkpoint."
+        )
+
+
+def custom_functions(output: Tensor, stop: Tensor | None = None) -> list[str]:
+    """The names of the user's own `torch.autograd.Function`s between `stop` and `output`."""
+    nodes = _nodes(output.grad_fn, None if stop is None else stop.grad_fn)
+    found = [getattr(node, "_forward_cls", None) for node in nodes]
+    own = [one for one in found if one is not None and not one.__module__.startswith("hessinit.")]
+    return sorted({function.__name__ for function in own})
+
+
+def _nodes(start: Any, stop: Any = None) -> Iterator[Any]:
+    """Every node below `start`, which comes first; nothing below `stop`."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        yield node
+        if node is stop:
+            continue
+        for source, _ in node.next_functions:
+            if source not in seen:
+                seen.add(source)
+                waiting.append(source)
+
+
+# Dropping one layer in ten goes unnoticed in one repetition nine times out of ten, in nineteen once in seven.
+_DRAWS = 20
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """The output of a batch and its loss, with their graph.
+
+    `separable` if the forward gives a part of the batch the same outputs as the whole.
+    """
+
+    output: Tensor
+    loss: Tensor
+    separable: bool
+
+
+def take_first_look(problem: Problem, batch: Batch) -> FirstLook:
+    """Evaluate once, and once more on an eighth of the examples under other random numbers.
+
+    If these agree with the whole, the forward is deterministic. If not, the examples may just see each
+    other (as in BatchNorm's train mode): then a second whole evaluation decides.
+    """
+    output, loss, draws_forward, draws_loss = problem.output_and_loss(
+        batch, lambda output: _check_finite_output(problem, batch, output)
+    )
+    _check_finite_loss(batch, loss)
+    check_graph(problem, output, loss)
+    _check_loss_repeats(problem, batch, output, loss, draws_loss)
+    frozen = problem.dropout == "freeze"
+    separable = not frozen and _check_forward_repeats(problem, batch, output, draws_forward)
+    return FirstLook(output, loss, separable)
+
+
+def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws: bool) -> bool:
+    """Whether a part of the batch was enough to see it."""
+    # A forward that draws may still agree with itself by chance, as when it drops one layer in ten.
+    for draw in range(1, _DRAWS if draws else 2):
+        if not draws and _sample_agrees(problem, batch, output):
+            return True
+        again = _output_again(problem, batch, draw)
+        if again.shape != output.shape or not agree(again, output):
+            raise ProblemError(
+                "the model's output changes from call to call on the same batch, so there is no single "
+                'Hessian. Make the forward deterministic (model.eval()), or pass dropout="freeze" to keep '
+                "one draw."
+            )
+    return False
+
+
+def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
+    """Frozen to one draw, the forward must give the same again; `drew` then says whether it drew."""
+    again = problem.output(batch)
+    if again.shape != output.shape or not agree(again.detach(), output.detach()):
+        raise ProblemError(
+            "the model's output changes from call to call under the same random numbers: it draws from a "
+            "generator that is not known here. Keep that one in an attribute of the model, or make it "
+            "deterministic."
+        )
+
+
+def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor, draws: bool) -> None:
+    """The same loss of the same output, also without the forward before it."""
+    again = problem.loss_of(output.detach(), batch)
+    if not agree(again.detach(), loss.detach()):
+        raise ProblemError(
+            "the loss changes from call to call on the same output, so there is no single Hessian: it keeps "
+            "a state or a generator where none is looked for (in an attribute of a class, say), or reads "
+            "what the forward leaves in an attribute of the model. Make it a function of its two arguments; "
+            "with forward= the model can give it more columns of output."
+        )
+    for draw in range(1, _DRAWS if draws and problem.dropout != "freeze" else 1):
+        again = problem.loss_of(output.detach(), batch, draw=draw)
+        if not agree(again.detach(), loss.detach()):
+            raise ProblemError(
+                "the loss changes from call to call on the same output, so there is no single Hessian. "
+                'Make it deterministic, or pass dropout="freeze" to keep one draw.'
+            )
+
+
+def _output_again(problem: Problem, batch: Batch, draw: int) -> Tensor:
+    try:
+        with torch.no_grad():
+            return problem.output(batch, draw=draw)
+    except RuntimeError:  # a forward that differentiates by its inputs needs the graph
+        return problem.output(batch, draw=draw).detach()
+
+
+def _sample_agrees(problem: Problem, batch: Batch, output: Tensor) -> bool:
+    if output.ndim < 1 or output.shape[0] != batch.size or batch.size < 2:
+        return False
+    some = batch.sample()
+    try:
+        with torch.no_grad():
+            sample = problem.output(batch.take(some), draw=1)
+    except Exception:
+        return False  # the model needs the whole batch; a forward that fails on the whole has failed before
+    whole = output[some.to(output.device)]
+    return sample.shape == whole.shape and agree(sample, whole)
+
+
+def agree(one: Tensor, other: Tensor) -> bool:
+    """Equal but for the rounding of differently blocked sums."""
+    with torch.no_grad():
+        rounding = torch.finfo(one.dtype).eps ** 0.6  # 7e-5 in fp32, 4e-10 in fp64
+        return bool((one - other).abs().max() <= rounding * other.abs().max())
+
+
+def _check_finite_output(problem: Problem, batch: Batch, output: Tensor) -> None:
+    if not all_finite(output.detach()):
+        where = first_not_finite(problem, batch)
+        raise ProblemError(
+            f"the model's output holds NaN or inf{where}. If it overflows, scale its weights down or measure "
+            "with dtype=torch.float64; if not, look for a division or a logarithm of zero there."
+        )
+
+
+def _check_finite_loss(batch: Batch, loss: Tensor) -> None:
+    if not all_finite(loss.detach()):
+        bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in tensors_in(batch.targets))
+        cause = f"the targets hold {bad} NaN or inf; clean them" if bad else "check the targets and the loss"
+        raise ProblemError(f"the loss is {loss.item()} though the model's output is finite: {cause}.")
+
+
+def first_not_finite(problem: Problem, batch: Batch) -> str:
+    """Names the first module whose output is not finite, by running once more with temporary hooks."""
+    found: list[str] = []
+
+    def watch(name: str) -> object:
+        def hook(module: nn.Module, inputs: object, output: object) -> None:
+            if not found and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(output)):
+                found.append(name or f"the {type(module).__name__} itself")
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(watch(name))
+        for name, module in problem.model.named_modules()
+        if not any(module.children())
+    ]
+    try:
+        problem.output(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return f" ({found[0]} is the first layer whose output does)" if found else ""
+
+
+_SHORT = (torch.float16, torch.bfloat16)
+_STATISTICS = ("running_mean", "running_var")
+
+
+def find_bad_buffer(model: nn.Module) -> str | None:
+    """The first that holds NaN; statistics of normalization may not hold inf either.
+
+    Elsewhere inf is meant: in the masks of attention, or where a minimum is looked for.
+
+    >>> model = nn.BatchNorm1d(2)
+    >>> model.running_var[1] = torch.inf
+    >>> find_bad_buffer(model)
+    'running_var'
+    """
+    for name, buffer in model.named_buffers():
+        if not buffer.is_floating_point():
+            continue
+        bad = ~buffer.isfinite() if name.split(".")[-1] in _STATISTICS else buffer.isnan()
+        if bool(bad.any()):
+            return name
+    return None
+
+
+def overflows_in_own_precision(model: nn.Module, batch: Batch, forward: Forward | None) -> torch.dtype | None:
+    """The dtype of a model in half precision whose output is not finite, though that in fp32 is.
+
+    Costs a copy of the model and one forward. A forward that fails in half precision, as some functions do
+    on a CPU, is not judged.
+    """
+    inner = unwrap(model)
+    kinds = [one.dtype for one in inner.parameters() if one.dtype in _SHORT]
+    if not kinds:
+        return None
+
+    def convert(tensor: Tensor) -> Tensor:
+        kind = kinds[0] if tensor.is_floating_point() else None
+        return tensor.detach().to(device=device, dtype=kind, copy=True)
+
+    device = next(inner.parameters()).device
+    try:
+        with untouched_random_state(device), torch.no_grad():
+            twin, inputs = copy.deepcopy(inner), map_tensors(convert, batch.inputs)
+            output: Any = twin(inputs) if forward is None else forward(twin, inputs)
+    except Exception:  # whatever the user's own code raises
+        return None
+    finite = all(bool(one.isfinite().all()) for one in tensors_in(output) if one.is_floating_point())
+    return None if finite else kinds[0]

@@ -1,0 +1,199 @@
+"""Checks of the user's arguments and of what the model returns."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from hessinit.errors import ProblemError, choose
+from hessinit.problem.batches import Batch, tensors_in
+from hessinit.problem.layers import all_finite
+
+
+def check_model(model: Any, forward: Any) -> None:
+    """A module whose weights can be exchanged, and how it is called."""
+    if not isinstance(model, nn.Module):
+        hint = " Pass an instance, not the class." if isinstance(model, type) else ""
+        raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
+    scripted = [
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, torch.jit.ScriptModule) and any(True for _ in part.parameters())
+    ]
+    if scripted:
+        raise ProblemError(
+            f"{scripted[0] or 'the model'} is a TorchScript module, whose weights cannot be exchanged; "
+            "pass the module it was made from."
+        )
+    if forward is not None and not callable(forward):
+        raise ProblemError(
+            f"forward is a {type(forward).__name__}; it must be callable as forward(model, inputs)."
+        )
+
+
+def check_arguments(
+    model: Any,
+    loss: Any,
+    forward: Any,
+    dtype: Any,
+    dropout: str,
+    reduction: str = "auto",
+    check: Any = True,
+) -> None:
+    """Types of what the user passed."""
+    check_model(model, forward)
+    if isinstance(loss, type):
+        raise ProblemError(f"loss is the class {loss.__name__}; pass an instance: {loss.__name__}().")
+    if not callable(loss):
+        raise ProblemError(f"loss is a {type(loss).__name__}; it must be callable as loss(output, target).")
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ProblemError(
+            f"dtype={dtype} is not supported; choose torch.float32, torch.float64, or None for the better "
+            "of float32 and the model's own."
+        )
+    choose("dropout", dropout, ["refuse", "freeze"])
+    choose("reduction", reduction, ["auto", "mean", "sum"])
+    check_switches(check=check)
+
+
+def check_whole(name: str, value: Any, at_least: int) -> int:
+    """A whole number from `at_least` up.
+
+    >>> check_whole("top", 3, at_least=0)
+    3
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = at_least - 1
+    if not at_least <= number < 2**63:
+        raise ProblemError(f"{name}={value!r} must be a whole number, {at_least} or more.")
+    return number
+
+
+def check_switches(**switches: Any) -> None:
+    """True or False, nothing that only looks like it."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ProblemError(f"{name}={value!r} must be True or False.")
+
+
+def check_tolerance(tolerance: Any) -> float:
+    """A relative error.
+
+    >>> check_tolerance(1e-3)
+    0.001
+    """
+    try:
+        fine = 0 < float(tolerance) < 1
+    except (TypeError, ValueError):
+        fine = False
+    if not fine:
+        raise ProblemError(f"tolerance={tolerance!r} must be a relative error between 0 and 1, such as 1e-3.")
+    return float(tolerance)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DistributedDataParallel or torch.compile: these have one derivative."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif hasattr(model, "_orig_mod") and isinstance(model._orig_mod, nn.Module):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def check_dropout(model: nn.Module, dropout: str) -> None:
+    """Active dropout draws another mask for every product: there is no single Hessian."""
+    if dropout == "freeze":
+        return
+    active = [_dropping(name, module) for name, module in model.named_modules() if _drops(module)]
+    if active:
+        shown = ", ".join(active[:4]) + (f" and {len(active) - 4} more" if len(active) > 4 else "")
+        verb = "is" if len(active) == 1 else "are"
+        raise ProblemError(
+            f"{shown} {verb} active (train mode): every product would see another mask, so there is no "
+            'single Hessian. Call model.eval(), or pass dropout="freeze" to keep one mask.'
+        )
+
+
+def _dropping(name: str, module: nn.Module) -> str:
+    kind = type(module).__name__
+    shown = f"layer {name} ({kind})" if name[:1].isdigit() else name or kind
+    return shown if isinstance(module, _DropoutNd) else f"the dropout of {shown}"
+
+
+def _drops(module: nn.Module) -> bool:
+    if not module.training:
+        return False
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1
+    return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
+
+
+def check_finite_inputs(given: Any, converted: Batch, place: str) -> None:
+    """NaN in, NaN out: say so before the forward. Targets may hold NaN where a loss masks it."""
+    for before, after in zip(tensors_in(given), tensors_in(converted.inputs), strict=True):
+        if not after.is_floating_point() or all_finite(after) or _is_mask(after):
+            continue
+        if all_finite(before):
+            raise ProblemError(
+                f"{place}the inputs hold values beyond the range of {after.dtype}; "
+                "scale them, or pass dtype=torch.float64."
+            )
+        bad = int((~torch.isfinite(after)).sum())
+        raise ProblemError(
+            f"{place}the inputs hold {bad} NaN or inf among {after.numel()} values; clean them first."
+        )
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Zeros and -inf only, as added to attention scores."""
+    return bool(((tensor == 0) | (tensor == -torch.inf)).all()) and bool((tensor == 0).any())
+
+
+def check_output(output: Any, forward: Any) -> None:
+    """A single real tensor."""
+    if not isinstance(output, Tensor):
+        who = "forward=" if forward is not None else "the model"
+        if isinstance(output, (tuple, list)):
+            found, way = f"a {type(output).__name__} of {len(output)}", "lambda model, x: model(x)[0]"
+        elif hasattr(output, "logits"):
+            found, way = f"a {type(output).__name__}", "lambda model, x: model(**x).logits"
+        elif isinstance(output, Mapping):
+            found = f"a {type(output).__name__} with keys {list(output)}"
+            way = f"lambda model, x: model(x)[{next(iter(output), 'key')!r}]"
+        else:
+            found, way = f"a {type(output).__name__}", "lambda model, x: model(x).some_tensor"
+        raise ProblemError(f"{who} returned {found}; curvature needs one tensor. Pass forward={way}.")
+    if not output.is_floating_point():
+        raise ProblemError(
+            f"the model's output has dtype {output.dtype}; it must be real and floating point."
+        )
+    if output.dtype not in (torch.float32, torch.float64):
+        raise ProblemError(
+            f"the model's output has dtype {output.dtype} though its weights came in float32 or better: "
+            "its forward casts (autocast, or .to()), and such rounding drowns second derivatives. "
+            "Leave the cast out while measuring."
+        )
+
+
+def check_loss_value(value: Any) -> None:
+    """One number that can be differentiated."""
+    if not isinstance(value, Tensor):
+        raise ProblemError(f"the loss returned a {type(value).__name__}; it must return a scalar tensor.")
+    if value.numel() != 1:
+        raise ProblemError(
+            f"the loss has shape {tuple(value.shape)}; it must be a single number. "
+            'Average it (reduction="mean", or .mean()) or sum it.'
+        )
+    if not value.is_floating_point():
+        raise ProblemError(f"the loss has dtype {value.dtype}; it must be real and floating point.")

@@ -1,0 +1,125 @@
+"""A number together with how far to trust it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A computed value, its error, whether it is good enough, and what it cost.
+
+    `error` is an absolute half-width: the truth is expected within `value ± error`. `products` counts the
+    matrix-vector products that were spent; 0 means the value came for free with another one.
+
+    >>> round(Estimate(2.0, 0.001, True, "residual below tolerance", 9).relative_error, 6)
+    0.0005
+    """
+
+    value: float
+    error: float
+    converged: bool
+    reason: str
+    products: int = 0
+
+    @property
+    def relative_error(self) -> float:
+        """`error / |value|`; 0 when both are 0."""
+        if self.error == 0:
+            return 0.0
+        return self.error / abs(self.value) if self.value else float("inf")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One norm per batch. For equal batches the norm over all examples is at most their mean.
+
+    >>> spread = Spread((1.0, 2.0, 3.0))
+    >>> spread.mean, spread.standard_deviation, round(spread.standard_error, 3)
+    (2.0, 1.0, 0.577)
+    """
+
+    norms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.norms:
+            raise ValueError("norms is empty; a spread needs the norm of at least one batch.")
+
+    @property
+    def mean(self) -> float:
+        """The mean over the batches; inf or nan when a norm is."""
+        if not self._finite:
+            return sum(self.norms)
+        return math.ldexp(self._scaled_mean, self._exponent)
+
+    @property
+    def standard_deviation(self) -> float:
+        """The sample's standard deviation (divided by batches − 1); nan for one batch, which says nothing."""
+        if len(self.norms) < 2 or not self._finite:
+            return math.nan
+        mean = self._scaled_mean
+        squares = math.fsum((norm - mean) ** 2 for norm in self._scaled)
+        return math.ldexp(math.sqrt(squares / (len(self.norms) - 1)), self._exponent)
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of the mean: the standard deviation over √batches."""
+        return self.standard_deviation / math.sqrt(len(self.norms))
+
+    @property
+    def smallest(self) -> float:
+        """The smallest norm of any batch; nan when one is nan."""
+        return math.nan if self._has_nan else min(self.norms)
+
+    @property
+    def largest(self) -> float:
+        """The largest norm of any batch; nan when one is nan."""
+        return math.nan if self._has_nan else max(self.norms)
+
+    @property
+    def _has_nan(self) -> bool:
+        return any(math.isnan(norm) for norm in self.norms)
+
+    @property
+    def _finite(self) -> bool:
+        return all(math.isfinite(norm) for norm in self.norms)
+
+    # Scaling by a power of two is exact, and keeps the squares of 1e200 and 1e-200 within range.
+    @property
+    def _exponent(self) -> int:
+        return math.frexp(max(abs(norm) for norm in self.norms))[1]
+
+    @property
+    def _scaled(self) -> tuple[float, ...]:
+        return tuple(math.ldexp(norm, -self._exponent) for norm in self.norms)
+
+    @property
+    def _scaled_mean(self) -> float:
+        return math.fsum(self._scaled) / len(self.norms)
+
+
+@dataclass(frozen=True)
+class Density:
+    """An estimated spectral density: a quadrature rule, and the smooth curve drawn from it.
+
+    `nodes` and `weights` are the rule (the weights add up to 1), `grid` and `values` the curve, `error` its
+    estimated error. It took `probes` random vectors and `steps` Lanczos steps for each.
+    """
+
+    nodes: tuple[float, ...]
+    weights: tuple[float, ...]
+    grid: tuple[float, ...]
+    values: tuple[float, ...]
+    error: float
+    probes: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        for one, other in (("nodes", "weights"), ("grid", "values")):
+            lengths = len(getattr(self, one)), len(getattr(self, other))
+            if lengths[0] != lengths[1]:
+                raise ValueError(
+                    f"{one} has {lengths[0]} numbers and {other} has {lengths[1]}; they come in pairs, "
+                    "so pass as many of one as of the other."
+                )
