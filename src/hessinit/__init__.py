@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hessinit._version import __version__
 
 if TYPE_CHECKING:
-    from hessinit.advising.advise import advise
-    from hessinit.asserting import assert_sound
+    from hessinit.training.advise import advise
+    from hessinit.training.assert_sound import assert_sound
     from hessinit.comparing.compare import compare
     from hessinit.comparing.sweep import sweep
     from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hessinit.results.track_record import TrackedPoint, Tracking
     from hessinit.schemes.applying import apply_scheme_
     from hessinit.schemes.gains import gain
-    from hessinit.tracking.track import Tracker, track
+    from hessinit.training.track import Tracker, track
 
 # Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
 _HOMES = {
@@ -52,11 +52,11 @@ _HOMES = {
     "Run": "hessinit.results.comparison",
     "SchemePlan": "hessinit.results.initialization",
     "TrackedPoint": "hessinit.results.track_record",
-    "Tracker": "hessinit.tracking.track",
+    "Tracker": "hessinit.training.track",
     "Tracking": "hessinit.results.track_record",
-    "advise": "hessinit.advising.advise",
+    "advise": "hessinit.training.advise",
     "apply_scheme_": "hessinit.schemes.applying",
-    "assert_sound": "hessinit.asserting",
+    "assert_sound": "hessinit.training.assert_sound",
     "compare": "hessinit.comparing.compare",
     "gain": "hessinit.schemes.gains",
     "gauss_newton": "hessinit.measurement.matrix_free",
@@ -68,7 +68,7 @@ _HOMES = {
     "measure": "hessinit.measurement.measure",
     "quadratic_form": "hessinit.measurement.quadratic_form",
     "sweep": "hessinit.comparing.sweep",
-    "track": "hessinit.tracking.track",
+    "track": "hessinit.training.track",
 }
 
 __all__ = [

@@ -175,22 +175,22 @@ def track(
 
 def _check_early(given: dict[str, Any]) -> None:
     """What can be judged without the user's file is judged before it is run, which may take a while."""
-    import hessinit.tracking.training  # noqa: F401 - all that is heavy, before an interruption is an exception
-    from hessinit.tracking.budget import check_share
+    import hessinit.training.train_and_track  # noqa: F401 - all that is heavy, before an interruption is an exception
+    from hessinit.training.track import check_max_overhead
 
-    check_share(given.get("share", 0.5))
+    check_max_overhead(given.get("max_overhead", 0.1))
 
 
 def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initialization, Any]:
     """Write the weights; the data come back, for an iterator gives them only once."""
     from hessinit.comparing.batching import Examples, read_data
     from hessinit.initializing.initialize import initialize_
-    from hessinit.tracking.training import choose_tracked
+    from hessinit.training.train_and_track import tracked_batch
 
     read = read_data(loaded.batch, options.get("batch_size", 1), options["steps"])
     pairs = [(part.inputs, part.targets) for part in read.parts()]
     # The very examples whose curvature is tracked: else the table would begin with another ‖H‖ than was met.
-    tracked = [(part.inputs, part.targets) for part in choose_tracked(read, TRACKED, options.get("seed", 0))]
+    tracked = [(part.inputs, part.targets) for part in tracked_batch(read, TRACKED, options.get("seed", 0))]
     shared = ("lr", "optimizer", "layers", "curvature", "forward", "reduction", "check", "seed")
     result = initialize_(
         loaded.model,
@@ -205,7 +205,7 @@ def _train(loaded: LoadedProblem, data: Any, lines: Lines, options: dict[str, An
     from hessinit.cli.comparing import stdout_for_the_result
     from hessinit.jobs.watching import watched
     from hessinit.present.words import format_number
-    from hessinit.tracking.training import train_and_track
+    from hessinit.training.train_and_track import train_and_track
 
     is_watched = sys.stderr.isatty()
     with stdout_for_the_result(), watched("Training", options["steps"], 0, is_watched) as announce:

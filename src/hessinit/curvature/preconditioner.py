@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.engines.choose import gauss_newton_engine, hessian_engine
-from hessinit.engines.ends import Effort, Engine
-from hessinit.estimate import Estimate
-from hessinit.operators.base import LinearOperator, join
-from hessinit.operators.evaluation import Evaluation, find_reduction
+from hessinit.curvature.engines import gauss_newton_engine, hessian_engine
+from hessinit.curvature.engines import Effort, Engine
+from hessinit.results.estimates import Estimate
+from hessinit.curvature.operators import LinearOperator, join
+from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.problem.batches import Batch
-from hessinit.problem.structures import map_tensors
-from hessinit.report.descent import check_fraction, check_nonnegative
-from hessinit.spectra.lanczos import lanczos
+from hessinit.problem.batches import map_tensors
+from hessinit.results.advice import check_fraction, check_nonnegative
+from hessinit.curvature.lanczos import lanczos
 
 # Seven degrees of freedom give a variance to a factor of about 1.5, and all parts cost one gradient together.
 PARTS = 8

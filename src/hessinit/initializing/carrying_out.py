@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from hessinit.advising.advise import advise
+from hessinit.training.advise import advise
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.initializing import defaults
 from hessinit.initializing.calm import calm_stds

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from hessinit.curvature.preconditioner import AdamRule, build_engine
-from hessinit.engines.ends import Effort
+from hessinit.curvature.engines import Effort
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
-from hessinit.operators.evaluation import evaluate
-from hessinit.operators.setting import (
+from hessinit.curvature.evaluation import evaluate
+from hessinit.measurement.measure import (
     in_running_order,
     note_unchecked,
     note_uncounted,
@@ -23,14 +23,14 @@ from hessinit.operators.setting import (
     versions_of,
 )
 from hessinit.present import advice_sentences as say
-from hessinit.problem.checks import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
 from hessinit.problem.layers import find_layers
-from hessinit.problem.memory import explained_memory
+from hessinit.problem.problem import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.report.advice import LearningRateAdvice
-from hessinit.report.descent import check_rate
-from hessinit.report.descent_advice import advise_descent
-from hessinit.report.warmup import GENTLE, judge_warmup
+from hessinit.results.advice import LearningRateAdvice
+from hessinit.results.advice import check_rate
+from hessinit.results.advice import advise_descent
+from hessinit.results.advice import GENTLE, judge_warmup
 from hessinit.training.optimizer_rules import (
     OptimizerRule,
     StabilityLimit,

@@ -13,19 +13,19 @@ import torch
 from torch import nn
 
 from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError
-from hessinit.estimate import Estimate
-from hessinit.measuring import measure
+from hessinit.results.estimates import Estimate
+from hessinit.measurement.measure import measure
 from hessinit.present.table import render_text
 from hessinit.present.words import call_layer, format_estimate, format_number, format_times, join_names
-from hessinit.problem.as_trained import find_bad_buffer, overflows_in_own_precision
+from hessinit.problem.determinism import find_bad_buffer, overflows_in_own_precision
 from hessinit.problem.batches import read_batches
-from hessinit.problem.checks import unwrap
+from hessinit.problem.validate import unwrap
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Loss
-from hessinit.report.descent import DESCENTS, MOST_TIMES_STABLE, check_nonnegative, check_rate
-from hessinit.report.layer import LayerCurvature
-from hessinit.report.report import CurvatureReport
-from hessinit.report.verdict import EXPLODING_ABOVE, VANISHING_BELOW
+from hessinit.results.advice import DESCENTS, MOST_TIMES_STABLE, check_nonnegative, check_rate
+from hessinit.results.curvature_report import LayerCurvature
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.curvature_report import EXPLODING_ABOVE, VANISHING_BELOW
 from hessinit.training.advise import advise
 from hessinit.training.optimizer_rules import require_known_optimizer
 

@@ -17,14 +17,14 @@ from hessinit.curvature.preconditioner import (
     measure_adam,
     spectral_norm,
 )
-from hessinit.engines.ends import Effort, Ends, Engine
+from hessinit.curvature.engines import Effort, Ends, Engine
 from hessinit.errors import ProblemError, choose
-from hessinit.estimate import Estimate
-from hessinit.operators.base import join
-from hessinit.operators.evaluation import Evaluation
+from hessinit.results.estimates import Estimate
+from hessinit.curvature.operators import join
+from hessinit.curvature.evaluation import Evaluation
 from hessinit.problem.layers import Layer
-from hessinit.report.descent import DESCENTS, Descent, named_descent
-from hessinit.spectra.lanczos import lanczos
+from hessinit.results.advice import DESCENTS, Descent, named_descent
+from hessinit.curvature.lanczos import lanczos
 
 Rule = Descent | AdamRule
 

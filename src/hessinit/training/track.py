@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.curvature.preconditioner import build_engine
-from hessinit.engines.ends import Effort
+from hessinit.curvature.engines import Effort
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError, choose
-from hessinit.operators.evaluation import evaluate
-from hessinit.operators.setting import (
+from hessinit.curvature.evaluation import evaluate
+from hessinit.measurement.measure import (
     in_running_order,
     note_unchecked,
     note_uncounted,
@@ -30,16 +30,16 @@ from hessinit.operators.setting import (
 )
 from hessinit.present.words import format_number
 from hessinit.problem.batches import read_batches
-from hessinit.problem.checks import check_arguments, check_switches, check_tolerance, check_whole, unwrap
-from hessinit.problem.first_look import check_draw_repeats
+from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.layers import find_layers
-from hessinit.problem.memory import explained_memory
+from hessinit.problem.problem import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.problem.structures import map_tensors, tensors_in
-from hessinit.report.descent import MOST_TIMES_STABLE, Descent, check_rate
-from hessinit.report.initialization import Initialization
-from hessinit.report.tracked_point import describe_notes, find_crossings
-from hessinit.report.tracking import TrackedPoint, Tracking
+from hessinit.problem.batches import map_tensors, tensors_in
+from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import describe_notes, find_crossings
+from hessinit.results.track_record import TrackedPoint, Tracking
 from hessinit.training.optimizer_rules import (
     OptimizerRule,
     Rule,

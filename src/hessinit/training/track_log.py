@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.report.atomic import write_text
-from hessinit.report.json_form import Plain, to_plain
-from hessinit.report.tracking import TrackedPoint, Tracking, read_lines
-from hessinit.report.tracking_lines import END, KIND, RESUMED, SCHEMA, are_lines
-from hessinit.report.tracking_losses import MOST_LOSSES, thin
+from hessinit.results.result import write_text
+from hessinit.results.result import Plain, to_plain
+from hessinit.results.track_record import TrackedPoint, Tracking, read_lines
+from hessinit.results.track_record import END, KIND, RESUMED, SCHEMA, are_lines
+from hessinit.results.track_record import MOST_LOSSES, thin
 
 Sink = Callable[[dict[str, float], int], object]
 
