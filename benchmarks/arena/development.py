@@ -27,11 +27,11 @@ from torch import nn  # noqa: E402
 
 from arena.outcomes import count_losses  # noqa: E402
 from arena.tasks import CPU, Task  # noqa: E402
-from hessinit.comparing.compare import compare  # noqa: E402
 from hessinit.initializing import defaults  # noqa: E402
 from hessinit.initializing.freedoms import FREEDOMS  # noqa: E402
 from hessinit.initializing.initialize import initialize_  # noqa: E402
 from hessinit.results.result import write_text  # noqa: E402
+from hessinit.training.compare import compare  # noqa: E402
 
 RECORD = Path(__file__).parents[1] / "results" / "arena-development.json"
 PLAIN = ("default", "he", "glorot", "orthogonal", "lsuv", "lsuv+warmup")

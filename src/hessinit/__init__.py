@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hessinit._version import __version__
 
 if TYPE_CHECKING:
-    from hessinit.training.advise import advise
-    from hessinit.training.assert_sound import assert_sound
-    from hessinit.comparing.compare import compare
-    from hessinit.comparing.sweep import sweep
     from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
     from hessinit.initializing.initialize import initialize_
     from hessinit.integrations.logits import logits_problem
@@ -30,6 +26,9 @@ if TYPE_CHECKING:
     from hessinit.results.track_record import TrackedPoint, Tracking
     from hessinit.schemes.applying import apply_scheme_
     from hessinit.schemes.gains import gain
+    from hessinit.training.advise import advise
+    from hessinit.training.assert_sound import assert_sound
+    from hessinit.training.compare import compare, sweep
     from hessinit.training.track import Tracker, track
 
 # Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
@@ -57,7 +56,7 @@ _HOMES = {
     "advise": "hessinit.training.advise",
     "apply_scheme_": "hessinit.schemes.applying",
     "assert_sound": "hessinit.training.assert_sound",
-    "compare": "hessinit.comparing.compare",
+    "compare": "hessinit.training.compare",
     "gain": "hessinit.schemes.gains",
     "gauss_newton": "hessinit.measurement.matrix_free",
     "hessian": "hessinit.measurement.matrix_free",
@@ -67,7 +66,7 @@ _HOMES = {
     "logits_problem": "hessinit.integrations.logits",
     "measure": "hessinit.measurement.measure",
     "quadratic_form": "hessinit.measurement.quadratic_form",
-    "sweep": "hessinit.comparing.sweep",
+    "sweep": "hessinit.training.compare",
     "track": "hessinit.training.track",
 }
 

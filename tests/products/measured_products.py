@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
 from hessinit.problem.problem import Problem
 from hessinit.products.measure import measure_products
@@ -20,5 +20,5 @@ def measured_products(
     """By layer name, in double precision unless told otherwise."""
     problem = Problem(model, loss, batch, **{"dtype": torch.float64, **settings})
     with problem.settings():
-        found = measure_products(problem, evaluate(problem), Effort(tolerance, 200, 0))
+        found = measure_products(problem, evaluate(problem), LanczosSettings(tolerance, 200, 0))
     return {layer.name: found[layer.parameter] for layer in problem.layers}

@@ -69,9 +69,9 @@ def test_a_crowded_top_is_within_its_error() -> None:
 
 def test_stopping_early_is_said_and_the_residual_is_the_error() -> None:
     matrices = torch.randn(3, 80, 90)
-    answer = found(matrices, max_steps=4, tolerance=1e-6)
+    answer = found(matrices, max_iterations=4, tolerance=1e-6)
     assert not answer.converged
-    assert answer.reason == "stopped at max_steps=4 in 3 examples; raise it or tolerance"
+    assert answer.reason == "stopped at max_iterations=4 in 3 examples; raise it or tolerance"
     assert answer.products == 8
     assert (answer.errors > 1e-3).all()
 
@@ -100,5 +100,5 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 def test_bad_options_are_refused() -> None:
     with pytest.raises(ValueError, match="tolerance=2.0 is out of range"):
         found(torch.ones(1, 2, 2), tolerance=2.0)
-    with pytest.raises(ValueError, match="max_steps=0 is too few"):
-        found(torch.ones(1, 2, 2), max_steps=0)
+    with pytest.raises(ValueError, match="max_iterations=0 is too few"):
+        found(torch.ones(1, 2, 2), max_iterations=0)

@@ -11,10 +11,10 @@ from measured_products import measured_products
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.products.lipschitz import Chain, read_chain
 
-EFFORT = Effort(1e-9, 200, 0)
+EFFORT = LanczosSettings(1e-9, 200, 0)
 Map = Callable[[Tensor], Tensor]
 
 

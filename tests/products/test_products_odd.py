@@ -88,11 +88,11 @@ def test_an_unfinished_search_gives_no_bound() -> None:
     weights[7] = 1.5
     model, x = nn.Linear(4, 300, bias=False).double(), torch.randn(1, 4).double()
     report = hessinit.measure(
-        model, lambda output, _: (weights * output**2).sum(), (x, None), jacobians=True, max_steps=1
+        model, lambda output, _: (weights * output**2).sum(), (x, None), jacobians=True, max_iterations=1
     )
     found = report[0].jacobians
     assert found.rigorous_bound is None
-    assert "did not converge; raise max_steps" in found.reason
+    assert "did not converge; raise max_iterations" in found.reason
 
 
 def test_a_norm_beyond_range_is_not_compared_with_its_bounds() -> None:

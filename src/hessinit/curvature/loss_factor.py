@@ -30,7 +30,7 @@ _MOST_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
-class OutputRoot:
+class LossFactor:
     """`H_z = scale · Σ_c S_c S_cᵀ` in every example: `columns` is (C, examples, …output).
 
     Directions that no example bends (for softmax: all logits moving together) are left out, so C may be
@@ -41,7 +41,7 @@ class OutputRoot:
     scale: float
 
 
-def output_root(evaluation: Evaluation) -> OutputRoot | str:
+def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     """The root of `H_z`, or one sentence that says why there is none of this form."""
     blocks = _blocks(evaluation)
     # Tiny matrices: numpy's calls cost a fraction of torch's.
@@ -71,7 +71,7 @@ def output_root(evaluation: Evaluation) -> OutputRoot | str:
         return "the loss is not convex in the output"
     factors = sizes[:, None] * (kept @ roots)
     columns = torch.from_numpy(np.ascontiguousarray(factors.transpose(2, 0, 1))).to(evaluation.output)
-    return OutputRoot(columns.view(-1, *evaluation.output.shape), scale)
+    return LossFactor(columns.view(-1, *evaluation.output.shape), scale)
 
 
 def _bent_directions(mean: Array, rounding: float) -> Array:

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.engines import gauss_newton_engine, hessian_engine
-from hessinit.curvature.engines import Effort, Engine
-from hessinit.results.estimates import Estimate
-from hessinit.curvature.operators import LinearOperator, join
+from hessinit.curvature.engines import Engine, LanczosSettings, gauss_newton_engine, hessian_engine
 from hessinit.curvature.evaluation import Evaluation, find_reduction
-from hessinit.problem.batches import Batch
-from hessinit.problem.batches import map_tensors
-from hessinit.results.advice import check_fraction, check_nonnegative
 from hessinit.curvature.lanczos import lanczos
+from hessinit.curvature.operators import LinearOperator, join
+from hessinit.problem.batches import Batch, map_tensors
+from hessinit.results.advice import check_fraction, check_nonnegative
+from hessinit.results.estimates import Estimate
 
 # Seven degrees of freedom give a variance to a factor of about 1.5, and all parts cost one gradient together.
 PARTS = 8
@@ -88,19 +86,19 @@ class ScaledCurvature(LinearOperator):
         return scaled if self._diagonal is None else scaled + self._diagonal * vector
 
 
-def spectral_norm(operator: LinearOperator, effort: Effort, *, semidefinite: bool) -> Estimate:
+def spectral_norm(operator: LinearOperator, settings: LanczosSettings, *, semidefinite: bool) -> Estimate:
     """The largest |eigenvalue|; of a semidefinite operator the largest eigenvalue suffices."""
-    found = lanczos(operator, ends="top" if semidefinite else "both", **effort.options).norm
+    found = lanczos(operator, which="top" if semidefinite else "both", **settings.options).norm
     if semidefinite and not found.converged:
-        return lanczos(operator, ends="both", **effort.options).norm
+        return lanczos(operator, which="both", **settings.options).norm
     return found
 
 
-def build_engine(evaluations: Sequence[Evaluation], curvature: str, effort: Effort) -> Engine:
+def build_engine(evaluations: Sequence[Evaluation], curvature: str, settings: LanczosSettings) -> Engine:
     """The engine of a single curvature, "gauss-newton" or "hessian"."""
     if curvature == "hessian":
-        return hessian_engine(evaluations, effort)
-    return gauss_newton_engine(evaluations, effort, "auto")
+        return hessian_engine(evaluations, settings)
+    return gauss_newton_engine(evaluations, settings, "auto")
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def measure_adam(
     rule: AdamRule,
     engine: Engine,
     evaluations: Sequence[Evaluation],
-    effort: Effort,
+    settings: LanczosSettings,
     *,
     semidefinite: bool,
     relative_rates: Tensor | None = None,
@@ -163,7 +161,7 @@ def measure_adam(
         return AdamCurvature(norm, math.inf, frozen, tuple(notes))
     if diagonal is not None:
         diagonal = torch.where(moves, diagonal, 0.0)
-    norm = spectral_norm(ScaledCurvature(operator, scale, diagonal), effort, semidefinite=semidefinite)
+    norm = spectral_norm(ScaledCurvature(operator, scale, diagonal), settings, semidefinite=semidefinite)
     step = torch.where(gradient != 0, gradient / (gradient.abs() + rule.eps), torch.zeros_like(gradient))
     if relative_rates is not None:
         step = step * relative_rates

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from hessinit.training.advise import advise
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.initializing import defaults
 from hessinit.initializing.calm import calm_stds
@@ -24,6 +23,7 @@ from hessinit.schemes.applying import apply_scheme_
 from hessinit.schemes.site import Site
 from hessinit.schemes.targets import Target
 from hessinit.schemes.walk import find_sites
+from hessinit.training.advise import advise
 
 # In the place of a freedom: what was left as gentle as the scheme made it.
 UNSHARPENED = "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from hessinit.curvature.engines import Effort, Wanted
+from hessinit.curvature.engines import LanczosSettings, SpectrumOptions
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.problem import Problem
@@ -25,7 +25,14 @@ def make_report(problem: Problem, curvature: str, every_layer: bool) -> Curvatur
     evaluations = evaluate(problem)
     estimator = "auto" if every_layer else network_estimator(evaluations)
     tolerance = TOLERANCE if estimator == "auto" else DEAR_TOLERANCE
-    rows = Rows(problem, evaluations, curvature, estimator, Effort(tolerance, 200, problem.seed), Wanted())
+    rows = Rows(
+        problem,
+        evaluations,
+        curvature,
+        estimator,
+        LanczosSettings(tolerance, 200, problem.seed),
+        SpectrumOptions(),
+    )
     cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
     layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
     notes = (*notes_on(problem, evaluations), *note_uncounted(problem))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.engines import Effort, Engine, gauss_newton_engine, hessian_engine
+from hessinit.curvature.engines import Engine, LanczosSettings, gauss_newton_engine, hessian_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.initializing.reports import TOLERANCE, make_report, network_estimator
 from hessinit.problem.batches import Batch, read_batches
@@ -102,7 +102,7 @@ class Workbench:
 
     def __init__(self, setting: Setting, targets: Sequence[Target], tolerance: float) -> None:
         self.setting = setting
-        self._effort = Effort(tolerance, 200, setting.seed)
+        self._effort = LanczosSettings(tolerance, 200, setting.seed)
         self._base = {target.name: (target, target.value.clone(), target.keep()) for target in targets}
         self._factors = dict.fromkeys(self._base, 1.0)
 
@@ -162,7 +162,7 @@ class Workbench:
     def network_norm(self) -> float:
         """‖H‖ of all measured weights, to the search's tolerance; inf where it is not finite."""
         with self._engine(every_layer=False) as (problem, engine):
-            return _size(engine.ends([layer.parameter for layer in problem.layers]).norm.value)
+            return _size(engine.extremes([layer.parameter for layer in problem.layers]).norm.value)
 
     def own_norm(self, name: str) -> float:
         """‖H‖ of one weight."""
@@ -172,12 +172,12 @@ class Workbench:
                 for layer in problem.layers
                 if layer_name(parametrized_name(layer.parameter)) == name
             ]
-            return _size(engine.ends(own).norm.value) if own else 0.0
+            return _size(engine.extremes(own).norm.value) if own else 0.0
 
     def layer_norms(self) -> dict[str, float]:
         """‖H‖ of every weight; of the sharper part where a parametrization makes it of several."""
         with self._engine(every_layer=True) as (problem, engine):
-            ends = engine.ends_of_each([layer.parameter for layer in problem.layers])
+            ends = engine.extremes_of_each([layer.parameter for layer in problem.layers])
             found: dict[str, float] = {}
             for layer in problem.layers:
                 name = layer_name(parametrized_name(layer.parameter))

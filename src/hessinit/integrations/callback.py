@@ -243,7 +243,9 @@ def initialization_options(
 def _optimizer_options(optimizer: torch.optim.Optimizer, model: nn.Module, layers: Any) -> dict[str, Any]:
     found = read_optimizer(optimizer, model, find_layers(model, layers))
     # OneCycleLR begins below the rate that it works towards, which it keeps as "max_lr".
-    lr = max((float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group), default=found.lr)
+    lr = max(
+        (float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group), default=found.lr
+    )
     if not lr:
         raise ProblemError("the optimizer's learning rate is 0.")
     rule = found.rule

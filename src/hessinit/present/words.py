@@ -97,6 +97,20 @@ def begin_sentence(sentence: str) -> str:
     return f"L{sentence[1:]}" if sentence.startswith("layer ") else sentence
 
 
+def count(number: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> count(1, "layer"), count(1200, "example")
+    ('1 layer', '1,200 examples')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def unstopped(sentence: str) -> str:
+    """Return a sentence without its full stop, to go on after it."""
+    return sentence.strip().rstrip(".")
+
+
 def join_names(names: list[str], most: int = 3) -> str:
     """List names in a sentence, the first few of many.
 

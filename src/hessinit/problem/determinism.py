@@ -105,7 +105,7 @@ _DRAWS = 20
 
 
 @dataclass(frozen=True)
-class FirstLook:
+class ForwardCheck:
     """The output of a batch and its loss, with their graph.
 
     `separable` if the forward gives a part of the batch the same outputs as the whole.
@@ -116,7 +116,7 @@ class FirstLook:
     separable: bool
 
 
-def take_first_look(problem: Problem, batch: Batch) -> FirstLook:
+def check_forward(problem: Problem, batch: Batch) -> ForwardCheck:
     """Evaluate once, and once more on an eighth of the examples under other random numbers.
 
     If these agree with the whole, the forward is deterministic. If not, the examples may just see each
@@ -130,7 +130,7 @@ def take_first_look(problem: Problem, batch: Batch) -> FirstLook:
     _check_loss_repeats(problem, batch, output, loss, draws_loss)
     frozen = problem.dropout == "freeze"
     separable = not frozen and _check_forward_repeats(problem, batch, output, draws_forward)
-    return FirstLook(output, loss, separable)
+    return ForwardCheck(output, loss, separable)
 
 
 def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterable
@@ -11,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.curvature.preconditioner import AdamRule, build_engine
-from hessinit.curvature.engines import Effort
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.preconditioner import AdamRule, build_engine
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.measurement.measure import (
     in_running_order,
     note_unchecked,
@@ -22,22 +23,19 @@ from hessinit.measurement.measure import (
     notes_on,
     versions_of,
 )
-from hessinit.present import advice_sentences as say
-from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.present import advice as say
+from hessinit.present.words import format_number
 from hessinit.problem.layers import find_layers
-from hessinit.problem.problem import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.results.advice import LearningRateAdvice
-from hessinit.results.advice import check_rate
-from hessinit.results.advice import advise_descent
-from hessinit.results.advice import GENTLE, judge_warmup
+from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.results.advice import GENTLE, LearningRateAdvice, advise_descent, check_rate, judge_warmup
 from hessinit.training.optimizer_rules import (
     OptimizerRule,
     StabilityLimit,
-    require_known_optimizer,
     find_stability_limit,
     name_rule,
     read_optimizer,
+    require_known_optimizer,
 )
 
 
@@ -85,7 +83,7 @@ def advise(
     choose("curvature", curvature, ["gauss-newton", "hessian"])
     check_switches(strict=strict)
     seed = check_whole("seed", seed, at_least=0)
-    effort = Effort(
+    settings = LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
     check_arguments(model, loss, forward, dtype, dropout)
@@ -96,15 +94,15 @@ def advise(
         model, loss, batch, layers=sorted(steps.rates) or layers, forward=forward, dtype=dtype,
         dropout=dropout, reduction=reduction, check=check, seed=seed,
     )  # fmt: skip
-    with problem.settings(), explained_memory(problem):
+    with problem.settings():
         evaluations = evaluate(problem)
-        engine = build_engine(evaluations, curvature, effort)
+        engine = build_engine(evaluations, curvature, settings)
         limit = find_stability_limit(
-            steps, engine, evaluations, effort, semidefinite=curvature == "gauss-newton"
+            steps, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
         )
         flat = False
         if steps.is_adaptive and steps.lr and steps.lr > limit.stable:
-            flat = 0 < engine.ends(list(problem.leaves)).norm.value < GENTLE
+            flat = 0 < engine.extremes(list(problem.leaves)).norm.value < GENTLE
         facts: dict[str, Any] = {
             "curvature": curvature,
             "loss": sum(one.loss_value * one.weight for one in evaluations),
@@ -156,16 +154,22 @@ def _advice(
         assert limit.ends is not None
         return replace(advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=str(steps.rule))
     norm, first = limit.norm.value, limit.first_step
-    best = rule.best(norm)
+    why_best = say.why_best_adaptive(norm, rule.best(norm), rule.decoupled_decay, 1.0, "mini-batch gradients")
+    if first < rule.best(norm):
+        why_best = "The first step sets it: it lowers the quadratic model of the loss most at this rate."
+    why_stable = say.why_stable_adaptive(norm, limit.stable)
+    if 2 * first <= rule.stability_limit(norm) < math.inf:
+        why_stable = (
+            "Above it the first step, equally long in every weight, raises the quadratic model of the loss; "
+            f"with P fixed, later steps grow above {format_number(rule.stability_limit(norm))}."
+        )
     return LearningRateAdvice(
         optimizer=str(steps.rule),
         lr=lr,
         learning_rate=limit.best,
-        learning_rate_reason=say.why_best_adaptive(
-            norm, best, first, rule.decoupled_decay, 1.0, "mini-batch gradients"
-        ),
+        learning_rate_reason=why_best,
         stable_learning_rate=limit.stable,
-        stable_reason=say.why_edge_adaptive(norm, rule.stability_limit(norm), first),
+        stable_reason=why_stable,
         warmup=judge_warmup(lr, limit.best, limit.stable, gentle=flat),
         norm=limit.norm,
         frozen=limit.frozen,

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import math
-import textwrap
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError
-from hessinit.results.estimates import Estimate
 from hessinit.measurement.measure import measure
-from hessinit.present.table import render_text
-from hessinit.present.words import call_layer, format_estimate, format_number, format_times, join_names
-from hessinit.problem.determinism import find_bad_buffer, overflows_in_own_precision
+from hessinit.present import soundness as say
+from hessinit.present import to_text
 from hessinit.problem.batches import read_batches
-from hessinit.problem.validate import unwrap
+from hessinit.problem.determinism import find_bad_buffer, overflows_in_own_precision
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Loss
+from hessinit.problem.validate import unwrap
 from hessinit.results.advice import DESCENTS, MOST_TIMES_STABLE, check_nonnegative, check_rate
-from hessinit.results.curvature_report import LayerCurvature
-from hessinit.results.curvature_report import CurvatureReport
-from hessinit.results.curvature_report import EXPLODING_ABOVE, VANISHING_BELOW
+from hessinit.results.curvature_report import (
+    EXPLODING_ABOVE,
+    VANISHING_BELOW,
+    CurvatureReport,
+)
 from hessinit.training.advise import advise
 from hessinit.training.optimizer_rules import require_known_optimizer
 
 Finding = tuple[str, list[str]]  # what is wrong, and the ways out
 
-_WIDTH = 100
 _SHARED_WITH_ADVISE = (
     "layers", "tolerance", "max_iterations", "seed", "forward", "dtype", "dropout", "reduction",
 )  # fmt: skip
@@ -84,10 +81,11 @@ def assert_sound(
             report = measure(model, loss, batch, **options)
         except WeightsError as refusal:
             ways = [f"draw new weights: {_call(rate, 'sgd')}"]
-            raise AssertionError(_write([str(refusal)], ways, "Nothing can be measured, so no table.")) from None
+            raise AssertionError(say.write_failure([str(refusal)], ways, say.NO_TABLE)) from None
         judged = _judge_rate(report, model, loss, batch, optimizer, rate, options) if judges_rate else None
+    doubts = say.name_unconverged(report, judged, options.get("network", True))
     found = [
-        *_unconverged(report, judged, options.get("network", True)),
+        *((doubt, ["raise max_iterations= or tolerance="]) for doubt in doubts),
         *_as_trained(model, batch, options.get("forward")),
         *_layers(report, model, smallest, largest, _call(None if judged is None else judged.lr, optimizer)),
         *([] if judged is None else _rate(judged, times_stable, optimizer)),
@@ -95,7 +93,9 @@ def assert_sound(
     if not found:
         return report
     ways = list(dict.fromkeys(way for _, several in found for way in several))
-    raise AssertionError(_write([failure for failure, _ in found], ways, render_text(report, _WIDTH)))
+    raise AssertionError(
+        say.write_failure([failure for failure, _ in found], ways, to_text(report, say.WIDTH))
+    )
 
 
 def _check_limits(smallest: Any, largest: Any, times_stable: Any) -> None:
@@ -108,15 +108,6 @@ def _check_limits(smallest: Any, largest: Any, times_stable: Any) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _JudgedRate:
-    optimizer: str
-    lr: float | None
-    stable: float
-    norm: Estimate
-    is_adaptive: bool
-
-
 def _judge_rate(
     report: CurvatureReport,
     model: nn.Module,
@@ -125,7 +116,7 @@ def _judge_rate(
     optimizer: str | torch.optim.Optimizer,
     rate: float | None,
     options: dict[str, Any],
-) -> _JudgedRate:
+) -> say.JudgedRate:
     if isinstance(optimizer, str) and optimizer in DESCENTS:
         advice = report.advice(optimizer, lr=rate)
     else:
@@ -136,21 +127,7 @@ def _judge_rate(
             model, loss, batch, optimizer=optimizer, lr=rate, curvature=matrix, check=False, **shared
         )
     is_adaptive = advice.optimizer.startswith("Adam")
-    return _JudgedRate(advice.optimizer, advice.lr, advice.stable_learning_rate, advice.norm, is_adaptive)
-
-
-def _unconverged(report: CurvatureReport, judged: _JudgedRate | None, with_network: bool) -> list[Finding]:
-    rows = [*report.layers, *([report.network] if with_network else [])]
-    doubtful = [
-        (_name(report, row), row.reason) for row in rows if not row.converged and math.isfinite(row.norm)
-    ]
-    if not doubtful and judged is not None and not judged.norm.converged and math.isfinite(judged.norm.value):
-        doubtful = [("the network", judged.norm.reason)]
-    if not doubtful:
-        return []
-    names, reason = join_names([name for name, _ in doubtful]), doubtful[0][1].rstrip(".")
-    failure = f"{names} did not reach tolerance={report.tolerance:g} ({reason})."
-    return [(failure, ["raise max_iterations= or tolerance="])]
+    return say.JudgedRate(advice.optimizer, advice.lr, advice.stable_learning_rate, advice.norm, is_adaptive)
 
 
 def _as_trained(model: nn.Module, batch: Any, forward: Any) -> list[Finding]:
@@ -170,67 +147,29 @@ def _as_trained(model: nn.Module, batch: Any, forward: Any) -> list[Finding]:
 def _layers(
     report: CurvatureReport, model: nn.Module, smallest: float, largest: float, call: str
 ) -> list[Finding]:
+    zeros = [
+        layer_name(name)
+        for name, one in unwrap(model).named_parameters()
+        if (one.ndim >= 2 or name.endswith("weight")) and not bool(one.any())
+    ]
     fit = f"fit the weights: {call}"
-    found: list[Finding] = []
-    if zero := [row for row in report.layers if row.norm == 0 and smallest > 0]:
-        weights = [
-            call_layer(layer_name(name))
-            for name, one in unwrap(model).named_parameters()
-            if (one.ndim >= 2 or name.endswith("weight")) and not bool(one.any())
-        ]
-        verb, it = ("does", "it") if len(zero) == 1 else ("do", "them")
-        asked, way = f"does the forward use {it}, or are the units around {it} dead?", fit
-        if weights:
-            be, weight = ("is", "the zero weight") if len(weights) == 1 else ("are", "the zero weights")
-            asked = (
-                f"{be} {weight} of {join_names(weights)} intended, as in residual branches or LoRA?"
-            )
-            way = f"if so, name the other layers in layers=, or pass smallest=0; if not, {fit}"
-        names = join_names([call_layer(row.name) for row in zero])
-        found.append((f"{names} {verb} not influence the loss (‖H‖ = 0): {asked}", [way]))
-    if small := [row for row in report.layers if 0 < row.norm < smallest]:
-        verb, they = ("vanishes", "it hardly influences") if len(small) == 1 else ("vanish", "they hardly influence")
-        names = join_names([call_layer(row.name) for row in small])
-        found.append((f"{names} {verb} ({_norms(small)} is below smallest={smallest:g}): {they} the loss.", [fit]))
-    # nan is not at most anything, and inf is not allowed by any learning rate.
-    rows = (*report.layers, report.network)
-    if large := [row for row in rows if not row.norm <= largest or math.isinf(row.norm)]:
-        verb = "explodes" if len(large) == 1 else "explode"
-        most = "is not finite" if math.isinf(largest) else f"is above largest={largest:g}"
-        names = join_names([_name(report, row) for row in large])
-        found.append((f"{names} {verb}: {_norms(large)} {most}.", [fit]))
-    return found
+    meant = f"if so, name the other layers in layers=, or pass smallest=0; if not, {fit}" if zeros else fit
+    small, large = say.name_vanishing(report, smallest), say.name_exploding(report, largest)
+    return [
+        *((failure, [meant]) for failure in say.name_without_curvature(report, smallest, zeros)),
+        *((failure, [fit]) for failure in (*small, *large)),
+    ]
 
 
 def _rate(
-    judged: _JudgedRate, times_stable: float, optimizer: str | torch.optim.Optimizer
+    judged: say.JudgedRate, times_stable: float, optimizer: str | torch.optim.Optimizer
 ) -> list[Finding]:
-    lr, stable = judged.lr, judged.stable
-    if lr is None or lr <= times_stable * stable:
-        return []
-    times = f"{format_times(lr / stable)} times" if stable > 0 else "above"
-    if times == f"{format_times(times_stable)} times":
-        times = f"just above {times}"
-    failure = (
-        f"lr={lr:g} is {times} the stability limit of {judged.optimizer}, {format_number(stable)}; at most "
-        f"times_stable={times_stable:g} times the limit is allowed."
-    )
     ways = []
-    if stable > 0:
-        ways.append(f"lower lr to {round_down(times_stable * stable)} or less")
+    if judged.stable > 0:
+        ways.append(f"lower lr to {say.round_down(times_stable * judged.stable)} or less")
     if not judged.is_adaptive:  # the size of the weights does not change the length of Adam's steps
-        ways.append(f"fit the weights: {_call(lr, optimizer)}")
-    return [(failure, ways)]
-
-
-def round_down(rate: float) -> str:
-    """Two figures, never above `rate`.
-
-    >>> round_down(0.0349), round_down(2.0), round_down(1234.0)
-    ('0.034', '2', '1200')
-    """
-    unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
-    return format_number(math.floor(rate / unit * (1 + 1e-9)) * unit, 2)
+        ways.append(f"fit the weights: {_call(judged.lr, optimizer)}")
+    return [(failure, ways) for failure in say.name_too_fast(judged, times_stable)]
 
 
 def _call(rate: float | None, optimizer: str | torch.optim.Optimizer) -> str:
@@ -241,20 +180,3 @@ def _call(rate: float | None, optimizer: str | torch.optim.Optimizer) -> str:
         name = "nesterov" if optimizer.param_groups[0].get("nesterov") else "momentum"
         settings = f", optimizer={name!r}, momentum={momentum:g}"
     return f"hessinit.initialize_(model, loss, batch, lr={'…' if rate is None else f'{rate:g}'}{settings})"
-
-
-def _write(failures: Sequence[str], ways: Sequence[str], table: str) -> str:
-    said = ["not sound: " + " ".join(failures), f"Way out: {', or '.join(ways)}."]
-    folded = [textwrap.fill(one, _WIDTH, break_long_words=False, break_on_hyphens=False) for one in said]
-    return "\n".join((*folded, "", table))
-
-
-def _norms(rows: list[LayerCurvature]) -> str:
-    """‖H‖ of one row, or the range of several."""
-    by_size = sorted(rows, key=lambda row: (math.isnan(row.norm), row.norm))
-    shown = [format_estimate(row.estimate) for row in (by_size[0], by_size[-1])]
-    return f"‖H‖ = {shown[0]}" if len(rows) == 1 or shown[0] == shown[1] else f"‖H‖ = {shown[0]} … {shown[1]}"
-
-
-def _name(report: CurvatureReport, row: LayerCurvature) -> str:
-    return "the network" if row is report.network else call_layer(row.name)

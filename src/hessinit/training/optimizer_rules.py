@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessinit.curvature.engines import Engine, Extremes, LanczosSettings
+from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.lanczos import lanczos
+from hessinit.curvature.operators import join
 from hessinit.curvature.preconditioner import (
     AdamRule,
     ScaledCurvature,
     measure_adam,
     spectral_norm,
 )
-from hessinit.curvature.engines import Effort, Ends, Engine
 from hessinit.errors import ProblemError, choose
-from hessinit.results.estimates import Estimate
-from hessinit.curvature.operators import join
-from hessinit.curvature.evaluation import Evaluation
 from hessinit.problem.layers import Layer
 from hessinit.results.advice import DESCENTS, Descent, named_descent
-from hessinit.curvature.lanczos import lanczos
+from hessinit.results.estimates import Estimate
 
 Rule = Descent | AdamRule
 
@@ -131,10 +131,10 @@ def find_stability_limit(
     optimizer: OptimizerRule,
     engine: Engine,
     evaluations: Sequence[Evaluation],
-    effort: Effort,
+    settings: LanczosSettings,
     *,
     semidefinite: bool,
-    ends: Ends | None = None,
+    ends: Extremes | None = None,
     top_only: bool = False,
 ) -> StabilityLimit:
     """The stability limit of an optimizer on a quadratic with the curvature of `engine`.
@@ -149,9 +149,12 @@ def find_stability_limit(
     if isinstance(rule, AdamRule) and (age := optimizer.age(leaves)) < YOUNG:
         diagonal = None
         if rule.decoupled and not optimizer.has_uniform_decay:
-            diagonal, rule = _decoupled(rule, optimizer.decay(leaves), relative), replace(rule, weight_decay=0.0)
+            diagonal, rule = (
+                _decoupled(rule, optimizer.decay(leaves), relative),
+                replace(rule, weight_decay=0.0),
+            )
         found = measure_adam(
-            rule, engine, evaluations, effort, semidefinite=semidefinite, relative_rates=relative,
+            rule, engine, evaluations, settings, semidefinite=semidefinite, relative_rates=relative,
             diagonal=diagonal,
         )  # fmt: skip
         stable = rule.stability_limit(found.norm.value) if age else found.stability_limit(rule)
@@ -160,19 +163,19 @@ def find_stability_limit(
             found.norm.products, found.notes,
         )  # fmt: skip
     if isinstance(rule, Descent) and is_plain:
-        ends = ends or engine.ends(list(leaves))
+        ends = ends or engine.extremes(list(leaves))
         norm = rule.norm(ends.top, ends.bottom)
         limiting = max(ends.top.value + rule.weight_decay, 0.0) if top_only else norm.value
         stable, best = rule.edge(limiting), rule.best(norm.value)
         return StabilityLimit(stable, best, norm, rule, (ends.top, ends.bottom))
-    return _scaled_limit(optimizer, engine, leaves, effort, relative, semidefinite, top_only)
+    return _scaled_limit(optimizer, engine, leaves, settings, relative, semidefinite, top_only)
 
 
 def _scaled_limit(
     optimizer: OptimizerRule,
     engine: Engine,
     leaves: Mapping[str, Tensor],
-    effort: Effort,
+    settings: LanczosSettings,
     relative: Tensor | None,
     semidefinite: bool,
     top_only: bool,
@@ -194,10 +197,10 @@ def _scaled_limit(
     # Not started from the last eigenvector: where the sharpest direction has changed since, such a search
     # often ends at the old one and cannot tell (docs/tracking.md has the numbers).
     if top_only:
-        norm = lanczos(operator, ends="top", **effort.options).top
+        norm = lanczos(operator, which="top", **settings.options).top
         value = max(norm.value, 0.0)
     else:
-        norm = spectral_norm(operator, effort, semidefinite=semidefinite)
+        norm = spectral_norm(operator, settings, semidefinite=semidefinite)
         value = norm.value
     stable = rule.edge(value) if isinstance(rule, Descent) else rule.stability_limit(value)
     zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
@@ -270,7 +273,9 @@ def read_optimizer(
     rates = {name: _rate(one, in_training) for name, one in held.items()}
     largest, notes = max(rates.values()), []
     if len(held) < len(wanted):
-        notes.append(f"Left out, as not in the optimizer: {len(wanted) - len(held)} of {len(wanted)} weights.")
+        notes.append(
+            f"Left out, as not in the optimizer: {len(wanted) - len(held)} of {len(wanted)} weights."
+        )
     if not in_training and optimizer.state:
         notes.append("The optimizer has stepped already; the advice is for one that has not.")
     if not in_training and (len(set(rates.values())) > 1 or len(set(decays.values())) > 1):
@@ -320,7 +325,9 @@ def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     """Which of the known classes this is; a subclass counts if it does not override `step`."""
     for kind, known in _CLASSES.items():
         # Torch wraps `step` once more in every class that is used.
-        if isinstance(optimizer, known) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(known.step):
+        if isinstance(optimizer, known) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(
+            known.step
+        ):
             return "adamw" if group.get("decoupled_weight_decay") else kind
     known_names = ", ".join(f"torch.optim.{one.__name__}" for one in _CLASSES.values())
     raise ProblemError(

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.preconditioner import build_engine
-from hessinit.curvature.engines import Effort
-from hessinit.errors import EdgeOfStabilityWarning, ProblemError, choose
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.preconditioner import build_engine
+from hessinit.errors import EdgeOfStabilityWarning, ProblemError, choose
 from hessinit.measurement.measure import (
     in_running_order,
     note_unchecked,
@@ -29,17 +29,14 @@ from hessinit.measurement.measure import (
     versions_of,
 )
 from hessinit.present.words import format_number
-from hessinit.problem.batches import read_batches
-from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.problem.batches import map_tensors, read_batches, tensors_in
 from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.layers import find_layers
-from hessinit.problem.problem import explained_memory
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.problem.batches import map_tensors, tensors_in
+from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
-from hessinit.results.track_record import describe_notes, find_crossings
-from hessinit.results.track_record import TrackedPoint, Tracking
+from hessinit.results.track_record import TrackedPoint, Tracking, describe_notes, find_crossings
 from hessinit.training.optimizer_rules import (
     OptimizerRule,
     Rule,
@@ -105,7 +102,7 @@ def track(
     every = check_whole("every", every, at_least=1)
     max_overhead = check_max_overhead(max_overhead)
     seed = check_whole("seed", seed, at_least=0)
-    effort = Effort(
+    settings = LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
     check_arguments(model, loss, forward, None, dropout, reduction, check)
@@ -118,7 +115,7 @@ def track(
     steps = _TrackedOptimizer(optimizer, lr, unwrap(model), layers)
     subject = _Subject(
         model, loss, _copy_examples(batch), steps, layers, forward, dropout, reduction, curvature,
-        each_layer, effort,
+        each_layer, settings,
     )  # fmt: skip
     facts = subject.check(check)
     log = None if path is None else TrackLog(path, resume)
@@ -500,24 +497,24 @@ class _Subject:
     reduction: str
     curvature: str
     each_layer: bool
-    effort: Effort
+    settings: LanczosSettings
 
     def _problem(self, check: bool = False) -> Problem:
         return Problem(
             self.model, self.loss, self.data, layers=self.steps.weights() or self.layers,
             forward=self.forward, dropout=self.dropout, reduction=self.reduction, check=check,
-            seed=self.effort.seed,
+            seed=self.settings.seed,
         )  # fmt: skip
 
     def check(self, check: bool) -> dict[str, Any]:
         """Refuse what cannot be measured or, with `check`, has wrong derivatives; returns constant facts."""
         problem = self._problem(check)
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             evaluations = evaluate(problem)
             check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
             drew = problem.drew
             if check:
-                build_engine(evaluations, self.curvature, self.effort)
+                build_engine(evaluations, self.curvature, self.settings)
             problem.drew = drew
             if not problem.drew:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
@@ -527,23 +524,23 @@ class _Subject:
 
     def measure(self) -> _Sharpness:
         problem = self._problem()
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             evaluations = evaluate(problem)
-            engine = build_engine(evaluations, self.curvature, self.effort)
+            engine = build_engine(evaluations, self.curvature, self.settings)
             names = list(problem.leaves)
             layers = {}
             if self.each_layer:
-                each = engine.ends_of_each(names)
+                each = engine.extremes_of_each(names)
                 layers = {
                     layer.name: each[layer.parameter].norm.value
                     for layer in in_running_order(problem, evaluations)
                 }
-            ends = engine.ends(names)
+            ends = engine.extremes(names)
             stable, products = math.nan, ends.top.products + ends.bottom.products
             rule, note = self.steps.read()
             if rule is not None:
                 limit = find_stability_limit(
-                    rule, engine, evaluations, self.effort, semidefinite=self.curvature == "gauss-newton",
+                    rule, engine, evaluations, self.settings, semidefinite=self.curvature == "gauss-newton",
                     ends=ends, top_only=True,
                 )  # fmt: skip
                 stable, products = limit.stable, products + limit.products
@@ -582,7 +579,11 @@ class _Changes:
         first = self._modes = self._modes or modes
         other = [name for name, mode in modes.items() if first.get(name, mode) != mode]
         if other:
-            which = "The model was" if "" in other else f"{_join_few(other)} {'was' if len(other) == 1 else 'were'}"
+            which = (
+                "The model was"
+                if "" in other
+                else f"{_join_few(other)} {'was' if len(other) == 1 else 'were'}"
+            )
             is_now, was = ("train", "eval") if modes[other[0]] else ("eval", "train")
             said.append(
                 f"{which} in {is_now} mode, and in {was} mode at the first point: dropout and normalization "

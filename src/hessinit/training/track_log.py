@@ -15,11 +15,19 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.results.result import write_text
-from hessinit.results.result import Plain, to_plain
-from hessinit.results.track_record import TrackedPoint, Tracking, read_lines
-from hessinit.results.track_record import END, KIND, RESUMED, SCHEMA, are_lines
-from hessinit.results.track_record import MOST_LOSSES, thin
+from hessinit.results.result import Plain, to_plain, write_text
+from hessinit.results.track_record import (
+    END,
+    KIND,
+    MOST_LOSSES,
+    RESUMED,
+    SCHEMA,
+    TrackedPoint,
+    Tracking,
+    are_lines,
+    read_lines,
+    thin,
+)
 
 Sink = Callable[[dict[str, float], int], object]
 
@@ -136,7 +144,12 @@ class TrackLog:
         """Replace the content by these points and losses."""
         none = {"losses": [], "stride": losses.stride}
         lines = [*({**to_plain(point), **none} for point in points)]
-        state = {"line": RESUMED, "seconds": seconds, "losses": to_plain(losses.all()), "stride": losses.stride}
+        state = {
+            "line": RESUMED,
+            "seconds": seconds,
+            "losses": to_plain(losses.all()),
+            "stride": losses.stride,
+        }
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in (*lines, state))
         write_text(self._place, self._header + text)
         self._unwritten = ""

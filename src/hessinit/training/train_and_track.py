@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,9 @@ from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import check_arguments, check_whole
-from hessinit.results.advice import check_rate
 from hessinit.results.track_record import Tracking
-from hessinit.training.data import Data, copy_to, device_of, read_data
-from hessinit.training.loop import MakeOptimizer, Warmup, check_optimizer, make_optimizer, train
+from hessinit.training import loop
+from hessinit.training.data import copy_to, device_of, read_data
 from hessinit.training.seeds import seed_everything
 from hessinit.training.track import track
 
@@ -29,7 +29,7 @@ def train_and_track(
     lr: float,
     steps: int = 200,
     batch_size: int = 64,
-    optimizer: str | MakeOptimizer = "sgd",
+    optimizer: str | loop.MakeOptimizer = "sgd",
     warmup: int = 0,
     every: int = 10,
     examples: int = 256,
@@ -53,14 +53,15 @@ def train_and_track(
     random generators are not touched.
     """
     check_arguments(model, loss, forward, None, "freeze", reduction, check)
-    rate = check_rate(lr) or 0.0
+    rate = loop.read_positive("lr", lr)
     steps = check_whole("steps", steps, at_least=1)
     batch_size = check_whole("batch_size", batch_size, at_least=1)
     examples = check_whole("examples", examples, at_least=1)
     warmup = check_whole("warmup", warmup, at_least=0)
     seed = check_whole("seed", seed, at_least=0)
-    check_optimizer(optimizer)
+    loop.check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
+    tracked = [(one.inputs, one.targets) for one in read.tracked_batches(examples, seed)]
     with (
         in_mode(model, training=True),
         untouched_random_state(),
@@ -68,34 +69,29 @@ def train_and_track(
         torch.enable_grad(),
     ):
         seed_everything(seed, "training")
-        stepper = make_optimizer(optimizer, model, rate)
-        ramp = Warmup(stepper, warmup)
+        stepper = loop.make_optimizer(optimizer, model, rate)
+        ramp = loop.Warmup(stepper, warmup)
         ramp.set(0)
         with track(
-            model, loss, tracked_batch(read, examples, seed), every=every, optimizer=stepper, path=path,
-            max_overhead=max_overhead, each_layer=each_layer, curvature=curvature, layers=layers,
+            model, loss, tracked[0] if len(tracked) == 1 else tracked, every=every, optimizer=stepper,
+            path=path, max_overhead=max_overhead, each_layer=each_layer, curvature=curvature, layers=layers,
             forward=forward, reduction=reduction, check=check, seed=seed, log_to=None, warn=False,
         ) as tracker:  # fmt: skip
             tracker.name = name
 
-            def follow(step: int, value: float) -> None:
+            def on_step(step: int, value: float) -> None:
                 tracker.step(value)
                 if progress is not None:
                     progress(step, value)
+                if not math.isfinite(value):
+                    tracker.add_note(
+                        f"The loss became {value} at step {tracker.steps}; training ended there."
+                    )
 
-            device = device_of(model)
-            batches = (copy_to(batch, device) for batch in read.minibatches(seed))
-            losses, _ = train(
-                model, loss, batches, stepper, steps=steps, warmup=ramp, forward=forward, on_step=follow
+            batches = (copy_to(batch, device_of(model)) for batch in read.minibatches(seed))
+            loop.train(
+                model, loss, batches, stepper, steps=steps, warmup=ramp, forward=forward, on_step=on_step
             )
-            if len(losses) < steps or losses[-1] - losses[-1] != 0:
-                tracker.add_note(f"The loss became {losses[-1]} at step {tracker.steps}; training ended there.")
             if tracker.tracking.points[-1].step < tracker.steps:
                 tracker.measure()
         return tracker.close()
-
-
-def tracked_batch(data: Data, examples: int, seed: int) -> Any:
-    """The examples on which the curvature is tracked: one pair, or a list of ready batches."""
-    parts = [(one.inputs, one.targets) for one in data.draw(examples, seed, "tracked batch")]
-    return parts[0] if len(parts) == 1 else parts
