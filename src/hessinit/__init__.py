@@ -11,7 +11,9 @@ from hessinit._version import __version__
 
 if TYPE_CHECKING:
     from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
-    from hessinit.initializing.initialize import initialize_
+    from hessinit.init.apply_scheme import apply_scheme_
+    from hessinit.init.gain import gain
+    from hessinit.init.initialize import initialize_
     from hessinit.integrations.logits import logits_problem
     from hessinit.measurement.matrix_free import gauss_newton, hessian, jacobian
     from hessinit.measurement.measure import measure
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
     from hessinit.results.result import load
     from hessinit.results.track_record import TrackedPoint, Tracking
-    from hessinit.schemes.applying import apply_scheme_
-    from hessinit.schemes.gains import gain
     from hessinit.training.advise import advise
     from hessinit.training.assert_sound import assert_sound
     from hessinit.training.compare import compare, sweep
@@ -54,13 +54,13 @@ _HOMES = {
     "Tracker": "hessinit.training.track",
     "Tracking": "hessinit.results.track_record",
     "advise": "hessinit.training.advise",
-    "apply_scheme_": "hessinit.schemes.applying",
+    "apply_scheme_": "hessinit.init.apply_scheme",
     "assert_sound": "hessinit.training.assert_sound",
     "compare": "hessinit.training.compare",
-    "gain": "hessinit.schemes.gains",
+    "gain": "hessinit.init.gain",
     "gauss_newton": "hessinit.measurement.matrix_free",
     "hessian": "hessinit.measurement.matrix_free",
-    "initialize_": "hessinit.initializing.initialize",
+    "initialize_": "hessinit.init.initialize",
     "jacobian": "hessinit.measurement.matrix_free",
     "load": "hessinit.results.result",
     "logits_problem": "hessinit.integrations.logits",

@@ -10,9 +10,9 @@ from stability import SPECTRUM, START, edge
 from torch import Tensor, nn
 
 from dense import dense_curvature, in_double
-from hessinit.advising.adaptive import Adaptive
+from hessinit.curvature.preconditioner import Adaptive
 from hessinit import advise
-from hessinit.advising.reading import build_optimizer
+from hessinit.training.optimizer_rules import build_optimizer
 from tiny import LOSS, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
 from zoo.truth import true_matrices

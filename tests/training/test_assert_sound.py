@@ -173,7 +173,7 @@ def test_the_way_out_leads_out(activation: type[nn.Module], rate: float) -> None
     with pytest.raises(AssertionError, match=re.escape(f"lr={rate:g})")):
         assert_sound(model, loss, batch, lr=rate)
     # The result says so where a rate is so small that its target is out of reach.
-    initialize_(model, loss, batch, lr=rate, most_sharpening=1e9)
+    initialize_(model, loss, batch, lr=rate, max_sharpening=1e9)
     assert assert_sound(model, loss, batch, lr=rate)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from stability import SPECTRUM, edge
 
-from hessinit.advising.reading import build_optimizer
+from hessinit.training.optimizer_rules import build_optimizer
 from hessinit.errors import ProblemError
 from hessinit.present.example import example_report
 from hessinit.results.advice import Descent, LookAhead, judge_warmup, named_descent, warmup_steps

@@ -186,7 +186,7 @@ def _check_early(given: dict[str, Any]) -> None:
 
 def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initialization, Any]:
     """Write the weights; the data come back, for an iterator gives them only once."""
-    from hessinit.initializing.initialize import initialize_
+    from hessinit.init.initialize import initialize_
     from hessinit.training.data import read_data
 
     read = read_data(loaded.batch, options.get("batch_size", 1), options["steps"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.krylov import Array
+from hessinit.curvature.layer_uses import batched_grad
 from hessinit.curvature.probes import ProbeStream
 from hessinit.errors import ProblemError, WeightsError
 
@@ -111,15 +111,8 @@ def _blocks(evaluation: Evaluation) -> Tensor:
         return cut.new_zeros(size, width, width)
     unit = torch.eye(width, dtype=cut.dtype, device=cut.device).unsqueeze(1).expand(width, size, width)
     directions = unit.reshape(width, *output.shape)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error"
-            )  # a missing batching rule is only a warning, and slower than the loop
-            (rows,) = torch.autograd.grad(
-                gradient, cut, directions, is_grads_batched=True, retain_graph=True, materialize_grads=True
-            )
-    except (RuntimeError, UserWarning):
+    (rows,) = batched_grad(gradient, [cut], directions) or (None,)
+    if rows is None:
         rows = torch.stack([evaluation.output_hessian(direction) for direction in directions])
     return rows.detach().reshape(width, size, width).transpose(0, 1)
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.engines import Engine, LanczosSettings, gauss_newton_engine, hessian_engine
-from hessinit.curvature.evaluation import Evaluation, find_reduction
+from hessinit.curvature.evaluation import Evaluation, evaluate, find_reduction
 from hessinit.curvature.lanczos import lanczos
 from hessinit.curvature.operators import LinearOperator, join
 from hessinit.problem.batches import Batch, map_tensors
+from hessinit.problem.problem import Problem
 from hessinit.results.advice import check_fraction, check_nonnegative
 from hessinit.results.estimates import Estimate
 
@@ -168,6 +169,14 @@ def measure_adam(
     slope = float(gradient @ step)
     bend = float(step @ (operator @ step))
     return AdamCurvature(norm, _best_step(slope, bend), frozen, tuple(notes))
+
+
+def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
+    """The learning rate of the largest guaranteed decrease of Adam with these weights, as `advise` says it."""
+    with problem.settings():
+        evaluations, settings = evaluate(problem), LanczosSettings(1e-3, 200, problem.seed)
+        engine = build_engine(evaluations, "gauss-newton", settings)
+        return measure_adam(rule, engine, evaluations, settings, semidefinite=True).best(rule)
 
 
 def _best_step(slope: float, bend: float) -> float:

@@ -12,12 +12,12 @@ from torch import nn
 from hessinit.demo.network import EXAMPLES, TRAINED_ON, build_network
 from hessinit.digits import load_digits
 from hessinit.errors import ConvergenceWarning
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.apply_scheme import apply_scheme_
+from hessinit.init.initialize import initialize_
 from hessinit.present.demonstration import STARTS, Story, Try
 from hessinit.results.comparison import window
 from hessinit.results.initialization import Initialization
 from hessinit.results.track_record import Tracking
-from hessinit.schemes.applying import apply_scheme_
 from hessinit.training.train_and_track import train_and_track
 
 STEPS = 300

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ProblemError, did_you_mean
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
 from hessinit.problem.layers import find_layers
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import check_whole, unwrap
