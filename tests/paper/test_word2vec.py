@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hessinit.comparing.seeds import derive, generator
+from hessinit.training.seeds import derive, generator
 from hessinit.measurement.measure import measure
 from hessinit.paper import word2vec, word2vec_design
 from hessinit.paper.experiment import Setting
