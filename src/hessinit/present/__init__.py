@@ -25,7 +25,7 @@ DESCRIPTIONS = {
     "LearningRateAdvice": ("advice", "describe_advice"),
     "QuadraticForms": ("quadratic", "describe_forms"),
     "Comparison": ("comparison", "describe_comparison"),
-    "Tracking": ("tracking", "describe_tracking"),
+    "Tracking": ("track_record", "describe_tracking"),
     "Reproduction": ("reproduction", "describe_reproduction"),
     "list": ("reproduction", "describe_reproductions"),
     "Demonstration": ("demo", "describe_demonstration"),
