@@ -18,7 +18,7 @@ from hessinit.present.demonstration import STARTS, Story, Try
 from hessinit.results.comparison import window
 from hessinit.results.initialization import Initialization
 from hessinit.results.track_record import Tracking
-from hessinit.tracking.training import train_and_track
+from hessinit.training.train_and_track import train_and_track
 
 STEPS = 300
 BATCH_SIZE = 64
@@ -55,7 +55,7 @@ def train(
     images, labels = load_digits()
     tracking = train_and_track(
         model, nn.CrossEntropyLoss(), (images[:TRAINED_ON], labels[:TRAINED_ON]), lr=lr, steps=STEPS,
-        batch_size=BATCH_SIZE, every=every or STEPS, examples=EXAMPLES, share=1.0, seed=seed,
+        batch_size=BATCH_SIZE, every=every or STEPS, examples=EXAMPLES, max_overhead=1.0, seed=seed,
         name=STARTS[start], progress=progress,
     )  # fmt: skip
     losses = [loss for _, loss in tracking.losses]

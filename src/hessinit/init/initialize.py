@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, ProblemError
 from hessinit.init import defaults
 from hessinit.init.apply_scheme import apply_scheme_
@@ -308,14 +309,9 @@ def _draw_scheme_(
 def _adaptive_rate(setting: Setting, config: Config) -> float | None:
     if not isinstance(config.lr, str):
         return config.lr
-    from hessinit.advising.advise import advise
-
-    advice = advise(
-        setting.model, setting.loss, setting.batch, optimizer=config.optimizer, layers=setting.layers,
-        forward=setting.forward, dropout=setting.dropout, reduction=setting.reduction, check=False,
-        seed=setting.seed,
-    )  # fmt: skip
-    return advice.learning_rate if math.isfinite(advice.learning_rate) else None
+    rule = AdamRule(decoupled=config.optimizer == "adamw", weight_decay=0.01 * (config.optimizer == "adamw"))
+    rate = best_adam_rate(setting.problem(), rule)
+    return rate if math.isfinite(rate) else None
 
 
 def _measure_before(setting: Setting, every_layer: bool) -> tuple[CurvatureReport | None, list[str]]:

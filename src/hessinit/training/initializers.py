@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.problem import Forward, Loss
-from hessinit.init.apply_scheme import apply_scheme_
-from hessinit.init.apply_scheme import SCHEMES, SYNONYMS
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, apply_scheme_
 from hessinit.init.targets import find_targets
+from hessinit.problem.problem import Forward, Loss
 from hessinit.training.seeds import derive, generator, seed_everything
 
 OURS = "hessinit"
