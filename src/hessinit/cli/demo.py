@@ -153,7 +153,15 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
     for name, model in (("PyTorch", theirs), ("hessinit", ours)):
         with progress(f"Training {name}'s weights: {STEPS} steps …"):
             tracking = train_and_track(
-                model, loss, data, lr=lr, steps=STEPS, examples=EXAMPLES, max_overhead=1.0, seed=seed, name=name
+                model,
+                loss,
+                data,
+                lr=lr,
+                steps=STEPS,
+                examples=EXAMPLES,
+                max_overhead=1.0,
+                seed=seed,
+                name=name,
             )
         with torch.no_grad():
             right = model(images[TRAINED_ON:]).argmax(dim=1) == labels[TRAINED_ON:]
@@ -170,9 +178,7 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
             seeds=range(seed, seed + SEEDS), steps=STEPS, workers=1, progress=False,
         )  # fmt: skip
     say("\n4. Five seeds, and two other schemes.\n", comparison)
-    return Demonstration(
-        initialization=initialization, runs=runs, comparison=comparison, accuracy=accuracy
-    )
+    return Demonstration(initialization=initialization, runs=runs, comparison=comparison, accuracy=accuracy)
 
 
 def _to_plain(demonstration: Demonstration) -> dict[str, Any]:

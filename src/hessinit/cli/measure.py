@@ -102,7 +102,8 @@ def measure(
     output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
     if not report.converged:
         stop(
-            f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.", NOT_CONVERGED
+            f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.",
+            NOT_CONVERGED,
         )
 
 

@@ -119,9 +119,7 @@ Device = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="Where to compute: cpu, cuda, cuda:1 …")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="How many CPU threads torch may use.")]
-Which = Annotated[
-    OneCurvature | None, typer.Option(help="Which second derivative.  [default: gauss-newton]")
-]
+Which = Annotated[OneCurvature | None, typer.Option(help="Which second derivative.  [default: gauss-newton]")]
 
 # What is printed and written.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
@@ -149,9 +147,7 @@ Optimizer = Annotated[
 Warmup = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Steps over which the learning rate rises linearly.")
 ]
-WithoutCurvature = Annotated[
-    bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")
-]
+WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")]
 Folder = Annotated[
     Path | None,
     typer.Option(
@@ -163,4 +159,3 @@ Folder = Annotated[
 Workers = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="How many processes.  [default: one for each core]")
 ]
-

@@ -332,7 +332,9 @@ def _find_function(module: ModuleType, place: Place) -> Callable[[], Any]:
         offered = did_you_mean(place.function, [name for name in names if _is_similar(place.function, name)])
         if not offered:
             own = [name for name in names if vars(module)[name].__module__ == module.__name__]
-            offered = f" Its functions are {', '.join(own or names)}." if names else " It defines no function."
+            offered = (
+                f" Its functions are {', '.join(own or names)}." if names else " It defines no function."
+            )
         raise ProblemError(f"{place.source} has no {place.function!r}.{offered}")
     function: Any = getattr(module, place.function)
     if not callable(function) or isinstance(function, nn.Module):

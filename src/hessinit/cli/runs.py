@@ -130,7 +130,8 @@ def sweep(
         ),
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(callback=check_rate, metavar="X", help="The learning rate.  [default: 0.01]")
+        float | None,
+        typer.Option(callback=check_rate, metavar="X", help="The learning rate.  [default: 0.01]"),
     ] = None,
     layers: Annotated[
         list[str] | None,
@@ -263,7 +264,7 @@ def track(
             with failures_explained(f"tracking {problem}"):
                 place = find_problem(problem)
                 with progress(f"Loading {problem} …"):
-                    import hessinit  # noqa: F401 - before an interruption is an exception
+                    import hessinit
                     import hessinit.training.train_and_track
 
                     loaded = load_problem(place, seed=seed, device=device, threads=threads)
