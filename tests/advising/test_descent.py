@@ -120,7 +120,7 @@ def test_warmup_is_for_rates_above_the_edge() -> None:
 
 
 def test_a_gentle_start_has_no_sharpness_to_shed() -> None:
-    verdict = judge_warmup(0.2, 0.05, 0.1, gentle=True)
+    verdict = judge_warmup(0.2, 0.05, 0.1, flat=True)
     assert not verdict.advised
     assert "lower the rate" in verdict.reason
 

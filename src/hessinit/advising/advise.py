@@ -183,7 +183,7 @@ class _Measuring:
             ),
             stable_learning_rate=stable,
             stable_reason=say.why_edge_adaptive(norm, frozen, first),
-            warmup=judge_warmup(lr, min(best, first), stable, ahead, gentle=found.gentle),
+            warmup=judge_warmup(lr, min(best, first), stable, ahead, flat=found.gentle),
             norm=found.norm,
             first_step=first,
             frozen=found.still,

@@ -14,7 +14,7 @@ from hessinit.advising.preconditioned import Preconditioned, preconditioned_norm
 from hessinit.advising.second_moment import measure_moments
 from hessinit.curvature.engines import Effort, Engine, gauss_newton_engine, hessian_engine
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.results.advice import GENTLE
+from hessinit.results.advice import FLAT_INITIALIZATION
 from hessinit.results.estimates import Estimate
 
 MOMENTS = ["mini-batches", "first step"]
@@ -96,7 +96,7 @@ def adaptive_rates(
     rates = AdaptiveRates(norm, _best_step(slope, bend), still, tuple(notes))
     if lr is None or lr <= rates.stable_rate(rule):
         return rates
-    return replace(rates, gentle=0 < engine.ends(names).norm.value < GENTLE)
+    return replace(rates, gentle=0 < engine.ends(names).norm.value < FLAT_INITIALIZATION)
 
 
 def _best_step(slope: float, bend: float) -> float:

@@ -14,8 +14,8 @@ from pathlib import Path
 from hessinit.comparing.agreement import check_same, compare_versions
 from hessinit.comparing.starts import Start
 from hessinit.errors import ProblemError
-from hessinit.results.comparison import Run, run_from_dict
-from hessinit.results.result import Plain, write_text
+from hessinit.results.comparison import Run
+from hessinit.results.result import Plain, from_plain, to_plain, write_text
 
 KIND = "hessinit experiment"
 RUN = "hessinit run"
@@ -71,7 +71,7 @@ class RunStore:
             note = before.note or run.note
             run = replace(before, norms=run.norms, note=note)
         if self.folder is not None:
-            data = {"kind": RUN, "schema": SCHEMA, "experiment": self._experiment, **run.to_dict()}
+            data = {"kind": RUN, "schema": SCHEMA, "experiment": self._experiment, **to_plain(run)}
             try:
                 write_text(
                     self.folder / RUNS / file_name(key), json.dumps(data, indent=1, allow_nan=False) + "\n"
@@ -208,9 +208,9 @@ def _read_run(path: Path, experiment: str) -> Run:
             "once. Delete it, and it is run again, or pass another folder."
         )
     try:
-        return run_from_dict(data)
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
-        what = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
+        run: Run = from_plain(Run, {key: data[key] for key in data.keys() - {"kind", "schema", "experiment"}})
+        return run
+    except ValueError as problem:
         raise ProblemError(
-            f"{path} is not a whole run: {what}. Was it edited? Delete it, and it is run again."
+            f"{path} is not a whole run: {problem}. Was it edited? Delete it, and it is run again."
         ) from problem

@@ -1,99 +1,40 @@
-"""When a warmup of the learning rate is worth it, and how long a one."""
+"""Learning rates that follow from the curvature: gradient descent on a quadratic, warmup, and the advice."""
 
 from __future__ import annotations
 
-import html
-import json
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hessinit.errors import ProblemError, choose
+from hessinit.results.curvature_report import largest_magnitude
 from hessinit.results.estimates import Estimate
-from hessinit.results.result import Plain, to_plain
+from hessinit.results.result import Result
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
     from hessinit.results.curvature_report import CurvatureReport
 
-
-# Measured on digits (benchmarks/learning_rates.py: three sharp and three gentle starts, each with SGD,
-# momentum and Adam, one seed, 140 steps): at two to four times the stable rate warmups of 40 to 100 steps
-# helped 4 of the 9 sharp pairs and none of the gentle ones, which have no sharpness to shed; at eight times
-# next to nothing trained, at half of the stable rate they changed little. Thin evidence: one seed.
-STEPS_PER_EDGE = 50
-MOST_STEPS = 2000
-RESCUED_BELOW = 4.0
-
-# Starts below this were the gentle ones; SGD at 1/‖H‖ did not train from two of the three.
-GENTLE = 1.0
-
-# A fall of the curvature by this factor within the steps looked ahead makes room for a larger rate.
-NOTABLE_FALL = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Warmup:
-    """Whether to raise the rate linearly over the first `steps`, and why."""
-
-    advised: bool
-    steps: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookAhead:
-    """What `steps` trial steps at `learning_rate` lead to: the loss there, and the stable rate."""
-
-    steps: int
-    learning_rate: float
-    loss: float
-    stable_learning_rate: float
-
-
-def judge_warmup(
-    lr: float | None, best: float, stable: float, ahead: LookAhead | None = None, *, gentle: bool = False
-) -> Warmup:
-    """Advise a warmup where the rate is above the stable one at the start, or the curvature falls quickly.
-
-    A `gentle` start has no sharpness to shed: there a rate that is too large stays too large.
-
-    >>> judge_warmup(0.3, 0.05, 0.1).steps, judge_warmup(0.08, 0.05, 0.1).advised
-    (150, False)
-    """
-    from hessinit.present import advice_sentences as say
-
-    if stable == 0 or math.isnan(stable):
-        return Warmup(advised=False, steps=0, reason=say.NO_RATE)
-    rate = best if lr is None else lr
-    if rate > stable and gentle:
-        return Warmup(advised=False, steps=0, reason=say.too_fast_for_gentle(rate, stable))
-    if rate > stable:
-        reason = say.too_fast(rate, stable, hopeless=rate > RESCUED_BELOW * stable)
-        return Warmup(advised=True, steps=warmup_steps(rate / stable), reason=reason)
-    if ahead is not None and NOTABLE_FALL * stable <= ahead.stable_learning_rate < math.inf:
-        ratio = ahead.stable_learning_rate / stable
-        reason = say.falls_quickly(ahead, stable)
-        return Warmup(advised=True, steps=warmup_steps(ratio), reason=reason)
-    return Warmup(advised=False, steps=0, reason=say.slow_enough(rate, stable, given=lr is not None))
-
-
-def warmup_steps(ratio: float) -> int:
-    """In proportion to how far the rate is above the stable one, within bounds.
-
-    >>> warmup_steps(2.0), warmup_steps(1e9)
-    (100, 2000)
-    """
-    return min(MOST_STEPS, math.ceil(STEPS_PER_EDGE * ratio))
-
-
 DESCENTS = ("sgd", "momentum", "nesterov")
+ADAPTIVE = ("adam", "adamw", "rmsprop")
 USUAL_MOMENTUM = 0.9
 
 # The curvature usually falls in the first steps, so initialize_ aims at twice the stable rate (κ = 4); with
 # κ = 8 a network of those it was chosen on diverged. On another batch the two may look a quarter more.
-MOST_TIMES_STABLE = 2.5  # at the start: later, 1 is the edge
+MOST_TIMES_STABLE = 2.5  # at the initialization: later, 1 is the stability limit
+
+# Measured on digits (benchmarks/learning_rates.py: three sharp and three flat initializations, each with SGD,
+# momentum and Adam, one seed, 140 steps): at two to four times the stable rate warmups of 40 to 100 steps
+# helped 4 of the 9 sharp pairs and none of the flat ones, which have no sharpness to lose; at eight times
+# next to nothing trained, at half of the stable rate they changed little. Thin evidence: one seed.
+WARMUP_STEPS_PER_LIMIT = 50
+MOST_WARMUP_STEPS = 2000
+RESCUED_BELOW = 4.0
+
+# Initializations below this were the flat ones; SGD at 1/‖H‖ did not train from two of the three.
+FLAT_INITIALIZATION = 1.0
+
+# A fall of the curvature by this factor within the steps looked ahead makes room for a larger rate.
+NOTABLE_FALL = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,16 +88,8 @@ class Descent:
 
     def norm(self, top: Estimate, bottom: Estimate) -> Estimate:
         """‖H + weight decay‖, from both ends of the spectrum of H."""
-        ends = [replace(end, value=end.value + self.weight_decay) for end in (top, bottom)]
-        lesser, greater = sorted(ends, key=lambda end: (math.isnan(end.value), abs(end.value)))
-        reach = abs(lesser.value) + lesser.error
-        doubtful = not lesser.converged and not reach <= abs(greater.value)
-        return Estimate(
-            abs(greater.value),
-            max(greater.error, reach - abs(greater.value)) if doubtful else greater.error,
-            greater.converged and not doubtful,
-            lesser.reason if doubtful and greater.converged else greater.reason,
-            top.products + bottom.products,
+        return largest_magnitude(
+            *(replace(end, value=end.value + self.weight_decay) for end in (top, bottom))
         )
 
     def __str__(self) -> str:
@@ -220,24 +153,72 @@ def _number(value: object) -> float:
         return math.nan
 
 
-KIND = "hessinit learning-rate advice"
-SCHEMA = 1
+@dataclass(frozen=True, kw_only=True)
+class Warmup:
+    """Whether to raise the rate linearly over the first `steps`, and why."""
+
+    advised: bool
+    steps: int
+    reason: str
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class LearningRateAdvice:
-    """The rate of the largest guaranteed decrease, the edge of stability, and whether to warm up.
+@dataclass(frozen=True, kw_only=True)
+class LookAhead:
+    """The loss and the stable rate after `steps` trial steps at `learning_rate`."""
 
-    `norm` is what the rates follow from: ‖H‖ for gradient descent, the norm of the preconditioned curvature
-    for Adam and its like. `first_step` is, for these, the rate at which the very first step lowers the loss's
-    quadratic model most. `weights` names the parameters the numbers are about, `frozen` counts the entries
-    among them that no gradient moves. `lr` is the rate the advice was asked about, if any.
+    steps: int
+    learning_rate: float
+    loss: float
+    stable_learning_rate: float
 
-    >>> from hessinit.present.example import example_report
-    >>> advice = example_report().advice("momentum", momentum=0.9)
-    >>> round(advice.learning_rate * advice.norm.value, 9), advice.warmup.advised
-    (0.1, False)
+
+def judge_warmup(
+    lr: float | None, best: float, stable: float, ahead: LookAhead | None = None, *, flat: bool = False
+) -> Warmup:
+    """Advise a warmup where the rate is above the stable one, or the curvature falls quickly.
+
+    A `flat` initialization has no sharpness to lose: there a rate that is too large stays too large.
+
+    >>> judge_warmup(0.3, 0.05, 0.1).steps, judge_warmup(0.08, 0.05, 0.1).advised
+    (150, False)
     """
+    from hessinit.present import advice_sentences as say
+
+    if stable == 0 or math.isnan(stable):
+        return Warmup(advised=False, steps=0, reason=say.NO_RATE)
+    rate = best if lr is None else lr
+    if rate > stable and flat:
+        return Warmup(advised=False, steps=0, reason=say.too_fast_for_gentle(rate, stable))
+    if rate > stable:
+        reason = say.too_fast(rate, stable, hopeless=rate > RESCUED_BELOW * stable)
+        return Warmup(advised=True, steps=warmup_steps(rate / stable), reason=reason)
+    if ahead is not None and NOTABLE_FALL * stable <= ahead.stable_learning_rate < math.inf:
+        ratio = ahead.stable_learning_rate / stable
+        reason = say.falls_quickly(ahead, stable)
+        return Warmup(advised=True, steps=warmup_steps(ratio), reason=reason)
+    return Warmup(advised=False, steps=0, reason=say.slow_enough(rate, stable, given=lr is not None))
+
+
+def warmup_steps(ratio: float) -> int:
+    """Return a number of steps in proportion to the rate over the stable one, within bounds.
+
+    >>> warmup_steps(2.0), warmup_steps(1e9)
+    (100, 2000)
+    """
+    return min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * ratio))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LearningRateAdvice(Result):
+    """The rate of the largest guaranteed decrease, the stability limit, and whether to warm up.
+
+    The rates follow from `norm`: ‖H‖ for gradient descent, the norm of the preconditioned curvature for Adam
+    and AdamW. `first_step` is, for these, the rate at which the very first step lowers the loss's quadratic
+    model most. `weights` names the parameters that the numbers are about, `frozen` counts the entries among
+    them that no gradient moves. `lr` is the rate that the advice was asked about, if any.
+    """
+
+    KIND: ClassVar[str] = "hessinit learning-rate advice"
 
     optimizer: str
     lr: float | None = None
@@ -257,39 +238,18 @@ class LearningRateAdvice:
     ahead: LookAhead | None = None
     seconds: float | None = None
     notes: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=dict, hash=False)
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def converged(self) -> bool:
         """Whether the norm behind the rates reached the tolerance."""
         return self.norm.converged
 
-    def to_dict(self) -> dict[str, Plain]:
-        """The advice as what strict JSON can hold."""
-        return {"kind": KIND, "schema": SCHEMA, **to_plain(self)}
-
-    def to_json(self) -> str:
-        """The advice as strict JSON, inf and nan as strings."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
-
     def __repr__(self) -> str:
         rates = (
             f"learning_rate={self.learning_rate:.3g}, stable_learning_rate={self.stable_learning_rate:.3g}"
         )
         return f"<LearningRateAdvice for {self.optimizer}: {rates}, warmup={self.warmup.advised}>"
-
-    def __str__(self) -> str:
-        from hessinit.present.advice_table import render_advice
-
-        return render_advice(self)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from hessinit.present.advice_table import advice_renderables
-
-        yield from advice_renderables(self)
 
 
 def advise_descent(
@@ -302,13 +262,16 @@ def advise_descent(
     notes: tuple[str, ...] = (),
     **facts: Any,
 ) -> LearningRateAdvice:
-    """The advice, with its reasons; `facts` are the other fields."""
+    """Return the advice for gradient descent, which follows from both ends of the network's curvature.
+
+    `facts` are the other fields.
+    """
     from hessinit.present import advice_sentences as say
 
     norm = descent.norm(top, bottom)
     best, edge = descent.best(norm.value), descent.edge(norm.value)
-    gentle = 0 < norm.value < GENTLE
-    if gentle:
+    flat = 0 < norm.value < FLAT_INITIALIZATION
+    if flat:
         notes = (*notes, say.gentle_start(norm.value))
     return LearningRateAdvice(
         optimizer=str(descent),
@@ -317,15 +280,12 @@ def advise_descent(
         learning_rate_reason=say.why_best(descent, norm.value),
         stable_learning_rate=edge,
         stable_reason=say.why_edge(descent, norm.value),
-        warmup=judge_warmup(lr, best, edge, ahead, gentle=gentle),
+        warmup=judge_warmup(lr, best, edge, ahead, flat=flat),
         norm=norm,
         ahead=ahead,
         notes=notes,
         **facts,
     )
-
-
-ADAPTIVE = ("adam", "adamw", "rmsprop")
 
 
 def advise_from_report(

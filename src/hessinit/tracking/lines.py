@@ -12,7 +12,7 @@ from typing import Any
 
 from hessinit.errors import ProblemError
 from hessinit.results.result import Plain, to_plain
-from hessinit.results.track_record import BACK, END, KIND, RESUMED, SCHEMA, TrackedPoint, Tracking, read_lines
+from hessinit.results.track_record import BACK, END, RESUMED, TrackedPoint, Tracking
 from hessinit.tracking.losses import Losses
 
 
@@ -151,7 +151,7 @@ def _go_on(path: Path) -> Lines:
         os.truncate(path, 0)
         return Lines(path, None)
     try:
-        earlier = read_lines(content[:whole], source=str(path))
+        earlier = Tracking.from_json(content[:whole], source=str(path))
     except ValueError as problem:
         raise ProblemError(f"cannot resume: {problem}") from problem
     os.truncate(path, whole)  # what a killed run left half-written
@@ -164,4 +164,5 @@ def _is_begun(content: bytes) -> bool:
 
 
 def _header(facts: Mapping[str, Any]) -> str:
-    return json.dumps({"kind": KIND, "schema": SCHEMA, "lines": True, **to_plain(facts)}, allow_nan=False)
+    head = {"kind": Tracking.KIND, "schema": Tracking.SCHEMA, "lines": True}
+    return json.dumps({**head, **to_plain(facts)}, allow_nan=False)
