@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from hessinit.comparing.seeds import as_if_alone, derive, generator
 from hessinit.measurement.measure import measure
 from hessinit.measurement.quadratic_form import quadratic_form
 from hessinit.paper.experiment import Setting
@@ -25,6 +24,7 @@ from hessinit.paper.minibatches import ImageSet, images_of
 from hessinit.paper.networks import dense, glorot_, lenet, normal_
 from hessinit.paper.printed import printed
 from hessinit.paper.quadratic_shares import APPROXIMATION, EXACT, divide, share_within
+from hessinit.training.seeds import derive, generator, reproducible
 
 FIRST_SEED = 1_000_000
 LOSS = nn.CrossEntropyLoss()
@@ -56,7 +56,7 @@ def main() -> None:
         f"{chosen.restarts} restarts (Tables 2, 3), {chosen.starts} starts (Tables 4, 5), batches of 32; "
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
     )
-    with as_if_alone():
+    with reproducible():
         mnist = images_of(Setting("variants", "mnist", "", (), chosen.folder))
         cifar = images_of(Setting("variants", "cifar-10", "", (), chosen.folder))
         print("\nTable 2: tanh, Glorot uniform, MNIST")

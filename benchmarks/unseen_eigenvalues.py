@@ -58,7 +58,7 @@ def runs(spectrum: Spectrum, size: int) -> Iterator[tuple[float, float, int]]:
     """How far off and the stated error, both over the largest, and the steps, for every seed."""
     for seed in range(SEEDS):
         values = spectrum(size, torch.Generator().manual_seed(seed))
-        found = lanczos(torch.diag(values), ends="top", seed=seed).top
+        found = lanczos(torch.diag(values), which="top", seed=seed).top
         largest = float(values.max())
         yield abs(found.value - largest) / largest, found.error / largest, found.products
 

@@ -25,7 +25,7 @@ class DenseCurvature:
 
 
 @dataclass(frozen=True)
-class Ends:
+class Extremes:
     """The two ends of a spectrum, and the larger of their sizes."""
 
     norm: float
@@ -33,14 +33,14 @@ class Ends:
     bottom: float
 
 
-def ends(matrix: Tensor) -> Ends:
+def ends(matrix: Tensor) -> Extremes:
     """
     >>> ends(torch.diag(torch.tensor([1.0, -3.0, 2.0])))
-    Ends(norm=3.0, top=2.0, bottom=-3.0)
+    Extremes(norm=3.0, top=2.0, bottom=-3.0)
     """
     eigenvalues = torch.linalg.eigvalsh(matrix)
     top, bottom = eigenvalues[-1].item(), eigenvalues[0].item()
-    return Ends(max(abs(top), abs(bottom)), top, bottom)
+    return Extremes(max(abs(top), abs(bottom)), top, bottom)
 
 
 def in_double(value: Any) -> Any:

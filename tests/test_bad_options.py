@@ -41,8 +41,8 @@ def test_tolerance_is_a_fraction(tolerance: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "least"),
     [
-        ("max_steps", 0, 1),
-        ("max_steps", 0.5, 1),
+        ("max_iterations", 0, 1),
+        ("max_iterations", 0.5, 1),
         ("top", -1, 0),
         ("top", 2.5, 0),
         ("seed", -1, 0),
@@ -97,5 +97,7 @@ def test_the_exact_hessian_of_a_loss_that_is_linear_in_the_output_is_measured() 
 
 
 def test_more_eigenvalues_than_steps_are_refused() -> None:
-    with pytest.raises(hessinit.ProblemError, match="top=3 with max_steps=1.*pass max_steps=3 or more"):
-        hessinit.measure(network(), LOSS, batch(), top=3, max_steps=1)
+    with pytest.raises(
+        hessinit.ProblemError, match="top=3 with max_iterations=1.*pass max_iterations=3 or more"
+    ):
+        hessinit.measure(network(), LOSS, batch(), top=3, max_iterations=1)

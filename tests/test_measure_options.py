@@ -207,11 +207,11 @@ def test_the_gram_engine_refuses_what_it_cannot_do() -> None:
 def test_too_few_steps_warn_and_with_strict_raise(estimator: str) -> None:
     options: dict[str, Any] = {
         "tolerance": 1e-9,
-        "max_steps": 2,
+        "max_iterations": 2,
         "estimator": estimator,
         "dtype": torch.float64,
     }
-    with pytest.warns(hessinit.ConvergenceWarning, match="did not reach tolerance=1e-09.*max_steps"):
+    with pytest.warns(hessinit.ConvergenceWarning, match="did not reach tolerance=1e-09.*max_iterations"):
         report = hessinit.measure(network(), LOSS, batch(), **options)
     assert not report.converged
     for row in (*report.layers, report.network):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hessinit
-from dense import Ends
+from dense import Extremes
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot
 from zoo.truth import true_layers, true_network
@@ -35,7 +35,7 @@ def measured(problem: Problem, curvature: str, precision: str) -> tuple[Any, lis
     return report, differences(before, snapshot(model, loss, batch))
 
 
-def compared(problem: Problem, curvature: str, precision: str) -> list[tuple[str, Any, Ends]]:
+def compared(problem: Problem, curvature: str, precision: str) -> list[tuple[str, Any, Extremes]]:
     """Name, measured row and truth of every layer and of the network."""
     report, _ = measured(problem, curvature, precision)
     layers = true_layers(problem, curvature)
@@ -43,7 +43,7 @@ def compared(problem: Problem, curvature: str, precision: str) -> list[tuple[str
     return [*rows, ("the network", report.network, true_network(problem, curvature))]
 
 
-def wrong(rows: list[tuple[str, Any, Ends]], relative: float) -> list[str]:
+def wrong(rows: list[tuple[str, Any, Extremes]], relative: float) -> list[str]:
     """A line for each number that is farther than `relative` times the true norm from the truth."""
     return [
         f"{name}: {what} is {got!r}, truth {true!r} with norm {truth.norm:.3e}"

@@ -131,11 +131,11 @@ def scaled():
 
 
 def unfinished():
-    return Net(), nn.CrossEntropyLoss(), data(), {"max_steps": 1, "estimator": "lanczos"}
+    return Net(), nn.CrossEntropyLoss(), data(), {"max_iterations": 1, "estimator": "lanczos"}
 
 
 def strictly_unfinished():
-    return Net(), nn.CrossEntropyLoss(), data(), {"max_steps": 1, "estimator": "lanczos", "strict": True}
+    return Net(), nn.CrossEntropyLoss(), data(), {"max_iterations": 1, "estimator": "lanczos", "strict": True}
 """
 
 

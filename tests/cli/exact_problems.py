@@ -44,7 +44,7 @@ def odd_names():
 
 
 def unfinished():
-    return (*problem(), {"max_steps": 1, "estimator": "lanczos"})
+    return (*problem(), {"max_iterations": 1, "estimator": "lanczos"})
 
 
 def failing():

@@ -82,8 +82,8 @@ HEAVY = {
     "matplotlib",
     "jinja2",
     "hessinit.measurement.measure",
-    "hessinit.comparing",
-    "hessinit.tracking",
+    "hessinit.training",
+    "hessinit.training",
 }
 
 

@@ -111,7 +111,7 @@ def test_not_converging_prints_the_report_and_ends_with_1(run, net):
     result = run("measure", f"{net}:unfinished")
     assert result.exit_code == 1
     assert "~" in result.stdout
-    assert "raise max_steps or tolerance" in result.stdout
+    assert "raise max_iterations or tolerance" in result.stdout
     assert result.stderr == "Not converged: the report marks what did not reach tolerance 0.001.\n"
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from hessinit.cli.rebuilding import ForwardOf, LossOf, ModelOf, load_rebuildable
-from hessinit.comparing.compare import compare
 from hessinit.problem_file import find_problem
 from hessinit.results.comparison import Comparison
+from hessinit.training.compare import compare
 
 from .comparing_examples import DIGITS
 from .conftest import SOURCE
@@ -281,7 +281,7 @@ def test_an_interrupted_command_says_how_to_go_on_and_goes_on(run, digits, tmp_p
     stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout) == (130, ""), stderr
     found = re.search(
-        r"Interrupted: stopped; (\d+) of 12 runs are kept in runs\. The same command goes on", stderr
+        r"Interrupted: stopped; (\d+) of 12 runs are kept in runs\. The same command continues", stderr
     )
     assert found, stderr
     assert 2 <= int(found[1]) < 12
@@ -294,7 +294,7 @@ def test_without_a_folder_an_interrupted_command_says_that_nothing_is_kept(run, 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hessinit.comparing.executing.train_one", interrupted)
+    monkeypatch.setattr("hessinit.training.compare.Experiment.__call__", interrupted)
     result = run("compare", f"{digits}:problem", *SMALL, "--workers", 1)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.endswith(
@@ -317,4 +317,4 @@ def test_help_gives_examples_and_loads_nothing_heavy(run, run_python, command, e
     )
     modules = set(re.findall(r"'([\w.]+)'", loaded.stdout.splitlines()[-1]))
     assert "hessinit.cli.compare" in modules
-    assert modules.isdisjoint({"torch", "numpy", "matplotlib", "jinja2", "hessinit.comparing"})
+    assert modules.isdisjoint({"torch", "numpy", "matplotlib", "jinja2", "hessinit.training"})

@@ -76,7 +76,9 @@ def test_no_single_pair_among_few_examples_is_missed(examples: int) -> None:
     batch = (torch.randn(examples, 3).double(), torch.arange(examples) % 3)
     for seeing in range(examples):
         for seen in {0, (seeing + 1) % examples, examples - 1} - {seeing}:
-            report = hessinit.measure(OnePair(seeing, seen).double(), LOSS, batch, network=False, max_steps=3)
+            report = hessinit.measure(
+                OnePair(seeing, seen).double(), LOSS, batch, network=False, max_iterations=3
+            )
             assert report["first"].engine == "lanczos", (seeing, seen)
 
 
@@ -86,7 +88,7 @@ def test_no_single_pair_among_many_examples_is_missed_either() -> None:
     for seed in range(20):
         seeing, seen = (7 * seed) % 40, (11 * seed + 3) % 40
         model = OnePair(seeing, seen).double()
-        report = hessinit.measure(model, LOSS, batch, network=False, max_steps=3, seed=seed)
+        report = hessinit.measure(model, LOSS, batch, network=False, max_iterations=3, seed=seed)
         assert report["first"].engine == "lanczos", (seeing, seen)
 
 

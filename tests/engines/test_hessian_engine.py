@@ -11,7 +11,7 @@ from pieces import assert_right
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.curvature.engines import Effort, HessianEngine, SeenHessian
+from hessinit.curvature.engines import HessianEngine, LanczosSettings, SeenHessian
 from hessinit.curvature.evaluation import evaluate
 from hessinit.problem.problem import Problem
 
@@ -99,7 +99,7 @@ def test_several_batches_add_up() -> None:
 
 def test_the_search_is_as_small_as_what_the_inputs_see() -> None:
     problem = Problem(network().double(), LOSS, (EQUAL, LABELS))
-    engine = HessianEngine(evaluate(problem), Effort(1e-3, 200, 0))
+    engine = HessianEngine(evaluate(problem), LanczosSettings(1e-3, 200, 0))
     operator = engine._through_output("0.weight")
     assert isinstance(operator, SeenHessian)
     assert operator.shape == (8, 8)  # two different inputs, four outputs; the weight has 48
@@ -117,8 +117,8 @@ def test_a_layer_whose_inputs_are_all_zero_is_flat(curvature: str) -> None:
 def test_an_end_that_is_not_yet_known_is_not_claimed_to_be_zero() -> None:
     """One step cannot tell whether a Hessian has negative eigenvalues; the error has to say so."""
     model, batch = network().double(), (features(), LABELS)
-    with pytest.warns(hessinit.ConvergenceWarning, match="max_steps=1"):
-        row = hessinit.measure(model, LOSS, batch, curvature="hessian", max_steps=1, layers="0")["0"]
+    with pytest.warns(hessinit.ConvergenceWarning, match="max_iterations=1"):
+        row = hessinit.measure(model, LOSS, batch, curvature="hessian", max_iterations=1, layers="0")["0"]
     for end in (row.top, row.bottom):
         assert not end.converged
         assert end.error > 0

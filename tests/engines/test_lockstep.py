@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessinit.curvature.lanczos import lanczos, tops_together
+from hessinit.curvature.lanczos import lanczos, lockstep_tops
 
 
 def semidefinite(size: int, rank: int | None = None) -> Tensor:
@@ -26,9 +26,9 @@ def test_each_value_is_the_true_one_whatever_runs_beside_it(size: int) -> None:
         semidefinite(size) * 1e-30,
         semidefinite(size) * 1e30,
     ]
-    for matrix, top in zip(matrices, tops_together(matrices), strict=True):
+    for matrix, top in zip(matrices, lockstep_tops(matrices), strict=True):
         truth = float(torch.linalg.eigvalsh(matrix)[-1])
-        alone = lanczos(matrix, ends="top").top
+        alone = lanczos(matrix, which="top").top
         assert top.converged
         assert alone.converged
         assert abs(top.value - truth) <= top.error
@@ -38,7 +38,7 @@ def test_each_value_is_the_true_one_whatever_runs_beside_it(size: int) -> None:
 
 def test_powers_of_two_change_no_bit_but_the_scale() -> None:
     matrix = semidefinite(20)
-    plain, small = tops_together([matrix, matrix * 2.0**-80])
+    plain, small = lockstep_tops([matrix, matrix * 2.0**-80])
     assert small.value == plain.value * 2.0**-80
     assert small.products == plain.products
 
@@ -63,7 +63,7 @@ class Breaking:
 @pytest.mark.parametrize("at", [1, 2, 4, 6])
 def test_a_product_that_is_not_finite_gives_inf_and_leaves_the_others_alone(at: int, value: float) -> None:
     matrices = [semidefinite(40), semidefinite(40)]
-    first, broken, second = tops_together([matrices[0], Breaking(semidefinite(40), at, value), matrices[1]])
+    first, broken, second = lockstep_tops([matrices[0], Breaking(semidefinite(40), at, value), matrices[1]])
     assert broken.value == math.inf
     assert not broken.converged
     assert f"product {at} was not finite" in broken.reason
@@ -73,7 +73,7 @@ def test_a_product_that_is_not_finite_gives_inf_and_leaves_the_others_alone(at: 
 
 
 def test_too_few_steps_are_admitted() -> None:
-    (top,) = tops_together([semidefinite(50)], max_steps=3)
+    (top,) = lockstep_tops([semidefinite(50)], max_iterations=3)
     assert not top.converged
     assert top.products == 3
-    assert "max_steps=3" in top.reason
+    assert "max_iterations=3" in top.reason

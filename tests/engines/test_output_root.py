@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hessinit
 from hessinit.curvature.evaluation import Evaluation, evaluate
-from hessinit.curvature.loss_factor import OutputRoot, check_curved, output_root
+from hessinit.curvature.loss_factor import LossFactor, check_curved, factor_loss_hessian
 from hessinit.problem.problem import Problem
 
 LABELS = torch.tensor([0, 1, 2, 0, -100, 1])
@@ -46,8 +46,8 @@ CONVEX: dict[str, tuple[Callable[..., Tensor], Tensor, int]] = {
 def test_the_root_gives_the_hessian_of_the_loss_back(name: str) -> None:
     loss, targets, columns = CONVEX[name]
     found = evaluation(loss, targets)
-    root = output_root(found)
-    assert isinstance(root, OutputRoot)
+    root = factor_loss_hessian(found)
+    assert isinstance(root, LossFactor)
     assert root.columns.shape[0] == columns
     output = found.output.detach()
     truth = torch.autograd.functional.hessian(lambda z: loss(z, targets), output).reshape(18, 18)
@@ -84,14 +84,14 @@ NO_ROOT: dict[str, tuple[Callable[..., Tensor], str]] = {
 @pytest.mark.parametrize("name", NO_ROOT)
 def test_without_a_root_there_is_a_reason(name: str) -> None:
     loss, reason = NO_ROOT[name]
-    found = output_root(evaluation(loss, SOFT))
+    found = factor_loss_hessian(evaluation(loss, SOFT))
     assert isinstance(found, str)
     assert reason in found
 
 
 def test_a_curvature_that_is_not_finite_is_called_that() -> None:
     found = evaluation(lambda z, t: (z - z.detach()).abs().pow(1.5).sum(), SOFT)
-    assert output_root(found) == "the loss's curvature at the output is not finite"
+    assert factor_loss_hessian(found) == "the loss's curvature at the output is not finite"
 
 
 def test_a_weak_tie_between_examples_is_noticed_among_many_outputs() -> None:
@@ -101,16 +101,16 @@ def test_a_weak_tie_between_examples_is_noticed_among_many_outputs() -> None:
 
     problem = Problem(nn.Linear(2, 300), loss, (torch.randn(6, 2), torch.arange(6)))
     (found,) = evaluate(problem)
-    assert output_root(found) == "the loss couples the examples"
+    assert factor_loss_hessian(found) == "the loss couples the examples"
 
 
-@pytest.mark.parametrize("find", [output_root, check_curved])
+@pytest.mark.parametrize("find", [factor_loss_hessian, check_curved])
 def test_a_loss_that_is_linear_in_the_output_is_refused(find: Callable[[Evaluation], object]) -> None:
     with pytest.raises(hessinit.ProblemError, match="linear in the model's output"):
         find(evaluation(lambda z, t: z.sum(), SOFT))
 
 
-@pytest.mark.parametrize("find", [output_root, check_curved])
+@pytest.mark.parametrize("find", [factor_loss_hessian, check_curved])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e6])
 def test_a_saturated_loss_is_not_called_linear(find: Callable[[Evaluation], object], size: float) -> None:
     def sure(output: Tensor, target: Tensor) -> Tensor:

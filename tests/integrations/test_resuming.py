@@ -8,15 +8,15 @@ from typing import Any
 import lightning.pytorch as lightning
 import pytest
 import torch
+from hessinit.integrations.remembering import Memory, digest_examples, digest_start, small_copy
 from torch import Tensor
 
 import hessinit
 from hessinit.integrations import remembering
 from hessinit.integrations.lightning import CurvatureCallback
-from hessinit.integrations.remembering import Memory, digest_examples, digest_start, small_copy
 from hessinit.integrations.transformers import CurvatureCallback as TrainersCallback
 from hessinit.results.track_record import Tracking
-from hessinit.tracking.budget import Budget
+from hessinit.training.track import Budget
 from integrations.lightning_digits import (
     LOSS,
     digits,

@@ -8,10 +8,10 @@ import statistics
 
 import pytest
 
-from hessinit.comparing.seeds import as_if_alone
 from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.table_1 import EXPERIMENT, LAYER, OUTPUTS, SHUFFLES, draw_all
 from hessinit.results.result import Plain
+from hessinit.training.seeds import reproducible
 
 READINGS = list(EXPERIMENT.variants)
 
@@ -28,7 +28,7 @@ def small_jobs(of: Setting, samples: int = 2000) -> list[Job]:
 
 
 def run(job: Job) -> Plain:
-    with as_if_alone():
+    with reproducible():
         return EXPERIMENT.run(job)
 
 

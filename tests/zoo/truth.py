@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from dense import DenseCurvature, Ends, dense_curvature, ends
+from dense import DenseCurvature, Extremes, dense_curvature, ends
 from zoo.problem import Problem
 
 
@@ -25,10 +25,10 @@ def true_matrices(problem: Problem, curvature: str) -> DenseCurvature:
 
 
 @functools.cache
-def true_layers(problem: Problem, curvature: str) -> dict[str, Ends]:
+def true_layers(problem: Problem, curvature: str) -> dict[str, Extremes]:
     return {name: ends(matrix) for name, matrix in true_matrices(problem, curvature).layers.items()}
 
 
 @functools.cache
-def true_network(problem: Problem, curvature: str) -> Ends:
+def true_network(problem: Problem, curvature: str) -> Extremes:
     return ends(true_matrices(problem, curvature).network)

@@ -105,11 +105,10 @@ def compare(
 
 
 def _load_verb(given: dict[str, Any]) -> Callable[..., Comparison]:
-    from hessinit.comparing.arguments import read_positive_numbers
-    from hessinit.comparing.compare import LEARNING_RATES, STARTS
-    from hessinit.comparing.compare import compare as verb
-    from hessinit.comparing.starts import read_starts
+    from hessinit.training.compare import DEFAULT_SCHEMES, LEARNING_RATES, read_positive_numbers
+    from hessinit.training.compare import compare as verb
+    from hessinit.training.initializers import read_schemes
 
     read_positive_numbers("learning_rates", given.get("learning_rates", LEARNING_RATES), "[0.01, 0.1]")
-    read_starts(given.get("schemes", STARTS), 1)
+    read_schemes(given.get("schemes", DEFAULT_SCHEMES), 1)
     return verb

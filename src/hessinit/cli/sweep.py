@@ -96,9 +96,9 @@ def sweep(
 
 
 def _load_verb(given: dict[str, Any]) -> Callable[..., Comparison]:
-    from hessinit.comparing.arguments import read_positive, read_positive_numbers
-    from hessinit.comparing.sweep import STDS
-    from hessinit.comparing.sweep import sweep as verb
+    from hessinit.training.compare import STDS, read_positive_numbers
+    from hessinit.training.compare import sweep as verb
+    from hessinit.training.loop import read_positive
 
     read_positive_numbers("stds", given.get("stds", STDS), "[0.5, 0.05]")
     read_positive("learning_rate", given.get("learning_rate", 0.01))

@@ -51,7 +51,8 @@ OPTIONS = {
     "batch_size": "--batch-size",
     "each_layer": "--each-layer",
     "path": "--log",
-    **{name: f"--{name}" for name in ("steps", "every", "share", "warmup", "optimizer", "seed")},
+    "max_overhead": "--max-overhead",
+    **{name: f"--{name}" for name in ("steps", "every", "warmup", "optimizer", "seed")},
     **{name: f"--{name}" for name in ("layers", "curvature")},
 }
 
@@ -76,9 +77,11 @@ def track(
     each_layer: Annotated[
         bool, typer.Option("--each-layer", help="Follow every layer, not only the network.")
     ] = False,
-    share: Annotated[
+    max_overhead: Annotated[
         float | None,
-        typer.Option(metavar="X", help="The most of the time that measuring may take.  [default: 0.5]"),
+        typer.Option(
+            metavar="X", help="Maximum fraction of wall-clock time spent measuring.  [default: 0.1]"
+        ),
     ] = None,
     log: Annotated[
         Path | None,
@@ -127,7 +130,7 @@ def track(
         "batch_size": batch_size,
         "warmup": warmup,
         "each_layer": each_layer or None,
-        "share": share,
+        "max_overhead": max_overhead,
         "layers": layers or None,
         "curvature": curvature.value if curvature else None,
         "seed": seed,
@@ -175,22 +178,22 @@ def track(
 
 def _check_early(given: dict[str, Any]) -> None:
     """What can be judged without the user's file is judged before it is run, which may take a while."""
-    import hessinit.tracking.training  # noqa: F401 - all that is heavy, before an interruption is an exception
-    from hessinit.tracking.budget import check_share
+    import hessinit.training.train_and_track  # noqa: F401 - all that is heavy, before an interruption is an exception
+    from hessinit.training.track import check_max_overhead
 
-    check_share(given.get("share", 0.5))
+    check_max_overhead(given.get("max_overhead", 0.1))
 
 
 def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initialization, Any]:
     """Write the weights; the data come back, for an iterator gives them only once."""
-    from hessinit.comparing.batching import Examples, read_data
-    from hessinit.initializing.initialize import initialize_
-    from hessinit.tracking.training import choose_tracked
+    from hessinit.init.initialize import initialize_
+    from hessinit.training.data import read_data
 
     read = read_data(loaded.batch, options.get("batch_size", 1), options["steps"])
-    pairs = [(part.inputs, part.targets) for part in read.parts()]
+    pairs = [(part.inputs, part.targets) for part in read.parts]
     # The very examples whose curvature is tracked: else the table would begin with another ‖H‖ than was met.
-    tracked = [(part.inputs, part.targets) for part in choose_tracked(read, TRACKED, options.get("seed", 0))]
+    chosen = read.tracked_batches(TRACKED, options.get("seed", 0))
+    tracked = [(part.inputs, part.targets) for part in chosen]
     shared = ("lr", "optimizer", "layers", "curvature", "forward", "reduction", "check", "seed")
     result = initialize_(
         loaded.model,
@@ -198,17 +201,17 @@ def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initial
         tracked[0] if len(tracked) == 1 else tracked,
         **{name: options[name] for name in shared if name in options},
     )
-    return result, pairs[0] if isinstance(read, Examples) else pairs
+    return result, pairs if read.ready else pairs[0]
 
 
 def _train(loaded: LoadedProblem, data: Any, lines: Lines, options: dict[str, Any]) -> Tracking:
     from hessinit.cli.comparing import stdout_for_the_result
-    from hessinit.jobs.watching import watched
     from hessinit.present.words import format_number
-    from hessinit.tracking.training import train_and_track
+    from hessinit.training.train_and_track import train_and_track
+    from hessinit.training.workers import progress_bar
 
     is_watched = sys.stderr.isatty()
-    with stdout_for_the_result(), watched("Training", options["steps"], 0, is_watched) as announce:
+    with stdout_for_the_result(), progress_bar("Training", options["steps"], 0, is_watched) as announce:
 
         def report(step: int, loss: float) -> None:
             norm = lines.norm()

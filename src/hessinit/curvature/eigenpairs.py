@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import Array, LanczosProcess, read_end, spectral_norm, worth_checking
+from hessinit.curvature.krylov import Array, LanczosProcess, read_extreme, spectral_norm, worth_checking
 from hessinit.curvature.probes import (
     Operator,
     ProbeStream,
@@ -21,17 +20,14 @@ from hessinit.curvature.probes import (
 )
 from hessinit.results.estimates import Estimate
 
-Which = Literal["magnitude", "top", "bottom"]
-_ENDS: dict[Which, tuple[int, ...]] = {"magnitude": (0, -1), "top": (-1,), "bottom": (0,)}
-
 
 @dataclass(frozen=True)
 class Eigenpairs:
     """Eigenvalues in the order asked for; `vectors[:, i]` is the unit eigenvector of `values[i]`.
 
     The error of a value is its measured residual ‖A v − λ v‖: an eigenvalue lies that near. `products` is the
-    cost of all pairs together; each value repeats it. There are fewer than asked for only when `max_steps`
-    ran out.
+    cost of all pairs together; each value repeats it. There are fewer than asked for only when
+    `max_iterations` ran out.
     """
 
     values: tuple[Estimate, ...]
@@ -45,38 +41,33 @@ def top_eigenpairs(
     operator: Operator,
     count: int,
     *,
-    which: Which = "magnitude",
     tolerance: float = 1e-3,
-    max_steps: int = 400,
+    max_iterations: int = 400,
     seed: int = 0,
 ) -> Eigenpairs:
-    """The first `count` eigenvalues by size, from the top or from the bottom, to within tolerance·norm.
+    """The `count` eigenvalues of largest size, to within tolerance·norm.
 
     One Lanczos iteration sees a single copy of a multiple eigenvalue. So what has converged is locked, and
     further iterations start from new random vectors orthogonal to it, until one finds nothing that belongs
     among the first `count`. A last product with every vector measures the residuals. Costs at most
-    `max_steps` products plus one per vector, and one vector of memory per step of the longest iteration.
+    `max_iterations` products plus one per vector, and one vector of memory per step of the longest iteration.
 
     >>> matrix = torch.diag(torch.tensor([5.0, 5.0, 5.0, -7.0, 1.0, 0.0, 2.0, 3.0], dtype=torch.float64))
     >>> [round(value.value, 6) for value in top_eigenpairs(matrix, 4).values]
     [-7.0, 5.0, 5.0, 5.0]
-    >>> [round(value.value, 6) for value in top_eigenpairs(matrix, 2, which="bottom").values]
-    [-7.0, 0.0]
     """
     size = operator_size(operator)
-    if which not in ("magnitude", "top", "bottom"):
-        raise ValueError(f"which={which!r} is unknown; choose from 'magnitude', 'top', 'bottom'.")
     require_at_least("count", count, 1, "there is nothing to find")
     if count > size:
         raise ValueError(
             f"count={count} is more than the operator has: it is {size} × {size}. Pass count={size} or less."
         )
     require_tolerance(tolerance)
-    require_at_least("max_steps", max_steps, count, f"count={count} pairs need a product each")
-    search = _Search(operator, count, which, tolerance)
+    require_at_least("max_iterations", max_iterations, count, f"count={count} pairs need a product each")
+    search = _Search(operator, count, tolerance)
     stream = ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device)
-    while not search.complete and search.products < max_steps and search.finite:
-        search.sweep(stream.draw(), max_steps)
+    while not search.complete and search.products < max_iterations and search.finite:
+        search.sweep(stream.draw(), max_iterations)
     if not search.finite:
         return _not_finite(search.products, count, operator)
     return _rayleigh_ritz(search)
@@ -85,8 +76,8 @@ def top_eigenpairs(
 class _Search:
     """Sweeps of Lanczos, each orthogonal to what the earlier ones have locked."""
 
-    def __init__(self, operator: Operator, count: int, which: Which, tolerance: float) -> None:
-        self.operator, self.count, self.which, self.tolerance = operator, count, which, tolerance
+    def __init__(self, operator: Operator, count: int, tolerance: float) -> None:
+        self.operator, self.count, self.tolerance = operator, count, tolerance
         self.size = operator_size(operator)
         self.locked = torch.empty((self.size, 0), dtype=operator.dtype, device=operator.device)
         self.values: list[float] = []
@@ -95,7 +86,7 @@ class _Search:
         self.complete = False
         self.finite = True
 
-    def sweep(self, start: Tensor, max_steps: int) -> None:
+    def sweep(self, start: Tensor, max_iterations: int) -> None:
         process = LanczosProcess(self.operator, start, self.locked)
         while True:
             process.step()
@@ -103,7 +94,7 @@ class _Search:
             if not process.finite:
                 self.finite = False
                 return
-            out_of_steps = self.products >= max_steps
+            out_of_steps = self.products >= max_iterations
             if not (process.exhausted or out_of_steps or worth_checking(process.steps)):
                 continue
             values, small = process.ritz()
@@ -125,25 +116,21 @@ class _Search:
             self.values.extend(float(values[i]) * process.scale for i in wanted)
         self.complete = everything or (decided and not wanted)
 
-    def rank(self, value: float) -> float:
-        return abs(value) if self.which == "magnitude" else value if self.which == "top" else -value
-
     def _wanted(self, values: Array) -> list[int]:
         """Indices of the Ritz values that belong among the first `count`, best first."""
-        ranks = sorted((self.rank(value) for value in self.values), reverse=True)
+        ranks = sorted((abs(value) for value in self.values), reverse=True)
         least = ranks[self.count - 1] + self.tolerance * self.norm if len(ranks) >= self.count else -math.inf
-        order = sorted(range(len(values)), key=lambda i: -self.rank(float(values[i])))
-        return [i for i in order[: self.count] if self.rank(float(values[i])) > least]
+        order = sorted(range(len(values)), key=lambda i: -abs(float(values[i])))
+        return [i for i in order[: self.count] if abs(float(values[i])) > least]
 
     def _ends_settled(self, values: Array, residuals: Array, wanted: list[int]) -> bool:
         """No larger value is on its way: the ends of this sweep have converged, or are out of the running."""
-        ranks = [*map(self.rank, self.values), *(self.rank(float(values[i])) for i in wanted)]
+        ranks = [*map(abs, self.values), *(abs(float(values[i])) for i in wanted)]
         least = sorted(ranks, reverse=True)[self.count - 1]
-        ends = [read_end(values, residuals, i) for i in _ENDS[self.which]]
+        ends = [read_extreme(values, residuals, i) for i in (0, -1)]
         # The far end of a semidefinite operator is a crowd near 0 that converges late and never matters.
         return all(
-            end.is_converged(self.tolerance, self.norm)
-            or (self.which == "magnitude" and abs(end.value) + 2 * end.residual < least)
+            end.is_converged(self.tolerance, self.norm) or abs(end.value) + 2 * end.residual < least
             for end in ends
         )
 
@@ -159,7 +146,7 @@ def _rayleigh_ritz(search: _Search) -> Eigenpairs:
     image = image / (scale or 1.0)
     small = (basis.T @ image).double().cpu().numpy()
     values, rotation = np.linalg.eigh((small + small.T) / 2)
-    order = sorted(range(len(values)), key=lambda i: -search.rank(float(values[i])))[: search.count]
+    order = sorted(range(len(values)), key=lambda i: -abs(float(values[i])))[: search.count]
     turn = torch.from_numpy(np.ascontiguousarray(rotation[:, order])).to(basis)
     vectors, chosen = basis @ turn, torch.from_numpy(values[order]).to(basis)
     residuals = torch.linalg.vector_norm(image @ turn - vectors * chosen, dim=0).tolist()
@@ -173,7 +160,7 @@ def _rayleigh_ritz(search: _Search) -> Eigenpairs:
             share = f"{residual / norm:.0e}" if norm else "0"
             reason = (
                 f"stopped after {products} products with residual {share} of the norm; "
-                "raise max_steps or tolerance"
+                "raise max_iterations or tolerance"
             )
         estimates.append(Estimate(value * scale, (residual + rounding) * scale, good, reason, products))
     converged = len(estimates) == search.count and all(estimate.converged for estimate in estimates)

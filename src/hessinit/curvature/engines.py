@@ -22,19 +22,19 @@ from hessinit.curvature.derivative_check import (
 from hessinit.curvature.eigenpairs import top_eigenpairs
 from hessinit.curvature.evaluation import Direction, Evaluation, unused_leaves
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, trace_grams
-from hessinit.curvature.lanczos import lanczos, smallest_eigenvalue, tops_together
+from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue
 from hessinit.curvature.layer_uses import Call, DenseCall, read_call
-from hessinit.curvature.loss_factor import OutputRoot, check_curved, output_root
+from hessinit.curvature.loss_factor import LossFactor, check_curved, factor_loss_hessian
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, LinearOperator, join, split
 from hessinit.curvature.probes import Operator, random_like
 from hessinit.curvature.rounding import CAUTION, RoundingError
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 from hessinit.errors import ProblemError
-from hessinit.results.estimates import Density, Estimate
+from hessinit.results.estimates import Estimate
 
 
 @dataclass(frozen=True)
-class Ends:
+class Extremes:
     """The largest and the smallest eigenvalue, and who found them."""
 
     top: Estimate
@@ -50,17 +50,17 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Effort:
+class LanczosSettings:
     """How hard to try."""
 
     tolerance: float
-    max_steps: int
+    max_iterations: int
     seed: int
 
     @property
     def options(self) -> dict[str, Any]:
         """As keyword arguments of the iterations in `spectra`."""
-        return {"tolerance": self.tolerance, "max_steps": self.max_steps, "seed": self.seed}
+        return {"tolerance": self.tolerance, "max_iterations": self.max_iterations, "seed": self.seed}
 
 
 class Engine(Protocol):
@@ -69,11 +69,11 @@ class Engine(Protocol):
     name: str
     reason: str
 
-    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
+    def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         """Both ends for every leaf on its own."""
         ...
 
-    def ends(self, names: Sequence[str]) -> Ends:
+    def extremes(self, names: Sequence[str]) -> Extremes:
         """Both ends for these leaves together."""
         ...
 
@@ -82,7 +82,7 @@ class Engine(Protocol):
         ...
 
 
-def with_rounding(ends: Ends, rounding: RoundingError, tolerance: float) -> Ends:
+def with_rounding(ends: Extremes, rounding: RoundingError, tolerance: float) -> Extremes:
     """Add the rounding error of the operator to both errors.
 
     The stated error is a multiple of what is likely. Where already the likely one exceeds `tolerance`, the
@@ -115,7 +115,7 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SpectrumOptions:
     """Which of them."""
 
     top: int = 0
@@ -128,27 +128,20 @@ class Wanted:
         return bool(self.top or self.trace or self.frobenius or self.density)
 
 
-def measure_extras(operator: LinearOperator, wanted: Wanted, effort: Effort) -> dict[str, Any]:
+def measure_spectrum(
+    operator: LinearOperator, wanted: SpectrumOptions, settings: LanczosSettings
+) -> dict[str, Any]:
     """The wanted ones, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
     if wanted.top:
         count = min(wanted.top, operator.shape[0])
-        found["eigenvalues"] = top_eigenpairs(operator, count, **effort.options).values
+        found["eigenvalues"] = top_eigenpairs(operator, count, **settings.options).values
     if wanted.trace:
-        found["trace"] = hutch_plus_plus(operator, seed=effort.seed)
+        found["trace"] = hutch_plus_plus(operator, seed=settings.seed)
     if wanted.frobenius:
-        found["frobenius"] = frobenius_norm(operator, seed=effort.seed)
+        found["frobenius"] = frobenius_norm(operator, seed=settings.seed)
     if wanted.density:
-        curve = spectral_density(operator, seed=effort.seed)
-        found["density"] = Density(
-            nodes=curve.nodes,
-            weights=curve.weights,
-            grid=curve.grid,
-            values=curve.values,
-            error=curve.error,
-            probes=curve.probes,
-            steps=curve.steps,
-        )
+        found["density"] = spectral_density(operator, seed=settings.seed)
     return found
 
 
@@ -160,36 +153,38 @@ class LanczosEngine:
     def __init__(
         self,
         build: Callable[[Sequence[str]], LinearOperator],
-        effort: Effort,
+        settings: LanczosSettings,
         reason: str,
         rank: int | None = None,
     ) -> None:
         """`rank` bounds the rank of a positive semidefinite curvature; None when it may be indefinite."""
         self._build = build
-        self._effort = effort
+        self._settings = settings
         self._rank = rank
         self.reason = reason
 
     def operator(self, names: Sequence[str]) -> LinearOperator:
         return self._build(names)
 
-    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
-        return {name: self.ends([name]) for name in names}
+    def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
+        return {name: self.extremes([name]) for name in names}
 
-    def ends(self, names: Sequence[str]) -> Ends:
-        return find_ends(self._build(names), self._effort, self._rank, self.name, self.reason)
+    def extremes(self, names: Sequence[str]) -> Extremes:
+        return find_extremes(self._build(names), self._settings, self._rank, self.name, self.reason)
 
 
-def find_ends(operator: Operator, effort: Effort, rank: int | None, engine: str, reason: str) -> Ends:
+def find_extremes(
+    operator: Operator, settings: LanczosSettings, rank: int | None, engine: str, reason: str
+) -> Extremes:
     """Both ends of a block on the weights; a rank-deficient semidefinite one has its bottom at 0."""
     size = int(operator.shape[0])
     if rank is not None and rank < size:
-        found = lanczos(operator, ends="top", **effort.options)
-        return Ends(found.top, zero_bottom(rank, size), engine, reason)
-    found = lanczos(operator, ends="both", semidefinite=rank is not None, **effort.options)
+        found = lanczos(operator, which="top", **settings.options)
+        return Extremes(found.top, zero_bottom(rank, size), engine, reason)
+    found = lanczos(operator, which="both", semidefinite=rank is not None, **settings.options)
     assert found.bottom is not None
     # One run finds both: its products are counted once.
-    return Ends(found.top, dataclasses.replace(found.bottom, products=0), engine, reason)
+    return Extremes(found.top, dataclasses.replace(found.bottom, products=0), engine, reason)
 
 
 def zero_bottom(rank: int, size: int) -> Estimate:
@@ -265,23 +260,23 @@ class HessianEngine:
     name = "lanczos"
     reason = "exact second derivatives, reverse over reverse"
 
-    def __init__(self, evaluations: Sequence[Evaluation], effort: Effort) -> None:
+    def __init__(self, evaluations: Sequence[Evaluation], settings: LanczosSettings) -> None:
         self._evaluations = evaluations
-        self._effort = effort
+        self._settings = settings
         self._unused = unused_leaves(evaluations)
         self._calls = [_single_calls(evaluation) for evaluation in evaluations]
 
     def operator(self, names: Sequence[str]) -> LinearOperator:
         return HessianOperator(self._evaluations, names)
 
-    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
-        return {name: self.ends([name]) for name in names}
+    def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
+        return {name: self.extremes([name]) for name in names}
 
-    def ends(self, names: Sequence[str]) -> Ends:
+    def extremes(self, names: Sequence[str]) -> Extremes:
         if all(name in self._unused for name in names):
-            return Ends(UNUSED, UNUSED, self.name, self.reason)
+            return Extremes(UNUSED, UNUSED, self.name, self.reason)
         operator = self._through_output(names[0]) if len(names) == 1 else None
-        found = find_ends(operator or self.operator(names), self._effort, None, self.name, self.reason)
+        found = find_extremes(operator or self.operator(names), self._settings, None, self.name, self.reason)
         weights = sum(self._evaluations[0].problem.leaves[name].numel() for name in names)
         return found if operator is None or operator.shape[0] == weights else _with_zero(found)
 
@@ -317,7 +312,7 @@ def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian
     }
 
 
-def _with_zero(ends: Ends) -> Ends:
+def _with_zero(ends: Extremes) -> Extremes:
     """The directions left out of the search have the eigenvalue 0."""
     top = ends.top if ends.top.value > 0 else _zero(ends.top)
     return dataclasses.replace(
@@ -362,7 +357,7 @@ class GramCurvature(LinearOperator):
 class GramLinearization:
     """The Jacobian as the Gram engine computes it, in the coordinates `Sᵀz` of the output."""
 
-    def __init__(self, evaluation: Evaluation, root: OutputRoot, grams: Mapping[str, LayerGram]) -> None:
+    def __init__(self, evaluation: Evaluation, root: LossFactor, grams: Mapping[str, LayerGram]) -> None:
         self._columns = root.columns
         self._grams = grams
         self._graph = GraphLinearization(evaluation)
@@ -412,13 +407,13 @@ class GramEngine:
         grams: Sequence[dict[str, LayerGram]],
         unused: set[str],
         general: LanczosEngine,
-        effort: Effort,
+        settings: LanczosSettings,
         reason: str,
     ) -> None:
         self._grams = grams
         self._unused = unused
         self._general = general
-        self._effort = effort
+        self._settings = settings
         self.reason = reason
 
     def _known(self, names: Sequence[str]) -> list[str] | None:
@@ -431,24 +426,24 @@ class GramEngine:
             return self._general.operator(names)
         return GramCurvature([[grams[name] for name in known] for grams in self._grams])
 
-    def ends_of_each(self, names: Sequence[str]) -> dict[str, Ends]:
+    def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         """Every layer on its own; the small Gram problems run in lockstep."""
         small = [name for name in names if self._is_small([name])]
-        found: dict[str, Ends] = {}
+        found: dict[str, Extremes] = {}
         if small:
             grams = [self._grams[0][name] for name in small]
-            tops = tops_together(grams, **self._effort.options)
+            tops = lockstep_tops(grams, **self._settings.options)
             for name, gram, top in zip(small, grams, tops, strict=True):
                 found[name] = self._from_gram(top, [gram])
-        return {name: found.get(name) or self.ends([name]) for name in names}
+        return {name: found.get(name) or self.extremes([name]) for name in names}
 
-    def ends(self, names: Sequence[str]) -> Ends:
+    def extremes(self, names: Sequence[str]) -> Extremes:
         """The block of several leaves together."""
         known = self._known(names)
         if known is None:
-            return self._general.ends(names)
+            return self._general.extremes(names)
         if not known:
-            return Ends(UNUSED, UNUSED, self.name, self.reason)
+            return Extremes(UNUSED, UNUSED, self.name, self.reason)
         parts = [[grams[name] for name in known] for grams in self._grams]
         rows = sum(grams[0].shape[0] for grams in parts)
         if not self._is_small(names):
@@ -458,13 +453,13 @@ class GramEngine:
                 assert isinstance(first, WrittenGram)
                 return self._from_matrix(first)
             if len(known) == len(names):
-                return find_ends(GramCurvature(parts), self._effort, rows, self.name, self.reason)
+                return find_extremes(GramCurvature(parts), self._settings, rows, self.name, self.reason)
             # An unused weight makes the block singular, whatever the size of the rest.
-            top = lanczos(GramCurvature(parts), ends="top", **self._effort.options).top
-            return Ends(top, UNUSED, self.name, self.reason)
+            top = lanczos(GramCurvature(parts), which="top", **self._settings.options).top
+            return Extremes(top, UNUSED, self.name, self.reason)
         (single,) = parts
         gram: LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
-        found = lanczos(gram, ends="top", **self._effort.options)
+        found = lanczos(gram, which="top", **self._settings.options)
         return self._from_gram(found.top, single)
 
     def _is_small(self, names: Sequence[str]) -> bool:
@@ -474,16 +469,16 @@ class GramEngine:
             return False
         return _is_singular([self._grams[0][name] for name in known])
 
-    def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Ends:
+    def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Extremes:
         bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))
-        return Ends(scaled(top, grams[0].scale), bottom, self.name, self.reason)
+        return Extremes(scaled(top, grams[0].scale), bottom, self.name, self.reason)
 
-    def _from_matrix(self, gram: WrittenGram) -> Ends:
+    def _from_matrix(self, gram: WrittenGram) -> Extremes:
         """Fewer weights than outputs, and written out: both ends from the small matrix itself."""
         matrix = gram.factor.T @ gram.factor
-        top = lanczos(matrix, ends="top", **self._effort.options).top
-        bottom = smallest_eigenvalue(matrix, tolerance=self._effort.tolerance, seed=self._effort.seed)
-        return Ends(scaled(top, gram.scale), scaled(bottom, gram.scale), self.name, self.reason)
+        top = lanczos(matrix, which="top", **self._settings.options).top
+        bottom = smallest_eigenvalue(matrix, tolerance=self._settings.tolerance, seed=self._settings.seed)
+        return Extremes(scaled(top, gram.scale), scaled(bottom, gram.scale), self.name, self.reason)
 
 
 # Rough costs, to choose by: a backward pass is less than half a gradient, a block by Lanczos about a dozen
@@ -495,31 +490,33 @@ _GRADIENTS_PER_BLOCK = 18.0
 _MOST_ROWS = 16_384
 
 
-def hessian_engine(evaluations: Sequence[Evaluation], effort: Effort) -> Engine:
+def hessian_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -> Engine:
     """The exact Hessian: always Lanczos at both ends."""
     for evaluation in evaluations:
         check_loss(evaluation)
         check_gradients(evaluation)
-    return HessianEngine(evaluations, effort)
+    return HessianEngine(evaluations, settings)
 
 
-def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estimator: str) -> Engine:
+def gauss_newton_engine(
+    evaluations: Sequence[Evaluation], settings: LanczosSettings, estimator: str
+) -> Engine:
     """The Gram engine where examples and outputs allow it and it is cheaper, Lanczos otherwise."""
     for evaluation in evaluations:
         check_loss(evaluation)
     reason = "estimator='lanczos' was asked for"
     if estimator != "lanczos":
         reason = _why_not_gram(evaluations) if estimator == "auto" else _why_impossible(evaluations)
-        roots: list[OutputRoot] = []
+        roots: list[LossFactor] = []
         if not reason:
             for evaluation in evaluations:
-                root = output_root(evaluation)
+                root = factor_loss_hessian(evaluation)
                 if isinstance(root, str):
                     reason = root
                     break
                 roots.append(root)
         if not reason:
-            engine = _gram_engine(evaluations, roots, effort)
+            engine = _gram_engine(evaluations, roots, settings)
             if estimator == "auto" or isinstance(engine, GramEngine):
                 return engine
             reason = engine.reason
@@ -530,10 +527,12 @@ def gauss_newton_engine(evaluations: Sequence[Evaluation], effort: Effort, estim
     for evaluation in evaluations:
         check_curved(evaluation)
         check_outputs(evaluation)
-    return LanczosEngine(lambda names: GaussNewtonOperator(evaluations, names), effort, reason)
+    return LanczosEngine(lambda names: GaussNewtonOperator(evaluations, names), settings, reason)
 
 
-def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot], effort: Effort) -> Engine:
+def _gram_engine(
+    evaluations: Sequence[Evaluation], roots: Sequence[LossFactor], settings: LanczosSettings
+) -> Engine:
     grams: list[dict[str, LayerGram]] = [
         trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)
     ]
@@ -545,7 +544,7 @@ def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot],
     alone = len(others) == len(leaves)
     general = LanczosEngine(
         lambda names: GaussNewtonOperator(evaluations, names),
-        effort,
+        settings,
         f"{'no layer is known: their' if alone else 'its'} {cause}",
         rank,
     )
@@ -560,7 +559,7 @@ def _gram_engine(evaluations: Sequence[Evaluation], roots: Sequence[OutputRoot],
     reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
     if others:
         reason += f"; {len(others)} of {len(leaves)} layers by Lanczos"
-    return GramEngine(grams, unused, general, effort, reason)
+    return GramEngine(grams, unused, general, settings, reason)
 
 
 def _why_impossible(evaluations: Sequence[Evaluation]) -> str:

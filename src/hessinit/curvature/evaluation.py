@@ -13,7 +13,7 @@ from torch import Tensor
 from hessinit.curvature.layer_uses import Use, find_uses
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch
-from hessinit.problem.determinism import take_first_look
+from hessinit.problem.determinism import check_forward
 from hessinit.problem.problem import Problem, explained_derivatives
 
 Direction = Mapping[str, Tensor]
@@ -108,7 +108,7 @@ class Evaluation:
     def inspected(cls, problem: Problem, batch: Batch) -> Evaluation:
         """The same, refused if it is not a finite, repeatable function of the weights."""
         one = cls(problem, batch)
-        look = take_first_look(problem, batch)
+        look = check_forward(problem, batch)
         one.output, one.loss, one.separable = look.output, look.loss, look.separable
         one.loss_value = float(look.loss.detach())
         # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.

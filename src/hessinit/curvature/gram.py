@@ -9,7 +9,6 @@ of S brings the latter to all layers at once.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +24,13 @@ from hessinit.curvature.layer_uses import (
     ConvolutionCall,
     DenseCall,
     Use,
+    batched_grad,
     find_uses,
     in_proportion,
     probe_examples,
     read_call,
 )
-from hessinit.curvature.loss_factor import OutputRoot
+from hessinit.curvature.loss_factor import LossFactor
 from hessinit.curvature.operators import LinearOperator
 from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.determinism import agree
@@ -328,7 +328,7 @@ def _join(calls: Sequence[Call]) -> Call:
 _BYTES_AT_ONCE = 2**25
 
 
-def trace_grams(evaluation: Evaluation, root: OutputRoot, *, split: bool = True) -> dict[str, LayerGram]:
+def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True) -> dict[str, LayerGram]:
     """The Gram operators of all leaves whose every use is a known linear call.
 
     Costs a backward pass per column of the root. The passes stop at the layers' outputs: no weight gradient
@@ -365,7 +365,7 @@ def _may_split(evaluation: Evaluation, plan: Sequence[Planned]) -> bool:
     return in_order and counted and evaluation.problem.dropout != "freeze"
 
 
-def _examples_at_once(plan: Sequence[Planned], root: OutputRoot, size: int) -> int:
+def _examples_at_once(plan: Sequence[Planned], root: LossFactor, size: int) -> int:
     """As many examples as keep the signals on their way within twice what the layers' outputs take."""
     outputs = root.columns.element_size() * sum(
         int(torch.Size(one.call.output_shape).numel()) for one in plan
@@ -404,7 +404,7 @@ class _Outline:
 
 def _gather_pieces(
     evaluation: Evaluation,
-    root: OutputRoot,
+    root: LossFactor,
     step: int,
     outlines: Sequence[_Outline],
     collectors: Sequence[Collector],
@@ -424,7 +424,7 @@ def _gather_pieces(
 def _gather_piece(
     evaluation: Evaluation,
     whole: Tensor,
-    root: OutputRoot,
+    root: LossFactor,
     part: slice,
     outlines: Sequence[_Outline],
     collectors: Sequence[Collector],
@@ -472,9 +472,5 @@ def _backward_all(output: Tensor, plan: Sequence[Planned], columns: Tensor) -> t
     edges = [one.edge for one in plan]
     if not all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
         return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a missing batching rule is only a warning, and slow
-            return torch.autograd.grad(output, edges, columns, retain_graph=True, is_grads_batched=True)
-    except (RuntimeError, UserWarning):
-        return None
+    found = batched_grad(output, edges, columns) or ()
+    return tuple(one for one in found if one is not None) if found and None not in found else None

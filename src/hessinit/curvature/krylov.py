@@ -199,12 +199,12 @@ CAUTION = 0.03
 # An eigenvalue beyond the value by this many tolerances would have been seen, unless the start holds less of
 # its eigenvector than a random vector does one time in a hundred. Chosen for its cost, a tenth more products
 # than without (benchmarks/unseen_eigenvalues.py counts what is still missed).
-MOST_UNSEEN = 5.0
+MAX_UNSEEN = 5.0
 _RARE = 0.01
 
 
 @dataclass(frozen=True)
-class RitzEnd:
+class RitzExtreme:
     """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps.
 
     `unseen` is how far beyond the value an eigenvalue may lie that the start vector holds almost nothing of.
@@ -230,7 +230,7 @@ class RitzEnd:
             self.bound <= tolerance * norm
             and self.change <= tolerance * norm
             and self.residual <= CAUTION * math.sqrt(tolerance) * norm
-            and self.unseen <= MOST_UNSEEN * tolerance * norm
+            and self.unseen <= MAX_UNSEEN * tolerance * norm
         )
 
     def error(self, tolerance: float, norm: float) -> float:
@@ -243,9 +243,9 @@ class RitzEnd:
         return max(self.bound, self.change, min(max(3 * self.residual, unseen), tolerance * norm))
 
 
-def read_end(
+def read_extreme(
     values: Array, residuals: Array, index: int, change: float = 0.0, unseen: float = 0.0
-) -> RitzEnd:
+) -> RitzExtreme:
     """The first (index 0) or last (index -1) of the ascending Ritz values.
 
     Always |θ − λ| ≤ r for some eigenvalue λ, and |θ − λ| ≤ r²/gap, gap being the distance from θ to the other
@@ -253,7 +253,7 @@ def read_end(
     next Ritz value less its own residual.
 
     >>> import numpy as np
-    >>> read_end(np.array([0.0, 1.0]), np.array([0.1, 0.1]), -1).bound < 0.0112
+    >>> read_extreme(np.array([0.0, 1.0]), np.array([0.1, 0.1]), -1).bound < 0.0112
     True
     """
     value, residual = float(values[index]), float(residuals[index])
@@ -263,10 +263,10 @@ def read_end(
         gap = abs(value - float(values[neighbour])) - float(residuals[neighbour])
         if gap > residual:
             bound = residual * (residual / gap)
-    return RitzEnd(value, residual, bound, change, unseen)
+    return RitzExtreme(value, residual, bound, change, unseen)
 
 
-def reach_of_unseen(residual: float, share: float, size: int) -> float:
+def unseen_distance(residual: float, share: float, size: int) -> float:
     """How far above a Ritz value θ an eigenvalue can lie unseen, for 99 of 100 random start vectors.
 
     `share` is the component of the start along the Ritz vector. The Lanczos vectors are p_j(A) times the
@@ -276,7 +276,7 @@ def reach_of_unseen(residual: float, share: float, size: int) -> float:
     below 0.01·√(π / 2 size) once in a hundred times (van Dorsselaer, Hochstenbach, van der Vorst, Computing
     probabilistic bounds for extreme eigenvalues of symmetric matrices with the Lanczos method, 2000).
 
-    >>> round(reach_of_unseen(1e-5, 0.1, 100), 5)
+    >>> round(unseen_distance(1e-5, 0.1, 100), 5)
     0.0008
     """
     return residual * share * math.sqrt(2 * size / math.pi) / _RARE
@@ -292,7 +292,7 @@ def spectral_norm(values: Array) -> float:
     return max(abs(float(values[0])), abs(float(values[-1])))
 
 
-# A value has settled when it has not moved over this many steps; see RitzEnd.is_converged.
+# A value has settled when it has not moved over this many steps; see RitzExtreme.is_converged.
 SETTLING_STEPS = 3
 # So small an operator is searched to the end: the few steps cost little, and a start that hardly sees the
 # leading eigenvector, which takes the second one for it, is not rare among so few dimensions.
@@ -312,7 +312,7 @@ class Run(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-def conclude(end: RitzEnd, run: Run, norm: float, tolerance: float, max_steps: int) -> Estimate:
+def conclude(end: RitzExtreme, run: Run, norm: float, tolerance: float, max_iterations: int) -> Estimate:
     """The end in the operator's own units, with its error and why the run stopped."""
     steps, scale = run.steps, run.scale
     if scale == 0:
@@ -336,8 +336,8 @@ def conclude(end: RitzEnd, run: Run, norm: float, tolerance: float, max_steps: i
     else:
         converged = False
         reason = (
-            f"stopped at max_steps={max_steps} with residual {end.residual / norm:.0e} of the norm; "
-            "raise max_steps or tolerance"
+            f"stopped at max_iterations={max_iterations} with residual {end.residual / norm:.0e} of the "
+            "norm; raise max_iterations or tolerance"
         )
     error = end.error(tolerance, norm) + rounding * norm
     return Estimate(end.value * scale, error * scale, converged, reason, steps)

@@ -16,13 +16,13 @@ from hessinit.curvature.krylov import (
     SMALL,
     Array,
     LanczosProcess,
-    RitzEnd,
+    RitzExtreme,
     conclude,
     not_finite,
-    reach_of_unseen,
-    read_end,
+    read_extreme,
     small_eigenpairs,
     spectral_norm,
+    unseen_distance,
     worth_checking,
 )
 from hessinit.curvature.probes import (
@@ -35,14 +35,14 @@ from hessinit.curvature.probes import (
 )
 from hessinit.results.estimates import Estimate
 
-Ends = Literal["both", "top"]
+Which = Literal["both", "top"]
 
 # An end of the spectrum counts for the norm from this share of it on.
 _MAKES_THE_NORM = 0.9
 
 
 @dataclass(frozen=True)
-class Extremes:
+class LanczosResult:
     """The ends of a spectrum; `norm` is the largest |eigenvalue|. Products are shared: do not add them up.
 
     `ritz` holds all Ritz values in ascending order: the ends are eigenvalues to within their error, the inner
@@ -59,18 +59,18 @@ class Extremes:
 def lanczos(
     operator: Operator,
     *,
-    ends: Ends = "both",
+    which: Which = "both",
     tolerance: float = 1e-3,
-    max_steps: int = 200,
+    max_iterations: int = 200,
     seed: int = 0,
     semidefinite: bool = False,
     on_step: Callable[[int], object] | None = None,
-) -> Extremes:
+) -> LanczosResult:
     """The largest and the smallest eigenvalue, each to `tolerance` times the spectral norm.
 
     Lanczos with full reorthogonalization, stopped by a bound on the error that is relative to the norm, hence
     the same for 1e-30·A and 1e30·A. Costs one product per step (typically 10 to 60) and keeps one vector per
-    step. With ends="top" only the largest eigenvalue has to converge (enough for a positive semidefinite
+    step. With which="top" only the largest eigenvalue has to converge (enough for a positive semidefinite
     operator). `on_step` is called with the number of products so far. Not converging is a value: see
     `converged` and `reason`.
 
@@ -84,19 +84,19 @@ def lanczos(
     (True, True)
     """
     size = operator_size(operator)
-    if ends not in ("both", "top"):
+    if which not in ("both", "top"):
         raise ValueError(
-            f"ends={ends!r} is unknown; choose from 'both', 'top'. For the bottom alone pass -operator."
+            f"which={which!r} is unknown; choose from 'both', 'top'. For the bottom alone pass -operator."
         )
     require_tolerance(tolerance)
-    require_at_least("max_steps", max_steps, 1, "every step is one product")
+    require_at_least("max_iterations", max_iterations, 1, "every step is one product")
     process = LanczosProcess(operator, random_start(operator, seed))
-    limit = min(max_steps, size)
+    limit = min(max_iterations, size)
     checks: list[tuple[int, float, float]] = []
     while process.steps < limit:
         process.step()
         if not process.finite:
-            return _not_finite(process.steps + 1, ends)
+            return _not_finite(process.steps + 1, which)
         if on_step is not None:
             on_step(process.steps)
         if process.steps == 1:
@@ -110,13 +110,13 @@ def lanczos(
         earlier = [check for check in checks if check[0] <= process.steps - SETTLING_STEPS]
         _, low, high = earlier[-1] if earlier else (0, -math.inf, math.inf)
         top, bottom = (
-            read_end(
+            read_extreme(
                 values,
                 residuals,
                 index,
                 0.0 if process.exhausted else abs(float(values[index]) - before),
                 # Only an end that may be the norm has to be beyond doubt.
-                reach_of_unseen(float(residuals[index]), abs(float(small_vectors[0, index])), size)
+                unseen_distance(float(residuals[index]), abs(float(small_vectors[0, index])), size)
                 if abs(float(values[index])) > _MAKES_THE_NORM * norm
                 else 0.0,
             )
@@ -125,16 +125,16 @@ def lanczos(
         checks.append((process.steps, bottom.value, top.value))
         # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest one.
         if semidefinite and 0 <= bottom.value <= tolerance * norm:
-            bottom = RitzEnd(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
-        needed = (top, bottom) if ends == "both" else (top,)
+            bottom = RitzExtreme(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
+        needed = (top, bottom) if which == "both" else (top,)
         if last or all(end.is_converged(tolerance, norm) for end in needed):
             break
 
-    top_estimate = conclude(top, process, norm, tolerance, max_steps)
-    bottom_estimate = conclude(bottom, process, norm, tolerance, max_steps)
-    return Extremes(
+    top_estimate = conclude(top, process, norm, tolerance, max_iterations)
+    bottom_estimate = conclude(bottom, process, norm, tolerance, max_iterations)
+    return LanczosResult(
         top=top_estimate,
-        bottom=bottom_estimate if ends == "both" else None,
+        bottom=bottom_estimate if which == "both" else None,
         norm=_larger(top_estimate, bottom_estimate, tolerance),
         steps=process.steps,
         ritz=tuple(float(value) * process.scale for value in values),
@@ -149,13 +149,13 @@ def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
     settled = winner.converged and error <= winner.error + tolerance * value
     reason = winner.reason
     if winner.converged and not settled:
-        reason = "the other end of the spectrum may be larger in size; ask for ends='both'"
+        reason = "the other end of the spectrum may be larger in size; ask for which='both'"
     return Estimate(value, error, settled, reason, winner.products)
 
 
-def _not_finite(products: int, ends: Ends) -> Extremes:
+def _not_finite(products: int, which: Which) -> LanczosResult:
     top, bottom = not_finite(products), not_finite(products, -1.0)
-    return Extremes(top, bottom if ends == "both" else None, top, products, ())
+    return LanczosResult(top, bottom if which == "both" else None, top, products, ())
 
 
 class _Inverse:
@@ -185,7 +185,7 @@ def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 
     factor, failure = torch.linalg.cholesky_ex(matrix.double())
     if int(failure):
         return Estimate(0.0, rounding, True, "positive semidefinite and singular up to rounding", 0)
-    found = lanczos(_Inverse(factor), ends="top", tolerance=tolerance, seed=seed).top
+    found = lanczos(_Inverse(factor), which="top", tolerance=tolerance, seed=seed).top
     value = 1 / found.value
     error = value * found.relative_error + rounding
     return Estimate(value, error, found.converged, found.reason, found.products)
@@ -206,20 +206,20 @@ class _Run:
     exhausted: bool = False
 
 
-def tops_together(
-    operators: Sequence[Operator], *, tolerance: float = 1e-3, max_steps: int = 200, seed: int = 0
+def lockstep_tops(
+    operators: Sequence[Operator], *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0
 ) -> list[Estimate]:
-    """What `lanczos(ends="top")` gives for each, with the bookkeeping of all done at once.
+    """What `lanczos(which="top")` gives for each, with the bookkeeping of all done at once.
 
     The same products, but a step costs the bookkeeping of one run instead of many: for small operators that
     is most of the time. An operator that has converged takes no further part.
 
     >>> two = [torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.diag(torch.tensor([5.0, 0.0, 0.0]))]
-    >>> [round(top.value, 5) for top in tops_together(two)]
+    >>> [round(top.value, 5) for top in lockstep_tops(two)]
     [3.0, 5.0]
     """
     lockstep = _Lockstep(operators, seed)
-    limit = min(max_steps, lockstep.size)
+    limit = min(max_iterations, lockstep.size)
     found: dict[int, Estimate] = {}
     for step in range(1, limit + 1):
         lockstep.advance()
@@ -234,11 +234,11 @@ def tops_together(
                 continue
             change = 0.0 if run.exhausted else abs(values[row, -1] - lockstep.earlier(row))
             share = abs(float(vectors[row, 0, -1]))
-            unseen = reach_of_unseen(float(residuals[row, -1]), share, lockstep.size)
-            end = read_end(values[row], residuals[row], -1, float(change), unseen)
+            unseen = unseen_distance(float(residuals[row, -1]), share, lockstep.size)
+            end = read_extreme(values[row], residuals[row], -1, float(change), unseen)
             if over[row] or end.is_converged(tolerance, end.value):
                 finished.append(row)
-                found[run.index] = conclude(end, run, end.value, tolerance, max_steps)
+                found[run.index] = conclude(end, run, end.value, tolerance, max_iterations)
         lockstep.drop(finished)
         if not lockstep.runs:
             break

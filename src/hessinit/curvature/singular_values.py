@@ -67,7 +67,7 @@ def largest_singular_values(
     maps: BatchedMap,
     *,
     tolerance: float = 1e-3,
-    max_steps: int = 200,
+    max_iterations: int = 200,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -84,13 +84,15 @@ def largest_singular_values(
     [3.0, 5.0]
     """
     require_tolerance(tolerance)
-    require_at_least("max_steps", max_steps, 1, "every step is one product with the map and one back")
+    require_at_least(
+        "max_iterations", max_iterations, 1, "every step is one product with the map and one back"
+    )
     if maps.outputs < maps.inputs:
         maps = maps.transposed
     process = _Bidiagonalization(
         maps, ProbeStream(maps.examples * maps.inputs, seed=seed, dtype=dtype), device
     )
-    limit = min(max_steps, maps.inputs)
+    limit = min(max_iterations, maps.inputs)
     tops: list[tuple[int, Array]] = []
     while True:
         process.step()
@@ -109,10 +111,10 @@ def largest_singular_values(
         )
         if last or bool(settled.all()):
             break
-    # As in RitzEnd.error: the residual until converged, and a little more than the bound in a cluster.
+    # As in RitzExtreme.error: the residual until converged, and a little more than the bound in a cluster.
     errors = np.maximum(np.maximum(bounds, change), np.minimum(3 * residuals, tolerance * values))
     errors = np.where(settled, errors, residuals) + 8 * float(torch.finfo(dtype).eps) * values
-    return process.conclude(values, errors, settled, tolerance, max_steps)
+    return process.conclude(values, errors, settled, tolerance, max_iterations)
 
 
 class _Bidiagonalization:
@@ -197,7 +199,12 @@ class _Bidiagonalization:
         return top, bound, residual
 
     def conclude(
-        self, values: Array, errors: Array, settled: npt.NDArray[np.bool_], tolerance: float, max_steps: int
+        self,
+        values: Array,
+        errors: Array,
+        settled: npt.NDArray[np.bool_],
+        tolerance: float,
+        max_iterations: int,
     ) -> SingularValues:
         assert self._scales is not None
         scales = self._scales[:, 0].double().cpu().numpy()
@@ -216,9 +223,8 @@ class _Bidiagonalization:
             )
             return SingularValues(values, errors, False, reason, products)
         if not settled.all():
-            reason = (
-                f"stopped at max_steps={max_steps} in {int((~settled).sum())} examples; raise it or tolerance"
-            )
+            count = int((~settled).sum())
+            reason = f"stopped at max_iterations={max_iterations} in {count} examples; raise it or tolerance"
             return SingularValues(values, errors, False, reason, products)
         reason = f"settled in every example, within tolerance={tolerance:g}"
         return SingularValues(values, errors, True, reason, products)

@@ -1,11 +1,9 @@
-"""From independent samples to a mean with its error."""
+"""Stochastic estimates of a spectrum: density (Lanczos quadrature), trace (Hutch++), Frobenius norm."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,9 +16,8 @@ from hessinit.curvature.probes import (
     operator_size,
     power_of_two_scale,
     require_at_least,
-    require_tolerance,
 )
-from hessinit.results.estimates import Estimate
+from hessinit.results.estimates import Density, Estimate
 
 # Half-widths are two standard errors: about 95 % for normal samples, a little less for a handful of them.
 STANDARD_ERRORS = 2.0
@@ -65,185 +62,71 @@ def dense_columns(operator: Operator) -> Iterator[Tensor]:
         yield (operator @ block).detach()
 
 
-# The grid reaches this many kernel widths beyond the outermost points; 6e-5 of a Gaussian lies outside.
+# The kernel's standard deviation, as a fraction of the range of the spectrum.
+_WIDTH = 0.02
+_BINS = 256
+# The grid reaches this many kernel widths beyond the outermost nodes; 6e-5 of a Gaussian lies outside.
 _MARGIN = 4.0
+# A matrix of at most this size is written out where that takes no more products than the probes.
+_LARGEST_DENSE = 1024
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Values on a grid, two standard errors of each, and the area under the errors."""
+def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, seed: int = 0) -> Density:
+    """The spectral density by stochastic Lanczos quadrature: `steps` steps with each of `probes` vectors.
 
-    grid: Array
-    values: Array
-    errors: Array
-    width: float
-    area_of_errors: float
+    `nodes` and `weights` are the quadrature: the mean of f over the eigenvalues is about Σ weights·f(nodes).
+    `values` on `grid` are the quadrature smoothed by a Gaussian; they integrate to 1, and `error` is the area
+    under two standard errors over the probes. The ends of the spectrum are sharp, the bulk is resolved to
+    about its width/`steps`. Costs probes·steps products; where n is no larger than that, the matrix is
+    written out with n products and the density is exact. A multiple of the identity has nodes but no curve.
 
-
-def default_width(bins: int) -> float:
-    """A fiftieth of the range, or what the grid can show.
-
-    >>> default_width(256), default_width(20)
-    (0.02, 0.1)
+    >>> density = spectral_density(torch.diag(torch.linspace(0.0, 1.0, 500, dtype=torch.float64)))
+    >>> abs(sum(density.weights) - 1) < 1e-12, bool(abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05)
+    (True, True)
     """
-    return max(0.02, 2 / bins)
+    size = operator_size(operator)
+    require_at_least("probes", probes, 2, "one probe has no spread to read an error from")
+    require_at_least("steps", steps, 2, "one step sees only the mean eigenvalue")
+    dense = size <= min(probes * steps, _LARGEST_DENSE)
+    rules = _dense_rule(operator) if dense else _lanczos_rules(operator, probes, steps, seed)
+    if not rules:
+        return Density((), (), (), (), math.inf, probes, steps)
+    grid, values, error = _smooth(rules, torch.finfo(operator.dtype).eps)
+    nodes = np.concatenate([rule_nodes for rule_nodes, _ in rules])
+    weights = np.concatenate([rule_weights for _, rule_weights in rules]) / len(rules)
+    order = np.argsort(nodes, kind="stable")
+    return Density(
+        nodes=tuple(nodes[order].tolist()),
+        weights=tuple(weights[order].tolist()),
+        grid=tuple(grid.tolist()),
+        values=tuple(values.tolist()),
+        error=error,
+        probes=len(rules),
+        steps=max(len(rule_nodes) for rule_nodes, _ in rules),
+    )
 
 
-def smooth(
-    rules: Sequence[tuple[Array, Array]], *, share: float, bins: int, log: bool, floor: float
-) -> Curve:
-    """The mean over rules of Σ weight · Gaussian around node, of standard deviation share·range.
-
-    With `log` the nodes are log10|node|, those below `floor` times the largest standing at that level. Points
-    that all coincide have no curve.
-
-    >>> rule = (np.array([0.0, 1.0]), np.array([0.5, 0.5]))
-    >>> curve = smooth([rule], share=0.05, bins=64, log=False, floor=1e-16)
-    >>> round(float(curve.values.sum() * (curve.grid[1] - curve.grid[0])), 3)
-    1.0
-    """
+def _smooth(rules: Sequence[tuple[Array, Array]], rounding: float) -> tuple[Array, Array, float]:
+    """The mean over rules of Σ weight · Gaussian around node: grid, values, and the area of the errors."""
     points = np.concatenate([nodes for nodes, _ in rules])
     largest = float(np.abs(points).max())
-    empty = np.empty(0)
-    # Eigenvalues that differ by rounding only are one point mass.
-    if largest == 0 or float(points.max() - points.min()) <= 100 * floor * largest:
-        return Curve(empty, empty, empty, 0.0, 0.0)
-
-    def place(nodes: Array) -> Array:
-        # In units of the largest, so that nothing overflows on the way.
-        relative: Array = nodes / largest
-        return np.log10(np.maximum(np.abs(relative), floor)) if log else relative
-
-    placed = [place(nodes) for nodes, _ in rules]
+    # Eigenvalues that differ by rounding only are one point mass, which has no curve.
+    if largest == 0 or float(points.max() - points.min()) <= 100 * rounding * largest:
+        return np.empty(0), np.empty(0), 0.0
+    placed = [nodes / largest for nodes, _ in rules]  # nothing overflows on the way
     low, high = min(float(nodes.min()) for nodes in placed), max(float(nodes.max()) for nodes in placed)
-    if high == low:  # ±λ on a log axis
-        return Curve(empty, empty, empty, 0.0, 0.0)
-    width = share * (high - low)
-    grid = np.linspace(low - _MARGIN * width, high + _MARGIN * width, bins)
+    width = _WIDTH * (high - low)
+    grid = np.linspace(low - _MARGIN * width, high + _MARGIN * width, _BINS)
     curves = np.stack(
         [
             (weights * np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2)).sum(axis=1)
             for nodes, (_, weights) in zip(placed, rules, strict=True)
         ]
     ) / (width * math.sqrt(2 * math.pi))
-    values = curves.mean(axis=0)
-    errors = np.zeros(bins)
+    errors = np.zeros(_BINS)
     if len(rules) > 1:
         errors = STANDARD_ERRORS * curves.std(axis=0, ddof=1) / math.sqrt(len(rules))
-    area = float(errors.sum() * (grid[1] - grid[0]))
-    if log:
-        return Curve(grid + math.log10(largest), values, errors, width, area)
-    return Curve(grid * largest, values / largest, errors / largest, width * largest, area)
-
-
-Axis = Literal["linear", "log"]
-
-# Above this size writing the matrix out is refused even where it would take fewer products: n² numbers in
-# fp64.
-_LARGEST_DENSE = 1024
-_EXACT = "exact up to rounding: the matrix was written out"
-
-
-@dataclass(frozen=True)
-class Density:
-    """The share of eigenvalues near each point.
-
-    `nodes` (ascending) and `weights` (which sum to 1) are the quadrature: the mean of f over the eigenvalues
-    is about Σ weights·f(nodes), exactly for polynomials of low degree up to the choice of probes. `values` is
-    that quadrature smoothed by a Gaussian of standard deviation `width`, on `grid`; it integrates to 1, and
-    `errors` are two standard errors over the probes. On the log axis, grid and width are in log10|λ| and
-    values are per decade. `mean` estimates trace/n. `error` is the area under `errors`, of a total area of 1.
-    """
-
-    nodes: tuple[float, ...]
-    weights: tuple[float, ...]
-    grid: tuple[float, ...]
-    values: tuple[float, ...]
-    errors: tuple[float, ...]
-    width: float
-    axis: Axis
-    mean: Estimate
-    error: float
-    converged: bool
-    reason: str
-    probes: int
-    steps: int
-    products: int
-
-
-def spectral_density(
-    operator: Operator,
-    *,
-    probes: int = 8,
-    steps: int = 30,
-    seed: int = 0,
-    bins: int = 256,
-    width: float | None = None,
-    axis: Axis = "linear",
-    tolerance: float = 0.2,
-) -> Density:
-    """The spectral density from `steps` Lanczos steps with each of `probes` gaussian vectors.
-
-    The ends of the spectrum are sharp, the bulk is resolved to about its width/`steps`; the error shrinks as
-    1/√(probes·n). Costs probes·steps products and one vector of memory per step. Where n is no larger than
-    that, the matrix is written out with n products and the density is exact. `width` is the kernel's standard
-    deviation as a share of the whole range on the axis (default 1/50). On a linear axis a spectrum that spans
-    decades shows its small eigenvalues as one peak at 0: axis="log" takes log10|λ| instead, zeros standing at
-    the rounding level of the norm, and `nodes` and `weights` are the unsmoothed numbers in either case. A
-    multiple of the identity or the zero operator is a point mass, which has nodes but no curve: grid, values
-    and errors are empty. `converged` means that all products were finite and `error` is within `tolerance`.
-
-    >>> density = spectral_density(torch.diag(torch.linspace(0.0, 1.0, 500, dtype=torch.float64)))
-    >>> abs(sum(density.weights) - 1) < 1e-12, density.products
-    (True, 240)
-    >>> abs(density.mean.value - 0.5) < density.mean.error
-    True
-    """
-    size = operator_size(operator)
-    if axis not in ("linear", "log"):
-        raise ValueError(f"axis={axis!r} is unknown; choose from 'linear', 'log'.")
-    require_at_least("probes", probes, 2, "one probe has no spread to read an error from")
-    require_at_least("steps", steps, 2, "one step sees only the mean eigenvalue")
-    require_at_least("bins", bins, 16, "a curve needs more points")
-    share = default_width(bins) if width is None else width
-    if not 2 / bins <= share <= 1:
-        raise ValueError(
-            f"width={share:g} does not fit bins={bins}: it is a share of the range, "
-            f"between 2/bins = {2 / bins:.2g} and 1. Pass a larger width or more bins."
-        )
-    dense = size <= min(probes * steps, _LARGEST_DENSE)
-    rules = _dense_rule(operator) if dense else _lanczos_rules(operator, probes, steps, seed)
-    products = size if dense else sum(len(nodes) for nodes, _ in rules)
-    if not rules:
-        return _not_finite(axis, probes, steps)
-    floor = torch.finfo(operator.dtype).eps
-    curve = smooth(rules, share=share, bins=bins, log=axis == "log", floor=floor)
-    nodes = np.concatenate([rule_nodes for rule_nodes, _ in rules])
-    weights = np.concatenate([rule_weights for _, rule_weights in rules]) / len(rules)
-    order = np.argsort(nodes, kind="stable")
-    mean = _mean(rules, products, 8 * floor * float(np.abs(nodes).max()))
-    converged = curve.area_of_errors <= tolerance
-    reason = f"{len(rules)} probes differ by {curve.area_of_errors:.0e} of the area, tolerance={tolerance:g}"
-    if dense:
-        reason = _EXACT
-    elif not converged:
-        reason += "; raise probes, width or tolerance"
-    return Density(
-        nodes=tuple(nodes[order].tolist()),
-        weights=tuple(weights[order].tolist()),
-        grid=tuple(curve.grid.tolist()),
-        values=tuple(curve.values.tolist()),
-        errors=tuple(curve.errors.tolist()),
-        width=curve.width,
-        axis=axis,
-        mean=mean,
-        error=curve.area_of_errors,
-        converged=converged,
-        reason=reason,
-        probes=len(rules),
-        steps=max(len(rule_nodes) for rule_nodes, _ in rules),
-        products=products,
-    )
+    return grid * largest, curves.mean(axis=0) / largest, float(errors.sum() * (grid[1] - grid[0]))
 
 
 def _lanczos_rules(operator: Operator, probes: int, steps: int, seed: int) -> list[tuple[Array, Array]]:
@@ -272,72 +155,7 @@ def _dense_rule(operator: Operator) -> list[tuple[Array, Array]]:
     return [(values, np.full(len(values), 1 / len(values)))]
 
 
-def _mean(rules: list[tuple[Array, Array]], products: int, rounding: float) -> Estimate:
-    samples = [float(nodes @ weights) for nodes, weights in rules]
-    if len(rules) == 1:
-        return Estimate(samples[0], rounding, True, _EXACT, products)
-    value, error = mean_and_error(samples)
-    reason = f"mean of {len(rules)} probes, error two standard errors"
-    return Estimate(value, error + rounding, True, reason, products)
-
-
-def _not_finite(axis: Axis, probes: int, steps: int) -> Density:
-    reason = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs"
-    mean = Estimate(math.inf, math.inf, False, reason, 0)
-    return Density((), (), (), (), (), 0.0, axis, mean, math.inf, False, reason, probes, steps, 0)
-
-
-# The spread of fewer probes is too uncertain to stop by; also how often a result is fetched from the device.
-_PROBES_PER_CHECK = 8
 _NOT_FINITE = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs"
-
-
-def hutchinson(
-    operator: Operator, *, probes: int = 64, tolerance: float | None = None, seed: int = 0
-) -> Estimate:
-    """The trace as the mean of gᵀAg over Rademacher probes g (Hutchinson 1989).
-
-    Unbiased; `error` is two standard errors and shrinks as 1/√probes; costs at most `probes` products and one
-    vector of memory. With a `tolerance` it stops as soon as the error is below tolerance·|trace|. When
-    `probes` reaches n, the diagonal is read off exactly with n products instead.
-
-    >>> matrix = torch.diag(torch.arange(1.0, 101.0))   # Rademacher probes are exact on a diagonal matrix
-    >>> estimate = hutchinson(matrix, probes=10)
-    >>> estimate.value, estimate.error < 0.01, estimate.products
-    (5050.0, True, 10)
-    """
-    size = operator_size(operator)
-    require_at_least("probes", probes, 2, "one probe has no spread to read an error from")
-    if tolerance is not None:
-        require_tolerance(tolerance)
-    if probes >= size:
-        return _exact_trace(operator)
-    stream = _rademacher(operator, seed)
-    samples: list[float] = []
-    value = error = math.inf
-    while len(samples) < probes:
-        # Summed in fp64 on the device and fetched together: one synchronisation per check.
-        count = min(_PROBES_PER_CHECK, probes - len(samples))
-        chunk = [_quadratic_form(operator, stream.draw()) for _ in range(count)]
-        samples.extend(torch.stack(chunk).tolist())
-        value, error = mean_and_error(samples)
-        if math.isinf(value):
-            return Estimate(math.inf, math.inf, False, _NOT_FINITE, len(samples))
-        error += _rounding(operator, samples)
-        if tolerance is not None and error <= tolerance * abs(value):
-            break
-    if tolerance is None:
-        reason = f"mean of {len(samples)} probes, error two standard errors"
-        return Estimate(value, error, True, reason, len(samples))
-    converged = error <= tolerance * abs(value)
-    reason = f"two standard errors over {len(samples)} probes are within tolerance={tolerance:g}"
-    if not converged:
-        relative = error / abs(value) if value else math.inf
-        reason = (
-            f"stopped at probes={probes} with error {relative:.0e} of the trace; "
-            "raise probes or tolerance, or use hutch_plus_plus"
-        )
-    return Estimate(value, error, converged, reason, len(samples))
 
 
 def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) -> Estimate:
@@ -397,10 +215,6 @@ def _rademacher(operator: Operator, seed: int) -> ProbeStream:
     return ProbeStream(size, seed=seed, kind="rademacher", dtype=operator.dtype, device=operator.device)
 
 
-def _quadratic_form(operator: Operator, probe: Tensor) -> Tensor:
-    return (probe * (operator @ probe).detach()).sum(dtype=torch.float64)
-
-
 def _rounding(operator: Operator, samples: list[float]) -> float:
     return 8 * torch.finfo(operator.dtype).eps * max(abs(sample) for sample in samples)
 
@@ -421,7 +235,7 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     size = operator_size(operator)
     require_at_least("products", products, 2, "one product has no spread to read an error from")
     exact = products >= size
-    stream = ProbeStream(size, seed=seed, kind="rademacher", dtype=operator.dtype, device=operator.device)
+    stream = _rademacher(operator, seed)
     blocks = dense_columns(operator) if exact else (operator @ stream.draw() for _ in range(products))
     # Squares of 1e-25 vanish in fp32: everything is in units of a power of two near the first nonzero
     # product.
@@ -435,8 +249,7 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     samples = [] if math.isinf(scale) else torch.stack(squares).tolist()
     spent = size if exact else len(squares)
     if math.isinf(scale) or not all(math.isfinite(sample) for sample in samples):
-        reason = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs"
-        return Estimate(math.inf, math.inf, False, reason, max(1, len(squares)))
+        return Estimate(math.inf, math.inf, False, _NOT_FINITE, max(1, len(squares)))
     if scale == 0:
         reason = "the operator is zero" if exact else "the operator is zero on random vectors"
         return Estimate(0.0, 0.0, True, reason, spent)

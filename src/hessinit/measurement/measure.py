@@ -16,13 +16,13 @@ from torch import nn
 
 from hessinit._version import __version__
 from hessinit.curvature.engines import (
-    Effort,
-    Ends,
     Engine,
-    Wanted,
+    Extremes,
+    LanczosSettings,
+    SpectrumOptions,
     gauss_newton_engine,
     hessian_engine,
-    measure_extras,
+    measure_spectrum,
     with_rounding,
 )
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
@@ -30,7 +30,7 @@ from hessinit.curvature.rounding import Rounding, relative_rounding
 from hessinit.diagnostics.diagnose import diagnose
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.layers import EVERYTHING, Layer
-from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.validate import check_switches, check_tolerance, check_whole
 from hessinit.products.measure import measure_products
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, LayerCurvature
@@ -111,18 +111,18 @@ class Rows:
         evaluations: list[Evaluation],
         curvature: str,
         estimator: str,
-        effort: Effort,
-        wanted: Wanted,
+        settings: LanczosSettings,
+        wanted: SpectrumOptions,
     ) -> None:
         self._problem = problem
         self._wanted = wanted
-        self._effort = effort
+        self._settings = settings
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
 
         def build(kind: str, chosen: list[Evaluation]) -> Engine:
             if kind == "hessian":
-                return hessian_engine(chosen, effort)
-            return gauss_newton_engine(chosen, effort, estimator)
+                return hessian_engine(chosen, settings)
+            return gauss_newton_engine(chosen, settings, estimator)
 
         self.main = build(self._kind, evaluations)
         self._approximate = build("gauss-newton", evaluations) if curvature == "both" else None
@@ -134,9 +134,9 @@ class Rows:
 
     def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
         names = [layer.parameter for layer in layers]
-        ends = self.main.ends_of_each(names)
-        approximate = self._approximate.ends_of_each(names) if self._approximate else {}
-        single = [engine.ends_of_each(names) for engine in self._single]
+        ends = self.main.extremes_of_each(names)
+        approximate = self._approximate.extremes_of_each(names) if self._approximate else {}
+        single = [engine.extremes_of_each(names) for engine in self._single]
         return tuple(
             self._row(
                 (layer.name, layer.aliases, layer.shape),
@@ -151,11 +151,11 @@ class Rows:
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self._problem.layers]
         size = sum(layer.size for layer in self._problem.layers)
-        ends = self._rounded(self.main.ends(names), self._kind)
+        ends = self._rounded(self.main.extremes(names), self._kind)
         approximate = (
-            self._rounded(self._approximate.ends(names), "gauss-newton") if self._approximate else None
+            self._rounded(self._approximate.extremes(names), "gauss-newton") if self._approximate else None
         )
-        single = [engine.ends(names) for engine in self._single]
+        single = [engine.extremes(names) for engine in self._single]
         return self._row(("network", (), (size,)), names, ends, approximate, single)
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
@@ -177,28 +177,28 @@ class Rows:
             engine_reason=self.main.reason,
         )
 
-    def _rounded(self, ends: Ends, curvature: str, name: str | None = None) -> Ends:
+    def _rounded(self, ends: Extremes, curvature: str, name: str | None = None) -> Extremes:
         """With the rounding of the operator in the errors; of the whole network without a name."""
         if curvature not in self._rounding:
             self._rounding[curvature] = relative_rounding(self._evaluations, curvature)
         found = self._rounding[curvature]
         return with_rounding(
-            ends, found.network if name is None else found.layers[name], self._effort.tolerance
+            ends, found.network if name is None else found.layers[name], self._settings.tolerance
         )
 
     def _row(
         self,
         identity: tuple[str, tuple[str, ...], tuple[int, ...]],
         names: Sequence[str],
-        ends: Ends,
-        approximate: Ends | None,
-        single: Sequence[Ends],
+        ends: Extremes,
+        approximate: Extremes | None,
+        single: Sequence[Extremes],
     ) -> LayerCurvature:
         name, aliases, shape = identity
         norms = tuple(found.norm.value for found in single)
         extras: dict[str, Any] = {}
         if self._wanted.anything:
-            extras = measure_extras(self.main.operator(names), self._wanted, self._effort)
+            extras = measure_spectrum(self.main.operator(names), self._wanted, self._settings)
         return LayerCurvature(
             name=name,
             aliases=aliases,
@@ -230,7 +230,7 @@ def measure(
     layers: str | Iterable[str] | None = None,
     estimator: str = "auto",
     tolerance: float = 1e-3,
-    max_steps: int = 200,
+    max_iterations: int = 200,
     seed: int = 0,
     forward: Forward | None = None,
     dtype: torch.dtype | None = None,
@@ -287,28 +287,30 @@ def measure(
         network=network, strict=strict,
     )  # fmt: skip
     seed = check_whole("seed", seed, at_least=0)
-    effort = Effort(check_tolerance(tolerance), check_whole("max_steps", max_steps, at_least=1), seed)
-    wanted = Wanted(
+    settings = LanczosSettings(
+        check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
+    )
+    wanted = SpectrumOptions(
         top=check_whole("top", top, at_least=0), trace=trace, frobenius=frobenius, density=density
     )
-    if top > max_steps:
+    if top > max_iterations:
         raise ProblemError(
-            f"top={top} with max_steps={max_steps}: every eigenvalue takes a step; pass max_steps={top} or "
-            "more."
+            f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step; pass "
+            f"max_iterations={top} or more."
         )
     problem = Problem(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
-    with problem.settings(), explained_memory(problem):
+    with problem.settings():
         evaluations = evaluate(problem)
-        measuring = Rows(problem, evaluations, curvature, estimator, effort, wanted)
+        measuring = Rows(problem, evaluations, curvature, estimator, settings, wanted)
         layers_in_order = in_running_order(problem, evaluations)
         rows = measuring.layers(layers_in_order)
         whole = measuring.network() if network else measuring.bounded_network(rows)
         names = [layer.parameter for layer in layers_in_order]
         if jacobians:
-            products = measure_products(problem, evaluations, effort)
+            products = measure_products(problem, evaluations, settings)
             rows = tuple(
                 replace(row, jacobians=products[name]) for row, name in zip(rows, names, strict=True)
             )

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hessinit.comparing.seeds import derive, generator
 from hessinit.measurement.quadratic_form import quadratic_form
 from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.minibatches import images_of
 from hessinit.paper.networks import glorot_
 from hessinit.results.result import Plain, read_number, to_plain
+from hessinit.training.seeds import derive, generator
 
 RESTARTS_PER_JOB = 50
 APPROXIMATION, EXACT = "approximation", "exact value"

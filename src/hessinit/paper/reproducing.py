@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hessinit.comparing.arguments import check_execution
 from hessinit.errors import ProblemError
 from hessinit.jobs.doing import (
     Results,
@@ -39,6 +38,7 @@ from hessinit.paper.working import Done, PaperWork, usual_torch
 from hessinit.problem.validate import check_switches, check_whole
 from hessinit.results.reproduction import Findings, Reproduction
 from hessinit.results.result import Plain
+from hessinit.training.workers import check_workers
 
 FOLDER = "reproduction"
 MOST_SEEDS = 100_000
@@ -71,7 +71,7 @@ def reproduce(
     table-2-digits ('rtol ≤ 0.5', 'rtol ≤ 1', 'rtol ≤ 1.5')
     """
     check_switches(progress=progress)
-    check_execution(workers, executor)
+    check_workers(workers, executor)
     if seeds is not None:
         check_whole("seeds", seeds, at_least=1)
         if seeds > MOST_SEEDS:

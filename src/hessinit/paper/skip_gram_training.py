@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from hessinit.comparing.seeds import generator
 from hessinit.paper.skip_gram import SkipGram
 from hessinit.paper.text.load import Text
+from hessinit.training.seeds import generator
 
 Batch = tuple[Tensor, Tensor]
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.comparing.seeds import derive, generator
 from hessinit.errors import ConvergenceWarning
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.minibatches import ImageSet, images_of
@@ -21,6 +20,7 @@ from hessinit.paper.networks import default_, glorot_, normal_
 from hessinit.paper.scipy_extra import import_stats
 from hessinit.paper.training import Loss, Recipe, chunk_length, chunk_means, final_loss, train
 from hessinit.results.result import Plain, to_plain
+from hessinit.training.seeds import derive, generator
 
 OURS = "hessinit"
 HESSIAN_BATCH = 32

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hessinit.comparing.store import create_text
 from hessinit.errors import ProblemError
 from hessinit.paper.provenance import revision
 from hessinit.results.result import Plain, to_plain, write_text
+from hessinit.training.run_folder import create_text
 
 KIND = "hessinit paper result"
 SCHEMA = 1

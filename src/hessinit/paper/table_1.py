@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hessinit.comparing.seeds import generator
 from hessinit.paper import correlation_findings, expected_correlations
 from hessinit.paper.correlations import Samples, draw_samples, join, pearson
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.minibatches import images_of, read_source
 from hessinit.results.reproduction import Findings
 from hessinit.results.result import Plain, to_plain
+from hessinit.training.seeds import generator
 
 OUTPUTS, LAYER = "loss by outputs", "loss by output, output by layer"
 SAMPLES = {OUTPUTS: 10_000, LAYER: 100_000}

@@ -7,9 +7,8 @@ import warnings
 from functools import lru_cache
 from typing import Any
 
-from hessinit.comparing.seeds import derive, generator
 from hessinit.errors import ConvergenceWarning
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.skip_gram import MODELS, SkipGram, normal_
@@ -30,6 +29,7 @@ from hessinit.paper.word2vec_design import (
 )
 from hessinit.paper.word2vec_findings import conclude
 from hessinit.results.result import Plain, to_plain
+from hessinit.training.seeds import derive, generator
 
 # A percent is enough: the norms of the sweep span seven orders of magnitude.
 TOLERANCE = 1e-2

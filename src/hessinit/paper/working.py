@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from hessinit.comparing.seeds import as_if_alone
 from hessinit.paper.experiment import Job
 from hessinit.paper.experiments import EXPERIMENTS
 from hessinit.results.result import Plain
+from hessinit.training.seeds import reproducible
 
 # What torch is set to belongs to the whole process: threads of an executor take turns.
 _ONE_AT_A_TIME = threading.RLock()
@@ -37,7 +37,7 @@ class PaperWork:
         """Nothing to set up: a job loads its data, and keeps them for the next one."""
 
     def do(self, job: Job) -> Done:
-        with _ONE_AT_A_TIME, as_if_alone(), usual_torch(), warnings.catch_warnings():
+        with _ONE_AT_A_TIME, reproducible(), usual_torch(), warnings.catch_warnings():
             started = time.perf_counter()
             warnings.simplefilter("ignore")  # the results say what did not converge
             value = EXPERIMENTS[job.setting.experiment].run(job)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hessinit.curvature.derivative_check import check_outputs
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.krylov import Array
 from hessinit.curvature.layer_uses import find_uses
@@ -52,7 +52,9 @@ class _Forward:
     lengths: Array
 
 
-def batch_products(evaluation: Evaluation, effort: Effort) -> tuple[dict[str, BatchProducts], dict[str, str]]:
+def batch_products(
+    evaluation: Evaluation, effort: LanczosSettings
+) -> tuple[dict[str, BatchProducts], dict[str, str]]:
     """The products of the layers whose every use is known; why not, for the others."""
     check_outputs(evaluation)
     traced = trace_from_start(evaluation)
@@ -76,7 +78,7 @@ def batch_products(evaluation: Evaluation, effort: Effort) -> tuple[dict[str, Ba
 
 
 def _forward(
-    traced: Traced, layers: list[LayerUses], effort: Effort
+    traced: Traced, layers: list[LayerUses], effort: LanczosSettings
 ) -> tuple[dict[str, _Forward], list[int]]:
     """The forward products, and the starts that count: those of the examples' own where there are any."""
     found: dict[str, _Forward] = {}
@@ -100,7 +102,7 @@ def _one_layer(
     backward: SingularValues,
     forward: _Forward | None,
     chain: Chain | str,
-    effort: Effort,
+    effort: LanczosSettings,
 ) -> BatchProducts:
     slopes = _slopes(layer, traced.output.detach())
     reach = weight_reach(layer, effort)
@@ -111,7 +113,7 @@ def _one_layer(
     paper, reason = None, ""
     if not (losses.converged and reach.converged and backward.converged):
         # An unfinished search may be far below: what it gives is no bound.
-        rigorous, reason = None, "a norm in the bounds did not converge; raise max_steps"
+        rigorous, reason = None, "a norm in the bounds did not converge; raise max_iterations"
     elif forward is None and not words.any():
         reason = traced.reason or "the layer's input does not depend on what the network starts from"
     else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.layer_uses import Node
 from hessinit.products.layer_uses import shape_behind
 from hessinit.products.lipschitz_constants import Piece, lipschitz_constant
@@ -29,7 +29,7 @@ class Chain:
         return sum((*self.logarithms[:place], *self.logarithms[place + 1 :]))
 
 
-def read_chain(output: Tensor, starts: Sequence[Tensor], effort: Effort) -> Chain | str:
+def read_chain(output: Tensor, starts: Sequence[Tensor], effort: LanczosSettings) -> Chain | str:
     """The chain of pieces between the start and the output, or what stands in its way, in words."""
     first = {_node_of(start) for start in starts}
     leading = _leading_to(output.grad_fn, first)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.layer_uses import Node
 from hessinit.curvature.singular_values import BatchedMap, largest_singular_values
 from hessinit.problem.activations import REARRANGING
@@ -27,7 +27,7 @@ class Piece:
     position: int
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
-    effort: Effort
+    effort: LanczosSettings
 
 
 def lipschitz_constant(piece: Piece) -> float | None:
@@ -63,7 +63,7 @@ def _dense(piece: Piece) -> float:
     return abs(float(node._saved_alpha)) * _matrix_norm(matrix, piece.effort)
 
 
-def _matrix_norm(matrix: Tensor, effort: Effort) -> float:
+def _matrix_norm(matrix: Tensor, effort: LanczosSettings) -> float:
     stack = matrix.detach().unsqueeze(0)
     if min(matrix.shape) <= _LARGEST_EXACT:
         return float(exact_norms(stack).upper[0])

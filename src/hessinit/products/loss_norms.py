@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.krylov import Array
 from hessinit.curvature.layer_uses import in_proportion, probe_examples
@@ -36,7 +36,7 @@ class LossNorms:
             return float(np.exp(np.logaddexp.reduce(np.log(norms) + 2 * logarithms)))
 
 
-def loss_norms(evaluation: Evaluation, effort: Effort) -> LossNorms:
+def loss_norms(evaluation: Evaluation, effort: LanczosSettings) -> LossNorms:
     """By Lanczos on products with H_z, which cost a fraction of a gradient: the model is not involved."""
     output = evaluation.output.detach()
     size = output.shape[0] if output.ndim else 1

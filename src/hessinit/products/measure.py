@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.singular_values import SingularValues
 from hessinit.problem.problem import Problem
@@ -16,7 +16,7 @@ from hessinit.results.estimates import Estimate
 
 
 def measure_products(
-    problem: Problem, evaluations: Sequence[Evaluation], effort: Effort
+    problem: Problem, evaluations: Sequence[Evaluation], effort: LanczosSettings
 ) -> dict[str, JacobianBounds]:
     """The products of every leaf, by its parameter's name; to be called within `problem.settings()`.
 

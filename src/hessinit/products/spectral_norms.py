@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.products.places import Place, Reach, gather_all
 
@@ -27,7 +27,9 @@ _NUMBERS_AT_ONCE = 2**22
 _LOOSER, _LOOSEST = 10, 0.05
 
 
-def spectral_norms(reach: Reach, layers: Mapping[str, Places], effort: Effort) -> dict[str, SingularValues]:
+def spectral_norms(
+    reach: Reach, layers: Mapping[str, Places], effort: LanczosSettings
+) -> dict[str, SingularValues]:
     """The norm of the derivative between the end of `reach` and a layer's places, by layer and example.
 
     With few numbers at that end the unit vectors go to all layers at once, a pass for each. Otherwise every

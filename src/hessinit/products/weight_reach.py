@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.engines import Effort
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.gram import by_example
 from hessinit.curvature.krylov import Array
 from hessinit.curvature.layer_uses import ConvolutionCall, DenseCall, EmbeddingCall
@@ -18,7 +18,7 @@ from hessinit.products.spectral_norms import exact_norms
 _LARGEST_EXACT = 128
 
 
-def weight_reach(layer: LayerUses, effort: Effort) -> SingularValues:
+def weight_reach(layer: LayerUses, effort: LanczosSettings) -> SingularValues:
     """The spectral norm of the map from the weight to all its calls' outputs, on the actual inputs.
 
     A dense layer with one row per example: the length of its input. Uses that act on the same dimension of
@@ -50,7 +50,7 @@ def _kind(use: LayerUse) -> tuple[object, ...]:
     return ("embedding",)
 
 
-def _stacked(uses: list[LayerUse], size: int, effort: Effort) -> SingularValues:
+def _stacked(uses: list[LayerUse], size: int, effort: LanczosSettings) -> SingularValues:
     call = uses[0].call
     if isinstance(call, EmbeddingCall):
         return _counts(uses, size)
@@ -67,7 +67,7 @@ def _rows(use: LayerUse, size: int) -> Tensor:
     return by_example(use.call.inputs, size, use.time_first).view(size, -1, use.call.inputs.shape[1])
 
 
-def _iterate(maps: BatchedMap, like: Tensor, effort: Effort) -> SingularValues:
+def _iterate(maps: BatchedMap, like: Tensor, effort: LanczosSettings) -> SingularValues:
     return largest_singular_values(maps, dtype=like.dtype, device=like.device, **effort.options)
 
 
@@ -86,7 +86,7 @@ def _counts(uses: list[LayerUse], size: int) -> SingularValues:
     return SingularValues(np.sqrt(most), np.zeros(size), True, "exact: words were counted", 0)
 
 
-def _convolutions(uses: list[LayerUse], size: int, effort: Effort) -> SingularValues:
+def _convolutions(uses: list[LayerUse], size: int, effort: LanczosSettings) -> SingularValues:
     """One output channel of each group tells all: the others see the same patches."""
     calls = [(use.call, use.time_first) for use in uses]
     patches = [Patches(call, size, later) for call, later in calls if isinstance(call, ConvolutionCall)]

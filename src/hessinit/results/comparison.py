@@ -6,13 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hessinit.errors import choose
 from hessinit.results.result import PlainData, Result, stored_as
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NETWORK = "network"  # the name under which `norms` holds the norm of all weights together
 MOST_POINTS = 50  # points of a loss curve
@@ -196,20 +193,6 @@ class Comparison(Result):
             )
         best = min(trained, key=lambda scheme: self.loss(scheme, rates[scheme]))
         return best, rates[best]
-
-    def plot_losses(
-        self, learning_rate: float | None = None, axes: Sequence[Axes] | None = None
-    ) -> tuple[Axes, ...]:
-        """Draw the loss curves, one panel for each rate or for the one given; returns matplotlib axes."""
-        from hessinit.present.comparison_figure import draw_losses
-
-        return draw_losses(self, learning_rate, axes)
-
-    def plot_heatmap(self, ax: Axes | None = None) -> Axes:
-        """Draw the final losses, scheme × rate, divergences marked, on `ax` or a new figure."""
-        from hessinit.present.comparison_figure import draw_heatmap
-
-        return draw_heatmap(self, ax)
 
     def __repr__(self) -> str:
         counts = f"{len(self.schemes)} schemes × {len(self.learning_rates)} rates × {len(self.seeds)} seeds"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -12,8 +11,6 @@ from hessinit.results.estimates import Density, Estimate, Spread
 from hessinit.results.result import ByName, PlainData, Result
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from hessinit.results.advice import LearningRateAdvice
 
 MATRICES = ["gauss-newton", "hessian"]
@@ -304,22 +301,12 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         approximations = [row.approximation for row in rows if row.approximation is not None]
         return all(estimate.converged for estimate in (*(row.estimate for row in rows), *approximations))
 
-    @property
-    def verdict(self) -> str:
-        """What the numbers mean, in a few sentences."""
-        from hessinit.present.diagnostics_sentences import conclude_diagnostics
-        from hessinit.present.products_columns import conclude_products
-        from hessinit.present.sentences import conclude
-
-        return " ".join(filter(None, (conclude(self), conclude_products(self), conclude_diagnostics(self))))
-
     def advice(
         self,
         optimizer: str = "sgd",
         *,
         lr: float | None = None,
         momentum: float | None = None,
-        dampening: float | None = None,
         weight_decay: float | None = None,
     ) -> LearningRateAdvice:
         """Return rates for gradient descent ("sgd", "momentum", "nesterov"), and whether to warm up to `lr`.
@@ -328,25 +315,7 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         """
         from hessinit.results.advice import advise_from_report
 
-        return advise_from_report(self, optimizer, lr, momentum, dampening, weight_decay)
-
-    def plot_jacobians(self, axes: Sequence[Axes] | None = None) -> tuple[Axes, Axes]:
-        """Draw the Jacobian products over depth, and ‖H‖ beside its bounds; on two axes, or new ones."""
-        from hessinit.present.products_figure import draw_products
-
-        return draw_products(self, axes)
-
-    def plot_diagnostics(self, ax: Axes | None = None) -> Axes:
-        """Draw the size of activations and gradients over depth, dead and saturated units as bars."""
-        from hessinit.present.diagnostics_figure import draw_diagnostics
-
-        return draw_diagnostics(self, ax)
-
-    def plot_spectrum(self, layer: str = "network", ax: Axes | None = None) -> Axes:
-        """Draw the spectral density and the largest eigenvalues of a layer, where they were asked for."""
-        from hessinit.present.spectrum_figure import draw_spectrum
-
-        return draw_spectrum(self, layer, ax)
+        return advise_from_report(self, optimizer, lr, momentum, weight_decay)
 
     def __repr__(self) -> str:
         norm = f"{self.network.norm:.3g}"

@@ -43,11 +43,6 @@ class Table:
         """Return the cell there, or None."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
-    def __str__(self) -> str:
-        from hessinit.present.reproduction_table import render_table
-
-        return render_table(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
@@ -129,11 +124,3 @@ class Reproduction(Result):
     def within(self) -> int:
         """How many of the claims hold."""
         return sum(cell.within is True for cell in self.judged)
-
-    def _figure(self, name: str | None) -> Figure:
-        names = [figure.name for figure in self.findings.figures]
-        if not names:
-            raise ValueError(f"{self.name} has no figure.")
-        if name is not None and name not in names:
-            raise ValueError(f"figure={name!r} is none of {', '.join(names)}.")
-        return self.findings.figures[names.index(name) if name else 0]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -249,21 +250,26 @@ class Result(PlainData):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the result as one web page that loads nothing else."""
-        write_text(path, _present("to_page", self))
+        write_text(path, presenter().to_page(self))
 
     def plot(self, which: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw a chart, by default the first, on `ax` or a new figure; an unknown name lists the charts."""
-        axes: Axes = _present("draw", self, which, ax)[0]
+        axes: Axes = presenter().draw(self, which, ax)[0]
         return axes
 
+    @property
+    def verdict(self) -> str:
+        """What the numbers mean, in a few sentences."""
+        return " ".join(presenter().describe(self).verdict)
+
     def __str__(self) -> str:
-        return str(_present("to_text", self))
+        return str(presenter().to_text(self))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from _present("to_rich", self, options.max_width)
+        yield from presenter().to_rich(self, options.max_width)
 
     def _repr_html_(self) -> str:
-        return str(_present("to_notebook", self))
+        return str(presenter().to_notebook(self))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **{one.name: None for one in fields(self) if one.metadata.get("transient")}}  # type: ignore[arg-type]
@@ -336,76 +342,9 @@ def _lay_out(value: Plain) -> str:
     return write(value)
 
 
-def _present(function: str, result: Result, *arguments: Any) -> Any:
-    """Call a function of `hessinit.present`, which imports the results and is imported only when used."""
-    from importlib import import_module, util
-
-    from hessinit import present
-
-    name = type(result).__name__
-    if util.find_spec(f"hessinit.present.{present.DESCRIPTIONS[name][0]}"):
-        return getattr(present, function)(result, *arguments)
-    # Until every kind is described by a document.
-    if function == "to_notebook" and function not in _RENDERERS[name]:
-        import html
-
-        return f"<pre>{html.escape(str(result))}</pre>"
-    module, called = _RENDERERS[name][function].split(":")
-    call = getattr(import_module(f"hessinit.present.{module}"), called)
-    if function == "to_page":
-        if name in ("Comparison",):
-            return call(result)
-        if name == "Reproduction":
-            return call([result])
-        return import_module("hessinit.present.page.render").render_page(call(result))
-    if function == "draw":
-        which, ax = arguments
-        if name == "Reproduction":
-            return [call(result._figure(which), ax)]  # type: ignore[attr-defined]
-        if name == "Comparison" and result.kind == "sweep":  # type: ignore[attr-defined]
-            call = import_module("hessinit.present.comparison_figure").draw_sweep_losses
-        return [call(result, ax)]
-    if function == "to_rich" and name == "LearningRateAdvice":
-        return call(result)
-    return call(result, *arguments)
-
-
-_RENDERERS = {
-    "CurvatureReport": {
-        "to_text": "table:render_text", "to_rich": "table:renderables", "to_notebook": "html:render_fragment",
-        "to_page": "page.curvature:curvature_page", "draw": "figure:draw_norms",
-    },
-    "Initialization": {
-        "to_text": "initialization_table:render_initialization",
-        "to_rich": "initialization_table:initialization_renderables",
-        "to_notebook": "html:render_initialization_fragment",
-        "to_page": "page.initialization:initialization_page",
-        "draw": "initialization_figure:draw_initialization",
-    },
-    "SchemePlan": {"to_text": "plan_table:render_plan", "to_rich": "plan_table:plan_renderables"},
-    "LearningRateAdvice": {
-        "to_text": "advice_table:render_advice", "to_rich": "advice_table:advice_renderables",
-    },
-    "QuadraticForms": {
-        "to_text": "quadratic_table:render_forms", "to_rich": "quadratic_table:form_renderables",
-    },
-    "Comparison": {
-        "to_text": "comparison_table:render_comparison",
-        "to_rich": "comparison_table:comparison_renderables",
-        "to_notebook": "comparison_html:render_comparison_fragment",
-        "to_page": "comparison_html:render_comparison_page", "draw": "comparison_figure:draw_heatmap",
-    },
-    "Tracking": {
-        "to_text": "tracking_table:render_tracking", "to_rich": "tracking_table:tracking_renderables",
-        "to_page": "page.tracking:tracking_page", "draw": "tracking_figure:draw_tracking",
-    },
-    "Reproduction": {
-        "to_text": "reproduction_table:render_reproduction",
-        "to_rich": "reproduction_table:print_reproduction",
-        "to_notebook": "reproduction_html:render_reproduction_fragment",
-        "to_page": "reproduction_html:render_reproductions_page", "draw": "reproduction_figure:draw_figure",
-    },
-}  # fmt: skip
+def presenter(module: str = "") -> Any:
+    """Return hessinit.present, or a module of it: it imports the results, so it is imported when used."""
+    return import_module(f"hessinit.present.{module}" if module else "hessinit.present")
 
 
 # Rows by name

@@ -2,8 +2,7 @@
 
 The log has a header, then a line for each point, and one at the end. A line of a point carries the training
 losses since the point before. The last line, which a killed run does not have, has the losses after the last
-point, the notes and the time. Between them are a line where a run was resumed, with what is different since,
-and one where training went back to an earlier step.
+point, the notes and the time. Where a run was resumed, a line holds what is different since.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ MOST_LOSSES = 1000  # as many as a picture can show
 BELOW_AGAIN = 0.9
 END = "end"
 RESUMED = "resumed"
-BACK = "back"
 
 Loss = TypeVar("Loss")
 
@@ -112,13 +110,6 @@ class Tracking(Result):
         """The steps at which the rate was seen to reach the stability limit, coming from below."""
         return find_crossings(self.points)
 
-    @property
-    def verdict(self) -> str:
-        """What became of the sharpness, in words."""
-        from hessinit.present.tracking_sentences import conclude_tracking
-
-        return conclude_tracking(self)
-
     def __repr__(self) -> str:
         last = f", last at step {self.points[-1].step}" if self.points else ""
         return f"<Tracking of {len(self.points)} points{last}: overhead {100 * self.overhead:.2g} %>"
@@ -177,8 +168,7 @@ def are_lines(text: str | bytes) -> bool:
 def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
     """Return a tracker's JSON lines as the plain data of one Tracking.
 
-    What a killed run left half-written is left out. After a return to an earlier step, what was written of
-    later steps does not count.
+    What a killed run left half-written is left out.
     """
     lines = _lines(text)
     header = {key: value for key, value in json.loads(lines[0]).items() if key != "lines"}
@@ -192,10 +182,7 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
             losses = _go_on(losses, [[int(step), loss] for step, loss in data.pop("losses")])
             stride = int(data.pop("stride"))
             kind = data.pop("line", None)
-            if kind == BACK:
-                points = [point for point in points if point["step"] <= data["step"]]
-                losses = [pair for pair in losses if pair[0] <= data["step"]]
-            elif kind is not None:
+            if kind is not None:
                 facts.update(data)
                 ended = kind == END
             else:

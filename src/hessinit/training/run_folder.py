@@ -27,10 +27,10 @@ class RunFolder:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     runs = RunFolder(folder)
-    ...     _ = runs.open({"steps": 100})
+    ...     runs.open({"steps": 100})
     ...     runs.add("he, lr 0.1, seed 0", {"loss": 0.5})
     ...     again = RunFolder(folder)
-    ...     _ = again.open({"steps": 100})
+    ...     again.open({"steps": 100})
     ...     again.results
     {'he, lr 0.1, seed 0': {'loss': 0.5}}
     """
@@ -43,22 +43,14 @@ class RunFolder:
         self.found: frozenset[str] = frozenset()  # keys of the results that were there when it was opened
         self._experiment = ""  # a hash of the settings, which every run file carries
 
-    def open(
-        self,
-        settings: Mapping[str, Plain],
-        named: Mapping[str, str] | None = None,
-        versions: Mapping[str, str] | None = None,
-    ) -> tuple[str, ...]:
+    def open(self, settings: Mapping[str, Plain], named: Mapping[str, str] | None = None) -> None:
         """Read the results that are there; refuse a folder whose recorded settings differ.
 
         `named` describes parts of the experiment by name: new names may join, known ones must not change.
-        Other `versions` are allowed; the notes returned say so.
         """
         if self.folder is None:
-            return ()
-        wanted = json.loads(
-            _to_text({"settings": settings, "named": named or {}, "versions": versions or {}})
-        )
+            return
+        wanted = json.loads(_to_text({"settings": settings, "named": named or {}}))
         try:
             self._check_place(self.folder)
             (self.folder / RUNS).mkdir(parents=True, exist_ok=True)
@@ -75,7 +67,6 @@ class RunFolder:
                 "read and written."
             ) from failure
         self.found = frozenset(self.results)
-        return _compare_versions(found["versions"], wanted["versions"])
 
     def add(self, key: str, value: Plain) -> None:
         """Keep a result; on disk, the file is whole or not there."""
@@ -105,17 +96,11 @@ class RunFolder:
                 f"folder={str(folder)!r} is a file; pass the name of a folder, new or used before."
             )
         names = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
-        if RUNS in names and any((folder / RUNS).glob("*.json")):
+        if names and (names != [RUNS] or any((folder / RUNS).glob("*.json"))):
             raise ProblemError(
-                f"folder={str(folder)!r} holds runs but no {RECORD}, so nobody knows which experiment they "
-                "belong to; pass another folder, or delete this one."
-            )
-        others = [name for name in names if name != RUNS]
-        if others:
-            raise ProblemError(
-                f"folder={str(folder)!r} holds other things ({', '.join(others[:3])}"
-                f"{', …' if len(others) > 3 else ''}); pass a folder of its own, such as "
-                f"{str(folder / 'comparison')!r}."
+                f"folder={str(folder)!r} holds other things ({', '.join(names[:3])}"
+                f"{', …' if len(names) > 3 else ''}) but no {RECORD}, so it is not a folder of runs; pass "
+                f"one of its own, such as {str(folder / 'comparison')!r}."
             )
 
     def _agree(self, wanted: Plain) -> Plain:
@@ -229,14 +214,3 @@ def _differences(there: Mapping[str, Plain], here: Mapping[str, Plain], inside: 
         else:
             found.append(f"{inside}{name} was {before!r} there and is {now!r} here")
     return "; ".join(found[:3])
-
-
-def _compare_versions(stored: Mapping[str, str], present: Mapping[str, str]) -> tuple[str, ...]:
-    changed = [
-        f"{name} {stored[name]} then, {present[name]} now"
-        for name in stored.keys() & present.keys()
-        if stored[name] != present[name]
-    ]
-    if not changed:
-        return ()
-    return (f"Some runs were read from a folder made with other versions: {'; '.join(sorted(changed))}.",)

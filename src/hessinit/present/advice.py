@@ -1,0 +1,145 @@
+"""Describe advice on the learning rate, and word its reasons."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hessinit.present import document as doc
+from hessinit.present.words import count, format_number, format_times, join_names, unstopped
+
+if TYPE_CHECKING:
+    from hessinit.results.advice import Descent, LearningRateAdvice
+
+FLAT = "The curvature is 0, so it sets no limit."
+OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."
+NO_RATE = "No learning rate is stable, with or without warmup: initialize with smaller weights."
+MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
+
+
+def describe_advice(advice: LearningRateAdvice) -> doc.Document:
+    """Return the document of an advice on the learning rate."""
+    doubt = "" if advice.converged else "~"
+    warmup = f"{advice.warmup.steps} steps" if advice.warmup.advised else "none"
+    columns = [
+        doc.Column("quantity", ["learning rate", "stable up to", "warmup"], 9, is_number=False),
+        doc.Column(
+            "value",
+            [
+                doubt + format_number(advice.learning_rate),
+                doubt + format_number(advice.stable_learning_rate),
+                warmup,
+            ],
+            9,
+        ),
+        doc.Column(
+            "reason",
+            [advice.learning_rate_reason, advice.stable_reason, advice.warmup.reason],
+            9,
+            is_number=False,
+            wraps=True,
+        ),
+    ]
+    frozen = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
+    measured = (
+        f"{advice.optimizer} on {join_names(list(advice.weights))} ({count(advice.parameters, 'parameter')}"
+        f"{frozen}); {MATRIX_NAMES[advice.curvature]} on {count(advice.examples, 'example')}; "
+        f"loss {format_number(advice.loss)}."
+    )
+    verdict = [measured]
+    if not advice.converged:
+        verdict.append(f"Not converged (marked ~): {unstopped(advice.norm.reason)}.")
+    table = doc.Table("Advice on the learning rate.", columns, show_caption=False)
+    notes = [doc.Text(f"Note: {note}", "note") for note in advice.notes]
+    return doc.Document(
+        title="Learning rate", verdict=verdict, sections=[doc.Section("Advice", [table, *notes], "advice")]
+    )
+
+
+def why_best(descent: Descent, norm: float) -> str:
+    """Return why a learning rate of gradient descent has the largest guaranteed decrease."""
+    if not 0 < norm < math.inf:
+        return FLAT if norm == 0 else OVERFLOW
+    what, value = _matrix(descent.weight_decay), format_number(norm)
+    if descent.lasting == 1:
+        return f"1/{what} with {what} = {value}: the step of the largest guaranteed decrease."
+    return (
+        f"{format_number(1 / descent.lasting)}/{what} with {what} = {value}: momentum makes steps "
+        f"{format_times(descent.lasting)} times as long."
+    )
+
+
+def why_stable(descent: Descent, norm: float) -> str:
+    """Return why gradient descent is stable up to a learning rate."""
+    if not 0 < norm < math.inf:
+        return FLAT if norm == 0 else OVERFLOW
+    what, momentum = _matrix(descent.weight_decay), format_number(descent.momentum)
+    if not descent.momentum:
+        formula = f"2/{what}"
+    elif descent.nesterov:
+        formula = f"(2 + 2·{momentum})/((1 + 2·{momentum})·{what})"
+    else:
+        formula = f"(2 + 2·{momentum})/{what}"
+    return f"{formula}: above it the steps grow on a quadratic of this curvature."
+
+
+def why_best_adaptive(norm: float, best: float, weight_decay: float, lasting: float, gradients: str) -> str:
+    """Return the same for Adam and AdamW; `gradients` says which ones the preconditioner P averages."""
+    if not math.isfinite(norm):
+        return OVERFLOW
+    if best == math.inf:
+        return FLAT
+    decay = f" + {format_number(weight_decay)}" if weight_decay else ""
+    value = f"({format_number(norm)}{decay})" if decay else format_number(norm)
+    return (
+        f"{format_number(1 / lasting)}/{value}, the norm of P^-½ H P^-½ with P the size of {gradients}: the "
+        "step of the largest guaranteed decrease in the norm of this preconditioner."
+    )
+
+
+def why_stable_adaptive(norm: float, stable: float) -> str:
+    """Return why Adam and AdamW are stable up to a learning rate."""
+    if not math.isfinite(norm):
+        return OVERFLOW
+    if stable == math.inf:
+        return FLAT
+    return "Above it the steps grow on a quadratic of this curvature, with P fixed."
+
+
+def too_fast(rate: float, stable: float, *, is_hopeless: bool) -> str:
+    """Return why a learning rate above the stable one needs a warmup."""
+    reason = f"lr = {format_number(rate)} is {format_times(rate / stable)} times the stable learning rate"
+    if is_hopeless:
+        return (
+            f"{reason}, more than a warmup usually makes up for; also lower it, or the curvature "
+            f"(initialize_ with lr={format_number(rate)})."
+        )
+    return f"{reason}; smaller first steps give the curvature time to fall."
+
+
+def too_fast_when_flat(rate: float, stable: float) -> str:
+    """Return why such a learning rate needs a smaller one instead, where the curvature is small."""
+    return (
+        f"lr = {format_number(rate)} is {format_times(rate / stable)} times the stable learning rate, and "
+        "the initialization is so flat that a warmup has no sharpness to reduce: lower the learning rate."
+    )
+
+
+def slow_enough(rate: float, stable: float, *, given: bool) -> str:
+    """Return why a stable learning rate needs no warmup."""
+    if math.isinf(stable):
+        return "The curvature sets no limit, so smaller first steps gain nothing."
+    name = "lr" if given else "learning_rate"
+    return f"{name} = {format_number(rate)} is stable, so smaller first steps gain nothing."
+
+
+def flat_initialization(norm: float) -> str:
+    """Return what to know about an initialization that is flatter than the network will be in training."""
+    return (
+        f"The initialization is flat (‖H‖ = {format_number(norm)}): the curvature usually grows within a few "
+        "steps, and the stable learning rate falls with it."
+    )
+
+
+def _matrix(weight_decay: float) -> str:
+    return f"‖H + {format_number(weight_decay)}‖" if weight_decay else "‖H‖"

@@ -1,0 +1,286 @@
+"""Charts of a document as matplotlib figures, as wide as a column or a page of a paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hessinit.present.document import COLORS, Chart, HeatMap, LineChart, RateLine, Series
+from hessinit.present.words import format_number, printable, shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+DRAWABLE = (1e-100, 1e100)  # far beyond this the ticks and margins of a logarithmic axis overflow
+POINTS = 7  # of the letters
+LETTER = 0.6 * POINTS / 72  # inches: the width of a letter, about
+LONGEST_NAME = 36
+COLUMN, PAGE, HEIGHT = 3.5, 7.0, 2.6  # inches: the widths of a column and of a page of a paper
+MARKERS = {"circle": "o", "cross": "x", "square": "s", "diamond": "D", "triangle": "^"}
+FEW = 12  # a curve of fewer points has marks on them
+
+
+def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = None) -> list[Axes]:
+    """Draw each chart on its axes, or on those of a new figure, and return the axes."""
+    if axes is None:
+        found = _new_axes(charts)
+    else:
+        found = list(axes) if hasattr(axes, "__len__") else [axes]  # type: ignore[arg-type, list-item]
+    if len(found) != len(charts):
+        raise ValueError(f"there are {len(charts)} charts for {len(found)} axes; pass one for each.")
+    for chart, ax in zip(charts, found, strict=True):
+        if isinstance(chart, LineChart):
+            _draw_lines(ax, chart)
+        elif isinstance(chart, HeatMap):
+            _draw_heat_map(ax, chart)
+        else:
+            _draw_rates(ax, chart)
+        _finish(ax, chart)
+    for upper, lower, ax in zip(charts, charts[1:], found, strict=False):
+        layers = getattr(upper, "layers", None)
+        if axes is None and layers and layers == getattr(lower, "layers", None):  # named below the lower one
+            ax.tick_params(labelbottom=False)
+            ax.set_xlabel("")
+    return found
+
+
+def _new_axes(charts: Sequence[Chart]) -> list[Axes]:
+    from matplotlib import pyplot
+
+    sizes = [_size(chart) for chart in charts]
+    is_stacked = len(charts) == 1 or any(getattr(chart, "layers", None) for chart in charts)
+    across = 1 if is_stacked else min(3, len(charts))
+    down = math.ceil(len(charts) / across)
+    heights = [max(height for _, height in sizes[row * across :][:across]) for row in range(down)]
+    width = max(width for width, _ in sizes) if is_stacked else PAGE
+    ratios = {"height_ratios": heights}
+    _, axes = pyplot.subplots(
+        down, across, figsize=(width, sum(heights)), layout="constrained", squeeze=False, gridspec_kw=ratios
+    )
+    flat = [ax for row in axes for ax in row]
+    for ax in flat[len(charts) :]:
+        ax.remove()
+    return flat[: len(charts)]
+
+
+def _size(chart: Chart) -> tuple[float, float]:
+    if isinstance(chart, RateLine):
+        return PAGE, 1.4
+    if isinstance(chart, HeatMap):
+        longest = max(map(len, _names(chart.rows)), default=0)
+        cells = max((len(text) for row in chart.texts for text in row), default=4)
+        wide = 1.2 + LETTER * longest + len(chart.columns) * max(0.42, LETTER * (cells + 1))
+        return min(max(COLUMN, wide), 2 * PAGE), 1.0 + 0.32 * len(chart.rows)
+    if not chart.layers:
+        return COLUMN, HEIGHT
+    width = min(max(COLUMN, 0.175 * len(chart.layers)), PAGE)
+    names = _names(chart.layers)
+    return width, HEIGHT + (0.0 if _fit(names, width - 0.7) else LETTER * max(map(len, names)))
+
+
+def _draw_lines(ax: Axes, chart: LineChart) -> None:
+    ax.set_xscale("log" if chart.log_x else "linear")
+    ax.set_yscale("log" if chart.log_y else "linear")
+    for band in chart.bands:
+        low, high = (value if _held(value, chart.log_y) else None for value in (band.low, band.high))
+        if low is not None and high is not None:
+            ax.axhspan(low, high, color=_color(band.color), alpha=0.15, linewidth=0, label=band.label)
+    for rule in chart.rules:
+        look: dict[str, Any] = {"color": _color(rule.color), "linestyle": "--", "linewidth": 1}
+        if _held(rule.value, chart.log_x if rule.upright else chart.log_y):
+            (ax.axvline if rule.upright else ax.axhline)(rule.value, label=rule.label, **look)
+    for place, series in enumerate(chart.series):
+        _draw_series(ax, chart, series, place)
+    if chart.layers:
+        ax.set_xlim(-0.6, max(len(chart.layers), 1) - 0.4)
+        _name_layers(ax, chart.layers)
+    ax.set_xlim(chart.x_range or ax.get_xlim())
+    ax.set_ylim(chart.y_range or ax.get_ylim())
+    ends = [end for band in chart.bands for end in (band.low, band.high) if _held(end, chart.log_y)]
+    if ends and not chart.y_range:  # the whole band, and some room around it
+        low, high = ax.get_ylim()
+        ax.set_ylim(min(low, min(ends) / (3 if chart.log_y else 1)), max(high, max(ends) * 1.5))
+    for series in chart.series:
+        _name_beyond(ax, chart, series)
+
+
+def _draw_series(ax: Axes, chart: LineChart, series: Series, place: int) -> None:
+    x, y = positions(series), [_or_nan(value, chart.log_y) for value in series.y]
+    color = _color(series.color)
+    if series.low is not None and series.high is not None:
+        low, high = ([_or_nan(value, chart.log_y) for value in one] for one in (series.low, series.high))
+        if chart.layers or series.points:
+            ax.vlines(x, low, high, color=color, alpha=0.4, linewidth=3)
+        else:
+            ax.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0)
+    has_line = not series.hollow and not series.points
+    own = list(MARKERS.values())
+    marker = MARKERS.get(series.symbol, "o") if series.points else own[place % 5] if place % 5 != 1 else "D"
+    has_marks = bool(chart.layers) or not has_line or len(x) < FEW
+    ax.plot(
+        x,
+        y,
+        color=color,
+        linestyle="none" if not has_line else "--" if series.dashed else "-",
+        linewidth=0.7 if chart.layers else 1.4,
+        marker=marker if has_marks else "",
+        markersize=6 if series.hollow else 4 if chart.layers else 3.5,
+        markerfacecolor="none" if series.hollow else color,
+        label=series.name if series.in_legend else "_",
+    )
+
+
+def positions(series: Series) -> list[float]:
+    """Return where the points of a series are on the x axis: at its numbers, or at those of the layers."""
+    if series.x is None:
+        return [float(place) for place in range(len(series.y))]
+    return [math.nan if value is None else float(value) for value in series.x]
+
+
+def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
+    """Mark numbers that the axis cannot hold at its edge, and name the first of each stretch."""
+    before = ""
+    for x, value in zip(positions(series), series.y, strict=True):
+        beyond = value is not None and not _held(value, chart.log_y)
+        text = format_number(value) if value is not None and beyond else ""
+        named, before = text and (text != before or bool(chart.layers)), text
+        if not beyond or value is None or not _held(x, chart.log_x):
+            continue
+        low = value <= 0 or value < DRAWABLE[0]
+        edge: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "color": COLORS["vermilion"]}
+        ax.plot(x, 0.03 if low else 0.97, marker="v" if low else "^", markersize=5, clip_on=False, **edge)
+        if named:
+            upright = "bottom" if low else "top"
+            ax.text(x, 0.08 if low else 0.92, text, ha="center", va=upright, fontsize=POINTS, **edge)
+
+
+def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
+    from matplotlib import colormaps
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.patches import Rectangle
+
+    values = [[_or_nan(value, chart.log_color) for value in row] for row in chart.values]
+    known = [value for row in values for value in row if not math.isnan(value)] or [1.0]
+    low, high = min(known), max(known)
+    scale = (LogNorm if chart.log_color else Normalize)(low, high if high > low else low * 1.01 + 1e-12)
+    palette = colormaps["YlGnBu_r" if chart.low_is_good else "YlGnBu"]  # dark is good
+    image = ax.imshow(values, norm=scale, cmap=palette, aspect="auto")
+    for down, row in enumerate(values):
+        for across, value in enumerate(row):
+            corner = (across - 0.5, down - 0.5)
+            if math.isnan(value):
+                hatch: dict[str, Any] = {"hatch": "////", "edgecolor": COLORS["grey"], "alpha": 0.3}
+                ax.add_patch(Rectangle(corner, 1, 1, fill=False, linewidth=0, **hatch))
+            if chart.marked and chart.marked[down][across]:
+                frame: dict[str, Any] = {"edgecolor": COLORS["vermilion"], "linewidth": 1.8}
+                ax.add_patch(Rectangle((corner[0] + 0.02, corner[1] + 0.02), 0.96, 0.96, fill=False, **frame))
+            red, green, blue, _ = palette(scale(value)) if not math.isnan(value) else (1, 1, 1, 1)
+            ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+            text = printable(chart.texts[down][across])
+            ax.text(across, down, text, ha="center", va="center", fontsize=POINTS, color=ink)
+    ax.set_xticks(range(len(chart.columns)), _names(chart.columns))
+    ax.set_yticks(range(len(chart.rows)), _names(chart.rows))
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    bar = ax.figure.colorbar(image, ax=ax, shrink=0.9, pad=0.02, aspect=18)
+    bar.set_label(chart.value_label, fontsize=POINTS)
+    bar.outline.set_visible(False)
+    _write_numbers(bar.ax.yaxis, chart.log_color)
+    bar.ax.tick_params(labelsize=POINTS, which="both")
+
+
+def _draw_rates(ax: Axes, chart: RateLine) -> None:
+    marks = [(chart.best, "1/‖H‖", "green"), (chart.stable, "2/‖H‖, the stability limit", "vermilion")]
+    marks += [(mark.value, mark.label, mark.color) for mark in chart.marks]
+    held = [value for value, _, _ in marks if _held(value, True)]
+    ax.set_xscale("log")
+    if held:
+        low, high = min(held) / 3, max(held) * 3
+        limit = min(max(chart.stable, low), high)
+        ax.axvspan(low, limit, color=COLORS["green"], alpha=0.15, linewidth=0)
+        ax.axvspan(limit, high, color=COLORS["vermilion"], alpha=0.15, linewidth=0)
+        ax.set_xlim(low, high)
+    for value, label, color in marks:
+        if _held(value, True):
+            ax.axvline(value, color=_color(color), linewidth=1.6, label=f"{label}: {format_number(value)}")
+    ax.set_yticks([])
+
+
+def _finish(ax: Axes, chart: Chart) -> None:
+    """Label the axes and place caption and legend above, where they hide nothing."""
+    from matplotlib.text import Text
+
+    ax.set_xlabel(getattr(chart, "x_label", "learning rate"), fontsize=POINTS + 1)
+    ax.set_ylabel(getattr(chart, "y_label", ""), fontsize=POINTS + 1)
+    if isinstance(chart, LineChart):
+        _write_numbers(ax.yaxis, chart.log_y)
+    if isinstance(chart, LineChart) and not chart.layers:
+        is_whole = all(value is None or value % 1 == 0 for one in chart.series for value in one.x or ())
+        _write_numbers(ax.xaxis, chart.log_x, is_whole)
+    elif isinstance(chart, RateLine):
+        _write_numbers(ax.xaxis, True)
+    ax.tick_params(labelsize=POINTS, which="both")
+    caption = printable(chart.caption)
+    handles, labels = ax.get_legend_handles_labels()
+    if len(handles) > 1 or isinstance(chart, RateLine):
+        inches = float(ax.get_window_extent().width / ax.figure.dpi)
+        shown = [shorten(printable(label), LONGEST_NAME) for label in labels]
+        columns = max(1, int(inches / (LETTER * (max(map(len, shown)) + 5))))
+        above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
+        small = {"fontsize": POINTS, "title_fontsize": POINTS + 1, "frameon": False}
+        ax.legend(handles, shown, ncols=columns, title=caption, alignment="left", **above, **small)
+    else:
+        ax.set_title(caption, fontsize=POINTS + 1, loc="left")
+    for text in ax.findobj(Text):
+        text.set_parse_math(False)  # a "$" in a name is a "$"
+
+
+def _write_numbers(axis: Axis, is_log: bool, is_whole: bool = False) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+    axis.set_minor_formatter(NullFormatter())
+    low, high = sorted(axis.get_view_interval())
+    if not is_log or high / low < 5:  # ticks of whole decades would stand alone
+        axis.set_major_locator(MaxNLocator(nbins=5, integer=is_whole))
+    elif high / low < 1000:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+
+
+def _name_layers(ax: Axes, layers: Sequence[str]) -> None:
+    inches = float(ax.get_window_extent().width / ax.figure.dpi)
+    step = max(1, math.ceil(len(layers) / max(1, int(inches * 72 / (POINTS * 1.15)))))
+    names = _names(layers)[::step]
+    ax.set_xticks(range(0, len(layers), step), names, rotation=0 if _fit(names, inches) else 90)
+
+
+def _names(names: Sequence[str]) -> list[str]:
+    """Shorten long names, unless that makes two of them look the same."""
+    shown = [printable(name) for name in names]
+    short = [shorten(name, LONGEST_NAME) for name in shown]
+    return short if len(set(short)) == len(set(shown)) else shown
+
+
+def _fit(names: Sequence[str], inches: float) -> bool:
+    return not names or (max(map(len, names)) + 1) * LETTER * len(names) <= inches
+
+
+def _color(color: str) -> Any:
+    if color in COLORS:
+        return COLORS[color]
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.85 * float(color.removeprefix("ramp:")))
+
+
+def _held(value: float | None, is_log: bool) -> bool:
+    """Whether an axis can show the number."""
+    if value is None or math.isnan(value):
+        return False
+    return DRAWABLE[0] <= value <= DRAWABLE[1] if is_log else abs(value) <= DRAWABLE[1]
+
+
+def _or_nan(value: float | None, is_log: bool) -> float:
+    return float(value) if value is not None and _held(value, is_log) else math.nan

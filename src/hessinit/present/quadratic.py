@@ -1,0 +1,89 @@
+"""Describe quadratic forms gᵀHg: exact, and by the paper's Theorem 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hessinit.present import document as doc
+from hessinit.present.words import call_layer, count, format_number, format_ratio, format_times
+from hessinit.results.estimates import Spread
+from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
+
+ERRORS = (0.5, 1.0, 1.5)  # the columns of the paper's Table 2
+GOOD = 0.01  # "agree": within 1 %
+DIRECTIONS = {"random": "random direction g of length 1", "given": "given direction g"}
+
+
+def describe_forms(forms: QuadraticForms) -> doc.Document:
+    """Return the document of quadratic forms."""
+    spent = f" in {format_number(forms.seconds, 2)} s" if forms.seconds is not None else ""
+    batches = f" in {forms.batches} batches" if forms.batches > 1 else ""
+    cost = (
+        f"{count(len(forms), 'layer')}{spent} on {count(forms.examples, 'example')}{batches}; "
+        f"loss {format_number(forms.loss)}."
+    )
+    table = doc.Table(_explain(forms), _columns(forms), show_caption=False)
+    notes = [doc.Text(f"Note: {note}", "note") for note in forms.notes]
+    blocks: list[doc.Block] = [table, doc.Text(cost, "small"), *notes]
+    return doc.Document(
+        title="Quadratic forms",
+        verdict=[_explain(forms), _conclude(forms)],
+        sections=[doc.Section("Layers", blocks, "layers")],
+    )
+
+
+def _columns(forms: QuadraticForms) -> list[doc.Column]:
+    columns = [
+        doc.Column("layer", [" = ".join((row.name, *row.aliases)) for row in forms], 9, is_number=False),
+        doc.Column("weight", [str(row.shape) for row in forms], 4, is_number=False),
+        doc.Column("exact", [_write_mean(row.exact) for row in forms], 9),
+        doc.Column("Theorem 1", [_write_mean(row.theorem1) for row in forms], 9),
+        doc.Column("ratio", [format_ratio(row.ratio) for row in forms], 8),
+    ]
+    if forms.draws > 1:
+        for rtol in ERRORS:
+            within = [f"{100 * row.within(rtol):.0f} %" for row in forms]
+            columns.append(doc.Column(f"≤{rtol:g}", within, 7))
+    return columns
+
+
+def _write_mean(values: Sequence[float]) -> str:
+    spread = Spread(tuple(values))
+    error, mean = spread.standard_error, format_number(spread.mean)
+    return mean if math.isnan(error) else f"{mean} ± {format_number(error, 2)}"
+
+
+def _explain(forms: QuadraticForms) -> str:
+    meaning = "exact, and by Theorem 1 (vᵀH_z v, v the first-order change of the output along g)"
+    if forms.directions == "gradient":
+        return f"gᵀHg in each layer along the loss gradient g: {meaning}."
+    if forms.draws == 1:
+        article = "the" if forms.directions == "given" else "a"
+        return f"gᵀHg in each layer along {article} {DIRECTIONS[forms.directions]}: {meaning}."
+    several = DIRECTIONS[forms.directions].replace("direction", "directions")
+    return (
+        f"gᵀHg in each layer along {forms.draws} {several}: {meaning}; mean ± standard error. "
+        "≤0.5: the fraction of directions on which the two differ by at most half of Theorem 1's value."
+    )
+
+
+def _conclude(forms: QuadraticForms) -> str:
+    if all(row.within(GOOD) == 1 for row in forms):
+        return "Theorem 1 and the exact form agree within 1 % on every layer."
+    row = min(forms, key=lambda row: (row.within(ERRORS[0]), row.within(ERRORS[1]), -_distance(row)))
+    if math.isnan(row.ratio):
+        return f"The numbers of {call_layer(row.name)} overflow; pass dtype=torch.float64."
+    if math.isinf(row.ratio):
+        return f"Theorem 1 gives 0 on {call_layer(row.name)}, and the exact form does not."
+    worst = f"The error of Theorem 1 is largest on {call_layer(row.name)}: the exact form is"
+    factor = f"{format_times(row.ratio)} times its value"
+    if forms.draws == 1:
+        return f"{worst} {factor}."
+    within = f"{100 * row.within(ERRORS[0]):.0f} %"
+    return f"{worst} within 50 % of its value on {within} of the directions, and on average {factor}."
+
+
+def _distance(row: QuadraticForm) -> float:
+    """How far the ratio is from 1: 2 and 1/2 are equally far, a wrong sign is farther."""
+    return abs(math.log(row.ratio)) if 0 < row.ratio < math.inf else math.inf

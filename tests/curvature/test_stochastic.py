@@ -1,0 +1,134 @@
+"""Trace, Frobenius norm and spectral density against the eigenvalues of known matrices."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from known_matrices import CountingOperator, eigenvalues, gram, wigner, with_spectrum
+
+from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
+
+ESTIMATORS = {
+    "trace": (hutch_plus_plus, lambda matrix: float(matrix.double().trace())),
+    "frobenius": (frobenius_norm, lambda matrix: float(torch.linalg.matrix_norm(matrix.double()))),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_estimate_is_within_its_error_and_the_error_is_small(name, dtype):
+    matrix = gram(300, 300).to(dtype)
+    estimator, true = ESTIMATORS[name]
+    estimate, truth = estimator(matrix, products=60), true(matrix)
+    assert abs(estimate.value - truth) < 4 * estimate.error
+    assert estimate.error < 0.05 * truth
+    assert estimate.converged
+    assert estimate.products == 60
+    assert estimate == estimator(matrix, products=60)
+    assert estimate.value != estimator(matrix, products=60, seed=1).value
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_mean_over_seeds_is_the_truth_and_the_error_is_two_standard_errors(name):
+    matrix = with_spectrum([10.0, -6.0, *np.linspace(-1, 2, 78)])
+    estimator, true = ESTIMATORS[name]
+    power = 2 if name == "frobenius" else 1  # the square of the norm is unbiased
+    runs = [estimator(matrix, products=30, seed=seed) for seed in range(200)]
+    values, truth = np.array([run.value for run in runs]) ** power, true(matrix) ** power
+    standard_error = values.std(ddof=1) / math.sqrt(len(runs))
+    assert abs(values.mean() - truth) < 3.5 * standard_error
+    assert standard_error < 0.05 * truth
+    covered = np.mean([abs(run.value - true(matrix)) <= run.error for run in runs])
+    assert 0.85 < covered < 0.99
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("size", [1, 2, 3, 70])
+def test_enough_products_are_exact(name, size):
+    estimator, true = ESTIMATORS[name]
+    operator = CountingOperator(wigner(size))
+    estimate = estimator(operator, products=max(6, size))
+    assert abs(estimate.value - true(operator.matrix)) <= estimate.error < 1e-12
+    assert estimate.products == operator.products == size
+
+
+def test_hutch_plus_plus_is_exact_on_low_rank():
+    matrix = gram(200, 5)
+    estimate = hutch_plus_plus(matrix, products=18)
+    assert abs(estimate.value / float(matrix.trace()) - 1) < 1e-13
+    assert estimate.error < 1e-12 * estimate.value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("matrix", [gram(400, 600), wigner(400)], ids=["gram", "wigner"])
+def test_the_quadrature_has_the_moments_of_the_spectrum(matrix, dtype):
+    truth = eigenvalues(matrix)
+    density = spectral_density(matrix.to(dtype), probes=12, steps=25)
+    nodes, weights = np.array(density.nodes), np.array(density.weights)
+    norm = np.abs(truth).max()
+    assert abs(weights.sum() - 1) < 1e-12
+    assert weights.min() >= 0
+    assert np.all(np.diff(nodes) >= 0)
+    assert abs(nodes @ weights - truth.mean()) < 0.05 * norm
+    assert abs(nodes**2 @ weights - (truth**2).mean()) < 0.05 * norm**2
+    assert truth[0] - 1e-5 * norm <= nodes[0] < truth[0] + 0.02 * norm
+    assert truth[-1] - 0.02 * norm < nodes[-1] <= truth[-1] + 1e-5 * norm
+
+
+def test_the_curve_of_a_wigner_matrix_is_the_semicircle():
+    density = spectral_density(wigner(500, seed=3), probes=10, steps=40)
+    grid, values = np.array(density.grid), np.array(density.values)
+    semicircle = np.sqrt(np.maximum(4 - grid**2, 0)) / (2 * math.pi)
+    spacing = grid[1] - grid[0]
+    assert abs(values.sum() * spacing - 1) < 1e-3
+    assert np.abs(values - semicircle).sum() * spacing < 0.1
+    assert 0 < density.error < 0.2
+
+
+def test_the_weight_of_outliers_is_their_fraction_of_the_spectrum():
+    matrix = with_spectrum([50.0] * 40 + list(np.linspace(-1, 1, 360)))
+    density = spectral_density(matrix, probes=20)
+    outliers = sum(weight for node, weight in zip(density.nodes, density.weights, strict=True) if node > 25)
+    assert abs(outliers - 0.1) < 0.02
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_a_small_operator_is_written_out_and_exact(size):
+    operator = CountingOperator(wigner(size))
+    density = spectral_density(operator)
+    assert operator.products == size
+    assert np.allclose(density.nodes, eigenvalues(operator.matrix), atol=1e-14)
+    assert density.error == 0
+    assert set(density.weights) == {1 / size}
+
+
+def test_a_point_mass_has_nodes_but_no_curve():
+    density = spectral_density(3 * torch.eye(500))
+    assert np.allclose(density.nodes, 3, rtol=1e-6)
+    assert (density.grid, density.values) == ((), ())
+
+
+def test_the_density_has_the_same_bits_for_the_same_seed_and_counts_its_products():
+    operator = CountingOperator(wigner(300).float())
+    first = spectral_density(operator, probes=3, steps=8, seed=2)
+    assert operator.products == 24
+    assert (first.probes, first.steps) == (3, 8)
+    assert first == spectral_density(operator.matrix, probes=3, steps=8, seed=2)
+    assert first != spectral_density(operator.matrix, probes=3, steps=8, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "arguments", "message"),
+    [
+        (spectral_density, {"probes": 1}, "probes=1 is too few: one probe has no spread"),
+        (spectral_density, {"steps": 1}, "steps=1 is too few: one step sees only the mean eigenvalue"),
+        (hutch_plus_plus, {"products": 5}, "products=5 is too few: .* Pass products=6 or more"),
+        (frobenius_norm, {"products": 1}, "products=1 is too few: one product has no spread"),
+    ],
+)
+def test_bad_arguments_are_answered_with_the_rule_and_the_way_out(estimator, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        estimator(torch.eye(3), **arguments)
