@@ -10,11 +10,11 @@ import numpy
 import pytest
 import safetensors.torch
 import torch
+from hessinit.initializing import carrying_out, rules
 from initialized_networks import LOSS, digits, lstm, mlp, normalized, state, text, text_loss, transformer
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hessinit.initializing import carrying_out, rules
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from tiny import raise_from

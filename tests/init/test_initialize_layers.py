@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hessinit.initializing.judging import worst_distance
 from initialized_networks import LOSS, cnn, digits, mlp, normalized
 from torch import nn
 
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
-from hessinit.initializing.judging import worst_distance
 from hessinit.measurement.measure import measure
 
 SCHEMES = ["he", "glorot", "lecun", "orthogonal", "lsuv", "forward", "backward", "compromise", "default"]

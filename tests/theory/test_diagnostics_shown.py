@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from hessinit.present.diagnostics_columns import diagnostics_columns
 from hessinit.present.diagnostics_figure import draw_diagnostics
 from hessinit.present.diagnostics_sentences import conclude_diagnostics
-from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature, read_diagnostics
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature
 from hessinit.results.estimates import Estimate
-from hessinit.results.result import to_plain
+from hessinit.results.result import from_plain, to_plain
 
 NOTHING_WRONG = (
     "No layer has 10 % dead units; behind activations, sizes stay within a factor of 100 over the depth."
@@ -62,8 +62,8 @@ def make_report(*rows: Diagnostics | None) -> CurvatureReport:
 def test_diagnostics_survive_json() -> None:
     one = make_diagnostics(gradient_std=math.inf, dead=None, pairs=256, correlation=0.1, reason="why")
     text = json.dumps(to_plain(one), allow_nan=False)
-    assert read_diagnostics(json.loads(text)) == one
-    assert math.isnan(read_diagnostics(to_plain(make_diagnostics(dead=math.nan))).dead)
+    assert from_plain(Diagnostics, json.loads(text)) == one
+    assert math.isnan(from_plain(Diagnostics, to_plain(make_diagnostics(dead=math.nan))).dead)
 
 
 def test_a_table_shows_what_there_is() -> None:

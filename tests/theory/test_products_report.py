@@ -12,9 +12,9 @@ import pytest
 
 from hessinit.present.example import example_report
 from hessinit.present.products_figure import draw_products
-from hessinit.results.curvature_report import CurvatureReport, JacobianBounds, no_products, read_products
+from hessinit.results.curvature_report import CurvatureReport, JacobianBounds, no_products
 from hessinit.results.estimates import Estimate
-from hessinit.results.result import to_plain
+from hessinit.results.result import from_plain, to_plain
 
 mpl.use("Agg")
 
@@ -51,7 +51,7 @@ def products(**changes: Any) -> JacobianBounds:
 )
 def test_products_survive_a_trip_through_strict_json(row: JacobianBounds) -> None:
     text = json.dumps(to_plain(row), allow_nan=False)
-    assert read_products(json.loads(text)) == row
+    assert from_plain(JacobianBounds, json.loads(text)) == row
 
 
 def test_products_have_converged_when_both_have() -> None:
