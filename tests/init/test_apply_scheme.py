@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from hessinit.init.apply_scheme import SCHEMES, apply_scheme_
 from hessinit.results.initialization import SchemePlan
-from hessinit.init.apply_scheme import apply_scheme_
-from hessinit.init.apply_scheme import SCHEMES
 from zoo.snapshot import differences, snapshot
 
 

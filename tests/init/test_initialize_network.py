@@ -24,10 +24,10 @@ from torch import nn
 
 from dense import dense_curvature, ends
 from hessinit.errors import ConvergenceError, ConvergenceWarning
+from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from hessinit.init.apply_scheme import apply_scheme_
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
     "relu 3": (lambda: mlp(3), LOSS, digits),
