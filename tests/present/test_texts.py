@@ -166,6 +166,12 @@ def test_quadratic_forms() -> None:
     )
     forms = QuadraticForms(layers=layers, directions="random", draws=2, loss=2.31, examples=32, seed=0)
     assert to_text(forms, 100) == FORMS
+    one = replace(forms, layers=forms.layers[1:], directions="gradient", draws=1)
+    assert "along the loss gradient g: exact" in to_text(one, 200)
+    assert "Theorem 1 and the exact form agree within 1 % on every layer." in to_text(one, 200)
+    overflow = replace(layers[0], name="[red]", exact=(math.inf,), theorem1=(math.inf,), length=(1,))
+    text = to_text(replace(one, layers=(overflow,)), 80)
+    assert "The numbers of [red] overflow; pass dtype=torch.float64." in text
 
 
 @pytest.mark.parametrize("width", [36, 40, 50, 64, 80, 200])
