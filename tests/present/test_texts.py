@@ -110,8 +110,8 @@ ADVICE = """\
  learning rate    0.00155   0.1/‖H‖ with ‖H‖ = 64.5: momentum makes steps 10 times as long.
  stable up to      0.0589   (2 + 2·0.9)/‖H‖: above it the steps grow on a quadratic of this
                             curvature.
- warmup          85 steps   lr = 0.1 is 1.7 times the stable learning rate; smaller first steps give
-                            the curvature time to fall.
+ warmup          85 steps   lr = 0.1 is 1.7 times the stable learning rate; smaller first steps
+                            give the curvature time to fall.
 
 SGD(momentum=0.9) on fc1, fc2 and fc3 (1,234 parameters); Gauss-Newton on 32 examples; loss 2.3."""
 
