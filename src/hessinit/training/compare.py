@@ -34,10 +34,9 @@ from hessinit.results.comparison import (
     Comparison,
     Run,
     round_loss,
-    run_from_dict,
     window,
 )
-from hessinit.results.result import Plain
+from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
 from hessinit.training.data import Data, copy_to, device_of, hash_data, read_data
 from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes
@@ -292,7 +291,7 @@ class Experiment:
             "batch_size": self.data.batch_size,
             "steps": self.steps,
             "optimizer": describe(self.optimizer),
-            "device": torch.device(self.device).type if self.device else None,
+            "device": device_of(model).type,
             "default dtype": str(torch.get_default_dtype()),
             # Options that repr(loss) does not show change it. Few digits: other machines round otherwise.
             "loss of a new model": f"{first_loss:.4g}",
@@ -411,7 +410,7 @@ def _collect(
                     key = job.parameters[0]
                     if key in runs:  # it was made again for its norms alone
                         run = replace(runs[key], norms=run.norms, note=runs[key].note or run.note)
-                    kept.add(job.key, run.to_dict())
+                    kept.add(job.key, to_plain(run))
                     runs[key] = run
                     advance(f"{run.scheme}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
         except KeyboardInterrupt:
@@ -445,11 +444,10 @@ def _missing_jobs(
 
 def _read_run(kept: RunFolder, key: str) -> tuple[Key, Run]:
     try:
-        run = run_from_dict(kept.results[key])
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
-        what = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
+        run: Run = from_plain(Run, kept.results[key])
+    except ValueError as problem:
         raise ProblemError(
-            f"{kept.path_of(key)} is not a whole run: {what}. Was it edited? Delete it, and it is run again."
+            f"{kept.path_of(key)} is not a whole run: {problem}. Was it edited? Delete it, and it is run again."
         ) from problem
     return (run.scheme, run.learning_rate, run.seed), run
 
