@@ -124,7 +124,7 @@ def track(
     record = Tracking(curvature=curvature, every=every, max_overhead=max_overhead, seed=seed, **facts)
     tracker = Tracker(subject, record, log, sinks, warn)
     if at_start and not tracker.steps:
-        tracker._measure(must_succeed=True, stacklevel=4)
+        tracker._measure(must_succeed=True)
     return tracker
 
 
@@ -249,7 +249,7 @@ class Tracker:
     ) -> None:
         self.close()
 
-    def _measure(self, must_succeed: bool = False, stacklevel: int = 4) -> TrackedPoint:
+    def _measure(self, must_succeed: bool = False) -> TrackedPoint:
         point = self._make_point(must_succeed)
         self._points = [one for one in self._points if one.step < point.step]
         self._points.append(point)
@@ -266,7 +266,7 @@ class Tracker:
                     )
             if self._crosses_limit() and self._warn:
                 message = warn_of_limit(point, self._record.optimizer)
-                warnings.warn(message, EdgeOfStabilityWarning, stacklevel=stacklevel)
+                warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
         return point
 
     def _make_point(self, must_succeed: bool) -> TrackedPoint:
