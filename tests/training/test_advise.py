@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dense import dense_curvature, in_double
 from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, advise, measure
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.results.advice import Descent, judge_warmup, warmup_steps
+from hessinit.results.advice import Descent, judge_warmup
 from hessinit.results.estimates import Estimate
 from tiny import LOSS, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
@@ -74,7 +74,7 @@ def grows(rule: Descent | AdamRule, lr: float) -> bool:
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_torch_leaves_stability_at_the_limit(rule: Descent | AdamRule) -> None:
     if isinstance(rule, Descent):
-        limit = rule.edge(2.5 + rule.weight_decay)
+        limit = rule.stability_limit(2.5 + rule.weight_decay)
     else:
         limit = rule.stability_limit(float((SPECTRUM / (SECOND_MOMENT + rule.eps)).max()))
     assert not grows(rule, 0.99 * limit)
@@ -389,7 +389,7 @@ def test_the_length_of_a_warmup_and_its_reasons() -> None:
     assert not judge_warmup(None, 0.05, 0.1).advised
     assert judge_warmup(None, 0.0, 0.0).reason.startswith("No ")
     assert "sets no limit" in judge_warmup(3.0, math.inf, math.inf).reason
-    assert (warmup_steps(1.001), warmup_steps(1e9)) == (51, 2000)
+    assert [judge_warmup(lr, 0.05, 0.1).steps for lr in (0.1001, 1e8)] == [51, 2000]
 
 
 class Renamed(torch.optim.Adam):

@@ -164,7 +164,9 @@ def find_stability_limit(
         top, bottom = (found := extremes or engine.extremes(list(leaves))).top, found.bottom
         norm = rule.norm(top, bottom)
         limiting = max(top.value + rule.weight_decay, 0.0) if top_only else norm.value
-        return StabilityLimit(rule.edge(limiting), rule.best(norm.value), norm, rule, (top, bottom))
+        return StabilityLimit(
+            rule.stability_limit(limiting), rule.best(norm.value), norm, rule, (top, bottom)
+        )
     return _scaled_limit(optimizer, engine, leaves, settings, relative, semidefinite, top_only)
 
 
@@ -200,7 +202,7 @@ def _scaled_limit(
     else:
         norm = spectral_norm(operator, settings, semidefinite=semidefinite)
         value = norm.value
-    stable = rule.edge(value) if isinstance(rule, Descent) else rule.stability_limit(value)
+    stable = rule.stability_limit(value)
     zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
     return StabilityLimit(stable, rule.best(value), norm, rule, (norm, zero), products=norm.products)
 
@@ -229,7 +231,7 @@ def name_optimizer(
             )
     if optimizer in DESCENTS:
         momentum, decay = given.get("momentum"), given.get("weight_decay")
-        rule: Rule = named_descent(optimizer, momentum, None, decay)
+        rule: Rule = named_descent(optimizer, momentum, decay)
     else:
         rule = _adam_rule(given, decoupled=optimizer == "adamw")
     return OptimizerRule(rule, lr, str(rule))
