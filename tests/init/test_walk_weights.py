@@ -162,7 +162,7 @@ class OutOfSight(nn.Module):
 def test_what_is_not_understood_is_noted(with_sample: bool) -> None:
     walk = find_weight_uses(OutOfSight(), torch.randn(4, 4) if with_sample else None)
     assert len(walk.notes) == 1
-    assert "before last is not understood" in walk.notes[0]
+    assert "input of last comes from an unknown function" in walk.notes[0]
 
 
 class DataDecides(nn.Module):
