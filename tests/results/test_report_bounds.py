@@ -13,6 +13,8 @@ from report_examples import make_estimate, make_layer, make_report
 from torch import nn
 
 from hessinit.measurement.measure import measure
+from hessinit.present import describe, to_page
+from hessinit.present.document import Table
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport
 
 
@@ -80,6 +82,21 @@ def test_the_only_layer_is_the_network(curvature):
     assert "guaranteed" in report.verdict
 
 
+def test_the_table_and_the_page_show_a_bound_and_no_verdict_on_it():
+    report = measured(network=False)
+    document = describe(report)
+    table = next(block for block in document.blocks if isinstance(block, Table))
+    columns = {column.heading: column.cells for column in table.columns}
+    assert columns["‖H‖"][-1] == f"≥ {report.network.norm:.3g}"
+    assert columns["verdict"][-1] == ""
+    assert [number.label for number in document.numbers] == ["‖H‖ of the network", "Sharpest layer"]
+    assert document.numbers[0].note == "not measured: bounded by the layers"
+    assert document.tone != "good"
+    text = to_page(report)
+    assert "guaranteed" not in text.split("<footer>")[0].split("<main", 1)[1]
+    assert '<span class="dot ok">' in text
+
+
 def bounded_report(norm: float, error: float) -> CurvatureReport:
     top = replace(make_estimate(norm, error, converged=False), reason=ONLY_BOUNDED)
     network = make_layer("network", shape=(24,), top=top)
@@ -92,13 +109,10 @@ def bounded_report(norm: float, error: float) -> CurvatureReport:
         (0.0, math.inf, "its ‖H‖ is at least 0, so 2/‖H‖ is at most inf."),
         (0.0, 0.0, "The network has no curvature, so it sets no limit"),
         (math.inf, 1.0, "The network's ‖H‖ is inf: no learning rate is stable."),
-        (
-            0.6,
-            0.2,
-            "bound its ‖H‖ between 0.6 and 0.8, so gradient descent is stable below lr = 2.5 ",
-        ),
+        (0.6, 0.2, "The layers bound its ‖H‖ between 0.6 and 0.8, so gradient descent is stable below "),
     ],
 )
 def test_bounds_at_the_ends(norm, error, sentence):
     report = bounded_report(norm, error)
     assert sentence in report.verdict
+    assert "<main" in to_page(report)

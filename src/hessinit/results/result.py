@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache, partial
@@ -233,8 +233,13 @@ class Result(PlainData):
         """Write the result as one web page that loads nothing else."""
         write_text(path, presenter().to_page(self))
 
-    def plot(self, which: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw a chart, by default the first, on `ax` or a new figure; an unknown name lists the charts."""
+    def plot(
+        self, which: str | Sequence[str] | None = None, ax: Axes | Sequence[Axes] | None = None
+    ) -> Axes:
+        """Draw charts by name, by default the first, on `ax` or a new figure; return the first one's axes.
+
+        An unknown name is answered with the names of the charts; `.figure.savefig(…)` writes the picture.
+        """
         axes: Axes = presenter().draw(self, which, ax)[0]
         return axes
 
