@@ -39,10 +39,11 @@ def _is_meant_as_record(path: Path) -> bool:
 
 def write_page(folder: Path) -> Path:
     """Write the page of all records there."""
-    from hessinit.present.reproduction_html import render_reproductions_page
+    from hessinit.present.page import render_page
+    from hessinit.present.reproduction import describe_reproductions
 
     path = folder / PAGE
-    write_text(path, render_reproductions_page(*read_folder(folder)))
+    write_text(path, render_page(describe_reproductions(*read_folder(folder))))
     return path
 
 
@@ -60,8 +61,10 @@ def picture_name(reproduction: Reproduction, figure: Figure) -> str:
 
 
 def _draw(figure: Figure, path: Path) -> Path:
-    from hessinit.present.reproduction_figure import draw_figure_apart
+    from hessinit.present.figures import draw_charts
+    from hessinit.present.reproduction import figure_chart
 
     with replacing(path) as temporary:
-        draw_figure_apart(figure).savefig(temporary, format="png", dpi=200)
+        drawn = draw_charts([figure_chart(figure)])[0].figure
+        drawn.savefig(temporary, format="png", dpi=200)  # type: ignore[union-attr]
     return path

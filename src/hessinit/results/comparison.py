@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hessinit.errors import choose
-from hessinit.results.result import PlainData, Result, stored_as
+from hessinit.results.result import PlainData, Result
 
 NETWORK = "network"  # the name under which `norms` holds the norm of all weights together
 MOST_POINTS = 50  # points of a loss curve
@@ -99,7 +99,7 @@ class Comparison(Result):
     KIND: ClassVar[str] = "hessinit comparison"
     SCHEMA: ClassVar[int] = 2
 
-    kind: str = field(metadata=stored_as("experiment"))
+    kind: str = field(metadata={"key": "experiment"})
     schemes: tuple[str, ...]
     learning_rates: tuple[float, ...]
     seeds: tuple[int, ...]
