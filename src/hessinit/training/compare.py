@@ -446,24 +446,23 @@ def read_positive_numbers(name: str, values: Any, example: str) -> tuple[float, 
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ProblemError(f"{name}={values!r} must be a list of numbers, such as {example}.")
-    numbers = tuple(loop.read_positive(name, value) for value in values)
-    return _all_different(name, numbers, f"such as {example}")
+    return _all_different(name, [loop.read_positive(name, value) for value in values], example)
 
 
 def _read_seeds(seeds: Any) -> tuple[int, ...]:
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         return tuple(range(check_whole("seeds", seeds, at_least=1)))
-    numbers = tuple(check_whole("a seed in seeds", seed, at_least=0) for seed in seeds)
-    return _all_different("seeds", numbers, "or pass how many, such as 3")
+    read = [check_whole("a seed in seeds", seed, at_least=0) for seed in seeds]
+    return _all_different("seeds", read, "[0, 1, 2], or how many")
 
 
-def _all_different(name: str, numbers: tuple[Any, ...], example: str) -> tuple[Any, ...]:
+def _all_different(name: str, numbers: list[Any], example: str) -> tuple[Any, ...]:
     if not numbers:
-        raise ProblemError(f"{name} is empty; give at least one number, {example}.")
+        raise ProblemError(f"{name} is empty; give at least one number, such as {example}.")
     for number in numbers:
         if numbers.count(number) > 1:
             raise ProblemError(f"{name} holds {number:g} twice; give every number once.")
-    return numbers
+    return tuple(numbers)
 
 
 def _read_warmup(warmup: Any, steps: int) -> int:
