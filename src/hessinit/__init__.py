@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from hessinit._version import __version__
 
 if TYPE_CHECKING:
-    from hessinit.advising.advise import advise
-    from hessinit.asserting import assert_sound
     from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
-    from hessinit.initializing.initialize import initialize_
+    from hessinit.init.apply_scheme import apply_scheme_
+    from hessinit.init.gain import gain
+    from hessinit.init.initialize import initialize_
     from hessinit.integrations.logits import logits_problem
     from hessinit.measurement.matrix_free import gauss_newton, hessian, jacobian
     from hessinit.measurement.measure import measure
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
     from hessinit.results.result import load
     from hessinit.results.track_record import TrackedPoint, Tracking
-    from hessinit.schemes.applying import apply_scheme_
-    from hessinit.schemes.gains import gain
-    from hessinit.tracking.track import Tracker, track
+    from hessinit.training.advise import advise
+    from hessinit.training.assert_sound import assert_sound
     from hessinit.training.compare import compare, sweep
+    from hessinit.training.track import Tracker, track
 
 # Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
 _HOMES = {
@@ -51,23 +51,23 @@ _HOMES = {
     "Run": "hessinit.results.comparison",
     "SchemePlan": "hessinit.results.initialization",
     "TrackedPoint": "hessinit.results.track_record",
-    "Tracker": "hessinit.tracking.track",
+    "Tracker": "hessinit.training.track",
     "Tracking": "hessinit.results.track_record",
-    "advise": "hessinit.advising.advise",
-    "apply_scheme_": "hessinit.schemes.applying",
-    "assert_sound": "hessinit.asserting",
+    "advise": "hessinit.training.advise",
+    "apply_scheme_": "hessinit.init.apply_scheme",
+    "assert_sound": "hessinit.training.assert_sound",
     "compare": "hessinit.training.compare",
-    "gain": "hessinit.schemes.gains",
+    "gain": "hessinit.init.gain",
     "gauss_newton": "hessinit.measurement.matrix_free",
     "hessian": "hessinit.measurement.matrix_free",
-    "initialize_": "hessinit.initializing.initialize",
+    "initialize_": "hessinit.init.initialize",
     "jacobian": "hessinit.measurement.matrix_free",
     "load": "hessinit.results.result",
     "logits_problem": "hessinit.integrations.logits",
     "measure": "hessinit.measurement.measure",
     "quadratic_form": "hessinit.measurement.quadratic_form",
     "sweep": "hessinit.training.compare",
-    "track": "hessinit.tracking.track",
+    "track": "hessinit.training.track",
 }
 
 __all__ = [

@@ -83,7 +83,7 @@ HEAVY = {
     "jinja2",
     "hessinit.measurement.measure",
     "hessinit.training",
-    "hessinit.tracking",
+    "hessinit.training",
 }
 
 

@@ -172,7 +172,7 @@ def test_a_word_without_a_colon_stays_as_it_is():
 
 
 def test_the_lists_without_torch_are_the_library_s():
-    from hessinit.schemes.rules import SCHEMES
+    from hessinit.init.apply_scheme import SCHEMES
     from hessinit.training.initializers import KNOWN
 
     assert list(completing.SCHEMES) == SCHEMES

@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 
 from hessinit import initialize_, measure
-from hessinit.initializing.freedoms import FREEDOMS
-from hessinit.initializing.wish import ADAPTIVE
+from hessinit.init.defaults import SCALINGS
+from hessinit.init.defaults import ADAPTIVE
 from hessinit.results.initialization import Initialization
 
 from .exact_problems import EXACT
@@ -119,10 +119,10 @@ def test_the_function_s_keywords_that_mean_the_same_are_taken(run, tmp_path):
             ["--scheme", "kaiming"],
             "Error: --scheme 'kaiming' is unknown; choose from 'auto', .*Did you mean 'he'",
         ),
-        (["--freedom", "all"], "Invalid value for '--freedom'"),
+        (["--scaling", "all"], "Invalid value for '--scaling'"),
         (
-            ["--rule", "layers", "--freedom", "gain"],
-            "Error: --freedom 'gain' has no meaning for --rule 'layers'",
+            ["--rule", "layers", "--scaling", "gain"],
+            "Error: --scaling 'gain' has no meaning for --rule 'layers'",
         ),
         (["--curvature", "both"], "Invalid value for '--curvature'"),
         (
@@ -184,7 +184,7 @@ def test_every_file_on_a_full_disk_is_told_and_none_is_left_in_part(run, exact, 
 def test_the_words_of_the_options_are_the_library_s():
     from hessinit.cli.initialize import Freedom, SteppedBy
 
-    assert {each.value for each in Freedom} == {"auto", *FREEDOMS}
+    assert {each.value for each in Freedom} == {"auto", *SCALINGS}
     assert {each.value for each in SteppedBy} == {"sgd", "momentum", "nesterov", *ADAPTIVE}
 
 

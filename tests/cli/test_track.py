@@ -12,7 +12,7 @@ import pytest
 
 from hessinit.cli.tailing import Lines
 from hessinit.results.track_record import Tracking
-from hessinit.tracking.training import train_and_track
+from hessinit.training.train_and_track import train_and_track
 
 from .conftest import SOURCE, on_a_terminal
 from .exact_problems import EXACT
@@ -52,7 +52,7 @@ def test_json_is_exactly_what_the_library_tracks(run, exact, optimizer, monkeypa
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     shown = Tracking.from_json(result.stdout)
     expected = train_and_track(
-        *exact["problem"](), lr=0.01, steps=20, batch_size=4, every=5, share=1.0, optimizer=optimizer,
+        *exact["problem"](), lr=0.01, steps=20, batch_size=4, every=5, max_overhead=1.0, optimizer=optimizer,
         warmup=5, seed=2, curvature="hessian", name="exact.py:problem",
     )  # fmt: skip
     assert shown == expected
@@ -132,7 +132,7 @@ def test_a_name_that_another_run_takes_meanwhile_is_left_to_it(run, exact, tmp_p
         (tmp_path / "c.jsonl").write_text("another run's")
         return train(*arguments, **options)
 
-    monkeypatch.setattr("hessinit.tracking.training.train_and_track", train_beside_another)
+    monkeypatch.setattr("hessinit.training.train_and_track.train_and_track", train_beside_another)
     result = run("track", "exact.py:problem", *SMALL, "--lr", "0.02", "--log", "c.jsonl", "--json")
     assert result.stderr == "Wrote c-2.jsonl, for c.jsonl was there.\n"
     assert (tmp_path / "c.jsonl").read_text() == "another run's"

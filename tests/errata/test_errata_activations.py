@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hessinit.digits import load_digits
 from hessinit.measurement.measure import measure
-from hessinit.schemes.applying import apply_scheme_
-from hessinit.schemes.gains import gain
+from hessinit.init.apply_scheme import apply_scheme_
+from hessinit.init.gain import gain
 
 
 @pytest.mark.parametrize(

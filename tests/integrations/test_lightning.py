@@ -18,7 +18,7 @@ from torch import nn
 
 import hessinit
 from hessinit.integrations.lightning import CurvatureCallback
-from hessinit.tracking.budget import Budget
+from hessinit.training.track import Budget
 from integrations.launching import HERE, run_on_two_ranks
 from integrations.lightning_digits import (
     LOSS,
@@ -305,7 +305,7 @@ def test_a_batch_that_cannot_be_measured_ends_the_run_at_once(tmp_path: Path) ->
     [
         ({"loss": nn.CrossEntropyLoss}, "must be callable as loss"),
         ({"every": 0}, "every=0 must be a whole number, 1 or more"),
-        ({"share": 2}, "share=2 must be a number above 0"),
+        ({"max_overhead": 2}, "max_overhead=2 must be a number above 0"),
         ({"initialize": "yes"}, "initialize='yes' must be True, False, or a dict"),
         ({"initialize": {"rate": 0.1}}, "initialize does not know 'rate'; it takes lr"),
         ({"each_layers": True}, "does not know 'each_layers'.*Did you mean 'each_layer'"),

@@ -16,7 +16,7 @@ from hessinit.integrations.lightning import CurvatureCallback
 from hessinit.integrations.remembering import Memory, digest_examples, digest_start, small_copy
 from hessinit.integrations.transformers import CurvatureCallback as TrainersCallback
 from hessinit.results.track_record import Tracking, read_lines
-from hessinit.tracking.budget import Budget
+from hessinit.training.track import Budget
 from integrations.lightning_digits import (
     LOSS,
     digits,

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 import hessinit
 from hessinit.integrations.transformers import CurvatureCallback
 from hessinit.results.track_record import read_lines
-from hessinit.tracking.budget import Budget
+from hessinit.training.track import Budget
 from integrations.launching import HERE, run_on_two_ranks
 from integrations.trainer_runs import Sentences, trainer_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hessinit.problem_file import file_of
 
-# As hessinit.schemes.rules and hessinit.training have them, which import torch; a test holds them together.
+# As hessinit.init.apply_scheme and hessinit.training have them, which import torch; a test holds them together.
 SCHEMES = (
     "forward", "backward", "compromise", "lecun", "glorot", "he", "orthogonal", "delta-orthogonal", "lsuv",
     "default",

@@ -44,13 +44,13 @@ class Rule(str, Enum):
     LAYERS = "layers"
 
 
-class Freedom(str, Enum):
-    """What --freedom can be."""
+class Scaling(str, Enum):
+    """What --scaling can be."""
 
     AUTO = "auto"
-    GAIN = "gain"
+    ALL = "all"
     LAST = "last"
-    QUIET = "quiet"
+    SMALL_OUTPUT = "small-output"
 
 
 class SteppedBy(str, Enum):
@@ -99,8 +99,8 @@ def initialize(
             "or auto.  [default: auto]",
         ),
     ] = None,
-    freedom: Annotated[
-        Freedom | None, typer.Option(help="What is scaled to meet the target.  [default: auto]")
+    scaling: Annotated[
+        Scaling | None, typer.Option(help="Which weights are scaled to meet the target.  [default: auto]")
     ] = None,
     optimizer: Annotated[
         SteppedBy | None, typer.Option(help="Whose steps the curvature must fit.  [default: sgd]")
@@ -159,7 +159,7 @@ def initialize(
         "target": target,
         "rule": rule.value if rule else None,
         "scheme": scheme,
-        "freedom": freedom.value if freedom else None,
+        "scaling": scaling.value if scaling else None,
         "optimizer": optimizer.value if optimizer else None,
         "momentum": momentum,
         "layers": layers or None,
@@ -176,7 +176,7 @@ def initialize(
     ):
         place = find_problem(problem)
         with working(f"Initializing {problem} …"):
-            from hessinit.initializing.initialize import initialize_
+            from hessinit.init.initialize import initialize_
 
             _check_early(given)
             loaded = load_ready(place, seed=seed, device=device, threads=threads)
@@ -191,15 +191,10 @@ def initialize(
 
 def _check_early(given: dict[str, Any]) -> None:
     """What can be judged without the user's file is judged before it is run, which may take a while."""
-    from hessinit.errors import choose
-    from hessinit.initializing import arguments
-    from hessinit.problem.validate import check_tolerance
-    from hessinit.schemes.rules import SCHEMES, SYNONYMS
+    from hessinit.init.defaults import read_config
 
-    arguments.read_aim(given.get("lr"), given.get("target"))
-    arguments.read_momentum(given.get("optimizer", "sgd"), given.get("momentum", 0.9))
-    choose("scheme", given.get("scheme", "auto"), ["auto", "keep", *SCHEMES], SYNONYMS)
-    check_tolerance(given.get("tolerance", 0.05))
+    checked = ("lr", "target", "optimizer", "momentum", "rule", "scheme", "scaling", "curvature", "tolerance")
+    read_config(**{name: given[name] for name in checked if name in given})
 
 
 def _check_weights(weights: Path | None, dry_run: bool) -> None:
@@ -216,7 +211,7 @@ def _check_weights(weights: Path | None, dry_run: bool) -> None:
 
 def _exit_by(result: Initialization) -> None:
     """End with status 1 where the library would warn; a start left gentle on purpose is no failure."""
-    from hessinit.initializing.carrying_out import UNSHARPENED
+    from hessinit.init.defaults import NOT_SCALED
 
-    if not result.converged and result.scaling != UNSHARPENED:
+    if not result.converged and result.scaling != NOT_SCALED:
         stop("Target not met: the result says why.", NOT_CONVERGED)

@@ -51,7 +51,8 @@ OPTIONS = {
     "batch_size": "--batch-size",
     "each_layer": "--each-layer",
     "path": "--log",
-    **{name: f"--{name}" for name in ("steps", "every", "share", "warmup", "optimizer", "seed")},
+    "max_overhead": "--max-overhead",
+    **{name: f"--{name}" for name in ("steps", "every", "warmup", "optimizer", "seed")},
     **{name: f"--{name}" for name in ("layers", "curvature")},
 }
 
@@ -76,9 +77,11 @@ def track(
     each_layer: Annotated[
         bool, typer.Option("--each-layer", help="Follow every layer, not only the network.")
     ] = False,
-    share: Annotated[
+    max_overhead: Annotated[
         float | None,
-        typer.Option(metavar="X", help="The most of the time that measuring may take.  [default: 0.5]"),
+        typer.Option(
+            metavar="X", help="Maximum fraction of wall-clock time spent measuring.  [default: 0.1]"
+        ),
     ] = None,
     log: Annotated[
         Path | None,
@@ -127,7 +130,7 @@ def track(
         "batch_size": batch_size,
         "warmup": warmup,
         "each_layer": each_layer or None,
-        "share": share,
+        "max_overhead": max_overhead,
         "layers": layers or None,
         "curvature": curvature.value if curvature else None,
         "seed": seed,
@@ -175,15 +178,15 @@ def track(
 
 def _check_early(given: dict[str, Any]) -> None:
     """What can be judged without the user's file is judged before it is run, which may take a while."""
-    import hessinit.tracking.training  # noqa: F401 - all that is heavy, before an interruption is an exception
-    from hessinit.tracking.budget import check_share
+    import hessinit.training.train_and_track  # noqa: F401 - all that is heavy, before an interruption is an exception
+    from hessinit.training.track import check_max_overhead
 
-    check_share(given.get("share", 0.5))
+    check_max_overhead(given.get("max_overhead", 0.1))
 
 
 def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initialization, Any]:
     """Write the weights; the data come back, for an iterator gives them only once."""
-    from hessinit.initializing.initialize import initialize_
+    from hessinit.init.initialize import initialize_
     from hessinit.training.data import read_data
 
     read = read_data(loaded.batch, options.get("batch_size", 1), options["steps"])
@@ -204,7 +207,7 @@ def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initial
 def _train(loaded: LoadedProblem, data: Any, lines: Lines, options: dict[str, Any]) -> Tracking:
     from hessinit.cli.comparing import stdout_for_the_result
     from hessinit.present.words import format_number
-    from hessinit.tracking.training import train_and_track
+    from hessinit.training.train_and_track import train_and_track
     from hessinit.training.workers import progress_bar
 
     is_watched = sys.stderr.isatty()

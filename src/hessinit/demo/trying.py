@@ -12,13 +12,13 @@ from torch import nn
 from hessinit.demo.network import EXAMPLES, TRAINED_ON, build_network
 from hessinit.digits import load_digits
 from hessinit.errors import ConvergenceWarning
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.apply_scheme import apply_scheme_
+from hessinit.init.initialize import initialize_
 from hessinit.present.demonstration import STARTS, Story, Try
 from hessinit.results.comparison import window
 from hessinit.results.initialization import Initialization
 from hessinit.results.track_record import Tracking
-from hessinit.schemes.applying import apply_scheme_
-from hessinit.tracking.training import train_and_track
+from hessinit.training.train_and_track import train_and_track
 
 STEPS = 300
 BATCH_SIZE = 64
@@ -55,7 +55,7 @@ def train(
     images, labels = load_digits()
     tracking = train_and_track(
         model, nn.CrossEntropyLoss(), (images[:TRAINED_ON], labels[:TRAINED_ON]), lr=lr, steps=STEPS,
-        batch_size=BATCH_SIZE, every=every or STEPS, examples=EXAMPLES, share=1.0, seed=seed,
+        batch_size=BATCH_SIZE, every=every or STEPS, examples=EXAMPLES, max_overhead=1.0, seed=seed,
         name=STARTS[start], progress=progress,
     )  # fmt: skip
     losses = [loss for _, loss in tracking.losses]

@@ -30,7 +30,7 @@ from hessinit.curvature.rounding import Rounding, relative_rounding
 from hessinit.diagnostics.diagnose import diagnose
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.layers import EVERYTHING, Layer
-from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.validate import check_switches, check_tolerance, check_whole
 from hessinit.products.measure import measure_products
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, LayerCurvature
@@ -302,7 +302,7 @@ def measure(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
-    with problem.settings(), explained_memory(problem):
+    with problem.settings():
         evaluations = evaluate(problem)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, wanted)
         layers_in_order = in_running_order(problem, evaluations)

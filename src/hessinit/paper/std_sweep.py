@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ConvergenceWarning
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.minibatches import ImageSet, images_of

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from hessinit.errors import ConvergenceWarning
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiment import Experiment, Job, Setting
 from hessinit.paper.skip_gram import MODELS, SkipGram, normal_

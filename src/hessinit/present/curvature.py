@@ -346,7 +346,8 @@ def _limit_rate(report: CurvatureReport) -> str:
         # Along a direction of negative curvature no step is too long; 2/‖H‖ only ends the guarantee.
         return (
             f"The most negative eigenvalue (λ = {format_number(network.bottom_eigenvalue)}) is the largest "
-            f"in size: a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = {limit}; {guaranteed}"
+            f"in size: a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = {limit}; "
+            f"{guaranteed}"
         )
     # Further parameters make ‖H‖ no smaller: the limit also holds with those that are not measured.
     return f"Gradient descent is unstable above lr = 2/‖H‖ = {limit}; {guaranteed}"

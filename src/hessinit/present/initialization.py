@@ -215,7 +215,7 @@ def _rate_section(result: Initialization, after: CurvatureReport) -> doc.Section
         return section
     note = doc.Text(
         f"lr = {format_number(result.lr)} is above 2/‖H‖. On a quadratic, gradient descent would be "
-        "unstable; plain networks can be trained from there, because their curvature falls in the first steps.",
+        "unstable; plain networks can be trained from there: their curvature falls in the first steps.",
         "note",
         page_only=True,
     )

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, choose
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, apply_scheme_
+from hessinit.init.targets import find_targets
 from hessinit.problem.problem import Forward, Loss
-from hessinit.schemes.applying import apply_scheme_
-from hessinit.schemes.rules import SCHEMES, SYNONYMS
-from hessinit.schemes.targets import find_targets
 from hessinit.training.seeds import derive, generator, seed_everything
 
 OURS = "hessinit"
@@ -46,7 +45,7 @@ class NormalWeights:
         source = torch.Generator().manual_seed(seed)  # the same numbers for every std, only scaled
         for target in find_targets(model, self.layers):
             value = torch.randn(target.value.shape, generator=source)
-            if target.reason_to_leave_alone:
+            if target.reason_unchanged:
                 continue
             target.write_(self.std * value)
             with torch.no_grad():
@@ -79,7 +78,7 @@ class Initializer:
         """Write the weights in place; returns why a target was not met, else an empty string."""
         seed_everything(seed, "start")
         if self.scheme == OURS:
-            from hessinit.initializing.initialize import initialize_  # the other schemes do not need it
+            from hessinit.init.initialize import initialize_  # the other schemes do not need it
 
             # The rule of a user's own optimizer is unknown: it is treated as gradient descent.
             known = optimizer if isinstance(optimizer, str) else "sgd"

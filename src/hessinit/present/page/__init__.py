@@ -64,7 +64,7 @@ def render_fragment(document: doc.Document) -> str:
     blocks = document.blocks
     tables = [one for one in blocks if isinstance(one, doc.Table) and not one.page_only and one.columns]
     texts = [one for one in blocks if isinstance(one, doc.Text) and not one.page_only]
-    template = _templates().get_template("fragment.html.j2")
+    template = _templates().get_template("notebook.html.j2")
     return template.render(tables=tables, verdict=document.verdict, texts=texts)
 
 
@@ -268,7 +268,7 @@ def breakable(text: str) -> Markup:
 def _templates() -> Environment:
     # autoescape for all: jinja2's own choice goes by the file's ending, and .j2 would not be escaped.
     templates = Environment(
-        loader=PackageLoader("hessinit.present.page"),
+        loader=PackageLoader("hessinit.present"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -316,7 +316,7 @@ def _script() -> str:
 
 @cache
 def _asset(folder: str, name: str) -> str:
-    return (files("hessinit.present.page") / folder / name).read_text(encoding="utf-8")
+    return (files("hessinit.present") / folder / name).read_text(encoding="utf-8")
 
 
 def _hash(script: str) -> str:

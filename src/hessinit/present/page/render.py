@@ -93,7 +93,7 @@ def _kind(block: Block) -> str:
 def _templates() -> Environment:
     # autoescape for all: jinja2's own choice goes by the file's ending, and .j2 would not be escaped.
     templates = Environment(
-        loader=PackageLoader("hessinit.present.page"),
+        loader=PackageLoader("hessinit.present"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -155,7 +155,7 @@ def _script() -> str:
 
 @cache
 def _asset(folder: str, name: str) -> str:
-    return (files("hessinit.present.page") / folder / name).read_text(encoding="utf-8")
+    return (files("hessinit.present") / folder / name).read_text(encoding="utf-8")
 
 
 def _hash(script: str) -> str:
