@@ -33,7 +33,7 @@ lr 0.1.
 lsuv is least sensitive to the learning rate: its loss is 1.16× the lowest at
 each rate, on average over 2 rates; next he, 1.56×, within two standard errors
 (diverged runs count as untrained).
-Final loss: the mean training loss of the last 10 steps; ± its standard error
+Final loss: the mean training loss of the last 10 steps, ± its standard error
 over seeds; * lowest at that rate; ✗ diverged (seeds). ‖H‖: of the network at
 initialization.
 2 schemes × 2 rates × 2 seeds = 8 runs of 20 steps in 1.5 s: sgd, batches of 8
@@ -49,7 +49,7 @@ SWEPT = """\
 The final loss is lowest at std 0.1: 1.10 ± 0.10, where lr·‖H‖ = 0.8 at
 initialization.
 std 1 diverges.
-Final loss: the mean training loss of the last 10 steps; ± its standard error
+Final loss: the mean training loss of the last 10 steps, ± its standard error
 over seeds; * lowest; ✗ diverged (seeds). ‖H‖: of the layers and the network at
 initialization.
 3 stds × 1 rate × 2 seeds = 6 runs of 20 steps in 1.5 s: sgd, batches of 8 from
@@ -91,8 +91,7 @@ def test_every_width_is_kept_and_the_best_rate_stays(made_up, width):
 
 def test_more_rates_than_have_room_are_without_errors_in_a_terminal_and_with_them_on_a_page():
     tables = [block for block in describe(example_comparison()).blocks if isinstance(block, Table)]
-    (short,) = [table for table in tables if not table.page_only]
-    (whole,) = [table for table in tables if not table.text_only]
+    (short,), (whole,) = ([t for t in tables if not getattr(t, one)] for one in ("page_only", "text_only"))
     assert [column.heading for column in short.columns] == [column.heading for column in whole.columns]
     assert not any("±" in cell for column in short.columns for cell in column.cells)
     assert any("±" in cell for column in whole.columns for cell in column.cells)
@@ -242,6 +241,8 @@ def test_a_line_that_explodes_ends_at_the_top_and_all_rates_share_an_axis():
     top = found.y_range[1]
     assert 4.5 < top < 20
     assert line(found, "a").y == [2.0, 4.0, top]
+    (cross,) = [series for series in found.series if series.symbol == "cross"]
+    assert (cross.x, cross.y) == (line(found, "a").x[-1:], [top])
     document = describe(two_schemes())
     assert chart(document, "lr 0.1").y_range == chart(document, "lr 1").y_range
 

@@ -277,28 +277,26 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
     caption = "Final losses and ‖H‖ at initialization" if is_measured else "Final losses"
     build = _sweep_columns if is_sweep else _scheme_columns
     several = len(comparison.seeds) > 1
-    tables = [doc.Table(caption, build(comparison), show_caption=False)]
-    omitted = ""
-    if several and len(comparison.learning_rates) > RATES_WITH_ERRORS:
-        omitted = "; to_html() also shows standard errors"
-        short = build(comparison, errors=False)
-        tables = [
-            doc.Table(caption, short, show_caption=False, text_only=True),
-            doc.Table(caption, tables[0].columns, show_caption=False, page_only=True),
-        ]
     last = min(comparison.steps, window(comparison.steps))
-    parts = [f"Final loss: the mean training loss of the last {last} steps"]
-    parts += ["± its standard error over seeds"] if several and not omitted else []
-    parts += ["* lowest" if is_sweep else "* lowest at that rate"]
+    mean = f"Final loss: the mean training loss of the last {last} steps"
+    parts = ["* lowest" if is_sweep else "* lowest at that rate"]
     parts += ["✗ diverged (seeds)"] if any(run.diverged for run in comparison.runs) else []
     whose = "the layers and the network" if is_sweep else "the network"
-    norms = f" ‖H‖: of {whose} at initialization." if is_measured else ""
-    return [
-        *tables,
-        doc.Text("; ".join(parts) + omitted + "." + norms, "small"),
-        doc.Text(_describe_runs(comparison), "small"),
-        *(doc.Text(f"Note: {note}", "note") for note in collect_notes(comparison)),
+    rest = f"; {'; '.join(parts)}.{f' ‖H‖: of {whose} at initialization.' if is_measured else ''}"
+    error = ", ± its standard error over seeds" if several else ""
+    blocks: list[doc.Block] = [
+        doc.Table(caption, build(comparison), show_caption=False),
+        doc.Text(f"{mean}{error}{rest}", "small"),
     ]
+    if several and len(comparison.learning_rates) > RATES_WITH_ERRORS:
+        short = build(comparison, errors=False)
+        blocks = [
+            *(replace(block, page_only=True) for block in blocks),
+            doc.Table(caption, short, show_caption=False, text_only=True),
+            doc.Text(f"{mean}; to_html() also shows standard errors{rest}", "small", text_only=True),
+        ]
+    notes = [doc.Text(f"Note: {note}", "note") for note in collect_notes(comparison)]
+    return [*blocks, doc.Text(_describe_runs(comparison), "small"), *notes]
 
 
 def _describe_runs(comparison: Comparison) -> str:
@@ -617,9 +615,16 @@ def _on_one_axis(comparison: Comparison, charts: Sequence[doc.LineChart]) -> lis
         }
         return replace(series, x=(series.x or [])[:last], **parts)
 
-    return [
-        replace(chart, series=[*map(cut, chart.series)], log_y=log_y, y_range=(low, high)) for chart in charts
-    ]
+    found = []
+    for chart in charts:
+        series: list[doc.Series] = []
+        for one in chart.series:
+            series.append(cut(one))
+            if one.points and one.x and series[-2].x and one.x[0] > series[-2].x[-1]:
+                line = series[-2]  # a cross follows its line, and stays at the end of it
+                series[-1] = replace(series[-1], x=line.x[-1:], y=line.y[-1:])
+        found.append(replace(chart, series=series, log_y=log_y, y_range=(low, high)))
+    return found
 
 
 def _write_end(comparison: Comparison, scheme: str, rate: float) -> str:
