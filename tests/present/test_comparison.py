@@ -226,7 +226,7 @@ def test_a_curve_is_the_median_over_seeds_with_their_range_and_a_cross_for_those
     losses = [(2.0, 1.0), (2.0, 1.2), (2.0, 1.9)]
     runs = [make_run("a", 0.1, seed, each[1], losses=each) for seed, each in enumerate(losses)]
     runs.append(make_run("a", 0.1, 3, math.inf, losses=(2.0, 50.0)))
-    found = chart(describe(make_comparison({("a", 0.1): (1.0,) * 4}, runs=tuple(runs))), "lr 0.1")
+    found = chart(describe(make_comparison({("a", 0.1): (1.0,) * 4}, runs=tuple(runs))), "losses")
     curve = line(found, "a")
     assert (curve.x, curve.y, curve.low, curve.high) == ([0.5, 1.5], [2.0, 1.2], [2.0, 1.0], [2.0, 1.9])
     (cross,) = [series for series in found.series if series.symbol == "cross"]
@@ -237,22 +237,24 @@ def test_a_curve_is_the_median_over_seeds_with_their_range_and_a_cross_for_those
 def test_a_line_that_explodes_ends_at_the_top_and_all_rates_share_an_axis():
     losses = (2.0, 4.0, 20.0, 90.0, math.inf)
     runs = (make_run("a", 1.0, 0, math.inf, losses=losses), make_run("b", 1.0, 0, 4.5))
-    found = chart(describe(make_comparison({("a", 1.0): (1.0,), ("b", 1.0): (4.5,)}, runs=runs)), "lr 1")
+    found = chart(describe(make_comparison({("a", 1.0): (1.0,), ("b", 1.0): (4.5,)}, runs=runs)), "losses")
     top = found.y_range[1]
     assert 4.5 < top < 20
     assert line(found, "a").y == [2.0, 4.0, top]
-    (cross,) = [series for series in found.series if series.symbol == "cross"]
-    assert (cross.x, cross.y) == (line(found, "a").x[-1:], [top])
+    cross = next(series for series in found.series if series.symbol == "cross")
+    assert (cross.name, cross.x, cross.y) == ("a", line(found, "a").x[-1:], [top])
     document = describe(two_schemes())
     assert chart(document, "lr 0.1").y_range == chart(document, "lr 1").y_range
 
 
-def test_each_scheme_is_shown_at_its_own_best_rate_if_these_differ():
+def test_each_scheme_is_shown_at_its_own_best_rate_and_all_at_each_rate():
     losses = {("he", 0.1): (1.0,), ("he", 1.0): (1.5,), ("lsuv", 0.1): (1.4,), ("lsuv", 1.0): (0.5,)}
-    found = chart(describe(make_comparison(losses)), "best rates")
-    assert [series.name for series in found.series] == ["lsuv, lr 1", "he, lr 0.1"]
-    alike = describe(make_comparison({**losses, ("lsuv", 0.1): (0.4,)}))
-    assert "best rates" not in [each.name for each in alike.charts]
+    document = describe(make_comparison({**losses, ("bad", 0.1): (9.0,), ("bad", 1.0): (9.0,)}))
+    assert [series.name for series in chart(document, "losses").series] == ["lsuv, lr 1", "he, lr 0.1"]
+    assert chart(document, "losses").description.endswith("Final losses: lsuv, lr 1 0.5, he, lr 0.1 1.")
+    assert [series.name for series in chart(document, "lr 1").series[:2]] == ["lsuv", "he"]
+    with pytest.raises(ValueError, match="there is no chart 'lr 9' here; there are 'heat map', 'losses'"):
+        document.chart("lr 9")
 
 
 def test_the_curvature_stands_beside_the_stability_limit_of_sgd():

@@ -404,11 +404,12 @@ def _range(numbers: Sequence[float], to: str = " to ") -> str:
 
 def _compare_sections(comparison: Comparison) -> list[doc.Section]:
     best: list[doc.Block] = [*_best_rates_chart(comparison)]
-    if best:  # a heading between them, or the first chart would be as small as those of the rates
+    if len(comparison.learning_rates) > 1:  # a heading, or the first chart would be as small as the others
         best.append(doc.Text("All schemes at each learning rate", "heading", page_only=True))
+        best += _rate_charts(comparison)
     return [
         doc.Section("Scheme and learning rate", [_heat_map(comparison)]),
-        *_section("Loss curves", [*best, *_rate_charts(comparison)], _explain_curves(comparison)),
+        *_section("Loss curves", best, _explain_curves(comparison)),
         *_section("Curvature at initialization", _norm_charts(comparison)),
     ]
 
@@ -528,14 +529,18 @@ def _rate_charts(comparison: Comparison) -> list[doc.LineChart]:
 
 
 def _best_rates_chart(comparison: Comparison) -> list[doc.LineChart]:
-    """Return each scheme at its own best rate, unless they are the same or nothing trains."""
-    rates = {scheme: comparison.best_rate(scheme) for scheme in rank_schemes(comparison)}
-    rates = {scheme: rate for scheme, rate in rates.items() if not math.isnan(rate)}
-    if len(set(rates.values())) < 2:
-        return []
-    names = {scheme: f"{scheme}, lr {format_number(rate)}" for scheme, rate in rates.items()}
-    caption, look = "Each scheme at its own best learning rate", looks(comparison.schemes)
-    return _on_one_axis(comparison, [_loss_chart(comparison, "best rates", caption, rates, names, look)])
+    """Return the schemes that train, each at its own best rate; all of them if there is one rate."""
+    order, single = rank_schemes(comparison), comparison.learning_rates[0]
+    if len(comparison.learning_rates) == 1:
+        rates, names = dict.fromkeys(order, single), {scheme: scheme for scheme in order}
+        caption = f"All schemes at lr {format_number(single)}"
+    else:
+        best = {scheme: comparison.best_rate(scheme) for scheme in order}
+        rates = {scheme: rate for scheme, rate in best.items() if not math.isnan(rate)}
+        names = {scheme: f"{scheme}, lr {format_number(rate)}" for scheme, rate in rates.items()}
+        caption = "Each scheme at its own best learning rate"
+    look = looks(comparison.schemes)
+    return _on_one_axis(comparison, [_loss_chart(comparison, "losses", caption, rates, names, look)])
 
 
 def _loss_chart(
