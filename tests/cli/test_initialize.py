@@ -9,8 +9,7 @@ import safetensors.torch
 import torch
 
 from hessinit import initialize_, measure
-from hessinit.init.defaults import SCALINGS
-from hessinit.init.defaults import ADAPTIVE
+from hessinit.init.defaults import ADAPTIVE, SCALINGS
 from hessinit.results.initialization import Initialization
 
 from .exact_problems import EXACT

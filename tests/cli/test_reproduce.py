@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from hessinit.paper import Reproduction, load_records
-from hessinit.results.reproduction import read_reproduction
 
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL = ("--data", "digits", "--seeds", 3, "--workers", 1)
@@ -36,7 +35,7 @@ def test_a_table_is_printed_and_its_record_page_and_results_are_kept(run, tmp_pa
 
 def test_json_is_a_list_of_records_and_nothing_else(run, tmp_path):
     result = run("reproduce", "table-2", *SMALL, "--json", "--folder", "kept")
-    (found,) = map(read_reproduction, json.loads(result.stdout))
+    (found,) = map(Reproduction.from_dict, json.loads(result.stdout))
     assert [found] == load_records(tmp_path / "kept")
 
 

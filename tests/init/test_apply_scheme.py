@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from hessinit.init.apply_scheme import SCHEMES, apply_scheme_
 from hessinit.results.initialization import SchemePlan
-from hessinit.init.apply_scheme import apply_scheme_
-from hessinit.init.apply_scheme import SCHEMES
 from zoo.snapshot import differences, snapshot
 
 
@@ -229,7 +228,7 @@ def test_a_parametrized_weight_is_written_through_its_parametrization() -> None:
 def test_a_parametrization_that_changes_its_weight_is_named() -> None:
     model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(20, 10)), nn.ReLU(), nn.Linear(10, 3))
     plan = apply_scheme_(model, "he", sample=torch.randn(4, 20), generator=seeded())
-    assert any("0: the parametrization changes what it is given" in note for note in plan.notes)
+    assert any("0: the parametrization changes its value" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize("wrap", [parametrizations.orthogonal, parametrizations.spectral_norm])
@@ -326,7 +325,7 @@ class LearnedStart(nn.Module):
 def test_a_layer_on_a_learned_start_is_drawn_and_the_start_unchanged(with_sample: bool) -> None:
     plan = apply_scheme_(LearnedStart(), "he", sample=torch.randn(5, 16) if with_sample else None)
     assert plan["query"].std == pytest.approx((8**-0.5,))
-    assert "learned start" in plan["start"].unchanged
+    assert "learned input" in plan["start"].unchanged
 
 
 def test_lsuv_suits_a_tied_weight_to_the_use_that_would_explode() -> None:

@@ -76,7 +76,7 @@ REFUSED: list[tuple[str, Any]] = [
         lambda: apply_scheme_(nn.Sequential(nn.Dropout(1.0), nn.Linear(3, 3)), "he"),
     ),
     (
-        "all that 0 gives on this sample is 0.*several examples that differ",
+        "the output of 0 on this sample is 0 everywhere.*several examples that differ",
         lambda: apply_scheme_(small(), "lsuv", sample=torch.zeros(4, 8)),
     ),
 ]

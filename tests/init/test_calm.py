@@ -9,9 +9,9 @@ import torch
 from initialized_networks import LOSS, digits, mlp
 from torch import Tensor, nn
 
-from hessinit.init.mean_field import MAX_GROWTH, capped_stds
-from hessinit.init.initialize import initialize_
 from hessinit.init.apply_scheme import apply_scheme_
+from hessinit.init.initialize import initialize_
+from hessinit.init.mean_field import MAX_GROWTH, capped_stds
 from hessinit.init.weight_uses import find_weight_uses
 
 

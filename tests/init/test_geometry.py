@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError
-from hessinit.init.weight_uses import block_views, fans_of
 from hessinit.init.trace import WeightUse
+from hessinit.init.weight_uses import block_views, fans_of
 
 
 def site_of(layer: Any) -> WeightUse:

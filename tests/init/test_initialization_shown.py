@@ -67,20 +67,6 @@ def test_numbers_that_are_not_finite_travel() -> None:
     assert result != example_initialization()
 
 
-@pytest.mark.parametrize(
-    ("text_", "message"),
-    [
-        ("{", "is not JSON"),
-        ("{}", "is not a hessinit initialization"),
-        ('{"kind": "hessinit initialization", "schema": 9}', "has schema 9"),
-        ('{"kind": "hessinit initialization", "schema": 1}', "'before' is missing"),
-    ],
-)
-def test_other_files_are_refused(text_: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Initialization.from_json(text_)
-
-
 def test_the_picture_shows_both_and_the_target() -> None:
     axes = example_initialization().plot()
     _, labels = axes.get_legend_handles_labels()

@@ -21,7 +21,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"target": -1}, "target=-1 must be a positive"),
     ({"rule": "layer"}, "rule='layer' is unknown; .* Did you mean 'layers'"),
     ({"scheme": "kaiming"}, "scheme='kaiming' is unknown; .* Did you mean 'he'"),
-    ({"scaling": "all"}, "scaling='all' is unknown; choose from 'auto', 'gain', 'last'"),
+    ({"scaling": "gain"}, "scaling='gain' is unknown; choose from 'auto', 'all', 'last'"),
     ({"scaling": "last", "rule": "layers"}, "scaling='last' has no meaning for rule='layers'"),
     ({"curvature": "both"}, "curvature='both' is unknown"),
     ({"biases": "none"}, "biases='none' is unknown"),

@@ -14,7 +14,7 @@ from initialized_networks import LOSS, digits, lstm, mlp, normalized, state, tex
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hessinit.initializing import carrying_out, rules
+from hessinit.init import initialize, scales
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from tiny import raise_from
@@ -74,7 +74,7 @@ def test_an_error_while_writing_puts_everything_back(monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> None:
         raise RuntimeError("while judging")
 
-    monkeypatch.setattr(carrying_out, "judge", fail)
+    monkeypatch.setattr(initialize, "_judge", fail)
     with pytest.raises(RuntimeError, match="while judging"):
         initialize_(model, LOSS, digits())
     assert state(model) == before
@@ -156,7 +156,7 @@ def test_parametrized_weights_are_written_through_their_parametrization() -> Non
     before = state(model)
     result = initialize_(model, LOSS, digits(), target=1.5)
     assert result.converged, result.reason
-    assert any("5: the parametrization takes the scale away" in note for note in result.notes)
+    assert any("5: the parametrization removes the scale" in note for note in result.notes)
     assert result.scales["3"] != 1
     assert measure(model, LOSS, digits()).network.norm == pytest.approx(1.5, rel=0.05)
     result.undo()
@@ -232,14 +232,14 @@ def test_a_broken_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_cost_is_a_few_measurements_and_many_cheap_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    original = rules.Workbench.look
+    original = scales.ScaledModel.output
 
     def count(self: Any) -> Any:
         nonlocal looks
         looks += 1
         return original(self)
 
-    monkeypatch.setattr(rules.Workbench, "look", count)
+    monkeypatch.setattr(scales.ScaledModel, "output", count)
     result = initialize_(mlp(10), LOSS, digits(), lr=0.3)
     # A look is a forward (a third of a gradient), a measurement with ten outputs less than ten gradients.
     assert len(result.measurements) <= 4

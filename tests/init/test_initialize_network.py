@@ -24,10 +24,10 @@ from torch import nn
 
 from dense import dense_curvature, ends
 from hessinit.errors import ConvergenceError, ConvergenceWarning
+from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from hessinit.init.apply_scheme import apply_scheme_
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
     "relu 3": (lambda: mlp(3), LOSS, digits),
@@ -48,20 +48,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("scaling", ["gain", "last"])
-def test_the_network_norm_meets_the_target(name: str, freedom: str) -> None:
+@pytest.mark.parametrize("scaling", ["all", "last"])
+def test_the_network_norm_meets_the_target(name: str, scaling: str) -> None:
     build, loss, data = CASES[name]
     model, batch = build(), data()
     # A last layer's own norm is a floor that it cannot lower.
-    target = 4.0 if freedom == "gain" or "sigmoid" in name else 30.0 if name == "residual" else 7.0
-    result = initialize_(model, loss, batch, target=target, scaling=freedom)
+    target = 4.0 if scaling == "all" or "sigmoid" in name else 30.0 if name == "residual" else 7.0
+    result = initialize_(model, loss, batch, target=target, scaling=scaling)
     assert result.converged, result.reason
     assert len(result.measurements) <= 8
     # Measured again, tightly and in double precision, by the verb that the search does not use.
     again = measure(model, loss, batch, tolerance=1e-5, dtype=torch.float64, dropout="freeze", seed=9).network
     assert again.norm == pytest.approx(target, rel=0.051)
     assert result.after is not None
-    assert result.downstream.network.norm == pytest.approx(again.norm, rel=6e-3)
+    assert result.after.network.norm == pytest.approx(again.norm, rel=6e-3)
 
 
 @pytest.mark.parametrize("name", ["relu 3", "relu 30", "cnn", "residual"])
@@ -90,7 +90,7 @@ def test_other_networks_are_sharpened_by_their_last_weight() -> None:
 
 def test_a_start_that_is_too_sharp_gets_one_gain() -> None:
     result = initialize_(mlp(6), LOSS, digits(), lr=10.0)
-    assert result.scaling == "gain"
+    assert result.scaling == "all"
     assert result.converged, result.reason
     assert len(set(result.scales.values())) == 1
     assert result.scales["1"] < 1
@@ -124,25 +124,25 @@ def test_a_quadratic_loss_has_a_kappa_of_its_own_and_is_not_sharpened() -> None:
     own = initialize_(model, nn.MSELoss(), data, lr="auto")
     assert own.lr is not None
     assert own.after is not None
-    assert own.lr * own.downstream.network.norm == pytest.approx(1.0, rel=0.05)
+    assert own.lr * own.after.network.norm == pytest.approx(1.0, rel=0.05)
     for _ in range(50):  # stable: the loss falls at that rate
         value = nn.functional.mse_loss(model(data[0]), data[1])
         gradients = torch.autograd.grad(value, list(model.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter -= own.lr * gradient
-    assert float(value.detach()) < own.downstream.loss
+    assert float(value.detach()) < own.after.loss
 
 
 def test_a_rate_of_our_own_suits_the_start() -> None:
     plain = initialize_(mlp(4, nn.Tanh), LOSS, digits(), lr="auto")
     assert plain.after is not None
-    assert plain.lr == pytest.approx(KAPPA / plain.downstream.network.norm, rel=0.05)
+    assert plain.lr == pytest.approx(KAPPA / plain.after.network.norm, rel=0.05)
     assert set(plain.scales.values()) == {1.0}
     sharpened = initialize_(mlp(4), LOSS, digits(), lr="auto")
     assert sharpened.lr == pytest.approx(1 / sharpened.measurements[0].norm, rel=1e-6)
     assert sharpened.after is not None
-    assert sharpened.downstream.network.norm * sharpened.lr == pytest.approx(KAPPA, rel=0.05)
+    assert sharpened.after.network.norm * sharpened.lr == pytest.approx(KAPPA, rel=0.05)
 
 
 def test_momentum_asks_for_a_gentler_start_and_adam_for_none() -> None:
@@ -176,7 +176,7 @@ def test_neither_rate_nor_target_means_one() -> None:
     result = initialize_(mlp(3), LOSS, digits())
     assert (result.target, result.lr, result.kappa) == (1.0, None, None)
     assert result.after is not None
-    assert result.downstream.network.norm == pytest.approx(1.0, rel=0.05)
+    assert result.after.network.norm == pytest.approx(1.0, rel=0.05)
 
 
 def test_fifty_six_residual_blocks_that_overflow_are_brought_back() -> None:
@@ -197,7 +197,7 @@ def test_fifty_six_plain_residual_blocks_drawn_by_he_train_gently() -> None:
     result = initialize_(residual(56), LOSS, digits(), lr=0.1, scheme="he", residual="plain")
     assert result.converged, result.reason
     assert result.after is not None
-    assert result.downstream.loss < 3
+    assert result.after.loss < 3
 
 
 def test_numbers_that_underflow_are_revived() -> None:
@@ -216,17 +216,17 @@ def test_a_target_beyond_saturation_is_capped_and_said() -> None:
         result = initialize_(model, LOSS, digits(), lr=1e-4)
     assert not result.converged
     assert result.after is not None
-    assert result.downstream.loss < 4.01 * math.log(10)  # four times the loss of a silent network
-    assert result.downstream.network.norm > result.measurements[0].norm  # as far as it went
+    assert result.after.loss < 4.01 * math.log(10)  # four times the loss of a silent network
+    assert result.after.network.norm > result.measurements[0].norm  # as far as it went
 
 
 def test_the_cap_can_be_lifted() -> None:
     free = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, max_sharpening=math.inf)
-    with pytest.warns(ConvergenceWarning, match="1.2 times that of a silent network"):
+    with pytest.warns(ConvergenceWarning, match="1.2× the loss of a zero output"):
         tight = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, max_sharpening=1.2)
     assert free.after is not None
     assert tight.after is not None
-    assert tight.downstream.loss <= 1.21 * math.log(10) < free.downstream.loss
+    assert tight.after.loss <= 1.21 * math.log(10) < free.after.loss
 
 
 def test_a_saturated_start_takes_the_smallest_root() -> None:

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hessinit.init.search import CoupledSolve
-from hessinit.init.search import GainSearch
+from hessinit.init.search import CoupledSolve, GainSearch
 
 
 def search(curve: object, ceiling: float = math.inf, most: int = 12) -> GainSearch:

@@ -98,7 +98,7 @@ def test_transformer_encoder(norm_first: bool, training: bool, with_sample: bool
     assert attention.upstream.end == "norm"
     assert sites["layers.0.self_attn.in_proj_weight"].upstream.end == ("norm" if norm_first else "input")
     assert sites["layers.0.self_attn.out_proj.weight"].upstream.end == "mix"
-    second = sites["layers.0.linear2.weight"].before
+    second = sites["layers.0.linear2.weight"].upstream
     assert (second.words, second.keep, second.dropout_active) == ("gelu, dropout 0.1", 0.9, training)
     assert second.moment == pytest.approx(1 / 1.5335**2, rel=1e-4)
 
@@ -208,10 +208,10 @@ def test_recurrent_layers(kind: str, parts: tuple[int, ...], moment: float, with
     weights = {name.partition("layer.")[2]: site for name, site in sites.items() if "layer" in name}
     assert all(site.blocks == parts and site.inside.startswith(kind.lower()) for site in weights.values())
     assert not any(site.closes_residual for site in weights.values())
-    first, second = weights["weight_ih_l0"].before, weights["weight_ih_l1"].before
+    first, second = weights["weight_ih_l0"].upstream, weights["weight_ih_l1"].upstream
     assert (first.words, first.keep, first.end) == ("tanh", 1.0, "weight")
     assert (second.keep, second.dropout_active) == (pytest.approx(0.7), True)
-    for before in (weights["weight_hh_l0"].before, second, sites["head.weight"].before):
+    for before in (weights["weight_hh_l0"].upstream, second, sites["head.weight"].upstream):
         assert before.moment == pytest.approx(moment, rel=1e-5)
     assert weights["weight_hh_l0"].upstream.words.startswith("hidden state")
     assert sites["tokens.weight"].upstream.end == "tokens"

@@ -85,7 +85,7 @@ def leaky_by_writing(features: Tensor) -> Tensor:
 
 def test_a_relu_by_writing_into_the_negatives_is_one_and_anything_else_is_noted() -> None:
     assert walk(relu_by_writing, True).uses[1].upstream.moment == pytest.approx(0.5, rel=1e-6)
-    assert "before last is not understood" in walk(leaky_by_writing, True).notes[0]
+    assert "input of last comes from an unknown function" in walk(leaky_by_writing, True).notes[0]
 
 
 class Masked(nn.Module):
@@ -102,7 +102,7 @@ class Masked(nn.Module):
 def test_a_mask_of_another_signal_is_looked_through() -> None:
     for sample in (None, (torch.randn(5, 4), torch.ones(5))):
         forward = None if sample is None else lambda model, given: model(*given)
-        before = find_weight_uses(Masked(), sample, forward).uses[1].before
+        before = find_weight_uses(Masked(), sample, forward).uses[1].upstream
         assert (before.words, before.end) == ("relu", "weight")
 
 
@@ -122,7 +122,7 @@ class Swish(nn.Module):
 
 @BOTH
 def test_a_swish_with_a_learnable_slope_is_taken_at_slope_one(with_sample: bool) -> None:
-    before = walk(Swish(), with_sample).uses[1].before
+    before = walk(Swish(), with_sample).uses[1].upstream
     assert before.moment == pytest.approx(mean_square(silu), rel=1e-6)
 
 

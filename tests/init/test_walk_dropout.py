@@ -20,7 +20,7 @@ from hessinit.init.weight_uses import find_weight_uses
 def around(function: Callable[[Tensor], Tensor], with_sample: bool) -> tuple[Context, Context]:
     """What the walk finds before the second layer and after the first."""
     first, last = find_weight_uses(Between(function), torch.randn(5, 4) if with_sample else None).uses
-    return last.before, first.after
+    return last.upstream, first.downstream
 
 
 def mean(function: Callable[[float], float]) -> float:
@@ -97,7 +97,7 @@ def test_two_dropouts_inside_are_counted_with_all_their_masks() -> None:
 
 def test_without_dropout_it_is_named_and_counts_for_nothing() -> None:
     model = Between(lambda x: F.dropout(torch.tanh(F.dropout(x, 0.5)), 0.2))
-    before = find_weight_uses(model, dropout=False).uses[1].before
+    before = find_weight_uses(model, dropout=False).uses[1].upstream
     assert before.moment == pytest.approx(mean(lambda z: math.tanh(z) ** 2), rel=1e-6)
     assert before.keep == 1.0
     assert before.words == "dropout 0.5, tanh, dropout 0.2"
@@ -111,7 +111,7 @@ def test_data_keep_their_size_behind_dropout_and_an_activation(
     for _ in range(depth):
         layers += [nn.Dropout(p), activation(), nn.Linear(256, 256)]
     model = nn.Sequential(*layers)
-    apply_scheme_(model, "he", drift=False, generator=torch.Generator().manual_seed(0))
+    apply_scheme_(model, "he", generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)
     with torch.no_grad():
         size = float(model(torch.randn(2000, 256)).square().mean())

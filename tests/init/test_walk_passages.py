@@ -108,7 +108,7 @@ def test_dropout_counts_in_either_mode(with_sample: bool, training: bool) -> Non
     )
     model.train(training)
     sites = sites_of(model, torch.randn(3, 2, 5, 5), with_sample)
-    before, after = sites["5.weight"].before, sites["0.weight"].after
+    before, after = sites["5.weight"].upstream, sites["0.weight"].downstream
     assert before.words == after.words == "dropout 0.2, relu, dropout 0.5"
     assert before.keep == after.keep == pytest.approx(0.8 * 0.5)
     assert before.dropout_active is after.dropout_active is training
@@ -118,7 +118,7 @@ def test_dropout_counts_in_either_mode(with_sample: bool, training: bool) -> Non
 @BOTH
 def test_alpha_dropout_keeps_the_size(with_sample: bool) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.SELU(), nn.AlphaDropout(0.3), nn.Linear(6, 2))
-    before = sites_of(model, torch.randn(3, 4), with_sample)["3.weight"].before
+    before = sites_of(model, torch.randn(3, 4), with_sample)["3.weight"].upstream
     assert before.keep == 1.0
     assert before.words == "selu, alpha_dropout 0.3"
     assert before.moment == pytest.approx(1.0, abs=1e-6)
@@ -173,7 +173,7 @@ class SkipByConcatenation(nn.Module):
 
 def test_what_is_joined_counts_by_its_width() -> None:
     sites = sites_of(SkipByConcatenation(), torch.randn(2, 1, 4, 4), True)
-    before = sites["out.weight"].before
+    before = sites["out.weight"].upstream
     assert before.end == "cat"
     assert before.moment == pytest.approx((6 * 0.5 + 2 * 1.0) / 8)
     # With dropout the mean square is (6·½ + 2·1/0.5)/8: `keep` says by how much it grew.
@@ -194,7 +194,7 @@ def test_a_softmax_before_a_weight_is_trouble_and_attention_is_not(with_sample: 
 
 
 def test_a_function_without_a_mean_square_is_trouble_for_whoever_needs_it() -> None:
-    before = sites_of(Between(torch.log), torch.randn(3, 4), False)["last.weight"].before
+    before = sites_of(Between(torch.log), torch.randn(3, 4), False)["last.weight"].upstream
     assert before.trouble == "log"
     assert math.isnan(before.moment)
 

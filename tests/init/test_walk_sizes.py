@@ -71,7 +71,7 @@ class Positions(nn.Module):
 @BOTH
 def test_a_table_of_positions_cut_to_length_is_a_sum(with_sample: bool) -> None:
     skip_what_torch_cannot_trace(with_sample)
-    before = find_weight_uses(Positions(), torch.randn(2, 5, 4) if with_sample else None).uses[1].before
+    before = find_weight_uses(Positions(), torch.randn(2, 5, 4) if with_sample else None).uses[1].upstream
     assert (before.end, before.trouble) == ("sum", "")
 
 
@@ -91,7 +91,7 @@ class Accumulated(nn.Module):
 
 @BOTH
 def test_zeros_that_something_is_added_to_change_nothing(with_sample: bool) -> None:
-    before = find_weight_uses(Accumulated(), torch.randn(5, 4) if with_sample else None).uses[1].before
+    before = find_weight_uses(Accumulated(), torch.randn(5, 4) if with_sample else None).uses[1].upstream
     assert (before.end, before.trouble) == ("weight", "")
     assert before.moment == pytest.approx(0.5)
 
@@ -99,7 +99,7 @@ def test_zeros_that_something_is_added_to_change_nothing(with_sample: bool) -> N
 @BOTH
 def test_what_is_multiplied_by_zeros_is_masked_and_not_gone(with_sample: bool) -> None:
     model = Between(lambda x: torch.relu(x) * torch.zeros_like(x))
-    before = find_weight_uses(model, torch.randn(5, 4) if with_sample else None).uses[1].before
+    before = find_weight_uses(model, torch.randn(5, 4) if with_sample else None).uses[1].upstream
     assert before.moment == pytest.approx(0.5)
 
 
@@ -118,7 +118,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_a_reduction_that_changes_the_size_is_noted(name: str, with_sample: bool) -> None:
     walk = find_weight_uses(Between(REDUCTIONS[name]), torch.randn(2, 5, 4) if with_sample else None)
     assert walk.uses[1].upstream.end == walk.uses[0].downstream.end == "unknown"
-    assert "before last is not understood" in walk.notes[0]
+    assert "input of last comes from an unknown function" in walk.notes[0]
     assert walk.uses[1].upstream.moment == pytest.approx(0.5 if name == "sum_and_relu" else 1.0)
 
 

@@ -69,7 +69,9 @@ def test_groups_strides_and_transposes_of_convolutions(with_sample: bool) -> Non
         nn.Conv2d(4, 8, 3, stride=(2, 1), groups=4, padding=1), nn.ReLU(),
         nn.ConvTranspose2d(8, 6, 2, stride=2, groups=2), nn.GELU(), nn.Conv2d(6, 2, 3, padding="same"),
     )  # fmt: skip
-    depthwise, transposed, last = find_weight_uses(model, torch.randn(2, 4, 4, 4) if with_sample else None).uses
+    depthwise, transposed, last = find_weight_uses(
+        model, torch.randn(2, 4, 4, 4) if with_sample else None
+    ).uses
     assert (depthwise.kind, depthwise.groups, depthwise.stride) == ("convolution", 4, (2, 1))
     assert (transposed.kind, transposed.groups, transposed.shape) == (
         "transposed convolution",
@@ -160,7 +162,7 @@ class OutOfSight(nn.Module):
 def test_what_is_not_understood_is_noted(with_sample: bool) -> None:
     walk = find_weight_uses(OutOfSight(), torch.randn(4, 4) if with_sample else None)
     assert len(walk.notes) == 1
-    assert "before last is not understood" in walk.notes[0]
+    assert "input of last comes from an unknown function" in walk.notes[0]
 
 
 class DataDecides(nn.Module):
@@ -176,7 +178,10 @@ class DataDecides(nn.Module):
 def test_a_model_that_cannot_be_traced_asks_for_a_sample() -> None:
     with pytest.raises(ProblemError, match="cannot be traced without data .*control flow.*pass sample="):
         find_weight_uses(DataDecides())
-    assert [site.upstream.words for site in find_weight_uses(DataDecides(), torch.randn(2, 4)).uses] == ["", "relu"]
+    assert [site.upstream.words for site in find_weight_uses(DataDecides(), torch.randn(2, 4)).uses] == [
+        "",
+        "relu",
+    ]
 
 
 def test_a_sample_that_does_not_fit_is_shown_with_the_way_out() -> None:

@@ -65,7 +65,7 @@ def test_a_run_is_measured_at_the_start_and_followed(package: str, tmp_path: Pat
         assert point.lr_times_norm == pytest.approx(0.1 * truth.network.norm, rel=0.02)
         assert set(point.layers) == {"network.0", "network.2"}
     assert callback.initialization is None
-    stored = hessinit.results.track_record.read_lines((tmp_path / "curvature.jsonl").read_bytes())
+    stored = hessinit.Tracking.from_json((tmp_path / "curvature.jsonl").read_bytes())
     assert [point.norm for point in stored.points] == [point.norm for point in tracking.points]
 
 

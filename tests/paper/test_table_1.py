@@ -8,10 +8,10 @@ import statistics
 
 import pytest
 
-from hessinit.training.seeds import reproducible
 from hessinit.paper.experiment import Job, Setting
 from hessinit.paper.table_1 import EXPERIMENT, LAYER, OUTPUTS, SHUFFLES, draw_all
 from hessinit.results.result import Plain
+from hessinit.training.seeds import reproducible
 
 READINGS = list(EXPERIMENT.variants)
 

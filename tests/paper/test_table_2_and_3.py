@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessinit.training.seeds import reproducible, derive, generator
 from hessinit.measurement.quadratic_form import draw_random
 from hessinit.paper import table_2, table_3
 from hessinit.paper.experiment import Experiment, Job, Setting
@@ -27,6 +26,7 @@ from hessinit.paper.quadratic_shares import (
 )
 from hessinit.problem.problem import Problem
 from hessinit.results.result import Plain
+from hessinit.training.seeds import derive, generator, reproducible
 
 BOTH = [(table_2.TABLE, table_2.EXPERIMENT), (table_3.TABLE, table_3.EXPERIMENT)]
 LOSS = nn.CrossEntropyLoss()

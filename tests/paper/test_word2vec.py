@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hessinit.training.seeds import derive, generator
 from hessinit.measurement.measure import measure
 from hessinit.paper import word2vec, word2vec_design
 from hessinit.paper.experiment import Setting
@@ -18,6 +17,7 @@ from hessinit.paper.skip_gram import MODELS, normal_
 from hessinit.paper.skip_gram_training import draw_batches
 from hessinit.paper.word2vec import EXPERIMENT, final_loss, thin_out
 from hessinit.paper.word2vec_design import DESIGNS, ROWS, Design
+from hessinit.training.seeds import derive, generator
 
 
 @pytest.fixture

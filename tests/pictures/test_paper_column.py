@@ -41,15 +41,15 @@ def report() -> CurvatureReport:
 
 
 PICTURES: dict[str, tuple[int, Callable[[CurvatureReport, list[Axes]], Any]]] = {
-    "norms": (1, lambda report, axes: report.plot(*axes)),
+    "norms": (1, lambda report, axes: report.plot(None, *axes)),
     "jacobians": (2, lambda report, axes: report.plot_jacobians(axes)),
     "diagnostics": (1, lambda report, axes: report.plot_diagnostics(*axes)),
     "density": (1, lambda report, axes: report.plot_spectrum("2", *axes)),
     "eigenvalues": (1, lambda report, axes: _without_density(report).plot_spectrum("network", *axes)),
-    "initialization": (1, lambda report, axes: example_initialization().plot(*axes)),
-    "comparison": (1, lambda report, axes: example_comparison().plot(*axes)),
+    "initialization": (1, lambda report, axes: example_initialization().plot(None, *axes)),
+    "comparison": (1, lambda report, axes: example_comparison().plot(None, *axes)),
     "losses": (1, lambda report, axes: example_comparison().plot_losses(0.3, axes)),
-    "sweep": (1, lambda report, axes: example_sweep().plot(*axes)),
+    "sweep": (1, lambda report, axes: example_sweep().plot(None, *axes)),
     "sweep's losses": (2, lambda report, axes: example_sweep().plot_losses(axes=axes)),
     "reproduction": (1, lambda report, axes: example_reproduction().plot("figure-1", *axes)),
     "points": (1, lambda report, axes: example_reproduction().plot("word2vec-softmax", *axes)),
@@ -114,7 +114,7 @@ def test_its_legend_hides_no_data(report, name):
 
 def test_no_cell_of_the_map_is_wider_than_its_place():
     figure = Figure(figsize=(COLUMN, 2.8), layout="constrained")
-    axes = example_comparison().plot(figure.add_subplot())
+    axes = example_comparison().plot(ax=figure.add_subplot())
     figure.draw_without_rendering()
     width = axes.transData.transform((1, 0))[0] - axes.transData.transform((0, 0))[0]
     assert len(axes.texts) > 20

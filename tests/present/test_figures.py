@@ -117,3 +117,15 @@ def test_several_charts_share_a_figure_and_own_axes_make_none() -> None:
     assert pyplot.get_fignums() == before
     with pytest.raises(ValueError, match="there are 1 charts for 2 axes; pass one for each"):
         draw(rich_report(), "norms", axes)
+
+
+@pytest.mark.parametrize("name", [chart.name for chart in describe(rich_report()).charts])
+def test_a_legend_hides_no_data_and_labels_do_not_overlap(name: str) -> None:
+    (axes,) = draw(rich_report(), name)
+    axes.figure.canvas.draw()
+    if axes.get_legend():
+        assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    left, right = axes.get_window_extent().intervalx
+    inside = [box for box in boxes if left <= (box.x0 + box.x1) / 2 <= right]
+    assert all(one.x1 < other.x0 for one, other in zip(inside, inside[1:], strict=False))

@@ -10,8 +10,8 @@ from stability import SPECTRUM, START, edge
 from torch import Tensor, nn
 
 from dense import dense_curvature, in_double
-from hessinit.curvature.preconditioner import Adaptive
 from hessinit import advise
+from hessinit.curvature.preconditioner import Adaptive
 from hessinit.training.optimizer_rules import build_optimizer
 from tiny import LOSS, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem

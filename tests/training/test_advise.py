@@ -15,7 +15,7 @@ from torch import nn
 from hessinit import advise
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.measurement.measure import measure
-from hessinit.present.advice_table import render_advice
+from hessinit.present import to_text as render_advice
 from tiny import LOSS, batch, network
 from zoo.snapshot import differences, snapshot
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hessinit.tracking import budget
+from hessinit.tracking.sharpness import Sharpness, Subject
 from hypothesis import given
 from hypothesis import strategies as st
 from training_loops import FakeClock, tracked
 
 import tiny
-from hessinit.tracking import budget
 from hessinit.training.track import Budget
-from hessinit.tracking.sharpness import Sharpness, Subject
 
 FOUND = Sharpness(2.3, 4.0, 0.01, True, 0.5, {}, 9)
 

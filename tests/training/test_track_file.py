@@ -21,7 +21,7 @@ from training_loops import LOSS, batches, train
 import tiny
 from hessinit.errors import ProblemError
 from hessinit.results.initialization import Initialization
-from hessinit.results.track_record import KIND, Tracking, read_lines
+from hessinit.results.track_record import Tracking
 from hessinit.training.track import Tracker, track
 
 
@@ -35,13 +35,13 @@ def test_the_file_has_a_header_and_a_line_for_each_point_at_once(tmp_path: Path)
     tracker.step(2.0)
     tracker.step(torch.tensor(1.5))
     header, *points = map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines())
-    assert (header["kind"], header["schema"], header["optimizer"]) == (KIND, 1, "SGD")
+    assert (header["kind"], header["schema"], header["optimizer"]) == (Tracking.KIND, 1, "SGD")
     assert [point["step"] for point in points] == [0, 2]
     assert points[1]["losses"] == [[1, 2.0], [2, 1.5]]
     assert points[1]["layers"] == tracker.tracking.points[1].layers
     tracker.step(1.0)
     tracking = tracker.close()
-    assert read_lines((tmp_path / "run.jsonl").read_text()) == tracking
+    assert Tracking.from_json((tmp_path / "run.jsonl").read_text()) == tracking
     assert Tracking.load(tmp_path / "run.jsonl") == tracking
     assert tracking.losses == ((1, 2.0), (2, 1.5), (3, 1.0))
 
@@ -77,10 +77,10 @@ def test_every_beginning_of_a_file_is_readable(tmp_path: Path) -> None:
     header = content.index(b"\n")
     ends = [place for place, byte in enumerate(content) if byte == ord("\n")][1:4]
     for length in range(header + 1, len(content), 7):
-        found = read_lines(content[:length])
+        found = Tracking.from_json(content[:length])
         assert len(found.points) == sum(end <= length for end in ends), length
     with pytest.raises(ValueError, match="does not begin with a tracker's header"):
-        read_lines(content[: header - 5])
+        Tracking.from_json(content[: header - 5])
 
 
 def test_a_killed_training_leaves_its_points(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_line_in_the_middle_that_was_edited_is_named(tmp_path: Path) -> None:
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     lines[1] = lines[1][:-5]
     with pytest.raises(ValueError, match="line 2 of the text is not a tracked point"):
-        read_lines("\n".join(lines) + "\n")
+        Tracking.from_json("\n".join(lines) + "\n")
 
 
 def test_an_exception_in_a_with_closes_the_file_and_passes(tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def test_the_end_is_measured_whatever_the_share():
     assert [point.step for point in run().points] == [0, 5, 10, 12]
     assert [point.step for point in run(steps=10).points] == [0, 5, 10]
     assert [point.step for point in run(max_overhead=1e-9).points] == [0, 12]
-    assert "Of 3 that were due, one every 5 steps, 1 was left out" in describe_tracking(run(max_overhead=1e-9))
+    assert "Of 3 that were due, one every 5 steps, 1 was left out" in describe_tracking(
+        run(max_overhead=1e-9)
+    )
 
 
 def test_a_training_that_explodes_says_so_first():

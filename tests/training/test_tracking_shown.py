@@ -16,7 +16,7 @@ from hessinit.present.page.render import render_page
 from hessinit.present.page.tracking import tracking_page, tracking_sections
 from hessinit.present.tracking_example import example_tracking
 from hessinit.present.tracking_table import render_tracking
-from hessinit.results.track_record import TrackedPoint, Tracking, read_lines
+from hessinit.results.track_record import TrackedPoint, Tracking
 
 AT_100 = """\
  step    loss   training loss    lr    ‖H‖   lr·‖H‖   of the edge   sharpest layer
@@ -185,25 +185,6 @@ def test_reports_open_without_torch(tmp_path: Path) -> None:
     assert "Curvature through training" in (tmp_path / "t.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not JSON"),
-        ('{"kind": "hessinit comparison", "schema": 1}', "the text is not a hessinit tracking"),
-        ('{"kind": "hessinit tracking", "schema": 2}', "comes from a newer version"),
-        ('{"kind": "hessinit tracking", "schema": 1}', "not a whole tracking: 'points' is missing"),
-    ],
-)
-def test_what_is_no_tracking_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Tracking.from_json(text)
-
-
-def test_only_lines_are_read_as_lines() -> None:
-    with pytest.raises(ValueError, match="does not begin with a tracker's header"):
-        read_lines(example_tracking().to_json())
-
-
 def test_the_picture_has_the_sharpness_its_limit_and_the_loss() -> None:
     tracking = example_tracking()
     ax = tracking.plot()
@@ -223,7 +204,7 @@ def test_a_picture_is_drawn_where_it_is_asked_for_and_of_odd_points() -> None:
     _, ax = plt.subplots()
     odd = (point(0, math.nan), point(1, math.inf, math.inf), point(2, 0.0, 0.0))
     tracking = replace(example_tracking(), points=odd, losses=((1, math.nan),))
-    assert tracking.plot(ax) is ax
+    assert tracking.plot(ax=ax) is ax
     ax.figure.savefig("/dev/null", format="png")
     replace(tracking, points=()).plot().figure.savefig("/dev/null", format="png")
     plt.close("all")

@@ -30,7 +30,7 @@ from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.layers import all_finite, layer_name
-from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.results.curvature_report import CurvatureReport
 
 TOLERANCE = 1e-3
@@ -149,7 +149,7 @@ class ScaledModel:
         if not all(all_finite(parameter.detach()) for parameter in parameters):
             return NOT_FINITE
         problem = self.setting.problem()
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             found = [_output_statistics(problem, batch) for batch in problem.batches]
         shares = [batch.size / problem.examples for batch in problem.batches]
         return OutputStatistics(
@@ -161,7 +161,7 @@ class ScaledModel:
     def loss_is_quadratic(self) -> bool:
         """Whether the loss has the same second derivative at twice the output: a softmax has not."""
         problem = self.setting.problem()
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             batch = problem.batches[0]
             output = problem.output(batch).detach()
             found = [
@@ -196,7 +196,7 @@ class ScaledModel:
     @contextlib.contextmanager
     def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, Engine]]:
         problem = self.setting.problem(measured=True)
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             evaluations = evaluate(problem)
             if self.setting.curvature == "hessian":
                 yield problem, hessian_engine(evaluations, self._settings)
@@ -212,7 +212,7 @@ class ScaledModel:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
         started = time.perf_counter()
         problem, curvature = self.setting.problem(measured=True), self.setting.curvature
-        with problem.settings(), explained_memory(problem):
+        with problem.settings():
             evaluations = evaluate(problem)
             estimator = "auto" if every_layer else _network_estimator(evaluations)
             tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE

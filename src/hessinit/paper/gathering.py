@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hessinit.results.reproduction import KIND, Figure, Reproduction
+from hessinit.results.reproduction import Figure, Reproduction
 from hessinit.results.result import replacing, write_text
 
 PAGE = "reproduce.html"
@@ -32,7 +32,7 @@ def _is_meant_as_record(path: Path) -> bool:
     """By its first line, which a file that was cut short has, too."""
     try:
         with path.open("rb") as file:
-            return KIND.encode() in file.read(200)
+            return Reproduction.KIND.encode() in file.read(200)
     except OSError:
         return False
 

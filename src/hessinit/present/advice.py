@@ -83,16 +83,12 @@ def why_stable(descent: Descent, norm: float) -> str:
     return f"{formula}: above it the steps grow on a quadratic of this curvature."
 
 
-def why_best_adaptive(
-    norm: float, best: float, first: float, weight_decay: float, lasting: float, gradients: str
-) -> str:
-    """Return the same for Adam and AdamW; `first` is the best rate of the first step alone."""
+def why_best_adaptive(norm: float, best: float, weight_decay: float, lasting: float, gradients: str) -> str:
+    """Return the same for Adam and AdamW; `gradients` says which ones the preconditioner P averages."""
     if not math.isfinite(norm):
         return OVERFLOW
     if best == math.inf:
         return FLAT
-    if first < best:
-        return "The first step sets it: at this rate it lowers the quadratic model of the loss most."
     decay = f" + {format_number(weight_decay)}" if weight_decay else ""
     value = f"({format_number(norm)}{decay})" if decay else format_number(norm)
     return (
@@ -101,17 +97,12 @@ def why_best_adaptive(
     )
 
 
-def why_stable_adaptive(norm: float, limit: float, first: float) -> str:
-    """Return the same for the stability limit: with P fixed, or of the first step."""
+def why_stable_adaptive(norm: float, stable: float) -> str:
+    """Return why Adam and AdamW are stable up to a learning rate."""
     if not math.isfinite(norm):
         return OVERFLOW
-    if min(limit, 2 * first) == math.inf:
+    if stable == math.inf:
         return FLAT
-    if 2 * first <= limit:
-        return (
-            "Above it the first step, equally long in every weight, raises the quadratic model of the loss; "
-            f"later, with P fixed, steps grow above {format_number(limit)}."
-        )
     return "Above it the steps grow on a quadratic of this curvature, with P fixed."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 
 from hessinit.present.words import format_number, format_times
@@ -71,7 +71,7 @@ class Story:
 
     def to_dict(self) -> dict[str, Plain]:
         """The story as what strict JSON can hold."""
-        return to_plain(asdict(self))
+        return to_plain(self)
 
 
 def conclude_pair(story: Story) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from hessinit.present import document as doc
 from hessinit.present.words import (
@@ -39,15 +39,20 @@ def conclude_details(report: CurvatureReport) -> list[str]:
 
 def spectrum_charts(report: CurvatureReport) -> list[doc.LineChart]:
     """Return a chart "spectrum:<layer>" for each spectrum that was measured, the sharpest first."""
-    rows = sorted(report.layers, key=lambda row: -row.norm if row.norm == row.norm else -math.inf)
-    shown = [row for row in (report.network, *rows) if row.density is not None or row.eigenvalues]
+    shown = [row for row in _sharpest_first(report) if row.density is not None or row.eigenvalues]
     return [_density_chart(row) if row.density else _rank_chart([row], row.name) for row in shown]
 
 
+def _sharpest_first(report: CurvatureReport) -> list[LayerCurvature]:
+    """The network, then the layers; nan counts as the sharpest."""
+    layers = sorted(report.layers, key=lambda row: -math.inf if math.isnan(row.norm) else -row.norm)
+    return [report.network, *layers]
+
+
 def _spectrum_section(report: CurvatureReport) -> doc.Section | None:
-    rows = sorted(report.layers, key=lambda row: -row.norm if row.norm == row.norm else -math.inf)
-    densities = [row for row in (report.network, *rows) if row.density is not None]
-    listed = [row for row in (report.network, *rows) if row.eigenvalues]
+    rows = _sharpest_first(report)
+    densities = [row for row in rows if row.density is not None]
+    listed = [row for row in rows if row.eigenvalues]
     if not densities and not listed:
         return None
     blocks: list[doc.Block] = []
@@ -179,21 +184,19 @@ def _bounds_chart(report: CurvatureReport, found: Sequence[JacobianBounds | None
 
 
 def _jacobian_columns(report: CurvatureReport) -> list[doc.Column]:
-    def column(
-        heading: str, read: Callable[[JacobianBounds], Estimate | float | None], importance: int
-    ) -> doc.Column:
-        found = [None if row.jacobians is None else read(row.jacobians) for row in report]
+    def column(heading: str, field: str, importance: int) -> doc.Column:
+        found = [None if row.jacobians is None else getattr(row.jacobians, field) for row in report]
         return doc.Column(heading, list(map(_write, found)), importance)
 
     norms = [format_estimate(_gauss_newton(row) or row.estimate) for row in report]
     columns = [
         doc.Column("layer", report.names, 9, is_number=False),
-        column("forward", lambda found: found.forward, 8),
-        column("‖A‖", lambda found: found.activation, 4),
-        column("backward", lambda found: found.backward, 8),
+        column("forward", "forward", 8),
+        column("‖A‖", "activation", 4),
+        column("backward", "backward", 8),
         doc.Column("‖H‖" if report.curvature != "both" else "‖H‖ (GN)", norms, 8),
-        column("rigorous", lambda found: found.rigorous_bound, 7),
-        column("paper", lambda found: found.paper_bound, 6),
+        column("rigorous", "rigorous_bound", 7),
+        column("paper", "paper_bound", 6),
     ]
     reasons = [row.jacobians.reason if row.jacobians else "" for row in report]
     if any(reasons):
@@ -241,13 +244,22 @@ def _diagnostics_section(report: CurvatureReport) -> doc.Section | None:
     if not any(layer.diagnostics for layer in report):
         return None
     rows = [layer.diagnostics or Diagnostics() for layer in report]
-    std = [
-        doc.Series(
-            name="activation std",
-            y=[row.activation_std for row in rows],
-            details=[row.activation for row in rows],
-        ),
-        doc.Series(name="gradient std", y=[row.gradient_std for row in rows], color="vermilion"),
+    activation = doc.Series(
+        name="activation std",
+        y=[row.activation_std for row in rows],
+        details=[row.activation for row in rows],
+    )
+    gradient = doc.Series(name="gradient std", y=[row.gradient_std for row in rows], color="vermilion")
+    blocks: list[doc.Block] = [
+        doc.LineChart(
+            name="activations",
+            caption="Standard deviation of activations and gradients",
+            description=f"Over the layers, on a logarithmic axis. {conclude_diagnostics(report)}",
+            layers=report.names,
+            series=[activation, gradient],
+            y_label="standard deviation",
+            log_y=True,
+        )
     ]
     idle = [
         doc.Series(
@@ -262,20 +274,6 @@ def _diagnostics_section(report: CurvatureReport) -> doc.Section | None:
         )
         if any(value is not None for value in values)
     ]
-    blocks: list[doc.Block] = [
-        doc.LineChart(
-            name="activations",
-            caption="Standard deviation of activations and gradients",
-            description=(
-                "Standard deviation of each layer's activations and of their loss gradient. "
-                + conclude_diagnostics(report)
-            ),
-            layers=report.names,
-            series=std,
-            y_label="standard deviation",
-            log_y=True,
-        )
-    ]
     if idle:
         blocks.append(
             doc.LineChart(
@@ -287,36 +285,34 @@ def _diagnostics_section(report: CurvatureReport) -> doc.Section | None:
                 y_label="%",
             )
         )
-    columns = _diagnostics_columns(report, rows)
-    if len(columns) > 1:
+    columns = _diagnostics_columns(rows)
+    if columns:
         caption = (
-            "Activations of each layer (mean, std; std before the activation), their loss gradient, "
-            "and the fraction of dead units and saturated entries."
+            "Activations of each layer (mean, std; std before the activation), their loss gradient, and the "
+            "fraction of dead units and saturated entries."
         )
-        blocks.append(doc.Table(caption, columns))
+        blocks.append(doc.Table(caption, [doc.Column("layer", report.names, 9, is_number=False), *columns]))
     return doc.Section("Activations and gradients", blocks, "activations")
 
 
-def _diagnostics_columns(report: CurvatureReport, rows: Sequence[Diagnostics]) -> list[doc.Column]:
-    def column(heading: str, write: Callable[[Diagnostics], str], importance: int) -> doc.Column:
-        return doc.Column(heading, [write(row) for row in rows], importance)
+def _diagnostics_columns(rows: Sequence[Diagnostics]) -> list[doc.Column]:
+    columns = [doc.Column("activation", [row.activation for row in rows], 6, is_number=False)]
+    for heading, field, importance in (
+        ("mean", "activation_mean", 4),
+        ("std", "activation_std", 8),
+        ("std before", "preactivation_std", 3),
+        ("grad mean", "gradient_mean", 1),
+        ("grad std", "gradient_std", 8),
+        ("dead", "dead", 7),
+        ("saturated", "saturated", 7),
+    ):
+        write = format_fraction if field in ("dead", "saturated") else _write_known
+        columns.append(doc.Column(heading, [write(getattr(row, field)) for row in rows], importance))
+    return [column for column in columns if any(column.cells)]
 
-    def number(value: float | None) -> str:
-        return "" if value is None else format_number(value)
 
-    activations = [row.activation or "–" for row in rows]
-    columns = [
-        doc.Column("activation", activations, 6, is_number=False),
-        column("mean", lambda row: number(row.activation_mean), 4),
-        column("std", lambda row: number(row.activation_std), 8),
-        column("std before", lambda row: number(row.preactivation_std) if row.activation else "", 3),
-        column("grad mean", lambda row: number(row.gradient_mean), 1),
-        column("grad std", lambda row: number(row.gradient_std), 8),
-        column("dead", lambda row: format_fraction(row.dead), 7),
-        column("saturated", lambda row: format_fraction(row.saturated), 7),
-    ]
-    kept = [one for one in columns if any(cell not in ("", "–") for cell in one.cells)]
-    return [doc.Column("layer", report.names, 9, is_number=False), *kept]
+def _write_known(number: float | None) -> str:
+    return "" if number is None else format_number(number)
 
 
 def conclude_diagnostics(report: CurvatureReport) -> str:

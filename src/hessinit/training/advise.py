@@ -28,7 +28,13 @@ from hessinit.present.words import format_number
 from hessinit.problem.layers import find_layers
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
-from hessinit.results.advice import GENTLE, LearningRateAdvice, advise_descent, check_rate, judge_warmup
+from hessinit.results.advice import (
+    FLAT_INITIALIZATION,
+    LearningRateAdvice,
+    advise_descent,
+    check_rate,
+    judge_warmup,
+)
 from hessinit.training.optimizer_rules import (
     OptimizerRule,
     StabilityLimit,
@@ -102,7 +108,7 @@ def advise(
         )
         flat = False
         if steps.is_adaptive and steps.lr and steps.lr > limit.stable:
-            flat = 0 < engine.extremes(list(problem.leaves)).norm.value < GENTLE
+            flat = 0 < engine.extremes(list(problem.leaves)).norm.value < FLAT_INITIALIZATION
         facts: dict[str, Any] = {
             "curvature": curvature,
             "loss": sum(one.loss_value * one.weight for one in evaluations),
@@ -170,7 +176,7 @@ def _advice(
         learning_rate_reason=why_best,
         stable_learning_rate=limit.stable,
         stable_reason=why_stable,
-        warmup=judge_warmup(lr, limit.best, limit.stable, gentle=flat),
+        warmup=judge_warmup(lr, limit.best, limit.stable, flat=flat),
         norm=limit.norm,
         frozen=limit.frozen,
         **facts,

@@ -34,10 +34,9 @@ from hessinit.results.comparison import (
     Comparison,
     Run,
     round_loss,
-    run_from_dict,
     window,
 )
-from hessinit.results.result import Plain
+from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
 from hessinit.training.data import Data, copy_to, device_of, hash_data, read_data
 from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes
@@ -158,7 +157,8 @@ def sweep(
     """
     steps = check_whole("steps", steps, at_least=FEWEST_STEPS)
     sizes = read_positive_numbers("stds", stds, "[0.5, 0.05]")
-    chosen, warming = _read_layers(layers), 0 if warmup is None else _read_warmup(warmup, steps)
+    chosen = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
+    warming = 0 if warmup is None else _read_warmup(warmup, steps)
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
     rates = (loop.read_positive("learning_rate", learning_rate),)
     return _run_grid(
@@ -364,12 +364,21 @@ def _run_grid(
     if jobs:
         results, notes = run_jobs(experiment, jobs, workers, executor)
         _collect(results, kept, runs, grid, len(jobs), progress)
+    # Norms that do not depend on the rate are shown at the lowest one, wherever they were measured.
+    norms = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
     return Comparison(
         kind=kind,
         schemes=names,
         learning_rates=rates,
         seeds=seeds,
-        runs=tuple(_with_norms(runs, key, min(rates), dependent) for key in grid),
+        runs=tuple(
+            runs[name, rate, seed]
+            if name in dependent
+            else replace(
+                runs[name, rate, seed], norms=norms.get((name, seed)) if rate == min(rates) else None
+            )
+            for name, rate, seed in grid
+        ),
         steps=steps,
         batch_size=read.batch_size,
         optimizer=describe(optimizer),
@@ -401,7 +410,7 @@ def _collect(
                     key = job.parameters[0]
                     if key in runs:  # it was made again for its norms alone
                         run = replace(runs[key], norms=run.norms, note=runs[key].note or run.note)
-                    kept.add(job.key, run.to_dict())
+                    kept.add(job.key, to_plain(run))
                     runs[key] = run
                     advance(f"{run.scheme}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
         except KeyboardInterrupt:
@@ -410,56 +419,37 @@ def _collect(
 
 
 def _missing_jobs(
-    grid: Sequence[Key], seeds: Sequence[int], runs: Mapping[Key, Run], dependent: set[str],
-    curvature_at_start: bool,
-) -> list[Job]:  # fmt: skip
+    grid: Sequence[Key], seeds: Sequence[int], runs: Mapping[Key, Run], dependent: set[str], measured: bool
+) -> list[Job]:
     """The runs to make, seed by seed, so that there is something to compare early.
 
-    Weights that do not depend on the learning rate are measured once for each seed, at the lowest rate that
-    is missing; where no run is missing but the norms are, the run at the lowest rate is made again.
+    Weights that do not depend on the learning rate are measured once for each seed, at the lowest rate; where
+    that run is there without its norms, and no other run has them, it is made again.
     """
+    known = {
+        (run.scheme, run.seed)
+        for run in runs.values()
+        if run.norms is not None or NOT_MEASURED in run.note or not run.applies
+    }
+    lowest = min(rate for _, rate, _ in grid)
     jobs = []
     for key in sorted(grid, key=lambda key: seeds.index(key[2])):
         name, rate, seed = key
-        measures = curvature_at_start
-        again = False
-        if curvature_at_start and name not in dependent:
-            made = [run for run in runs.values() if (run.scheme, run.seed) == (name, seed)]
-            known = any(run.norms is not None or NOT_MEASURED in run.note or not run.applies for run in made)
-            rates = [other[1] for other in grid if (other[0], other[2]) == (name, seed)]
-            absent = [other for other in rates if (name, other, seed) not in runs]
-            measures = again = not known and rate == min(absent or rates)
-        if key not in runs or again:
+        alone = measured and name not in dependent and rate == lowest and (name, seed) not in known
+        if alone or key not in runs:
+            measures = alone or (measured and name in dependent)
             jobs.append(Job(f"{name}, lr {rate!r}, seed {seed}", (key, measures)))
     return jobs
 
 
-def _with_norms(runs: Mapping[Key, Run], key: Key, lowest: float, dependent: set[str]) -> Run:
-    """The run; norms that do not depend on the rate are shown at the lowest rate, and only there.
-
-    An earlier call with other rates may have measured them at another rate.
-    """
-    run = runs[key]
-    if run.scheme in dependent:
-        return run
-    if run.learning_rate != lowest:
-        return replace(run, norms=None)
-    measured = (other.norms for other in runs.values() if (other.scheme, other.seed) == (key[0], key[2]))
-    return replace(run, norms=run.norms or next(filter(None, measured), None))
-
-
 def _read_run(kept: RunFolder, key: str) -> tuple[Key, Run]:
     try:
-        run = run_from_dict(kept.results[key])
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
-        what = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
+        run: Run = from_plain(Run, kept.results[key])
+    except ValueError as problem:
         raise ProblemError(
-            f"{kept.path_of(key)} is not a whole run: {what}. Was it edited? Delete it, and it is run again."
+            f"{kept.path_of(key)} is not a whole run: {problem}. Was it edited? Delete it, and it is run again."
         ) from problem
     return (run.scheme, run.learning_rate, run.seed), run
-
-
-# ── Arguments ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_positive_numbers(name: str, values: Any, example: str) -> tuple[float, ...]:
@@ -515,14 +505,3 @@ def _read_device(device: Any) -> str | None:
             "model."
         ) from failure
     return str(found)
-
-
-def _read_layers(layers: Any) -> tuple[str, ...] | None:
-    if layers is None:
-        return None
-    patterns = (layers,) if isinstance(layers, str) else tuple(layers) if isinstance(layers, Iterable) else ()
-    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise ProblemError(
-            f"layers={layers!r} must be names or globs, such as ['fc1', 'conv*'], or None for every weight."
-        )
-    return patterns

@@ -166,7 +166,7 @@ def find_stability_limit(
         ends = ends or engine.extremes(list(leaves))
         norm = rule.norm(ends.top, ends.bottom)
         limiting = max(ends.top.value + rule.weight_decay, 0.0) if top_only else norm.value
-        stable, best = rule.edge(limiting), rule.best(norm.value)
+        stable, best = rule.stability_limit(limiting), rule.best(norm.value)
         return StabilityLimit(stable, best, norm, rule, (ends.top, ends.bottom))
     return _scaled_limit(optimizer, engine, leaves, settings, relative, semidefinite, top_only)
 
@@ -202,7 +202,7 @@ def _scaled_limit(
     else:
         norm = spectral_norm(operator, settings, semidefinite=semidefinite)
         value = norm.value
-    stable = rule.edge(value) if isinstance(rule, Descent) else rule.stability_limit(value)
+    stable = rule.stability_limit(value)
     zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
     return StabilityLimit(stable, rule.best(value), norm, rule, (norm, zero), products=norm.products)
 
@@ -228,7 +228,7 @@ def name_rule(optimizer: str, settings: Mapping[str, Any] | None = None) -> Rule
                 f"{', '.join(known)} and weight_decay; leave it out."
             )
     if optimizer in DESCENTS:
-        return named_descent(optimizer, given.get("momentum"), None, given.get("weight_decay"))
+        return named_descent(optimizer, given.get("momentum"), given.get("weight_decay"))
     return _adam_rule(given, decoupled=optimizer == "adamw")
 
 

@@ -15,7 +15,6 @@ from hessinit.results.result import Plain, to_plain, write_text
 
 SCHEMA = 1
 RECORD = "experiment.json"
-RUNS = "runs"
 
 
 class RunFolder:
@@ -51,14 +50,17 @@ class RunFolder:
         if self.folder is None:
             return
         wanted = json.loads(_to_text({"settings": settings, "named": named or {}}))
+        self._experiment = hashlib.sha256(_to_text(wanted["settings"]).encode()).hexdigest()[:16]
         try:
-            self._check_place(self.folder)
-            (self.folder / RUNS).mkdir(parents=True, exist_ok=True)
-            found = self._agree(wanted)
-            self._experiment = _hash(found["settings"])
-            for path in sorted((self.folder / RUNS).glob("*.json")):
-                key, value = self._read_run(path)
-                self.results[key] = value
+            self._open_record(self.folder, wanted)
+            for path in sorted((self.folder / "runs").glob("*.json")):
+                data = _read(path, "hessinit run", "Delete it, and it is run again")
+                if data.get("experiment") != self._experiment or file_name(str(data["key"])) != path.name:
+                    raise ProblemError(
+                        f"{path} belongs to another experiment or run than its folder and name say. Delete "
+                        "it, and it is run again, or pass another folder."
+                    )
+                self.results[data["key"]] = data["value"]
         except ProblemError:
             raise
         except (OSError, ValueError) as failure:
@@ -70,8 +72,8 @@ class RunFolder:
 
     def add(self, key: str, value: Plain) -> None:
         """Keep a result; on disk, the file is whole or not there."""
-        data = {"kind": "hessinit run", "schema": SCHEMA, "experiment": self._experiment, "key": key}
-        text = _to_text({**data, "value": value})
+        head = {"kind": "hessinit run", "schema": SCHEMA, "experiment": self._experiment}
+        text = _to_text({**head, "key": key, "value": value})
         if self.folder is not None:
             try:
                 write_text(self.path_of(key), text)
@@ -86,58 +88,42 @@ class RunFolder:
 
     def path_of(self, key: str) -> Path:
         """The file of a result."""
-        return (self.folder or Path()) / RUNS / file_name(key)
+        return (self.folder or Path()) / "runs" / file_name(key)
 
-    def _check_place(self, folder: Path) -> None:
-        if not folder.exists() or (folder / RECORD).exists():
-            return
-        if not folder.is_dir():
-            raise ProblemError(
-                f"folder={str(folder)!r} is a file; pass the name of a folder, new or used before."
-            )
-        names = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
-        if names and (names != [RUNS] or any((folder / RUNS).glob("*.json"))):
-            raise ProblemError(
-                f"folder={str(folder)!r} holds other things ({', '.join(names[:3])}"
-                f"{', …' if len(names) > 3 else ''}) but no {RECORD}, so it is not a folder of runs; pass "
-                f"one of its own, such as {str(folder / 'comparison')!r}."
-            )
-
-    def _agree(self, wanted: Plain) -> Plain:
-        """The folder's record: a new one, or the one that is there with the new names added."""
-        assert self.folder is not None
-        path = self.folder / RECORD
-        head = {"kind": "hessinit experiment", "schema": SCHEMA}
+    def _open_record(self, folder: Path, wanted: Plain) -> None:
+        """Write the record of a new folder; compare the one that is there, and add the new names to it."""
+        path = folder / RECORD
+        if folder.exists() and not path.exists():
+            if not folder.is_dir():
+                raise ProblemError(
+                    f"folder={str(folder)!r} is a file; pass the name of a folder, new or used before."
+                )
+            names = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
+            if names and (names != ["runs"] or any((folder / "runs").iterdir())):
+                raise ProblemError(
+                    f"folder={str(folder)!r} holds other things ({', '.join(names[:3])}) but no {RECORD}; "
+                    f"pass a folder of its own, such as {str(folder / 'comparison')!r}."
+                )
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
         # Two processes may begin at once with different settings: one of them creates the record.
-        if create_text(path, _to_text({**head, **wanted})):
-            return wanted
+        if create_text(path, _to_text({"kind": "hessinit experiment", "schema": SCHEMA, **wanted})):
+            return
         found = _read(path, "hessinit experiment", "Pass another folder")
-        there, here = found["settings"], wanted["settings"]
-        if there != here:
+        if found["settings"] != wanted["settings"]:
+            different = _differences(found["settings"], wanted["settings"])
             raise ProblemError(
-                f"folder={str(self.folder)!r} belongs to another experiment: {_differences(there, here)}. "
+                f"folder={str(folder)!r} belongs to another experiment: {'; '.join(different[:3])}. "
                 "Pass another folder, or delete this one to begin anew."
             )
-        for name, description in wanted["named"].items():
-            before = found["named"].get(name, description)
-            if before != description:
+        for name, now in wanted["named"].items():
+            before = found["named"].get(name, now)
+            if before != now:
                 raise ProblemError(
-                    f"folder={str(self.folder)!r} has runs of {name!r}, which was {before} and is "
-                    f"{description} here; give the new one another name, or pass another folder."
+                    f"folder={str(folder)!r} has runs of {name!r}, which was {before} and is {now} here; "
+                    "give the new one another name, or pass another folder."
                 )
-        merged = {**found, "named": {**found["named"], **wanted["named"]}}
-        if merged != found:
-            write_text(path, _to_text(merged))
-        return merged
-
-    def _read_run(self, path: Path) -> tuple[str, Plain]:
-        data = _read(path, "hessinit run", "Delete it, and it is run again")
-        if data.get("experiment") != self._experiment or file_name(str(data.get("key"))) != path.name:
-            raise ProblemError(
-                f"{path} belongs to another experiment or run than its folder and name say. Delete it, and "
-                "it is run again, or pass another folder."
-            )
-        return data["key"], data.get("value")
+        if wanted["named"].keys() - found["named"].keys():
+            write_text(path, _to_text({**found, "named": {**found["named"], **wanted["named"]}}))
 
 
 def describe_interruption(folder: Path | None, done: int, total: int) -> str:
@@ -152,17 +138,16 @@ def create_text(path: Path, text: str) -> bool:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         write_text(temporary, text)
-        try:
-            os.link(temporary, path)  # unlike a renaming, it replaces nothing
-        except FileExistsError:
+        os.link(temporary, path)  # unlike a renaming, it replaces nothing
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if path.exists():
             return False
-        except OSError:  # a file system without links
-            if path.exists():
-                return False
-            write_text(path, text)
-        return True
+        write_text(path, text)
     finally:
         temporary.unlink(missing_ok=True)
+    return True
 
 
 def file_name(key: str) -> str:
@@ -179,10 +164,6 @@ def _to_text(data: Plain) -> str:
     return json.dumps(to_plain(data), indent=1, allow_nan=False) + "\n"
 
 
-def _hash(settings: Plain) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _reason(failure: Exception) -> str:
     return (getattr(failure, "strerror", None) or str(failure)).rstrip(".")
 
@@ -190,27 +171,25 @@ def _reason(failure: Exception) -> str:
 def _read(path: Path, kind: str, way_out: str) -> Plain:
     try:
         data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as problem:
-        raise ProblemError(f"{path} is not JSON ({problem}); was it edited? {way_out}.") from problem
-    if not isinstance(data, dict) or data.get("kind") != kind or data.get("schema") != SCHEMA:
+        if data["kind"] != kind or data["schema"] != SCHEMA:
+            raise ValueError(f"no {kind} of schema {SCHEMA}")
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise ProblemError(
-            f"{path} is no {kind} of schema {SCHEMA}; it was edited, or written by another version of "
-            f"hessinit. {way_out}."
-        )
+            f"{path} cannot be read ({problem}); was it edited, or written by another version of hessinit? "
+            f"{way_out}."
+        ) from problem
     return data
 
 
-def _differences(there: Mapping[str, Plain], here: Mapping[str, Plain], inside: str = "") -> str:
-    """The first three settings that differ, in words."""
-    found = []
-    for name in sorted(there.keys() | here.keys(), key=[*here, *there].index):
+def _differences(there: Mapping[str, Plain], here: Mapping[str, Plain], inside: str = "") -> list[str]:
+    """The settings that differ, in words."""
+    found: list[str] = []
+    for name in {**here, **there}:
         before, now = there.get(name), here.get(name)
-        if before == now:
-            continue
         if isinstance(before, dict) and isinstance(now, dict):
-            found.append(_differences(before, now, f"{inside}{name}: "))
-        elif max(len(str(before)), len(str(now))) > 80:
+            found += _differences(before, now, f"{inside}{name}: ")
+        elif before != now and max(len(str(before)), len(str(now))) > 80:
             found.append(f"{inside}{name} differs")
-        else:
+        elif before != now:
             found.append(f"{inside}{name} was {before!r} there and is {now!r} here")
-    return "; ".join(found[:3])
+    return found

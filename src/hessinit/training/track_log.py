@@ -18,14 +18,11 @@ from hessinit.errors import ProblemError
 from hessinit.results.result import Plain, to_plain, write_text
 from hessinit.results.track_record import (
     END,
-    KIND,
     MOST_LOSSES,
     RESUMED,
-    SCHEMA,
     TrackedPoint,
     Tracking,
     are_lines,
-    read_lines,
     thin,
 )
 
@@ -122,7 +119,7 @@ class TrackLog:
         if self._replaces and resume:
             self._replaces = False
             try:
-                self.earlier = read_lines(self._place.read_bytes(), source=str(path))
+                self.earlier = Tracking.from_json(self._place.read_bytes(), source=str(path))
             except ValueError as problem:
                 raise ProblemError(f"cannot resume: {problem}") from problem
         elif self._replaces and not are_lines(self._place.read_bytes()):
@@ -135,7 +132,7 @@ class TrackLog:
         """Set the header. A resumed file is rewritten under it, whole or not at all."""
         later = ("points", "losses", "seconds", "spent")
         facts = {name: value for name, value in record.to_dict().items() if name not in later}
-        header = {"kind": KIND, "schema": SCHEMA, "lines": True, **facts}
+        header = {"lines": True, **facts}
         self._header = json.dumps(header, allow_nan=False) + "\n"
         if self.earlier is not None:
             self.rewrite(record.points, Losses(record.losses), record.seconds)

@@ -57,7 +57,8 @@ def run_jobs(
     if executor is not None:
         packed = _pack(work)
         return _as_they_finish(lambda job: executor.submit(_run_packed, packed, job), jobs), ()
-    count = min(len(jobs), workers or count_cores())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(len(jobs), workers or cores)
     if count <= 1:
         return _run_here(work, jobs), ()
     try:
@@ -88,13 +89,6 @@ def check_workers(workers: Any, executor: Any) -> None:
         )
 
 
-def count_cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _run_here(work: Work, jobs: Sequence[Job]) -> Results:
     for job in jobs:
         yield job, work(job)
@@ -112,7 +106,7 @@ def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Resul
 
     def submit(job: Job) -> Future[Any]:
         with _interrupts_blocked():
-            return pool.submit(_run_received, job)
+            return pool.submit(_run_packed, None, job)
 
     try:
         yield from _as_they_finish(submit, jobs)
@@ -143,24 +137,17 @@ def _as_they_finish(submit: Callable[[Job], Future[Any]], jobs: Sequence[Job]) -
             future.cancel()
 
 
-# ── What travels to another process ────────────────────────────────────────────────────────────────────────
-
 _received: list[Work] = []  # in a worker process: the work that it was started with
 
 
-def _torch_settings() -> tuple[torch.dtype, str, str | None]:
-    """Global settings of torch that a worker must share with the caller, or the numbers would differ."""
-    try:
-        matmul = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to tell once the newer switches have been used
-        matmul = None
-    return torch.get_default_dtype(), str(default_device()), matmul
-
-
 def _pack(work: Work) -> bytes:
+    """The work, and the global settings of torch without which a worker's numbers would differ."""
+    matmul = None
+    with contextlib.suppress(RuntimeError):  # torch refuses to tell once the newer switches have been used
+        matmul = torch.get_float32_matmul_precision()
     try:
         # Not as an argument of the process: torch would move the user's tensors to shared memory for that.
-        return pickle.dumps((work, _torch_settings()))
+        return pickle.dumps((work, (torch.get_default_dtype(), str(default_device()), matmul)))
     except Exception as failure:
         raise ProblemError(
             f"the experiment cannot be sent to other processes: {failure}. build, loss, forward, optimizer "
@@ -176,14 +163,10 @@ def _check_main_file(uses_main: bool) -> None:
     name = getattr(getattr(main, "__spec__", None), "name", "")
     if (file is None and not uses_main) or name.endswith("__main__"):
         return  # nothing is run again; nor is a package that was run with -m
-    if file is None:
+    if file is None or not Path(file).is_file():
         trouble = (
-            "build, or another function of the experiment, is defined in an interactive session, where other "
-            "processes cannot find it. Put it into a file and import it."
-        )
-    elif not Path(file).is_file():
-        trouble = (
-            f"the program comes from {file}, no file that other processes can run again. Put it into a file."
+            f"the program comes from {file or 'an interactive session'}, which other processes cannot run "
+            "again. Put build and the other functions of the experiment into a file and import it."
         )
     elif "__main__" not in Path(file).read_text(encoding="utf-8", errors="replace"):
         trouble = (
@@ -208,26 +191,18 @@ def _unpack(packed: bytes) -> Work:
 
 
 def _begin_worker(packed: bytes, listening: Connection) -> None:
-    threading.Thread(target=_end_with_parent, args=(listening,), daemon=True).start()
+    def end_with_parent() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            listening.recv_bytes()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     _received.append(_unpack(packed))
 
 
-def _end_with_parent(listening: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        listening.recv_bytes()
-    os._exit(1)
-
-
-def _run_received(job: Job) -> Any:
-    return _run_sendable(_received[0], job)
-
-
-def _run_packed(packed: bytes, job: Job) -> Any:
-    return _run_sendable(_unpack(packed), job)
-
-
-def _run_sendable(work: Work, job: Job) -> Any:
+def _run_packed(packed: bytes | None, job: Job) -> Any:
     """The result; an exception that cannot be pickled, and would break the pool, is sent as its words."""
+    work = _received[0] if packed is None else _unpack(packed)
     try:
         return work(job)
     except Exception as failure:
@@ -249,9 +224,6 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-# ── Progress ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.contextmanager

@@ -167,7 +167,6 @@ class Cell:
     key: str
     dot: str
     link: str
-    whole: str
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,6 @@ class Heading:
     column: int | None
     across: int = 1
     down: int = 1
-    whole: str = ""
 
 
 def headings(table: doc.Table) -> list[list[Heading]]:
@@ -196,8 +194,7 @@ def headings(table: doc.Table) -> list[list[Heading]]:
             begins = "begins" if name and number == first and first else ""
             classes = " ".join(filter(None, ("number" if column.is_number else "", begins)))
             down = 2 if grouped and not name else 1
-            short, whole = _cut(column.heading)
-            (lower if name else upper).append(Heading(short, classes, number, down=down, whole=whole))
+            (lower if name else upper).append(Heading(column.heading, classes, number, down=down))
     return [upper, lower] if lower else [upper]
 
 
@@ -205,13 +202,11 @@ def rows(table: doc.Table) -> list[list[Cell]]:
     """Return the cells of each row, the fixed ones last."""
     groups = ["", *(column.group for column in table.columns)]
     begins = [place > 0 and one not in ("", groups[place]) for place, one in enumerate(groups[1:])]
-    columns = [
-        _cells(column, begins[place], is_name=place == 0) for place, column in enumerate(table.columns)
-    ]
+    columns = [_cells(column, begins[place]) for place, column in enumerate(table.columns)]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _cells(column: doc.Column, begins: bool, is_name: bool) -> list[Cell]:
+def _cells(column: doc.Column, begins: bool) -> list[Cell]:
     nothing = [""] * len(column.cells)
     texts = [number_in(text) if column.is_number else text for text in column.cells]
     keys: Sequence[float | str] = column.keys or texts
@@ -221,17 +216,10 @@ def _cells(column: doc.Column, begins: bool, is_name: bool) -> list[Cell]:
     ):
         shape = "number" if column.is_number else "words" if len(text) > WORDS_FROM else ""
         classes = " ".join(filter(None, (shape, mark if mark in doc.TONES else "", "begins" * begins)))
-        short, whole = _cut(text) if is_name else (text, "")
         written = key if isinstance(key, str) else "" if math.isnan(key) else repr(float(key))
         dot, place = mark if mark in doc.VERDICTS else "", link if link.startswith("#") else ""
-        found.append(Cell(short, classes, written, dot, place, whole))
+        found.append(Cell(text, classes, written, dot, place))
     return found
-
-
-def _cut(name: str) -> tuple[str, str]:
-    """Return the name as it is shown, and the whole of it where that is more."""
-    short = shorten(name)
-    return short, "" if short == name else name
 
 
 def number_in(text: str) -> float:
@@ -260,8 +248,8 @@ def brief(text: str) -> Markup:
 
 
 def breakable(text: str) -> Markup:
-    """Let long names break after their dots, so that their parts stay whole."""
-    return escape(printable(text)).replace(".", Markup(".<wbr>"))
+    """Return a name as HTML, cut where it is long, which may break after its dots."""
+    return escape(printable(shorten(text))).replace(".", Markup(".<wbr>"))
 
 
 @cache
