@@ -89,7 +89,7 @@ def test_a_wide_table_continues_below_in_a_terminal_and_no_number_is_lost():
     assert max(map(len, text.splitlines())) <= 100
     assert "(continued)" in text
     assert "Left out" not in text
-    assert all(f"{1.0 + n / 100:.2f} ± 0.0010 (2)" in text for n in range(9))
+    assert all(f"{1.0 + n / 100:.2f} ± 0.001 (2)" in text for n in range(9))
     assert len(tables(describe(reproduction), "text_only")) == 1
 
 

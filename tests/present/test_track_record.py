@@ -66,11 +66,17 @@ def test_many_points_are_thinned_in_a_terminal_and_on_the_page_all_are_there():
         ),
         (
             [make_point(0, 2.0), make_point(5, 9.0), make_point(9, 2.1)],
-            "The sharpness ‖H‖ stayed about the same, from 2 at step 0 to 2.1 at step 9, with a peak of 9 at step 5.",
+            (
+    XX
+                "step 5."
+            ),
         ),
         (
             [make_point(0, 2.0, 0.1), make_point(9, 4.0, 0.2)],
-            "For the measured weights lr stayed below the stability limit of SGD: at most 20 % of it, at step 9.",
+            (
+                "For the measured weights lr stayed below the stability limit of SGD: at most 20 % of it, at "
+                "step 9."
+            ),
         ),
         (
             [make_point(0, 8.0), make_point(3, math.nan), make_point(9, 2.0)],
