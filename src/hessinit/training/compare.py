@@ -291,7 +291,7 @@ class Experiment:
             "batch_size": self.data.batch_size,
             "steps": self.steps,
             "optimizer": describe(self.optimizer),
-            "device": torch.device(self.device).type if self.device else None,
+            "device": device_of(model).type,
             "default dtype": str(torch.get_default_dtype()),
             # Options that repr(loss) does not show change it. Few digits: other machines round otherwise.
             "loss of a new model": f"{first_loss:.4g}",

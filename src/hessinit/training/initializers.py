@@ -31,7 +31,7 @@ class NormalWeights:
     """The initialization of a sweep: weights from N(0, std²), biases 0; weights outside `layers` stay."""
 
     std: float
-    layers: tuple[str, ...] | None = None
+    layers: str | tuple[str, ...] | None = None
 
     def check(self, model: nn.Module) -> None:
         """Refuse `layers` that match no weight."""
@@ -149,7 +149,7 @@ def describe(thing: Any) -> str:
     ):
         return repr(thing)
     if isinstance(thing, functools.partial):
-        named = (f"{key}={describe(value)}" for key, value in thing.keywords.items())
-        return f"{describe(thing.func)}({', '.join([*map(describe, thing.args), *named])})"
+        keywords = (f"{key}={describe(value)}" for key, value in thing.keywords.items())
+        return f"{describe(thing.func)}({', '.join([*map(describe, thing.args), *keywords])})"
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}.{named.__qualname__}"

@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hessinit.errors import ProblemError
 from hessinit.results.result import Plain, to_plain, write_text
@@ -34,7 +35,7 @@ class RunFolder:
     {'he, lr 0.1, seed 0': {'loss': 0.5}}
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(self, folder: Any) -> None:
         if folder is not None and (not isinstance(folder, (str, os.PathLike)) or not str(folder)):
             raise ProblemError(f"folder={folder!r} must be the path of a folder, or None to keep nothing.")
         self.folder = None if folder is None else Path(folder)
