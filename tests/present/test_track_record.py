@@ -67,8 +67,8 @@ def test_many_points_are_thinned_in_a_terminal_and_on_the_page_all_are_there():
         (
             [make_point(0, 2.0), make_point(5, 9.0), make_point(9, 2.1)],
             (
-    XX
-                "step 5."
+                "The sharpness ‖H‖ stayed about the same, from 2 at step 0 to 2.1 at step 9, with a peak of 9 "
+                "at step 5."
             ),
         ),
         (
