@@ -10,7 +10,7 @@ import pytest
 
 from hessinit.present import describe, draw, to_text
 from hessinit.present.document import HeatMap, LineChart, Table
-from hessinit.present.track_record import conclude_tracking, find_divergence, tracking_sections, warn_of_limit
+from hessinit.present.track_record import conclude_tracking, find_divergence, tracking_sections
 from hessinit.results.track_record import Tracking
 from result_examples import example_tracking, make_point
 
@@ -67,8 +67,8 @@ def test_many_points_are_thinned_in_a_terminal_and_on_the_page_all_are_there():
         (
             [make_point(0, 2.0), make_point(5, 9.0), make_point(9, 2.1)],
             (
-                "The sharpness ‖H‖ stayed about the same, from 2 at step 0 to 2.1 at step 9, with a peak of 9 "
-                "at step 5."
+                "The sharpness ‖H‖ stayed about the same, from 2 at step 0 to 2.1 at step 9, with a peak of "
+                "9 at step 5."
             ),
         ),
         (
@@ -141,15 +141,6 @@ def test_measurements_that_were_skipped_are_counted():
     skipped = "9 of 13 measurements, one every 20 steps, were skipped to stay within max_overhead = 0.1;"
     assert skipped in " ".join(to_text(few).split())
     assert "skipped" not in to_text(replace(few, max_overhead=1.0))
-
-
-def test_the_warning_says_where_how_far_and_what_to_do():
-    said = warn_of_limit(make_point(40, 30.0, 1.5), "SGD")
-    assert said == (
-        "step 40: lr = 0.1 is at or above the stability limit 0.0667 of SGD: ‖H‖ = 30, so lr·‖H‖ = 3, and "
-        "steps are stable up to lr·‖H‖ = 2. If the loss rises or jumps, use lr < 0.0667, a slower warmup, or "
-        "initialize with hessinit.initialize_(…, lr=0.1)."
-    )
 
 
 def test_the_charts_hold_the_numbers_of_the_record():

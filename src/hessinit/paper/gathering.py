@@ -39,17 +39,19 @@ def _is_meant_as_record(path: Path) -> bool:
 
 def write_page(folder: Path) -> Path:
     """Write the page of all records there."""
-    from hessinit.present.reproduction_html import render_reproductions_page
+    from hessinit.present.page import render_page
+    from hessinit.present.reproduction import describe_reproductions
 
     path = folder / PAGE
-    write_text(path, render_reproductions_page(*read_folder(folder)))
+    write_text(path, render_page(describe_reproductions(*read_folder(folder))))
     return path
 
 
 def write_pictures(reproduction: Reproduction, folder: Path) -> list[Path]:
     """Draw every figure into a file of its own."""
     return [
-        _draw(figure, folder / picture_name(reproduction, figure)) for figure in reproduction.findings.figures
+        _draw(reproduction, figure.name, folder / picture_name(reproduction, figure))
+        for figure in reproduction.findings.figures
     ]
 
 
@@ -59,9 +61,9 @@ def picture_name(reproduction: Reproduction, figure: Figure) -> str:
     return f"{figure.name}{rest}.png"
 
 
-def _draw(figure: Figure, path: Path) -> Path:
-    from hessinit.present.reproduction_figure import draw_figure_apart
+def _draw(reproduction: Reproduction, name: str, path: Path) -> Path:
+    from hessinit.present import to_figure
 
     with replacing(path) as temporary:
-        draw_figure_apart(figure).savefig(temporary, format="png", dpi=200)
+        to_figure(reproduction, name).savefig(temporary, format="png", dpi=200)
     return path
