@@ -117,23 +117,17 @@ def test_the_verdict_agrees_with_the_runs():
     [
         (
             {("a", 0.1): (1.0, 1.2), ("b", 0.1): (1.1, 1.3), ("c", 0.1): (1.9, 1.91)},
-            (
-                "a and b tie at their best learning rates: 1.10 ± 0.10 at lr 0.1 and 1.20 ± 0.10 at lr 0.1, "
-                "within two standard errors."
-            ),
+            ("a and b tie at lr 0.1: 1.10 ± 0.10 and 1.20 ± 0.10, within two standard errors."),
         ),
         (
             {("a", 0.1): (1.0,), ("b", 0.1): (1.0,)},
-            (
-                "a and b tie at their best learning rates: 1.00 at lr 0.1 and 1.00 at lr 0.1, equal losses "
-                "(one seed: no error bars)."
-            ),
+            ("a and b tie at lr 0.1: 1.00 and 1.00, equal losses (one seed: no error bars)."),
         ),
         (
             {("a", 0.1): (1.0,), ("b", 0.1): (1.0001,), ("c", 0.1): (math.inf,)},
             (
-                "a has the lowest final loss (one seed: no error bars): 1.00 at lr 0.1; next b, 1.00 at lr "
-                "0.1. c diverges at every learning rate."
+                "a has the lowest final loss at lr 0.1 (one seed: no error bars): 1.00; next b, 1.00. "
+                "c diverges at every learning rate."
             ),
         ),
         (

@@ -172,20 +172,26 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
 def _name_winner(comparison: Comparison, trained: Mapping[str, Result]) -> str:
     best, *others = trained
 
+    single = len(comparison.learning_rates) == 1
+    rate = f"lr {format_number(comparison.best_rate(best))}"
+
     def where(scheme: str) -> str:
-        return f"{trained[scheme]} at lr {format_number(comparison.best_rate(scheme))}"
+        at = "" if single else f" at lr {format_number(comparison.best_rate(scheme))}"
+        return f"{trained[scheme]}{at}"
 
     if not others:
         only = "Only " if len(comparison.schemes) > 1 else ""
-        return f"{only}{shorten(best)} trains: final loss {where(best)}."
+        return f"{only}{shorten(best)} trains: final loss {trained[best]} at {rate}."
     doubt = " (one seed: no error bars)" if len(comparison.seeds) == 1 else ""
     tied = [scheme for scheme in others if trained[scheme].ties_with(trained[best])]
     if tied:
         second = f" and {where(tied[0])}" if len(tied) == 1 else ""
         how = f"equal losses{doubt}" if doubt else "within two standard errors"
-        return f"{join_names([best, *tied])} tie at their best learning rates: {where(best)}{second}, {how}."
+        rates = rate if single else "their best learning rates"
+        return f"{join_names([best, *tied])} tie at {rates}: {where(best)}{second}, {how}."
     second = f"next {shorten(others[0])}, {where(others[0])}"
-    return f"{shorten(best)} has the lowest final loss{doubt}: {where(best)}; {second}."
+    at = f" at {rate}" if single else ""
+    return f"{shorten(best)} has the lowest final loss{at}{doubt}: {where(best)}; {second}."
 
 
 def _least_sensitive(comparison: Comparison) -> list[str]:
@@ -351,7 +357,8 @@ def _scheme_columns(comparison: Comparison, *, errors: bool = True) -> list[doc.
     if any(norms):
         columns.append(doc.Column("‖H‖", norms, 4, keys=[comparison.norm(scheme) for scheme in schemes]))
     shown = ["–" if math.isnan(rate) else format_number(rate) for rate in best_rates]
-    return [*columns, doc.Column("best lr", shown, 8, keys=best_rates)]
+    best_column = doc.Column("best lr", shown, 8, keys=best_rates)
+    return [*columns, best_column] if len(rates) > 1 else columns
 
 
 def _sweep_columns(comparison: Comparison, *, errors: bool = True) -> list[doc.Column]:
