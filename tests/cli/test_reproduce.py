@@ -108,20 +108,3 @@ def test_an_interrupted_command_says_how_to_go_on_and_goes_on(run, tmp_path):
     assert [each["results"] for each in again] == [each["results"] for each in anew]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
-def test_a_request_to_end_is_taken_as_an_interrupt(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hessinit", "reproduce", "table-4", "--data", "digits", "--workers", "2"],
-        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    results = tmp_path / "reproduction" / "table-4-digits"
-    deadline = time.monotonic() + 300
-    while not (results.is_dir() and len(list(results.glob("[!.]*.json"))) >= 2):
-        assert time.monotonic() < deadline, process.poll()
-        time.sleep(0.05)
-    process.terminate()
-    stdout, stderr = process.communicate(timeout=300)
-    assert (process.returncode, stdout) == (130, ""), stderr
-    assert "pieces are kept in reproduction. The same command goes on from there." in stderr
-    assert "Traceback" not in stderr

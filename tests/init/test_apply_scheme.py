@@ -404,21 +404,3 @@ def test_a_model_on_its_own_weights_gets_the_same_optimizer_state() -> None:
     apply_scheme_(model, "he", generator=seeded())
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert [id(parameter) for parameter in held] == [id(parameter) for parameter in model.parameters()]
-
-
-def test_the_table_reads_well_at_eighty_columns() -> None:
-    from hessinit.present.plan_table import render_plan
-
-    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10))
-    nn.init.constant_(model[0].weight, 1 / 8)
-    model[0].requires_grad_(False)
-    plan = apply_scheme_(model, "he", dry_run=True)
-    assert render_plan(plan, 80).splitlines() == [
-        " layer   fans      before              gain   dropout     std   remark",
-        "───────────────────────────────────────────────────────────────────────",
-        " 0                                                              frozen",
-        " 3       16 → 10   relu, dropout 0.4   1.41   × 0.775   0.274",
-        "",
-        "he, normal: 1 weight; 1 left alone.",
-        "Left out of 80 columns: weight.",
-    ]

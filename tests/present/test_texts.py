@@ -110,8 +110,8 @@ ADVICE = """\
  learning rate    0.00155   0.1/‖H‖ with ‖H‖ = 64.5: momentum makes steps 10 times as long.
  stable up to      0.0589   (2 + 2·0.9)/‖H‖: above it the steps grow on a quadratic of this
                             curvature.
- warmup          85 steps   lr = 0.1 is 1.7 times the stable learning rate; smaller first steps give
-                            the curvature time to fall.
+ warmup          85 steps   lr = 0.1 is 1.7 times the stable learning rate; smaller first steps
+                            give the curvature time to fall.
 
 SGD(momentum=0.9) on fc1, fc2 and fc3 (1,234 parameters); Gauss-Newton on 32 examples; loss 2.3."""
 
@@ -166,6 +166,12 @@ def test_quadratic_forms() -> None:
     )
     forms = QuadraticForms(layers=layers, directions="random", draws=2, loss=2.31, examples=32, seed=0)
     assert to_text(forms, 100) == FORMS
+    one = replace(forms, layers=forms.layers[1:], directions="gradient", draws=1)
+    assert "along the loss gradient g: exact" in to_text(one, 200)
+    assert "Theorem 1 and the exact form agree within 1 % on every layer." in to_text(one, 200)
+    overflow = replace(layers[0], name="[red]", exact=(math.inf,), theorem1=(math.inf,), length=(1,))
+    text = to_text(replace(one, layers=(overflow,)), 80)
+    assert "The numbers of [red] overflow; pass dtype=torch.float64." in text
 
 
 @pytest.mark.parametrize("width", [36, 40, 50, 64, 80, 200])

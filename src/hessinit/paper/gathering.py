@@ -50,8 +50,7 @@ def write_page(folder: Path) -> Path:
 def write_pictures(reproduction: Reproduction, folder: Path) -> list[Path]:
     """Draw every figure into a file of its own."""
     return [
-        _draw(reproduction, figure.name, folder / picture_name(reproduction, figure))
-        for figure in reproduction.findings.figures
+        _draw(figure, folder / picture_name(reproduction, figure)) for figure in reproduction.findings.figures
     ]
 
 
@@ -61,9 +60,11 @@ def picture_name(reproduction: Reproduction, figure: Figure) -> str:
     return f"{figure.name}{rest}.png"
 
 
-def _draw(reproduction: Reproduction, name: str, path: Path) -> Path:
-    from hessinit.present import to_figure
+def _draw(figure: Figure, path: Path) -> Path:
+    from hessinit.present.figures import draw_charts
+    from hessinit.present.reproduction import figure_chart
 
     with replacing(path) as temporary:
-        to_figure(reproduction, name).savefig(temporary, format="png", dpi=200)
+        drawn = draw_charts([figure_chart(figure)])[0].figure
+        drawn.savefig(temporary, format="png", dpi=200)  # type: ignore[union-attr]
     return path

@@ -39,16 +39,16 @@ LEAST = 1e-12  # a loss of exactly 0 is drawn here on a logarithmic axis
 
 
 @dataclass(frozen=True)
-class Result:
+class MeanLoss:
     """Mean over seeds and its standard error (nan for one seed)."""
 
     mean: float
     error: float
 
-    def ties_with(self, other: Result) -> bool:
+    def ties_with(self, other: MeanLoss) -> bool:
         """Return whether the means differ by at most two standard errors of their difference.
 
-        >>> Result(1.0, 0.1).ties_with(Result(1.2, 0.1)), Result(1.0, 0.1).ties_with(Result(1.3, 0.1))
+        >>> MeanLoss(1.0, 0.1).ties_with(MeanLoss(1.2, 0.1)), MeanLoss(1.0, 0.1).ties_with(MeanLoss(1.3, 0.1))
         (True, False)
         """
         if not (math.isfinite(self.mean) and math.isfinite(other.mean)):
@@ -75,18 +75,17 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
             doc.Section("All results", [*_table_blocks(comparison), *facts]),
         ],
         footer=write_versions(f"Seeds {', '.join(map(str, comparison.seeds))}", comparison.versions),
-        absent={}
-        if not is_sweep
-        else {"heat map": "a sweep has one learning rate, so there is no heat map."},
+        picture=("final losses" if is_sweep else "heat map", "losses"),
+        absent={"heat map": "a sweep has one learning rate, so there is no heat map."} if is_sweep else {},
     )
 
 
-def at_best_rate(comparison: Comparison, scheme: str) -> Result:
+def at_best_rate(comparison: Comparison, scheme: str) -> MeanLoss:
     """Return the scheme's loss at its own best learning rate; inf if it trains at none."""
     rate = comparison.best_rate(scheme)
     if math.isnan(rate):
-        return Result(math.inf, math.nan)
-    return Result(comparison.loss(scheme, rate), comparison.error(scheme, rate))
+        return MeanLoss(math.inf, math.nan)
+    return MeanLoss(comparison.loss(scheme, rate), comparison.error(scheme, rate))
 
 
 def rank_schemes(comparison: Comparison) -> tuple[str, ...]:
@@ -113,7 +112,7 @@ def untrained_loss(comparison: Comparison) -> float:
     return min(map(statistics.fmean, initial.values()), default=math.nan)
 
 
-def regrets(comparison: Comparison) -> dict[str, Result]:
+def regrets(comparison: Comparison) -> dict[str, MeanLoss]:
     """Return the mean over the rates of log(loss / lowest loss at that rate), for each scheme.
 
     Logarithms, because one rate at which the lowest loss is nearly 0 would outweigh all others. A run that
@@ -143,7 +142,7 @@ def regrets(comparison: Comparison) -> dict[str, Result]:
         ]
         if means:
             error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
-            found[scheme] = Result(statistics.fmean(means), error)
+            found[scheme] = MeanLoss(statistics.fmean(means), error)
     return found
 
 
@@ -169,7 +168,7 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
     ]
 
 
-def _name_winner(comparison: Comparison, trained: Mapping[str, Result]) -> str:
+def _name_winner(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> str:
     best, *others = trained
 
     single = len(comparison.learning_rates) == 1
@@ -223,7 +222,7 @@ def _least_sensitive(comparison: Comparison) -> list[str]:
     return [f"{shorten(best)} is least sensitive to the learning rate: its loss is {average}; {following}."]
 
 
-def _conclude_sweep(comparison: Comparison, trained: Mapping[str, Result]) -> list[str]:
+def _conclude_sweep(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> list[str]:
     (rate,) = comparison.learning_rates
     stds = {scheme: f"{std:g}" for scheme, std in zip(comparison.schemes, comparison.stds, strict=True)}
     best, *others = trained
@@ -396,7 +395,9 @@ def _write_loss(comparison: Comparison, scheme: str, rate: float, errors: bool) 
         return "–"
     if diverged:
         return "✗" if len(runs) == 1 else f"✗ {diverged}/{len(runs)}"
-    return str(Result(comparison.loss(scheme, rate), comparison.error(scheme, rate) if errors else math.nan))
+    return str(
+        MeanLoss(comparison.loss(scheme, rate), comparison.error(scheme, rate) if errors else math.nan)
+    )
 
 
 def _trained_loss(comparison: Comparison, scheme: str, rate: float) -> float:
@@ -673,7 +674,7 @@ def _final_losses(comparison: Comparison, names: Mapping[str, str], look: Mappin
     series = []
     for (scheme, name), place in zip(names.items(), places, strict=True):
         loss, error = _trained_loss(comparison, scheme, rate), comparison.error(scheme, rate)
-        point: dict[str, Any] = {"y": [loss], "details": [str(Result(loss, error))]}
+        point: dict[str, Any] = {"y": [loss], "details": [str(MeanLoss(loss, error))]}
         if math.isnan(loss):
             diverged = f"{_diverged_seeds(comparison, scheme, rate)} diverged"
             point = {"y": [math.inf], "details": [diverged], "symbol": "cross"}

@@ -42,6 +42,7 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
         footer=write_versions(f"Seed {tracking.seed}", tracking.versions),
         numbers=_key_numbers(tracking),
         tone=_judge(tracking),
+        picture=("sharpness", "loss"),
     )
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hessinit.errors import choose
 from hessinit.results.estimates import Density, Estimate, Spread
-from hessinit.results.result import ByName, PlainData, Result
+from hessinit.results.result import ByName, PlainData, Result, presenter
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from hessinit.results.advice import LearningRateAdvice
 
 MATRICES = ["gauss-newton", "hessian"]
@@ -316,6 +319,20 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         from hessinit.results.advice import advise_from_report
 
         return advise_from_report(self, optimizer, lr, momentum, weight_decay)
+
+    def plot_spectrum(self, layer: str = "network", ax: Axes | None = None) -> Axes:
+        """Draw the spectral density and the largest eigenvalues of a layer, where they were measured."""
+        name = layer if layer == "network" and layer not in self else self[layer].name
+        return self.plot(f"spectrum:{name}", ax)
+
+    def plot_jacobians(self, axes: Sequence[Axes] | None = None) -> list[Axes]:
+        """Draw the Jacobian norms over depth, and ‖H‖ beside its bounds; on two axes, or new ones."""
+        drawn: list[Axes] = presenter().draw(self, ("jacobians", "bounds"), axes)
+        return drawn
+
+    def plot_diagnostics(self, ax: Axes | None = None) -> Axes:
+        """Draw the standard deviation of activations and gradients; plot("idle") draws the dead units."""
+        return self.plot("activations", ax)
 
     def __repr__(self) -> str:
         norm = f"{self.network.norm:.3g}"

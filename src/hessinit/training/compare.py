@@ -20,22 +20,10 @@ from torch import nn
 from hessinit._version import __version__
 from hessinit.errors import ConvergenceWarning, ProblemError
 from hessinit.measurement.measure import measure
+from hessinit.problem import validate
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.validate import (
-    check_arguments,
-    check_loss_value,
-    check_model,
-    check_switches,
-    check_whole,
-)
-from hessinit.results.comparison import (
-    MOST_POINTS,
-    NETWORK,
-    Comparison,
-    Run,
-    round_loss,
-    window,
-)
+from hessinit.problem.validate import check_whole
+from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, round_loss, window
 from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
 from hessinit.training.data import Data, copy_to, device_of, hash_data, read_data
@@ -190,8 +178,8 @@ class Experiment:
         with reproducible(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first model's warnings were shown when it was checked
             model = self.build_model(seed)
-            loss, device = self.own_loss(model), device_of(model)
-            chosen = self.data.initial_batch(seed)
+            device = device_of(model)
+            loss, chosen = self.own_loss(device), self.data.initial_batch(seed)
             scheme = next(each for each in self.schemes if each.name == name)
             try:
                 remark = scheme.initialize_(
@@ -234,15 +222,13 @@ class Experiment:
         """A new model on the chosen device; the same weights for the same seed."""
         seed_everything(seed, "build")
         model: Any = self.build()
-        check_model(model, self.forward)
+        validate.check_model(model, self.forward)
         moved: nn.Module = model.to(self.device) if self.device is not None else model
         return moved.train()
 
-    def own_loss(self, model: nn.Module) -> Loss:
-        """A copy of a loss that may hold tensors or a state, on the model's device."""
-        return (
-            copy.deepcopy(self.loss).to(device_of(model)) if isinstance(self.loss, nn.Module) else self.loss
-        )
+    def own_loss(self, device: torch.device) -> Loss:
+        """A copy, on the device, of a loss that may hold tensors or a state."""
+        return copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
 
     def check_first_model(self) -> tuple[nn.Module, float]:
         """A new model and its loss; refuses wrong models, losses and data before any run."""
@@ -264,8 +250,8 @@ class Experiment:
                     each.scheme.check(model)
             batch = copy_to(self.data.initial_batch(0), device_of(model))
             seed_everything(0, "training")
-            value = loop.evaluate_loss(model, self.own_loss(model), batch, self.forward)
-            check_loss_value(value)
+            value = loop.evaluate_loss(model, self.own_loss(device_of(model)), batch, self.forward)
+            validate.check_loss_value(value)
             if not value.requires_grad:
                 raise ProblemError(
                     "the loss does not depend on any trainable parameter, so there is nothing to train; is "
@@ -312,10 +298,8 @@ class Experiment:
             except Exception as failure:
                 return None, f"{NOT_MEASURED}: {failure}"
         # A layer that is called "network" appears under its parameter's name.
-        norms = {
-            layer.name if layer.name != NETWORK else f"{NETWORK}.weight": layer.norm
-            for layer in report.layers
-        }
+        names = {NETWORK: f"{NETWORK}.weight"}
+        norms = {names.get(layer.name, layer.name): layer.norm for layer in report.layers}
         norms[NETWORK] = report.network.norm
         return norms, " ".join(f"Initial curvature: {warning.message}" for warning in caught)
 
@@ -334,9 +318,11 @@ def _run_grid(
             f"build is a {type(build).__name__}; it must be a function that makes a new model for every run, "
             "such as lambda: Net()."
         )
-    check_arguments(nn.Identity(), loss, forward, None, "freeze")  # the model is checked once it is built
+    validate.check_arguments(
+        nn.Identity(), loss, forward, None, "freeze"
+    )  # the model is checked once it is built
     loop.check_optimizer(optimizer)
-    check_switches(curvature_at_start=curvature_at_start, progress=progress)
+    validate.check_switches(curvature_at_start=curvature_at_start, progress=progress)
     check_workers(workers, executor)
     seeds, device, kept = _read_seeds(seeds), _read_device(device), RunFolder(folder)
     read = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
@@ -447,7 +433,7 @@ def _read_run(kept: RunFolder, key: str) -> tuple[Key, Run]:
         run: Run = from_plain(Run, kept.results[key])
     except ValueError as problem:
         raise ProblemError(
-            f"{kept.path_of(key)} is not a whole run: {problem}. Was it edited? Delete it, and it is run again."
+            f"{kept.path_of(key)} is not a whole run: {problem}. Was it edited? Delete it to run it again."
         ) from problem
     return (run.scheme, run.learning_rate, run.seed), run
 
