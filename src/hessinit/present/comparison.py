@@ -289,16 +289,16 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
     whose = "the layers and the network" if is_sweep else "the network"
     rest = f"; {'; '.join(parts)}.{f' ‖H‖: of {whose} at initialization.' if is_measured else ''}"
     error = ", ± its standard error over seeds" if several else ""
-    blocks: list[doc.Block] = [
-        doc.Table(caption, build(comparison), show_caption=False),
-        doc.Text(f"{mean}{error}{rest}", "small"),
-    ]
+    table = doc.Table(caption, build(comparison), show_caption=False)
+    text = doc.Text(f"{mean}{error}{rest}", "small")
+    blocks: list[doc.Block] = [table, text]
     if several and len(comparison.learning_rates) > RATES_WITH_ERRORS:
-        short = build(comparison, errors=False)
+        short = f"{mean}; to_html() also shows standard errors{rest}"
         blocks = [
-            *(replace(block, page_only=True) for block in blocks),
-            doc.Table(caption, short, show_caption=False, text_only=True),
-            doc.Text(f"{mean}; to_html() also shows standard errors{rest}", "small", text_only=True),
+            replace(table, columns=build(comparison, errors=False), text_only=True),
+            replace(text, text=short, text_only=True),
+            replace(table, page_only=True),
+            replace(text, page_only=True),
         ]
     notes = [doc.Text(f"Note: {note}", "note") for note in collect_notes(comparison)]
     return [*blocks, doc.Text(_describe_runs(comparison), "small"), *notes]
@@ -621,7 +621,7 @@ def _on_one_axis(comparison: Comparison, charts: Sequence[doc.LineChart]) -> lis
         inside = [at for at, loss in enumerate(series.y) if loss is not None and loss <= high]
         last = None if series.points else inside[-1] + 2 if inside else 1
         least = low if series.points else -math.inf  # a band may reach below the axis
-        parts = {
+        parts: dict[str, Any] = {
             name: [min(max(loss, least), high) for loss in part[:last]]
             for name in ("y", "low", "high")
             if (part := getattr(series, name)) is not None
@@ -633,11 +633,15 @@ def _on_one_axis(comparison: Comparison, charts: Sequence[doc.LineChart]) -> lis
         series: list[doc.Series] = []
         for one in chart.series:
             series.append(cut(one))
-            if one.points and one.x and series[-2].x and one.x[0] > series[-2].x[-1]:
-                line = series[-2]  # a cross follows its line, and stays at the end of it
-                series[-1] = replace(series[-1], x=line.x[-1:], y=line.y[-1:])
+            if one.points and series[-2].y and _end(one)[0] > _end(series[-2])[0]:
+                step, loss = _end(series[-2])  # a cross follows its line, and stays at the end of it
+                series[-1] = replace(series[-1], x=[step], y=[loss])
         found.append(replace(chart, series=series, log_y=log_y, y_range=(low, high)))
     return found
+
+
+def _end(series: doc.Series) -> tuple[float, float]:
+    return (series.x or [0.0])[-1] or 0.0, series.y[-1] or 0.0
 
 
 def _write_end(comparison: Comparison, scheme: str, rate: float) -> str:

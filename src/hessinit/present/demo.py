@@ -118,7 +118,7 @@ def draw_bars(curves: Sequence[Sequence[float]], width: int) -> list[str]:
     """Return curves as rows of block characters on one logarithmic scale; x from where one is not finite.
 
     >>> draw_bars([[1.0, 0.1, 0.01, math.nan], [1.0, 1.0, 1.0, 1.0]], 4)
-    ['█▅▁x', '████']
+    ['█▄▁x', '████']
     """
     longest = max(map(len, curves))
     edges = [round(place * longest / width) for place in range(width + 1)]

@@ -27,7 +27,7 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
     if axes is None:
         found = _new_axes(charts)
     else:
-        found = list(axes) if hasattr(axes, "__len__") else [axes]  # type: ignore[arg-type, list-item]
+        found = list(axes) if hasattr(axes, "__len__") else [axes]  # type: ignore[arg-type]
     if len(found) != len(charts):
         raise ValueError(f"there are {len(charts)} charts for {len(found)} axes; pass one for each.")
     ranges = {getattr(chart, "y_range", None) for chart in charts}
