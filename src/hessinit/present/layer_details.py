@@ -57,7 +57,7 @@ def _spectrum_section(report: CurvatureReport) -> doc.Section | None:
         return None
     blocks: list[doc.Block] = []
     if len(densities) > MOST_CHARTS:
-        text = f"The densities of the sharpest of {len(densities)} layers; plot_spectrum(name) draws any."
+        text = f"The densities of the sharpest of {len(densities)} layers; plot('spectrum:NAME') draws any."
         blocks.append(doc.Text(text, "small", page_only=True))
     blocks += [_density_chart(row) for row in densities[:MOST_CHARTS]]
     if listed:
