@@ -132,7 +132,7 @@ def test_a_page_shows_the_densities_of_the_sharpest_and_any_can_be_drawn() -> No
         one.name for one in document.blocks if isinstance(one, LineChart) and one.x_label == "eigenvalue"
     ]
     assert shown == [f"spectrum:l{place}" for place in range(29, 20, -1)]
-    assert "The spectra of the sharpest of 30 layers; plot_spectrum(name) draws any." in texts(report)
+    assert "The spectra of the sharpest of 30 layers; plot('spectrum:NAME') draws any." in texts(report)
     assert document.chart("spectrum:l3") in document.more_charts
     assert len(document.charts) == len({one.name for one in document.charts})
 

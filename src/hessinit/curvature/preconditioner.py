@@ -172,7 +172,7 @@ def measure_adam(
 
 
 def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
-    """The learning rate of the largest guaranteed decrease of Adam with these weights, as `advise` says it."""
+    """The learning rate of the largest guaranteed decrease of Adam, as in `advise`."""
     with problem.settings():
         evaluations, settings = evaluate(problem), LanczosSettings(1e-3, 200, problem.seed)
         engine = build_engine(evaluations, "gauss-newton", settings)

@@ -86,7 +86,7 @@ class TrackedRun:
     ) -> None:
         """Call before the first step of a run that has taken `steps` before; only a new run is initialized.
 
-        A resumed run continues the file that its checkpoint names. `make_problem` is called on the first rank.
+        A resumed run continues the file named in its checkpoint. `make_problem` is called on the first rank.
         """
         self.close()
         self._tracking = self.initialization = None

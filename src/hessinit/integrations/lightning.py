@@ -46,8 +46,8 @@ class CurvatureCallback(_Callback):  # type: ignore[misc]
     batch; a function is called with that batch and returns `(inputs, targets)`.
 
     `initialize=True` draws new weights before the first step, for the learning rate of the module's optimizer
-    (the one that a schedule works towards); a dict holds options of `hessinit.initialize_`. A run that resumes
-    from a checkpoint is never initialized: it continues the same file with the same batch, which the
+    (the one that a schedule works towards); a dict holds options of `hessinit.initialize_`. A run that
+    resumes from a checkpoint is never initialized: it continues the same file with the same batch, which the
     checkpoint holds if it is below 16 MiB. Points are written as lines of JSON to `path`, by default
     `curvature.jsonl` in the folder of the logs, and as scalars to every logger of the trainer. The other
     options are those of `hessinit.track`.

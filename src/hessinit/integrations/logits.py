@@ -45,7 +45,7 @@ _OTHERWISE = "call hessinit.measure(model, loss, batch, forward=…) with the lo
 def logits_problem(
     model: nn.Module, batch: Any, *, task: str = "auto"
 ) -> tuple[nn.Module, Loss, Any, dict[str, Any]]:
-    """`model, loss, batch, options` for `hessinit.measure(model, loss, batch, **options)` and the other verbs.
+    """`model, loss, batch, options` for `hessinit.measure(model, loss, batch, **options)` and other verbs.
 
     `batch` is what a tokenizer or a collator returns: a dict of tensors with `labels`, where −100 is ignored;
     a pair `(inputs, labels)`, as timm's models take it; or an iterable of either. `task` is "causal-lm",

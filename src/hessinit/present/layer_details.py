@@ -32,7 +32,7 @@ def detail_sections(report: CurvatureReport) -> list[doc.Section]:
     """Return a section for each thing that was measured besides the norms."""
     sections = []
     if spectra := spectrum_charts(report):
-        text = f"The spectra of the sharpest of {len(spectra)} layers; plot_spectrum(name) draws any."
+        text = f"The spectra of the sharpest of {len(spectra)} layers; plot('spectrum:NAME') draws any."
         many = [doc.Text(text, "small", page_only=True)] if len(spectra) > MOST_CHARTS else []
         sections.append(doc.Section("Spectrum", [*many, *spectra[:MOST_CHARTS]], "spectrum"))
     if any(layer.jacobians for layer in report):

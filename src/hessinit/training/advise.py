@@ -39,7 +39,7 @@ from hessinit.training.optimizer_rules import (
     OptimizerRule,
     StabilityLimit,
     find_stability_limit,
-    name_rule,
+    name_optimizer,
     read_optimizer,
     require_known_optimizer,
 )
@@ -71,11 +71,11 @@ def advise(
     """The learning rate of the largest guaranteed decrease, the stability limit, and whether to warm up.
 
     `optimizer` is "sgd", "momentum", "nesterov", "adam" or "adamw" with torch's default settings unless
-    given, or a torch optimizer, whose learning rates and settings are read. Its parameter groups may differ in
-    learning rate and weight decay: the advice is for the group with the largest learning rate (or for `lr`),
-    while the others keep their proportion to it. For Adam and AdamW the curvature is that of `P^-½ H P^-½`
-    with P the root mean square of mini-batch gradients, so `batch` should be what one training step sees. The
-    other arguments are those of `measure`. Nothing is changed.
+    given, or a torch optimizer, whose learning rates and settings are read. Its parameter groups may differ
+    in learning rate and weight decay: the advice is for the group with the largest learning rate (or for
+    `lr`), while the others keep their proportion to it. For Adam and AdamW the curvature is that of
+    `P^-½ H P^-½` with P the root mean square of mini-batch gradients, so `batch` should be what one training
+    step sees. The other arguments are those of `measure`. Nothing is changed.
 
     The numbers are exact for a quadratic with the curvature of these weights. Costs what `measure` takes for
     the network alone; for Adam and AdamW about ten products and a few gradients.
@@ -107,7 +107,7 @@ def advise(
             steps, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
         )
         flat = False
-        if steps.is_adaptive and steps.lr and steps.lr > limit.stable:
+        if isinstance(steps.rule, AdamRule) and steps.lr and steps.lr > limit.stable:
             flat = 0 < engine.extremes(list(problem.leaves)).norm.value < FLAT_INITIALIZATION
         facts: dict[str, Any] = {
             "curvature": curvature,
@@ -142,7 +142,7 @@ def _read(
 ) -> OptimizerRule:
     require_known_optimizer(optimizer)
     if isinstance(optimizer, str):
-        return OptimizerRule(name_rule(optimizer, given), lr)
+        return name_optimizer(optimizer, lr, given)
     for name, value in given.items():
         if value is not None:
             raise ProblemError(
@@ -158,7 +158,7 @@ def _advice(
     rule, lr = limit.rule, steps.lr or None
     if not isinstance(rule, AdamRule):
         assert limit.ends is not None
-        return replace(advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=str(steps.rule))
+        return replace(advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name)
     norm, first = limit.norm.value, limit.first_step
     why_best = say.why_best_adaptive(norm, rule.best(norm), rule.decoupled_decay, 1.0, "mini-batch gradients")
     if first < rule.best(norm):
@@ -170,7 +170,7 @@ def _advice(
             f"with P fixed, later steps grow above {format_number(rule.stability_limit(norm))}."
         )
     return LearningRateAdvice(
-        optimizer=str(steps.rule),
+        optimizer=steps.name,
         lr=lr,
         learning_rate=limit.best,
         learning_rate_reason=why_best,

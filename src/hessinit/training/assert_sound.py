@@ -49,8 +49,8 @@ def assert_sound(
     """Raise an AssertionError with the report's table when a layer vanishes or explodes, or `lr` is too high.
 
     Every layer's ‖H‖ must lie between `smallest` and `largest` (1000 unless given; with a learning rate, what
-    the rate allows). With `lr` or a torch optimizer, the learning rate may be at most `times_stable` times the
-    stability limit of the optimizer, as in `advise`, parameter groups included; 1 insists on the limit.
+    the rate allows). With `lr` or a torch optimizer, the learning rate may be at most `times_stable` times
+    the stability limit of the optimizer, parameter groups included; 1 insists on the limit.
     Weights, buffers, outputs (also in the model's own precision) and loss must be finite, and the norms
     converged. Biases are judged only when `layers` names them. `options` are those of `measure`. The model is
     not changed; for a sound one the report is returned.
@@ -104,7 +104,7 @@ def _check_limits(smallest: Any, largest: Any, times_stable: Any) -> None:
         raise ProblemError(f"largest={largest!r} must be a number above smallest={smallest!r}.")
     if isinstance(times_stable, bool | str) or not 0 < times_stable < math.inf:
         raise ProblemError(
-            f"times_stable={times_stable!r} must be a finite number above 0; 1 insists on the stability limit."
+            f"times_stable={times_stable!r} must be a finite number above 0; 1 insists on the limit."
         )
 
 

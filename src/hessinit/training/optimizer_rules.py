@@ -45,24 +45,21 @@ _WRAPPERS = {"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"}
 
 @dataclass(frozen=True)
 class OptimizerRule:
-    """How an optimizer updates the measured weights.
+    """How an optimizer updates the measured weights; `rule` is None where that is not known.
 
     `rates` and `decays` hold learning rate and weight decay of each measured parameter in the optimizer; they
     are empty for a name. `lr` is the largest learning rate, that of the fastest group. `moved` are all
     parameters in the optimizer (None: all there are). `state` is Adam's state, where it is to be used.
     """
 
-    rule: Rule
+    rule: Rule | None
     lr: float | None = None
+    name: str = ""
     rates: Mapping[str, float] = field(default_factory=dict)
     decays: Mapping[str, float] = field(default_factory=dict)
     moved: frozenset[str] | None = None
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    @property
-    def is_adaptive(self) -> bool:
-        return isinstance(self.rule, AdamRule)
 
     @property
     def has_uniform_decay(self) -> bool:
@@ -77,7 +74,7 @@ class OptimizerRule:
 
     def decay(self, leaves: Mapping[str, Tensor]) -> Tensor:
         """Each weight's decay, flat."""
-        common = self.rule.weight_decay
+        common = 0.0 if self.rule is None else self.rule.weight_decay
         return _flat({name: self.decays.get(name, common) for name in leaves}, leaves)
 
     def age(self, leaves: Mapping[str, Tensor]) -> float:
@@ -113,7 +110,7 @@ class StabilityLimit:
     `norm` is what they follow from: of H plus weight decay, scaled by each weight's preconditioner and
     relative learning rate. `rule` holds the decay that is not a part of `norm`; `ends` are both ends of the
     spectrum where gradient descent needs them. `first_step` is that of `AdamCurvature`, else inf. `products`
-    counts those with the curvature beyond `ends`.
+    counts those with the curvature beyond `extremes`.
     """
 
     stable: float
@@ -134,17 +131,18 @@ def find_stability_limit(
     settings: LanczosSettings,
     *,
     semidefinite: bool,
-    ends: Extremes | None = None,
+    extremes: Extremes | None = None,
     top_only: bool = False,
 ) -> StabilityLimit:
     """The stability limit of an optimizer on a quadratic with the curvature of `engine`.
 
     Groups with learning rates or decays of their own are measured in coordinates in which all weights move as
     fast as the fastest group. Negative curvature counts in the norm unless `top_only`: along it every rate
-    diverges, so that it sets no limit. `ends` are those of the curvature alone, if they are known already.
+    diverges, so that it sets no limit. `extremes` are those of the curvature alone, if known already.
     """
     leaves = evaluations[0].problem.leaves
     rule, relative = optimizer.rule, optimizer.relative_rates(leaves)
+    assert rule is not None
     is_plain = relative is None and optimizer.has_uniform_decay
     if isinstance(rule, AdamRule) and (age := optimizer.age(leaves)) < YOUNG:
         diagonal = None
@@ -163,11 +161,12 @@ def find_stability_limit(
             found.norm.products, found.notes,
         )  # fmt: skip
     if isinstance(rule, Descent) and is_plain:
-        ends = ends or engine.extremes(list(leaves))
-        norm = rule.norm(ends.top, ends.bottom)
-        limiting = max(ends.top.value + rule.weight_decay, 0.0) if top_only else norm.value
-        stable, best = rule.stability_limit(limiting), rule.best(norm.value)
-        return StabilityLimit(stable, best, norm, rule, (ends.top, ends.bottom))
+        top, bottom = (found := extremes or engine.extremes(list(leaves))).top, found.bottom
+        norm = rule.norm(top, bottom)
+        limiting = max(top.value + rule.weight_decay, 0.0) if top_only else norm.value
+        return StabilityLimit(
+            rule.stability_limit(limiting), rule.best(norm.value), norm, rule, (top, bottom)
+        )
     return _scaled_limit(optimizer, engine, leaves, settings, relative, semidefinite, top_only)
 
 
@@ -185,6 +184,7 @@ def _scaled_limit(
     AdamW's decoupled decay adds `(1 + β₁)/(1 − β₁) decay · relative rate` to its diagonal instead: at z = −1,
     where the steps leave the unit circle, both act as one curvature.
     """
+    assert optimizer.rule is not None
     rule, decay = replace(optimizer.rule, weight_decay=0.0), optimizer.decay(leaves)
     scale = torch.ones_like(decay) if isinstance(rule, Descent) else optimizer.preconditioner(leaves)
     scale = scale if relative is None else scale / relative
@@ -216,9 +216,11 @@ def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
     return join([torch.full_like(leaf, values[name]).detach() for name, leaf in leaves.items()])
 
 
-def name_rule(optimizer: str, settings: Mapping[str, Any] | None = None) -> Rule:
+def name_optimizer(
+    optimizer: str, lr: float | None = None, settings: Mapping[str, Any] | None = None
+) -> OptimizerRule:
     """The rule of a name; `settings` are what was given with it, None where torch's defaults apply."""
-    choose("optimizer", optimizer, OPTIMIZER_NAMES, {"gd": "sgd", "heavy ball": "momentum"})
+    require_known_optimizer(optimizer)
     known = ("momentum",) if optimizer in DESCENTS else ("betas", "eps")
     given = {name: value for name, value in (settings or {}).items() if value is not None}
     for name, value in given.items():
@@ -228,8 +230,11 @@ def name_rule(optimizer: str, settings: Mapping[str, Any] | None = None) -> Rule
                 f"{', '.join(known)} and weight_decay; leave it out."
             )
     if optimizer in DESCENTS:
-        return named_descent(optimizer, given.get("momentum"), given.get("weight_decay"))
-    return _adam_rule(given, decoupled=optimizer == "adamw")
+        momentum, decay = given.get("momentum"), given.get("weight_decay")
+        rule: Rule = named_descent(optimizer, momentum, decay)
+    else:
+        rule = _adam_rule(given, decoupled=optimizer == "adamw")
+    return OptimizerRule(rule, lr, str(rule))
 
 
 def require_known_optimizer(optimizer: Any) -> None:
@@ -255,23 +260,30 @@ def read_optimizer(
     """The rule of the groups that hold some of `layers`; they may differ in learning rate and weight decay.
 
     `lr`, if given, replaces the largest learning rate; the others keep their proportion to it. `in_training`
-    reads the current learning rates and Adam's state; otherwise the rates are those that a scheduler has
-    lowered for its warmup, and the rule is that of an optimizer that has not stepped.
+    reads the current learning rates and Adam's state, and an unknown optimizer has `rule=None`. Otherwise the
+    learning rates are those that a warmup leads to, the rule is that of an optimizer that has not stepped,
+    and an unknown optimizer is refused.
     """
     optimizer = unwrap_optimizer(optimizer)
-    groups = groups_by_parameter(optimizer, model)
-    wanted = [layer.parameter for layer in layers]
-    held = {name: groups[name] for name in sorted(wanted) if name in groups}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = {
+        names[id(one)]: group
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if id(one) in names
+    }
+    wanted = sorted(layer.parameter for layer in layers)
+    held = {name: groups[name] for name in wanted if name in groups}
     if not held:
         raise ProblemError(
             "the optimizer holds none of the measured weights of this model; build it from this model's "
             "parameters(), or measure what it holds with layers=."
         )
-    _check_agreement(optimizer, held)
-    group = next(iter(held.values()))
-    decays = {name: float(one.get("weight_decay", 0.0)) for name, one in held.items()}
-    rates = {name: _rate(one, in_training) for name, one in held.items()}
-    largest, notes = max(rates.values()), []
+    # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as `initial_lr`.
+    key = "lr" if in_training else "initial_lr"
+    rates = {name: float(group.get(key, group["lr"])) for name, group in held.items()}
+    decays = {name: float(group.get("weight_decay", 0.0)) for name, group in held.items()}
+    largest, notes, rule = max(rates.values()), [], None
     if len(held) < len(wanted):
         notes.append(
             f"Left out, as not in the optimizer: {len(wanted) - len(held)} of {len(wanted)} weights."
@@ -280,33 +292,26 @@ def read_optimizer(
         notes.append("The optimizer has stepped already; the advice is for one that has not.")
     if not in_training and (len(set(rates.values())) > 1 or len(set(decays.values())) > 1):
         notes.append(
-            f"Parameter groups differ in learning rate or weight decay: the rates are for the group with the "
+            "Parameter groups differ in learning rate or weight decay: the rates are for the group with the "
             f"largest learning rate ({largest:g}), and the others keep their proportion to it."
         )
-    kind = _kind(optimizer, group)
-    settings = {**group, "weight_decay": max(decays.values())}
-    rule = _descent(settings) if kind == "sgd" else _adam_rule(settings, decoupled=kind == "adamw")
+    try:
+        rule = _common_rule(optimizer, held, max(decays.values()))
+    except ProblemError as refusal:
+        if not in_training:
+            raise
+        notes = [f"No stability limit: {refusal}"]
     state = {name: optimizer.state.get(model.get_parameter(name)) or {} for name in held}
     return OptimizerRule(
         rule,
-        lr=largest if lr is None else lr,
+        largest if lr is None else lr,
+        type(optimizer).__name__ if rule is None else str(rule),
         rates=rates,
         decays=decays,
         moved=frozenset(groups),
         state=state if in_training else {},
         notes=tuple(notes),
     )
-
-
-def groups_by_parameter(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The group of every parameter of the model that the optimizer holds."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        names[id(one)]: group
-        for group in optimizer.param_groups
-        for one in group["params"]
-        if id(one) in names
-    }
 
 
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -316,9 +321,31 @@ def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return unwrap_optimizer(inner) if passes_on and isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
-def _rate(group: Mapping[str, Any], in_training: bool) -> float:
-    # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as `initial_lr`.
-    return float(group["lr"] if in_training else group.get("initial_lr", group["lr"]))
+def _common_rule(
+    optimizer: torch.optim.Optimizer, held: Mapping[str, dict[str, Any]], weight_decay: float
+) -> Rule:
+    first, *others = held.values()
+    kind = _kind(optimizer, first)
+    for group in others:
+        different = [key for key in _COMMON if group.get(key) != first.get(key)]
+        if different:
+            shown = ", ".join(f"{key} {first.get(key)} and {group.get(key)}" for key in different)
+            names = [name for name, one in held.items() if one is group]
+            raise ProblemError(
+                "groups of the optimizer differ in more than learning rate and weight decay "
+                f"({shown}), so there is no common limit; measure one at a time: layers={names[:3]!r}."
+            )
+    if first.get("maximize"):
+        raise ProblemError("the optimizer maximizes; the stability limit is for descent. Negate the loss.")
+    if kind != "sgd":
+        return _adam_rule({**first, "weight_decay": weight_decay}, decoupled=kind == "adamw")
+    if first["momentum"] and first["dampening"]:
+        raise ProblemError(
+            f"the optimizer has dampening={first['dampening']:g}, for which no stability limit is known; use "
+            "dampening=0."
+        )
+    momentum, nesterov = float(first["momentum"]), bool(first["nesterov"])
+    return Descent(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
 
 
 def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
@@ -333,36 +360,6 @@ def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     raise ProblemError(
         f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; known are "
         f"{known_names}. Pass the nearest of the names {', '.join(map(repr, OPTIMIZER_NAMES))}."
-    )
-
-
-def _check_agreement(optimizer: torch.optim.Optimizer, held: Mapping[str, dict[str, Any]]) -> None:
-    numbers = {id(group): number for number, group in enumerate(optimizer.param_groups)}
-    (first_name, first), *others = held.items()
-    for name, group in others:
-        different = [key for key in _COMMON if group.get(key) != first.get(key)]
-        if different:
-            shown = ", ".join(f"{key} {first.get(key)} and {group.get(key)}" for key in different)
-            raise ProblemError(
-                f"groups {numbers[id(first)]} and {numbers[id(group)]} of the optimizer differ in more than "
-                f"learning rate and weight decay ({shown}), so there is no common stability limit; measure "
-                f"one at a time, such as layers={[name]!r}."
-            )
-    if first.get("maximize"):
-        raise ProblemError("the optimizer maximizes; the stability limit is for descent. Negate the loss.")
-
-
-def _descent(settings: Mapping[str, Any]) -> Descent:
-    momentum = float(settings["momentum"])
-    if momentum and settings["dampening"]:
-        raise ProblemError(
-            f"the optimizer has dampening={settings['dampening']:g}, for which no stability limit is known "
-            "here; use dampening=0."
-        )
-    return Descent(
-        momentum=momentum,
-        nesterov=bool(settings["nesterov"]),
-        weight_decay=float(settings["weight_decay"]),
     )
 
 

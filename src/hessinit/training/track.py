@@ -28,7 +28,7 @@ from hessinit.measurement.measure import (
     notes_on,
     versions_of,
 )
-from hessinit.present.words import format_number
+from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import map_tensors, read_batches, tensors_in
 from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.layers import find_layers
@@ -39,13 +39,10 @@ from hessinit.results.initialization import Initialization
 from hessinit.results.track_record import TrackedPoint, Tracking, describe_notes, find_crossings
 from hessinit.training.optimizer_rules import (
     OptimizerRule,
-    Rule,
     find_stability_limit,
-    groups_by_parameter,
-    name_rule,
+    name_optimizer,
     read_optimizer,
     require_known_optimizer,
-    unwrap_optimizer,
 )
 from hessinit.training.track_log import Losses, Sink, TrackLog, check_path, find_sinks, scalars
 
@@ -112,19 +109,22 @@ def track(
         raise ProblemError("resume=True needs the file to continue; pass its path=, or leave resume out.")
     sinks = find_sinks(log_to)
     layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
-    steps = _TrackedOptimizer(optimizer, lr, unwrap(model), layers)
+    rate = check_rate(lr)
+    if optimizer is None:
+        steps: Any = OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
+    else:
+        require_known_optimizer(optimizer)
+        steps = name_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     subject = _Subject(
-        model, loss, _copy_examples(batch), steps, layers, forward, dropout, reduction, curvature,
+        model, loss, _copy_examples(batch), steps, rate, layers, forward, dropout, reduction, curvature,
         each_layer, settings,
     )  # fmt: skip
     facts = subject.check(check)
     log = None if path is None else TrackLog(path, resume)
-    record = Tracking(
-        optimizer=steps.name, curvature=curvature, every=every, max_overhead=max_overhead, seed=seed, **facts
-    )
+    record = Tracking(curvature=curvature, every=every, max_overhead=max_overhead, seed=seed, **facts)
     tracker = Tracker(subject, record, log, sinks, warn)
     if at_start and not tracker.steps:
-        tracker._measure(must_succeed=True, stacklevel=4)
+        tracker._measure(must_succeed=True)
     return tracker
 
 
@@ -164,14 +164,13 @@ class Tracker:
         optimizer to read it from.
         """
         self._check_open()
-        steps = self._subject.steps
-        if lr is not None and steps.reads_rate:
-            raise ProblemError(
-                f"lr={lr!r} was given to step(), and the rate is read from the optimizer, whose schedule it "
-                "would hide; leave it out."
-            )
         if lr is not None:
-            steps.given_lr = check_rate(lr)
+            if isinstance(self._subject.optimizer, torch.optim.Optimizer) and self._subject.lr is None:
+                raise ProblemError(
+                    f"lr={lr!r} was given to step(), and the learning rate is read from the optimizer, whose "
+                    "schedule it would hide; leave it out."
+                )
+            self._subject.lr = check_rate(lr)
         self._steps += 1
         if loss is not None:
             self._losses.add(self.steps, loss)
@@ -250,7 +249,7 @@ class Tracker:
     ) -> None:
         self.close()
 
-    def _measure(self, must_succeed: bool = False, stacklevel: int = 4) -> TrackedPoint:
+    def _measure(self, must_succeed: bool = False) -> TrackedPoint:
         point = self._make_point(must_succeed)
         self._points = [one for one in self._points if one.step < point.step]
         self._points.append(point)
@@ -266,48 +265,41 @@ class Tracker:
                         f"Logging stopped at step {point.step}: {type(failure).__name__}: {failure}"
                     )
             if self._crosses_limit() and self._warn:
-                message = _describe_crossing(point, self._subject.steps.name)
-                warnings.warn(message, EdgeOfStabilityWarning, stacklevel=stacklevel)
+                message = warn_of_limit(point, self._record.optimizer)
+                warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
         return point
 
     def _make_point(self, must_succeed: bool) -> TrackedPoint:
         """The point of this step; one of nan with a note where measuring fails."""
-        subject = self._subject
+        subject, lr, note = self._subject, None, ""
         _synchronize(subject.model)  # what training still has to compute is not our time
         started = now()
         try:
-            found = subject.measure()
-            remarks = self._changes.describe(unwrap(subject.model), found.weights)
-            note = " ".join([*([found.note] if found.note else []), *remarks])
+            steps = subject.read_optimizer()
+            lr = steps.lr
+            fields, weights = subject.measure(steps)
+            news = [one for one in steps.notes if steps.rule is None and one not in self._record.notes]
+            note = " ".join([*news, *self._changes.describe(unwrap(subject.model), weights)])
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
                 raise
-            found, note = _FAILED, str(failure) or type(failure).__name__
+            names = ("loss", "norm", "error", "stable_learning_rate")
+            fields = {**dict.fromkeys(names, math.nan), "converged": False}
+            note = str(failure) or type(failure).__name__
         _synchronize(subject.model)
         seconds = now() - started
         self._budget.count(seconds)
-        try:
-            lr = subject.steps.lr
-        except ProblemError:  # the optimizer no longer moves any of the weights
-            lr = None
-        stable = found.stable_learning_rate
-        over = None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf
+        stable = fields["stable_learning_rate"]
         return TrackedPoint(
             step=self.steps,
             seconds=self._budget.elapsed,
             measuring_seconds=seconds,
-            loss=found.loss,
             training_loss=self._losses.latest,
             lr=lr,
-            norm=found.norm,
-            error=found.error,
-            converged=found.converged,
-            lr_times_norm=None if lr is None else lr * found.norm,
-            stable_learning_rate=stable,
-            lr_over_limit=over,
-            layers=found.layers,
-            products=found.products,
+            lr_times_norm=None if lr is None else lr * fields["norm"],
+            lr_over_limit=None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf,
             note=note,
+            **fields,
         )
 
     def _crosses_limit(self) -> bool:
@@ -391,106 +383,20 @@ def check_max_overhead(max_overhead: object) -> float:
     if is_number and 0 < max_overhead <= 1:  # type: ignore[operator]
         return float(max_overhead)  # type: ignore[arg-type]
     raise ProblemError(
-        f"max_overhead={max_overhead!r} must be a number above 0, up to 1: the maximum fraction of wall-clock "
-        "time spent measuring, such as 0.1."
+        f"max_overhead={max_overhead!r} must be a number above 0, up to 1: the maximum fraction of the time "
+        "spent measuring, such as 0.1."
     )
 
 
-class _TrackedOptimizer:
-    """The optimizer in training; read again at every measurement, since schedules and freezing change it."""
-
-    def __init__(
-        self, optimizer: Any, lr: float | None, model: nn.Module, layers: str | list[str] | None
-    ) -> None:
-        self._model, self._layers = model, layers
-        self.given_lr = check_rate(lr)
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._rule: Rule = Descent()
-        self.name = "" if lr is None else str(self._rule)
-        self.notes: tuple[str, ...] = ()
-        if optimizer is None:
-            return
-        require_known_optimizer(optimizer)
-        if isinstance(optimizer, str):
-            self._rule = name_rule(optimizer)
-            self.name = str(self._rule)
-            return
-        self._optimizer = unwrap_optimizer(optimizer)
-        self.weights()
-        found, refusal = self.read()
-        self.name = type(self._optimizer).__name__ if found is None else str(found.rule)
-        self.notes = (refusal,) if found is None else found.notes
-
-    def read(self) -> tuple[OptimizerRule | None, str]:
-        """The rule as it is now; None and the reason where the stability limit is not known."""
-        if self._optimizer is None:
-            return OptimizerRule(self._rule, self.given_lr), ""
-        layers = find_layers(self._model, self._layers)
-        trained = [one for one in layers if self._model.get_parameter(one.parameter).requires_grad]
-        try:
-            given = self.given_lr
-            return read_optimizer(self._optimizer, self._model, trained, lr=given, in_training=True), ""
-        except ProblemError as refusal:
-            return None, f"No stability limit: {refusal}"
-
-    def weights(self) -> list[str] | None:
-        """The weights to measure now: those that the optimizer moves; None for all that `layers` names."""
-        if self._optimizer is None:
-            return None
-        moved = self.moved()
-        held = [one.parameter for one in find_layers(self._model, self._layers) if one.parameter in moved]
-        if not held:
-            raise ProblemError(
-                "the optimizer holds none of the measured weights of this model; build it from this model's "
-                "parameters(), or measure what it holds with layers=."
-            )
-        return sorted(held)
-
-    def moved(self) -> set[str]:
-        """The parameters that training moves: those not frozen and, where there is one, in the optimizer."""
-        trained = {name for name, one in self._model.named_parameters() if one.requires_grad}
-        if self._optimizer is None:
-            return trained
-        return trained & set(groups_by_parameter(self._optimizer, self._model))
-
-    @property
-    def reads_rate(self) -> bool:
-        """Whether the learning rate is the optimizer's, not one that was given."""
-        return self._optimizer is not None and self.given_lr is None
-
-    @property
-    def lr(self) -> float | None:
-        """The learning rate of the next step; the largest where groups differ."""
-        if self._optimizer is None or self.given_lr is not None:
-            return self.given_lr
-        groups = groups_by_parameter(self._optimizer, self._model)
-        return max(float(groups[name]["lr"]) for name in self.weights() or ())
-
-
-@dataclass(frozen=True)
-class _Sharpness:
-    loss: float
-    norm: float
-    error: float
-    converged: bool
-    stable_learning_rate: float
-    layers: dict[str, float]
-    products: int
-    weights: tuple[str, ...] = ()
-    note: str = ""
-
-
-_FAILED = _Sharpness(math.nan, math.nan, math.nan, False, math.nan, {}, 0)
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Subject:
     """What every point measures: the model as it is now, on the same examples and random numbers."""
 
     model: nn.Module
     loss: Loss
     data: Any
-    steps: _TrackedOptimizer
+    optimizer: torch.optim.Optimizer | OptimizerRule
+    lr: float | None
     layers: str | list[str] | None
     forward: Forward | None
     dropout: str
@@ -499,16 +405,26 @@ class _Subject:
     each_layer: bool
     settings: LanczosSettings
 
-    def _problem(self, check: bool = False) -> Problem:
+    def read_optimizer(self) -> OptimizerRule:
+        """The optimizer as it is now: schedules, freezing and added groups change it."""
+        if isinstance(self.optimizer, OptimizerRule):
+            return replace(self.optimizer, lr=self.lr)
+        inner = unwrap(self.model)
+        layers = find_layers(inner, self.layers)
+        trained = [one for one in layers if inner.get_parameter(one.parameter).requires_grad]
+        return read_optimizer(self.optimizer, inner, trained, lr=self.lr, in_training=True)
+
+    def _problem(self, steps: OptimizerRule, check: bool = False) -> Problem:
         return Problem(
-            self.model, self.loss, self.data, layers=self.steps.weights() or self.layers,
+            self.model, self.loss, self.data, layers=sorted(steps.rates) or self.layers,
             forward=self.forward, dropout=self.dropout, reduction=self.reduction, check=check,
             seed=self.settings.seed,
         )  # fmt: skip
 
     def check(self, check: bool) -> dict[str, Any]:
         """Refuse what cannot be measured or, with `check`, has wrong derivatives; returns constant facts."""
-        problem = self._problem(check)
+        steps = self.read_optimizer()
+        problem = self._problem(steps, check)
         with problem.settings():
             evaluations = evaluate(problem)
             check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
@@ -518,45 +434,43 @@ class _Subject:
             problem.drew = drew
             if not problem.drew:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
-            uncounted = note_uncounted(problem, self.steps.moved()) if self.steps.name else ()
-            notes = (*notes_on(problem, evaluations), *note_unchecked(check), *self.steps.notes, *uncounted)
-            return {"examples": problem.examples, "notes": notes, "versions": versions_of(problem)}
+            uncounted = note_uncounted(problem, steps.moved) if steps.name else ()
+            notes = (*notes_on(problem, evaluations), *note_unchecked(check), *steps.notes, *uncounted)
+            facts = {"examples": problem.examples, "notes": notes, "versions": versions_of(problem)}
+            return {"optimizer": steps.name, **facts}
 
-    def measure(self) -> _Sharpness:
-        problem = self._problem()
+    def measure(self, steps: OptimizerRule) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The fields of a point that are measured, and the names of the measured weights."""
+        problem = self._problem(steps)
         with problem.settings():
             evaluations = evaluate(problem)
             engine = build_engine(evaluations, self.curvature, self.settings)
-            names = list(problem.leaves)
-            layers = {}
+            names, layers = list(problem.leaves), {}
             if self.each_layer:
                 each = engine.extremes_of_each(names)
                 layers = {
                     layer.name: each[layer.parameter].norm.value
                     for layer in in_running_order(problem, evaluations)
                 }
-            ends = engine.extremes(names)
-            stable, products = math.nan, ends.top.products + ends.bottom.products
-            rule, note = self.steps.read()
-            if rule is not None:
+            extremes = engine.extremes(names)
+            norm, products = extremes.norm, extremes.top.products + extremes.bottom.products
+            stable = math.nan
+            if steps.rule is not None:
                 limit = find_stability_limit(
-                    rule, engine, evaluations, self.settings, semidefinite=self.curvature == "gauss-newton",
-                    ends=ends, top_only=True,
+                    steps, engine, evaluations, self.settings,
+                    semidefinite=self.curvature == "gauss-newton", extremes=extremes, top_only=True,
                 )  # fmt: skip
                 stable, products = limit.stable, products + limit.products
-            elif note in self.steps.notes:  # said once, at the beginning
-                note = ""
-            return _Sharpness(
-                loss=sum(one.loss_value * one.weight for one in evaluations),
-                norm=ends.norm.value,
-                error=ends.norm.error,
-                converged=ends.norm.converged,
-                stable_learning_rate=stable,
-                layers=layers,
-                products=products,
-                weights=tuple(names),
-                note=note,
-            )
+            fields = {
+                "loss": sum(one.loss_value * one.weight for one in evaluations),
+                "norm": norm.value,
+                "error": norm.error,
+                "converged": norm.converged,
+                "stable_learning_rate": stable,
+                "layers": layers,
+                "products": products,
+            }
+            return fields, tuple(names)
 
 
 class _Changes:
@@ -600,8 +514,8 @@ def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Trackin
     """The earlier record with the new settings; changes are noted, another curvature is refused."""
     if earlier.curvature != record.curvature:
         raise ProblemError(
-            f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}, and the "
-            "two do not compare. Pass the same curvature, or another path."
+            f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}; pass "
+            "the same curvature, or another path."
         )
     asked = {
         name: (getattr(earlier, name), getattr(record, name)) for name in ("optimizer", "examples", "seed")
@@ -611,18 +525,6 @@ def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Trackin
     told = describe_notes((point.step, point.note) for point in earlier.points)  # and will be again
     kept = [note for note in earlier.notes if note not in told]
     return replace(earlier, every=record.every, max_overhead=record.max_overhead, notes=(*kept, *notes))
-
-
-def _describe_crossing(point: TrackedPoint, optimizer: str) -> str:
-    assert point.lr is not None
-    rate, stable = format_number(point.lr), format_number(point.stable_learning_rate)
-    return (
-        f"step {point.step}: the learning rate {rate} is at or above the stability limit {stable} of "
-        f"{optimizer or 'gradient descent'}: ‖H‖ = {format_number(point.norm)}, so lr·‖H‖ = "
-        f"{format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
-        f"{format_number(point.stable_learning_rate * point.norm)}. If the loss rises or jumps, use a learning "
-        f"rate below {stable}, a longer warmup, or weights from hessinit.initialize_(…, lr={point.lr:g})."
-    )
 
 
 def _copy_examples(batch: Any) -> Any:

@@ -105,9 +105,9 @@ class TrackLog:
     """A file of JSON lines: a header, a line for each point, and a line at the end.
 
     The file is opened for every line, and each line is with the operating system before training goes on, so
-    that a killed run loses nothing. A line that cannot be written is kept, and precedes the next one: the disk
-    may be full only for a while. The file is created with the first line, after an earlier tracker's file of
-    that name has been renamed to `NAME.bak`; with `resume` the run continues in it.
+    that a killed run loses nothing. A line that cannot be written precedes the next one: the disk may be full
+    only for a while. The file is created with the first line, after an earlier tracker's file of that name
+    has been renamed to `NAME.bak`; with `resume` the run continues in it.
     """
 
     def __init__(self, path: str | os.PathLike[str], resume: bool) -> None:
@@ -132,8 +132,7 @@ class TrackLog:
         """Set the header. A resumed file is rewritten under it, whole or not at all."""
         later = ("points", "losses", "seconds", "spent")
         facts = {name: value for name, value in record.to_dict().items() if name not in later}
-        header = {"lines": True, **facts}
-        self._header = json.dumps(header, allow_nan=False) + "\n"
+        self._header = json.dumps({**facts, "lines": True}, allow_nan=False) + "\n"
         if self.earlier is not None:
             self.rewrite(record.points, Losses(record.losses), record.seconds)
 

@@ -24,7 +24,7 @@ REPORT = make_report(
         "\ud800\x1b[2J",
         jacobians=JacobianBounds(
             forward=one, forward_largest=2.0, backward=None, backward_largest=None, activation=1.0,
-            paper_bound=None, rigorous_bound=math.inf, lipschitz_bound=None, reason="no chain",
+            paper_bound=None, rigorous_bound=math.inf, reason="no chain",
         ),
         diagnostics=Diagnostics(activation="relu", dead=0.25, gradient_std=math.inf),
     ),
