@@ -210,6 +210,7 @@ class Document:
     numbers: Sequence[KeyNumber] = ()
     tone: str = "plain"
     more_charts: Sequence[Chart] = ()
+    picture: Sequence[str] = ()  # names of the charts of a figure in a file; () for the first chart
     absent: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -42,6 +42,7 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
         footer=write_versions(f"Seed {tracking.seed}", tracking.versions),
         numbers=_key_numbers(tracking),
         tone=_judge(tracking),
+        picture=("sharpness", "loss"),
     )
 
 
@@ -49,8 +50,12 @@ def tracking_sections(runs: Runs) -> list[doc.Section]:
     """Return the charts of one run, or of several together, and then the points of each."""
     layers = [chart for label, tracking in runs for chart in _layer_charts(label, tracking, len(runs) > 1)]
     points = [block for label, tracking in runs for block in _point_blocks(label, tracking, len(runs) > 1)]
-    sections = [("Loss and sharpness", _step_charts(runs)), ("Layers", layers), ("All measurements", points)]
-    return [doc.Section(heading, blocks) for heading, blocks in sections if blocks]
+    sections = [
+        doc.Section("Loss and sharpness", _step_charts(runs)),
+        doc.Section("Layers", layers),
+        doc.Section("All measurements", points),
+    ]
+    return [section for section in sections if section.blocks]
 
 
 def conclude_tracking(tracking: Tracking) -> list[str]:
@@ -84,19 +89,6 @@ def find_divergence(tracking: Tracking) -> tuple[int, float] | None:
     losses = sorted({**dict(tracking.losses), **given}.items(), reverse=True)
     ended = list(takewhile(lambda pair: not math.isfinite(pair[1]), losses))
     return ended[-1] if ended else None
-
-
-def warn_of_limit(point: TrackedPoint, optimizer: str) -> str:
-    """Return the warning that the learning rate is at or above its stability limit, and what to do."""
-    assert point.lr is not None
-    lr, limit = format_number(point.lr), format_number(point.stable_learning_rate)
-    return (
-        f"step {point.step}: lr = {lr} is at or above the stability limit {limit} of "
-        f"{optimizer or 'gradient descent'}: ‖H‖ = {format_number(point.norm)}, so lr·‖H‖ = "
-        f"{format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
-        f"{format_number(point.stable_learning_rate * point.norm)}. If the loss rises or jumps, use lr < "
-        f"{limit}, a slower warmup, or initialize with hessinit.initialize_(…, lr={point.lr:g})."
-    )
 
 
 def _describe_course(measured: list[TrackedPoint]) -> str:
@@ -270,7 +262,7 @@ def _layer_charts(label: str, tracking: Tracking, several: bool) -> list[doc.Cha
     names = list(dict.fromkeys(name for point in points for name in point.layers))
     last = points[-1].layers
     ends = ", ".join(f"{name} {_write(last.get(name))}" for name in names[:MOST_LINES])
-    told = {
+    told: dict[str, Any] = {
         "name": f"layers, {label}" if several else "layers",
         "caption": f"‖H‖ of each layer{f': {label}' if several else ''}",
         "description": f"‖H‖ of {count(len(names), 'layer')} over the steps; at the end {ends}.",
