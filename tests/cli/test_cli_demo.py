@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hessinit.demo import problem, trying
 from typer.testing import CliRunner
 
 from hessinit import CurvatureReport, Initialization, Tracking, measure
 from hessinit.cli import app
+from hessinit.demo import problem, trying
 
 # Numbers differ between machines, and what training makes of them by more than the last digit; with them go
 # the table's spaces, the bars and the wrapping.
@@ -122,6 +122,8 @@ def test_the_demo_tells_the_whole_story(whole):
     assert whole.result.stderr == ""
 
 
+
+
 def test_the_story_is_that_the_start_decides(whole):
     told = re.search(
         r"the loss is (\S+) from\s+hessinit's\s+start\s+and\s+(\S+)\s+from\s+PyTorch's", whole.result.stdout
@@ -139,6 +141,8 @@ def test_the_page_and_the_picture_are_there_and_nothing_else(whole):
     for words in ("Two starts for one network", "Is it luck?", "hessinit&#39;s start is ahead", "fc10"):
         assert words in page
     assert (whole.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
 
 
 @pytest.mark.usefixtures("shortened")
@@ -168,6 +172,10 @@ def test_json_is_all_that_is_printed_and_no_file_is_written(run, tmp_path, monke
     ]  # fmt: skip
     again = json.loads(run("demo", "--json", "--seed", 3, "--lr", 0.1).stdout)
     assert again["tries"] == shown["tries"]
+
+
+
+
 
 
 @pytest.mark.usefixtures("shortened")
@@ -203,6 +211,8 @@ def test_a_full_disk_leaves_no_half_file(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+
+
 def test_a_folder_that_cannot_be_is_refused_before_any_work(run, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "demo.html").mkdir(parents=True)
@@ -224,6 +234,8 @@ def test_the_demo_s_problem_can_be_measured_by_name(run):
     assert result.exit_code == 0, result.output
     measured = measure(*problem(), seed=0).to_dict()
     assert {**json.loads(result.stdout), "seconds": 0} == {**measured, "seconds": 0}
+
+
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf", "fast"])

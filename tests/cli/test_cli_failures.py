@@ -223,6 +223,12 @@ def test_a_function_that_exits_is_told_how_not_to(run, failing):
     assert "under `if __name__ == '__main__':`." in result.stderr
 
 
+
+
+
+
+
+
 def test_active_dropout_is_answered_with_what_a_file_can_do(run, tmp_path):
     path = tmp_path / "net.py"
     path.write_text(
@@ -280,6 +286,8 @@ def test_an_interruption_ends_the_command_with_a_line(run_process, failing, comm
     result = run_process(command[0], "failing.py:interrupted", *command[1:])
     assert (result.returncode, result.stdout) == (130, "")
     assert result.stderr == f"Interrupted: {message}\n"
+
+
 
 
 @pytest.mark.parametrize(

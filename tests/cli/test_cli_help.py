@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import resource
 from collections.abc import Callable
 
 import pytest
@@ -81,6 +83,7 @@ HEAVY = {
     "jinja2",
     "hessinit.measurement.measure",
     "hessinit.training",
+    "hessinit.training",
 }
 
 
@@ -102,6 +105,8 @@ def test_help_loads_nothing_heavy(run_python):
     assert modules.isdisjoint(HEAVY)
 
 
+
+
 def options_of(command: Callable[..., None]) -> list[tuple[str, OptionInfo]]:
     # Not get_type_hints: Python 3.10 hides the annotation of what is None by default in an Optional.
     parameters = inspect.signature(command, eval_str=True).parameters.values()
@@ -111,6 +116,8 @@ def options_of(command: Callable[..., None]) -> list[tuple[str, OptionInfo]]:
         for option in getattr(parameter.annotation, "__metadata__", ())
         if isinstance(option, OptionInfo)
     ]
+
+
 
 
 # Where the same word has another meaning, or more to say.
@@ -131,3 +138,5 @@ def test_an_option_has_one_name_metavar_and_help_in_all_commands():
                 shown = (option.metavar, option.help, option.default, option.param_decls)
                 assert seen.setdefault(name, shown) == shown, (name, command.__name__)
     assert len(seen) > 20
+
+

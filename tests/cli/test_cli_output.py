@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hessinit.demo import problem
 
 from hessinit import CurvatureReport, load, measure
+from hessinit.demo import problem
 
 from .conftest import read_to_the_end
 
@@ -37,6 +38,8 @@ def test_colours_are_on_when_forced_and_off_with_no_color(run_process, net):
     assert escapes(FORCE_COLOR="1")
     assert not escapes(FORCE_COLOR="1", NO_COLOR="1")
     assert not escapes()
+
+
 
 
 def test_a_reader_that_stops_early_sees_no_traceback(run_process, net):
@@ -75,6 +78,8 @@ def test_files_are_written_whole_and_named_on_stderr(run, net, tmp_path):
     ]
 
 
+
+
 @pytest.mark.parametrize("option", ["--html", "--save"])
 @pytest.mark.parametrize(
     ("file", "message"),
@@ -104,12 +109,16 @@ def test_a_folder_without_permission_is_refused_before_any_work(run, net, tmp_pa
     assert "is read-only for you" in result.stderr
 
 
+
+
 def test_one_file_for_two_things_is_refused(run, net, tmp_path):
     result = run(
         "measure", f"{net}:problem", "--save", tmp_path / "r", "--html", tmp_path / "there" / ".." / "r"
     )
     assert result.exit_code == 2
     assert f"--save and --html both name {tmp_path / 'r'}; give them different files." in result.stderr
+
+
 
 
 def test_a_file_that_fails_does_not_take_the_others_along(run, net, tmp_path, monkeypatch):

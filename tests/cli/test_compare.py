@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -10,10 +11,10 @@ import time
 
 import pytest
 import torch
-from hessinit.cli.rebuilding import ForwardOf, LossOf, ModelOf, load_rebuildable
-from hessinit.problem_file import find_problem
 from torch import nn
 
+from hessinit.cli.rebuilding import ForwardOf, LossOf, ModelOf, load_rebuildable
+from hessinit.problem_file import find_problem
 from hessinit.results.comparison import Comparison
 from hessinit.training.compare import compare
 
@@ -127,6 +128,10 @@ def test_the_result_is_printed_as_print_does_and_written_to_files(run, digits, t
     assert not list(tmp_path.glob(".*tmp"))
 
 
+
+
+
+
 def test_a_folder_is_gone_on_with_and_more_rates_are_added(run, digits, tmp_path):
     command = (
         "compare",
@@ -224,6 +229,8 @@ def wrong_target():
     assert shown.endswith("Error: comparing starts of late_net.py:wrong_target failed, as shown above.\n")
 
 
+
+
 def test_a_file_with_the_name_of_a_module_that_nobody_loads_runs_in_workers(run_process, tmp_path, digits):
     (tmp_path / "this.py").write_text(digits.read_text())  # Python's own prints a poem
     command = ("compare", "this.py:with_functions_of_the_file", *SMALL, "--json", "--workers", "2")
@@ -266,3 +273,5 @@ def test_without_a_folder_an_interrupted_command_says_that_nothing_is_kept(run, 
     assert result.stderr.endswith(
         "Interrupted: stopped after 0 of 4 runs, and none is kept; pass --folder to keep them next time.\n"
     )
+
+

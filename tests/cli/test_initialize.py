@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
 import safetensors.torch
+import torch
 
 from hessinit import initialize_, measure
+from hessinit.init.defaults import ADAPTIVE, SCALINGS
 from hessinit.results.initialization import Initialization
 
 from .exact_problems import EXACT
@@ -148,6 +151,8 @@ def test_a_wrong_option_is_answered_in_the_command_s_own_words(run, exact, tmp_p
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["exact.py"]
 
 
+
+
 def test_every_file_on_a_full_disk_is_told_and_none_is_left_in_part(run, exact, tmp_path):
     resource = pytest.importorskip("resource", reason="sets a limit")
     files = {"--save": "r.json", "--weights": "w.safetensors", "--html": "r.html", "--picture": "r.pdf"}
@@ -164,6 +169,14 @@ def test_every_file_on_a_full_disk_is_told_and_none_is_left_in_part(run, exact, 
     assert [line.split(": ")[1] for line in told] == [f"cannot write {name}" for name in files.values()]
     assert all("File too large" in line for line in told), told
     assert {path.name for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
+
+
+
+
+
+
+
+
 
 
 FROZEN = (
@@ -199,3 +212,5 @@ def test_a_problem_that_cannot_be_initialized_is_refused_in_words(run, tmp_path,
     path.write_text(EXACT + ODD, encoding="utf-8")
     result = run("initialize", f"{path}:{function}", "--lr", "0.1")
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", message)
+
+

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
 
 import pytest
+
+from hessinit.cli.calling import called_as
 from hessinit.cli.starter import write_starter
 
 SMALL = ("--steps", "10", "--seeds", "1", "--workers", "1")
@@ -112,3 +115,5 @@ def test_it_needs_no_torch(run_python):
         "print('torch' in sys.modules)"
     )
     assert result.stdout.splitlines()[-1] == "False", result.stderr
+
+

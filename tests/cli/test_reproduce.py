@@ -106,3 +106,5 @@ def test_an_interrupted_command_says_how_to_go_on_and_goes_on(run, tmp_path):
     again = json.loads(run("reproduce", *options, "--json").stdout)
     anew = json.loads(run("reproduce", *options, "--json", "--folder", "anew").stdout)
     assert [each["results"] for each in again] == [each["results"] for each in anew]
+
+

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -53,6 +54,8 @@ def refuse(word: str) -> None:
     raise AssertionError(f"{word} is not strict JSON")
 
 
+
+
 def test_a_terminal_gets_colour_and_a_spinner(folder):
     seen = on_a_terminal("measure", "exact.py:problem", folder=folder, TERM="xterm")
     assert re.search(r"\x1b\[3\dm", seen)
@@ -67,6 +70,8 @@ def test_no_color_and_a_dumb_terminal_get_none(folder, variables, command):
     if variables["TERM"] == "dumb":
         assert "\x1b" not in seen, repr(seen)
     assert "verdict" in seen
+
+
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,8 @@ def test_a_pipe_gets_plain_text_of_forty_columns_also_in_ascii(run_process, fold
         assert result.stdout.isascii()
         assert max(map(len, result.stdout.splitlines())) <= 40, result.stdout
     assert "Traceback" not in result.stderr
+
+
 
 
 def test_the_first_line_can_be_cut_off_by_head(folder):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,10 +10,11 @@ import time
 
 import pytest
 
+from hessinit.cli.tailing import Lines
 from hessinit.results.track_record import Tracking
 from hessinit.training.train_and_track import train_and_track
 
-from .conftest import SOURCE
+from .conftest import SOURCE, on_a_terminal
 from .exact_problems import EXACT
 
 SMALL = ("--steps", "20", "--batch-size", "4", "--every", "5", "--share", "1")
@@ -100,6 +102,12 @@ def test_the_log_holds_every_point_and_a_second_run_keeps_it(run, exact, tmp_pat
     assert again.stderr == "Wrote c-2.jsonl, for c.jsonl was there.\n"
     assert (tmp_path / "c.jsonl").read_bytes() == kept
     assert run("show", "c-2.jsonl").exit_code == 0
+
+
+
+
+
+
 
 
 MANY = """
@@ -232,3 +240,7 @@ def test_an_interrupted_training_shows_what_was_tracked(exact, tmp_path, request
     assert re.fullmatch(
         r"Wrote t\.json\.\nWrote c\.jsonl\.\nInterrupted: stopped after \d+ of 100000 steps\.\n", stderr
     ), stderr
+
+
+
+
