@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-import hessinit
 from hessinit.present.comparison_example import example_comparison
 from hessinit.present.example import example_report
 from hessinit.present.initialization_example import example_initialization
 from hessinit.present.reproduction_example import example_reproduction
 from hessinit.present.tracking_example import example_tracking
+
+import hessinit
 from hessinit.results.reproduction import Findings
 
 KINDS = {

@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
-
 from hessinit.cli.show import show
 from hessinit.present.reproduction_example import example_reproduction
+from typer.testing import CliRunner
+
 from hessinit.results.reproduction import Cell, Reproduction
 
 
