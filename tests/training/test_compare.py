@@ -84,12 +84,14 @@ def test_initial_norms_are_those_of_the_seeds_weights_on_the_seeds_batch() -> No
     assert comparison.norm("he", 0.5) == comparison.norm("he", 0.1)
 
 
-def test_measuring_changes_no_run_even_with_dropout() -> None:
-    with_norms = problem.small(build=problem.build_with_dropout)
-    without = problem.small(build=problem.build_with_dropout, curvature_at_start=False)
-    assert math.isnan(without.norm("he"))
-    assert with_norms.norm("he") > 0
+def test_neither_measuring_nor_what_a_scheme_draws_changes_the_masks_of_dropout() -> None:
+    schemes = {"kept": problem.keep, "drawing": lambda *arguments: torch.rand(3)}
+    settings: dict[str, Any] = {"build": problem.build_with_dropout, "schemes": schemes}
+    with_norms, without = problem.small(**settings), problem.small(**settings, curvature_at_start=False)
+    assert math.isnan(without.norm("kept"))
+    assert with_norms.norm("kept") > 0
     assert _losses(with_norms) == _losses(without)
+    assert _losses(without)[:4] == _losses(without)[4:]
 
 
 def test_norms_of_a_two_layer_net_scale_as_the_square_of_the_std() -> None:

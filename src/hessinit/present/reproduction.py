@@ -205,7 +205,8 @@ def _write(cell: Cell | None) -> str:
         return ""
     if cell.unit != "%":
         return format_mean(cell.ours, math.nan if cell.error is None else cell.error)
-    return f"{cell.ours:.0f}{'' if cell.error is None else f' ± {cell.error:.0f}'} %"
+    error = "" if cell.error is None else f" ± {format_number(cell.error, 1 if cell.error < 10 else 2)}"
+    return f"{cell.ours:.0f}{error} %"
 
 
 def _write_paper(cell: Cell | None) -> str:

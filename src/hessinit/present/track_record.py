@@ -42,6 +42,7 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
         footer=write_versions(f"Seed {tracking.seed}", tracking.versions),
         numbers=_key_numbers(tracking),
         tone=_judge(tracking),
+        picture=("sharpness", "loss"),
     )
 
 
@@ -49,8 +50,12 @@ def tracking_sections(runs: Runs) -> list[doc.Section]:
     """Return the charts of one run, or of several together, and then the points of each."""
     layers = [chart for label, tracking in runs for chart in _layer_charts(label, tracking, len(runs) > 1)]
     points = [block for label, tracking in runs for block in _point_blocks(label, tracking, len(runs) > 1)]
-    sections = [("Loss and sharpness", _step_charts(runs)), ("Layers", layers), ("All measurements", points)]
-    return [doc.Section(heading, blocks) for heading, blocks in sections if blocks]
+    sections = [
+        doc.Section("Loss and sharpness", _step_charts(runs)),
+        doc.Section("Layers", layers),
+        doc.Section("All measurements", points),
+    ]
+    return [section for section in sections if section.blocks]
 
 
 def conclude_tracking(tracking: Tracking) -> list[str]:
@@ -270,7 +275,7 @@ def _layer_charts(label: str, tracking: Tracking, several: bool) -> list[doc.Cha
     names = list(dict.fromkeys(name for point in points for name in point.layers))
     last = points[-1].layers
     ends = ", ".join(f"{name} {_write(last.get(name))}" for name in names[:MOST_LINES])
-    told = {
+    told: dict[str, Any] = {
         "name": f"layers, {label}" if several else "layers",
         "caption": f"‖H‖ of each layer{f': {label}' if several else ''}",
         "description": f"‖H‖ of {count(len(names), 'layer')} over the steps; at the end {ends}.",

@@ -1,4 +1,7 @@
-"""Run jobs in this process, in worker processes, or on an executor, and show the progress."""
+"""Run jobs in this process, in worker processes, or on an executor, and show the progress.
+
+torch is imported late, because the command line shows a spinner while it loads.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hessinit.errors import ProblemError
-from hessinit.problem.double_backward import default_device
-from hessinit.problem.validate import check_whole
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,8 @@ def run_jobs(
 
 def check_workers(workers: Any, executor: Any) -> None:
     """Refuse a wrong number of workers, a wrong executor, or both at once."""
+    from hessinit.problem.validate import check_whole
+
     if workers is not None:
         check_whole("workers", workers, at_least=1)
     if executor is None:
@@ -82,7 +83,7 @@ def check_workers(workers: Any, executor: Any) -> None:
             f"workers={workers} and executor= are both given; the executor knows its own workers, so leave "
             "workers out."
         )
-    if not isinstance(executor, Executor) and not callable(getattr(executor, "submit", None)):
+    if not callable(getattr(executor, "submit", None)):
         raise ProblemError(
             f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
             "ProcessPoolExecutor() or a Dask client's get_executor()."
@@ -142,6 +143,10 @@ _received: list[Work] = []  # in a worker process: the work that it was started 
 
 def _pack(work: Work) -> bytes:
     """The work, and the global settings of torch without which a worker's numbers would differ."""
+    import torch
+
+    from hessinit.problem.double_backward import default_device
+
     matmul = None
     with contextlib.suppress(RuntimeError):  # torch refuses to tell once the newer switches have been used
         matmul = torch.get_float32_matmul_precision()
@@ -180,6 +185,10 @@ def _check_main_file(uses_main: bool) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _unpack(packed: bytes) -> Work:
+    import torch
+
+    from hessinit.problem.double_backward import default_device
+
     work: Work
     work, (dtype, device, matmul) = pickle.loads(packed)
     torch.set_default_dtype(dtype)
