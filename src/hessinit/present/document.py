@@ -110,7 +110,7 @@ class HeatMap:
     marked: Sequence[Sequence[bool]] | None = None  # cells with a frame
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RateLine:
     """A logarithmic axis of learning rates: 1/‖H‖ at `best`, unstable above `stable`, and further marks."""
 

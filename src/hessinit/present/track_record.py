@@ -84,6 +84,19 @@ def find_divergence(tracking: Tracking) -> tuple[int, float] | None:
     return ended[-1] if ended else None
 
 
+def warn_of_limit(point: TrackedPoint, optimizer: str) -> str:
+    """Return the warning that the learning rate is at or above its stability limit, and what to do."""
+    assert point.lr is not None
+    lr, limit = format_number(point.lr), format_number(point.stable_learning_rate)
+    return (
+        f"step {point.step}: lr = {lr} is at or above the stability limit {limit} of "
+        f"{optimizer or 'gradient descent'}: ‖H‖ = {format_number(point.norm)}, so lr·‖H‖ = "
+        f"{format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
+        f"{format_number(point.stable_learning_rate * point.norm)}. If the loss rises or jumps, use lr < "
+        f"{limit}, a slower warmup, or initialize with hessinit.initialize_(…, lr={point.lr:g})."
+    )
+
+
 def _describe_course(measured: list[TrackedPoint]) -> str:
     first, last = measured[0], measured[-1]
     if len(measured) == 1:

@@ -134,7 +134,7 @@ def _number(value: object) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warmup:
+class WarmupAdvice:
     """Whether to raise the rate linearly over the first `steps`, and why."""
 
     advised: bool
@@ -142,7 +142,7 @@ class Warmup:
     reason: str
 
 
-def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = False) -> Warmup:
+def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = False) -> WarmupAdvice:
     """Advise a warmup where the rate is above the stable one, in proportion to how far.
 
     A `flat` initialization has no sharpness to lose: there a rate that is too large stays too large.
@@ -152,15 +152,17 @@ def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = F
     """
     say = presenter("advice")
     if stable == 0 or math.isnan(stable):
-        return Warmup(advised=False, steps=0, reason=say.NO_RATE)
+        return WarmupAdvice(advised=False, steps=0, reason=say.NO_RATE)
     rate = best if lr is None else lr
     if rate <= stable:
-        return Warmup(advised=False, steps=0, reason=say.slow_enough(rate, stable, given=lr is not None))
+        return WarmupAdvice(
+            advised=False, steps=0, reason=say.slow_enough(rate, stable, given=lr is not None)
+        )
     if flat:
-        return Warmup(advised=False, steps=0, reason=say.too_fast_when_flat(rate, stable))
+        return WarmupAdvice(advised=False, steps=0, reason=say.too_fast_when_flat(rate, stable))
     reason = say.too_fast(rate, stable, is_hopeless=rate > RESCUED_BELOW * stable)
     steps = min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
-    return Warmup(advised=True, steps=steps, reason=reason)
+    return WarmupAdvice(advised=True, steps=steps, reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -181,7 +183,7 @@ class LearningRateAdvice(Result):
     learning_rate_reason: str
     stable_learning_rate: float
     stable_reason: str
-    warmup: Warmup
+    warmup: WarmupAdvice
     norm: Estimate
     curvature: str
     loss: float
