@@ -233,9 +233,7 @@ class Result(PlainData):
         """Write the result as one web page that loads nothing else."""
         write_text(path, presenter().to_page(self))
 
-    def plot(
-        self, which: str | Sequence[str] | None = None, ax: Axes | Sequence[Axes] | None = None
-    ) -> Axes:
+    def plot(self, which: str | Sequence[str] | None = None, ax: Axes | Sequence[Axes] | None = None) -> Axes:
         """Draw charts by name, by default the first, on `ax` or a new figure; return the first one's axes.
 
         An unknown name is answered with the names of the charts; `.figure.savefig(…)` writes the picture.
