@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -11,10 +10,10 @@ import time
 
 import pytest
 import torch
-from torch import nn
-
 from hessinit.cli.rebuilding import ForwardOf, LossOf, ModelOf, load_rebuildable
 from hessinit.problem_file import find_problem
+from torch import nn
+
 from hessinit.results.comparison import Comparison
 from hessinit.training.compare import compare
 
