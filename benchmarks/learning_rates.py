@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import hessinit
 from hessinit import advise
-from hessinit.curvature.preconditioner import ScaledCurvature
 from hessinit.curvature.lanczos import lanczos
+from hessinit.curvature.preconditioner import ScaledCurvature
 from hessinit.digits import load_digits
 
 RATES = (3e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 import hessinit
-from hessinit.present.comparison_example import example_comparison
 from hessinit.present.example import example_report
 from hessinit.present.initialization_example import example_initialization
-from hessinit.present.reproduction_example import example_reproduction
-from hessinit.present.tracking_example import example_tracking
 from hessinit.results.reproduction import Findings
+from result_examples import example_comparison, example_reproduction, example_tracking
 
 KINDS = {
     "curvature report": example_report,

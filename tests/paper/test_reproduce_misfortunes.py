@@ -23,7 +23,7 @@ from hessinit.paper.experiments import EXPERIMENTS
 from hessinit.paper.gathering import write_page
 from hessinit.paper.store import ResultStore
 from hessinit.paper.working import PaperWork
-from hessinit.present.reproduction_example import example_reproduction
+from result_examples import example_reproduction
 
 SMALL: dict[str, Any] = {"data": "digits", "seeds": 2, "workers": 1, "progress": False}
 

@@ -70,7 +70,7 @@ def jacobian_bounds(
 
 
 def _no_bounds(reason: str) -> JacobianBounds:
-    return JacobianBounds(None, None, None, None, None, None, None, None, reason)
+    return JacobianBounds(reason=reason)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,6 @@ def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
         activation=max(one.activation for one in batches),
         paper_bound=_total([one.paper_bound for one in batches]),
         rigorous_bound=_total([one.rigorous_bound for one in batches]),
-        lipschitz_bound=None,
         reason=next((one.reason for one in batches if one.reason), ""),
         note=next((one.note for one in batches if one.note), ""),
     )

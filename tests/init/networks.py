@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from hessinit.digits import load_digits
 
 LOSS = nn.CrossEntropyLoss()
+BOTH = pytest.mark.parametrize("with_sample", [True, False], ids=["run", "traced"])
+
+
+class Net(nn.Module):
+    """Parts by name, and the forward as a function of the module and its input."""
+
+    def __init__(self, run: Callable[[Any, Any], Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.run(self, x)
+
+
+def between(function: Callable[[Tensor], Tensor]) -> Net:
+    """Two layers with a function between them."""
+    parts = {"first": nn.Linear(4, 6), "last": nn.Linear(6, 3), "function": function}
+    return Net(lambda net, x: net.last(net.function(net.first(x))), **parts)
+
+
+def skip_what_torch_cannot_trace(with_sample: bool) -> None:
+    """For a forward that makes a tensor of its input's size: torch 2.6 traces none, a sample is needed."""
+    if not with_sample:
+        try:
+            fx.symbolic_trace(lambda x: torch.zeros(x.shape))
+        except TypeError:
+            pytest.skip("this torch cannot trace torch.zeros(x.shape)")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def digits(examples: int = 64) -> tuple[Tensor, Tensor]:
@@ -41,49 +76,42 @@ def normalized(depth: int = 4, width: int = 32) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
-class Branch(nn.Module):
-    def __init__(self, width: int, norm: bool) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
-        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(F.relu(self.first(self.norm(x))))
+def branch(width: int, norm: bool = False) -> Net:
+    parts = {"norm": nn.LayerNorm(width) if norm else nn.Identity()}
+    parts |= {"first": nn.Linear(width, width), "second": nn.Linear(width, width)}
+    return Net(lambda net, x: x + net.second(F.relu(net.first(net.norm(x)))), **parts)
 
 
 def residual(blocks: int, norm: bool = False, width: int = 24) -> nn.Sequential:
-    body = [Branch(width, norm) for _ in range(blocks)]
+    body = [branch(width, norm) for _ in range(blocks)]
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), *body, nn.Linear(width, 10))
 
 
-class Tokens(nn.Module):
+def text_model(body: nn.Module, tied: bool = False) -> Net:
     """Embedding, a body over (examples, positions, width), and a head that may be tied to the embedding."""
 
-    def __init__(self, body: nn.Module, width: int = 16, words: int = 12, tied: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(words, width)
-        self.body = body
-        self.head = nn.Linear(width, words, bias=False)
-        if tied:
-            self.head.weight = self.embed.weight
+    def run(net: Any, tokens: Tensor) -> Tensor:
+        found = net.body(net.embed(tokens))
+        return net.head(found[0] if isinstance(found, tuple) else found)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        found = self.body(self.embed(tokens))
-        return self.head(found[0] if isinstance(found, tuple) else found)
+    model = Net(run, embed=nn.Embedding(12, 16), body=body, head=nn.Linear(16, 12, bias=False))
+    if tied:
+        model.head.weight = model.embed.weight
+    return model
 
 
-def transformer(pre: bool = True, tied: bool = False) -> Tokens:
+def transformer(pre: bool = True, tied: bool = False) -> Net:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=pre)
     body = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.LayerNorm(16))
-    return Tokens(body, tied=tied)
+    return text_model(body, tied)
 
 
-def lstm() -> Tokens:
-    return Tokens(nn.LSTM(16, 16, batch_first=True))
+def lstm() -> Net:
+    return text_model(nn.LSTM(16, 16, batch_first=True))
 
 
 def text() -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(12, (6, 9), generator=torch.Generator().manual_seed(3))
+    tokens = torch.randint(12, (6, 9), generator=seeded(3))
     return tokens[:, :-1], tokens[:, 1:]
 
 

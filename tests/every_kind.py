@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-from report_examples import make_estimate, make_layer, make_report
-
-from hessinit.results.advice import LearningRateAdvice, Warmup
+from hessinit.results.advice import LearningRateAdvice, WarmupAdvice
 from hessinit.results.comparison import Comparison, Run
 from hessinit.results.curvature_report import Diagnostics, JacobianBounds
 from hessinit.results.estimates import Density, Spread
@@ -15,6 +13,7 @@ from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 from hessinit.results.reproduction import Cell, Curve, Figure, Findings, Reproduction, Table
 from hessinit.results.result import Result
 from hessinit.results.track_record import TrackedPoint, Tracking
+from report_examples import make_estimate, make_layer, make_report
 
 one = make_estimate(1.0)
 REPORT = make_report(
@@ -24,7 +23,7 @@ REPORT = make_report(
         "\ud800\x1b[2J",
         jacobians=JacobianBounds(
             forward=one, forward_largest=2.0, backward=None, backward_largest=None, activation=1.0,
-            paper_bound=None, rigorous_bound=math.inf, lipschitz_bound=None, reason="no chain",
+            paper_bound=None, rigorous_bound=math.inf, reason="no chain",
         ),
         diagnostics=Diagnostics(activation="relu", dead=0.25, gradient_std=math.inf),
     ),
@@ -67,7 +66,8 @@ TRACKING = Tracking(
 )  # fmt: skip
 ADVICE = LearningRateAdvice(
     optimizer="SGD", learning_rate=0.1, learning_rate_reason="1/‖H‖", stable_learning_rate=math.inf,
-    stable_reason="2/‖H‖", warmup=Warmup(advised=False, steps=0, reason="stable"), norm=make_estimate(10.0),
+    stable_reason="2/‖H‖", warmup=WarmupAdvice(advised=False, steps=0, reason="stable"),
+    norm=make_estimate(10.0),
     curvature="gauss-newton", loss=2.3, examples=32, weights=("fc1",), parameters=12,
 )  # fmt: skip
 FORMS = QuadraticForms(
