@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -11,10 +10,10 @@ import time
 
 import pytest
 import torch
-from torch import nn
-
 from hessinit.cli.rebuilding import ForwardOf, LossOf, ModelOf, load_rebuildable
 from hessinit.problem_file import find_problem
+from torch import nn
+
 from hessinit.results.comparison import Comparison
 from hessinit.training.compare import compare
 
@@ -267,7 +266,7 @@ def test_without_a_folder_an_interrupted_command_says_that_nothing_is_kept(run, 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hessinit.training.compare.Experiment.__call__", interrupted)
+    monkeypatch.setattr("hessinit.training.compare.Trainer.__call__", interrupted)
     result = run("compare", f"{digits}:problem", *SMALL, "--workers", 1)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.endswith(

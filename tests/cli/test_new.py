@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
 
 import pytest
-
-from hessinit.cli.calling import called_as
 from hessinit.cli.starter import write_starter
 
 SMALL = ("--steps", "10", "--seeds", "1", "--workers", "1")

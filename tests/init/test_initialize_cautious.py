@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hessinit.initializing.judging import distance
 from initialized_networks import LOSS, state
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal

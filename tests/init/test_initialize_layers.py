@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hessinit.initializing.judging import worst_distance
 from initialized_networks import LOSS, cnn, digits, mlp, normalized
 from torch import nn
 

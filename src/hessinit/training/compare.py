@@ -159,8 +159,8 @@ def sweep(
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """What all runs share; called with a job, it makes a run: the work that travels to the workers."""
+class Trainer:
+    """What all runs share; called with a job, it trains a new model and returns the run."""
 
     build: Build
     loss: Loss
@@ -327,8 +327,8 @@ def _run_grid(
     seeds, device, kept = _read_seeds(seeds), _read_device(device), RunFolder(folder)
     read = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
     started = time.perf_counter()
-    experiment = Experiment(build, loss, read, forward, schemes, steps, optimizer, device)
-    model, first_loss = experiment.check_first_model()
+    trainer = Trainer(build, loss, read, forward, schemes, steps, optimizer, device)
+    model, first_loss = trainer.check_first_model()
     versions = {
         "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
         "device": str(device_of(model)),
@@ -336,7 +336,7 @@ def _run_grid(
     if folder is not None:  # hashing the data is for nothing without one
         settings = {"kind": kind, "curvature_at_start": curvature_at_start, "torch": versions["torch"]}
         kept.open(
-            {**settings, **experiment.record(model, first_loss)},
+            {**settings, **trainer.record(model, first_loss)},
             {each.name: each.description for each in schemes},
         )
     runs = dict(_read_run(kept, name) for name in kept.results)
@@ -348,7 +348,7 @@ def _run_grid(
         workers = 1  # one accelerator has one memory
     notes: tuple[str, ...] = ()
     if jobs:
-        results, notes = run_jobs(experiment, jobs, workers, executor)
+        results, notes = run_jobs(trainer, jobs, workers, executor)
         _collect(results, kept, runs, grid, len(jobs), progress)
     # Norms that do not depend on the rate are shown at the lowest one, wherever they were measured.
     norms = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
@@ -446,24 +446,23 @@ def read_positive_numbers(name: str, values: Any, example: str) -> tuple[float, 
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ProblemError(f"{name}={values!r} must be a list of numbers, such as {example}.")
-    numbers = tuple(loop.read_positive(name, value) for value in values)
-    return _all_different(name, numbers, f"such as {example}")
+    return _all_different(name, [loop.read_positive(name, value) for value in values], example)
 
 
 def _read_seeds(seeds: Any) -> tuple[int, ...]:
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         return tuple(range(check_whole("seeds", seeds, at_least=1)))
-    numbers = tuple(check_whole("a seed in seeds", seed, at_least=0) for seed in seeds)
-    return _all_different("seeds", numbers, "or pass how many, such as 3")
+    read = [check_whole("a seed in seeds", seed, at_least=0) for seed in seeds]
+    return _all_different("seeds", read, "[0, 1, 2], or how many")
 
 
-def _all_different(name: str, numbers: tuple[Any, ...], example: str) -> tuple[Any, ...]:
+def _all_different(name: str, numbers: list[Any], example: str) -> tuple[Any, ...]:
     if not numbers:
-        raise ProblemError(f"{name} is empty; give at least one number, {example}.")
+        raise ProblemError(f"{name} is empty; give at least one number, such as {example}.")
     for number in numbers:
         if numbers.count(number) > 1:
             raise ProblemError(f"{name} holds {number:g} twice; give every number once.")
-    return numbers
+    return tuple(numbers)
 
 
 def _read_warmup(warmup: Any, steps: int) -> int:
