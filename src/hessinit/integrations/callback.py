@@ -246,6 +246,7 @@ def _optimizer_options(optimizer: torch.optim.Optimizer, model: nn.Module, layer
     if not lr:
         raise ProblemError("the optimizer's learning rate is 0.")
     rule = found.rule
+    assert rule is not None
     if isinstance(rule, AdamRule):
         return {"optimizer": "adamw" if rule.decoupled else "adam", "lr": lr}
     if not rule.momentum:
