@@ -435,13 +435,14 @@ def _heat_map(comparison: Comparison) -> doc.HeatMap:
     shown = [loss for row in losses for loss in row if not math.isnan(loss)]
     lowest = [f"lr {format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()]
     crossed = "; ✗: diverged" if any(run.diverged for run in comparison.runs) else ""
+    told = f"Final loss for each scheme and learning rate. Lowest at {'; '.join(lowest)}."
     return doc.HeatMap(
-        name="heat map",
-        caption=f"Final loss; framed: lowest at that rate{crossed}",
-        description=f"Final loss for each scheme and learning rate. Lowest at {'; '.join(lowest)}.",
-        rows=schemes,
-        columns=[format_number(rate) for rate in rates],
-        values=losses,
+        "heat map",
+        f"Final loss; framed: lowest at that rate{crossed}",
+        told,
+        schemes,
+        [format_number(rate) for rate in rates],
+        losses,
         texts=[[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
         x_label="learning rate",
         y_label="scheme",
@@ -481,39 +482,23 @@ def _norm_charts(comparison: Comparison) -> list[doc.Block]:
         norms = {scheme: [comparison.norm(scheme, rate) for rate in rates] for scheme in measured}
         series = []
         for scheme, values in norms.items():
-            products = [format_number(rate * norm) for rate, norm in zip(rates, values, strict=True)]
-            details = [f"lr·‖H‖ = {product}" for product in products]
-            series.append(doc.Series(name=scheme, x=rates, y=_known(values), details=details, **look[scheme]))
+            products = [rate * norm for rate, norm in zip(rates, values, strict=True)]
+            details = [f"lr·‖H‖ = {format_number(product)}" for product in products]
+            series.append(doc.Series(scheme, _known(values), rates, details=details, **look[scheme]))
         if comparison.optimizer == "sgd":
             limits = [SGD_LIMIT / rate for rate in rates]
-            series.append(
-                doc.Series(name="stability limit 2/lr", x=rates, y=limits, color="grey", dashed=True)
-            )
-        charts.append(
-            doc.LineChart(
-                name="norms",
-                caption="‖H‖ of the network at initialization, over the learning rate",
-                description=f"‖H‖ at initialization: {_write_ranges(norms)}.",
-                series=series,
-                x_label="learning rate",
-                y_label="‖H‖ of the network",
-                log_x=True,
-                log_y=True,
-            )
-        )
+            series.append(doc.Series("stability limit 2/lr", limits, rates, "grey", dashed=True))
+        caption = "‖H‖ of the network at initialization, over the learning rate"
+        told = f"‖H‖ at initialization: {_write_ranges(norms)}."
+        labels = ("‖H‖ of the network", "learning rate")
+        charts.append(doc.LineChart("norms", caption, told, series, *labels, log_x=True, log_y=True))
     if measured and comparison.layers:
         norms = {s: [comparison.norm(s, layer=layer) for layer in comparison.layers] for s in measured}
-        charts.append(
-            doc.LineChart(
-                name="layers",
-                caption="‖H‖ of every layer at initialization",
-                description=f"From the flattest to the sharpest layer: {_write_ranges(norms)}.",
-                series=[doc.Series(name=s, y=values, **look[s]) for s, values in norms.items()],
-                layers=comparison.layers,
-                y_label="‖H‖ at initialization",
-                log_y=True,
-            )
-        )
+        series = [doc.Series(scheme, values, **look[scheme]) for scheme, values in norms.items()]
+        caption = "‖H‖ of every layer at initialization"
+        told = f"From the flattest to the sharpest layer: {_write_ranges(norms)}."
+        layers: dict[str, Any] = {"layers": comparison.layers, "log_y": True}
+        charts.append(doc.LineChart("layers", caption, told, series, "‖H‖ at initialization", **layers))
     return charts
 
 
@@ -566,14 +551,8 @@ def _loss_chart(
         if runs:
             series += loss_series(runs, comparison.steps, names[scheme], look[scheme])
             ends.append(f"{names[scheme]} {_write_end(comparison, scheme, rate)}")
-    return doc.LineChart(
-        name=name,
-        caption=caption,
-        description=f"Training loss over the steps. Final losses: {', '.join(ends) or 'none'}.",
-        series=series,
-        x_label="step",
-        y_label="training loss",
-    )
+    told = f"Training loss over the steps. Final losses: {', '.join(ends) or 'none'}."
+    return doc.LineChart(name, caption, told, series, "training loss", "step")
 
 
 def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, Any]) -> list[doc.Series]:
@@ -591,7 +570,7 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, A
     if len(runs) > 1:
         band = {"low": list(map(min, columns)), "high": list(map(max, columns))}
     x, y = middles[: len(columns)], list(map(statistics.median, columns))
-    line = doc.Series(name=name, x=x, y=y, **band, **look)
+    line = doc.Series(name, y, x, **band, **look)
     diverged = sum(run.diverged for run in runs)
     if not diverged:
         return [line]
@@ -601,7 +580,7 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, A
         step, loss = (middles[len(longest) - 1], longest[-1]) if longest else (0.0, math.inf)
     details = [f"{diverged} of {count(len(runs), 'seed')} diverged"]
     marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, "details": details}
-    return [line, doc.Series(name=name, x=[step], y=[loss], **marks, **look)]
+    return [line, doc.Series(name, [loss], [step], **marks, **look)]
 
 
 def _on_one_axis(comparison: Comparison, charts: Sequence[doc.LineChart]) -> list[doc.LineChart]:
@@ -684,19 +663,18 @@ def _final_losses(comparison: Comparison, names: Mapping[str, str], look: Mappin
             point = {"y": [math.inf], "details": [diverged], "symbol": "cross"}
         elif not math.isnan(error):
             point |= {"low": [loss - error], "high": [loss + error]}
-        series.append(doc.Series(name=name, x=[place], points=True, **point, **look[scheme]))
+        series.append(doc.Series(name, x=[place], points=True, **point, **look[scheme]))
     told = ", ".join(f"{name} {_write_end(comparison, scheme, rate)}" for scheme, name in names.items())
-    return doc.LineChart(
-        name="final losses",
-        caption=f"Final loss over {label.removeprefix('std of ')}",
-        description=f"Final losses: {told}.",
-        series=series,
-        x_label=label,
-        y_label="final loss",
-        log_x=min(places) > 0,
-        log_y=spans_much([one.y[0] for one in series if one.y[0] is not None and one.y[0] < math.inf]),
-        rules=rules if comparison.optimizer == "sgd" else (),
+    losses = [_trained_loss(comparison, scheme, rate) for scheme in names]
+    scales: dict[str, Any] = {
+        "log_x": min(places) > 0,
+        "log_y": spans_much([x for x in losses if not math.isnan(x)]),
+    }
+    caption = f"Final loss over {'the ' if rules == [] else ''}{label}"
+    chart = doc.LineChart(
+        "final losses", caption, f"Final losses: {told}.", series, "final loss", label, **scales
     )
+    return replace(chart, rules=rules) if comparison.optimizer == "sgd" else chart
 
 
 def _norms_over_std(comparison: Comparison) -> list[doc.Block]:
@@ -707,21 +685,14 @@ def _norms_over_std(comparison: Comparison) -> list[doc.Block]:
     series = []
     for layer, color in zip((NETWORK, *layers), ("vermilion", *ramp(range(len(layers)))), strict=True):
         norms = [comparison.norm(scheme, rate, layer) for scheme in schemes.values()]
-        drawn: dict[str, Any] = {"x": list(schemes), "y": _known(norms), "points": len(schemes) == 1}
-        series.append(doc.Series(name=layer, color=color, dashed=layer != NETWORK, **drawn))
+        look: dict[str, Any] = {"dashed": layer != NETWORK, "points": len(schemes) == 1}
+        series.append(doc.Series(layer, _known(norms), list(schemes), color, **look))
     norms = [comparison.norm(scheme, rate) for scheme in schemes.values()]
     if all(map(math.isnan, norms)):
         return []
     limit = doc.Rule(SGD_LIMIT / rate, f"stability limit 2/lr = {format_number(SGD_LIMIT / rate)}")
-    chart = doc.LineChart(
-        name="norms",
-        caption="‖H‖ at initialization, over the std",
-        description=f"‖H‖ of the network: {_range(norms)}.",
-        series=series,
-        x_label="std of the weights",
-        y_label="‖H‖ at initialization",
-        log_x=min(schemes) > 0,
-        log_y=True,
-        rules=[limit] if comparison.optimizer == "sgd" else (),
-    )
-    return [chart]
+    caption, told = "‖H‖ at initialization, over the std", f"‖H‖ of the network: {_range(norms)}."
+    labels = ("‖H‖ at initialization", "std of the weights")
+    log_x = min(schemes) > 0
+    chart = doc.LineChart("norms", caption, told, series, *labels, log_x=log_x, log_y=True)
+    return [replace(chart, rules=[limit]) if comparison.optimizer == "sgd" else chart]
