@@ -410,8 +410,9 @@ def _range(numbers: Sequence[float], to: str = " to ") -> str:
 
 
 def _sections(comparison: Comparison) -> list[doc.Section]:
+    norms = _norm_charts(comparison)
     if comparison.kind == "sweep":
-        sections = [doc.Section("Curvature and loss", [_final_losses(comparison)])]
+        sections = [doc.Section("Curvature and loss", [_final_losses(comparison), *norms])]
     else:
         sections = [doc.Section("Scheme and learning rate", [_heat_map(comparison)])]
     curves: list[doc.Block] = [*_best_rates_chart(comparison)]
@@ -421,8 +422,9 @@ def _sections(comparison: Comparison) -> list[doc.Section]:
     if curves:
         legend = "Lines are medians over seeds, bands their ranges; crosses mark divergence."
         sections.append(doc.Section("Loss curves", [doc.Text(legend, page_only=True), *curves]))
-    norms = _norm_charts(comparison)
-    return [*sections, doc.Section("Curvature at initialization", norms)] if norms else sections
+    if norms and comparison.kind == "compare":
+        sections.append(doc.Section("Curvature at initialization", norms))
+    return sections
 
 
 def _heat_map(comparison: Comparison) -> doc.HeatMap:
