@@ -102,8 +102,9 @@ def compare(
         )
     rates = read_positive_numbers("learning_rates", learning_rates, "[0.01, 0.1]")
     return _run_grid(
-        "compare", build, loss, data, read, rates, (), seeds, steps, batch_size, optimizer, forward,
-        curvature_at_start, folder, workers, executor, device, progress,
+        "compare", build, loss, data, read, rates, (), seeds=seeds, steps=steps, batch_size=batch_size,
+        optimizer=optimizer, forward=forward, curvature_at_start=curvature_at_start, folder=folder,
+        workers=workers, executor=executor, device=device, progress=progress,
     )  # fmt: skip
 
 
@@ -150,8 +151,9 @@ def sweep(
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
     rates = (loop.read_positive("learning_rate", learning_rate),)
     return _run_grid(
-        "sweep", build, loss, data, read, rates, sizes, seeds, steps, batch_size, optimizer, forward,
-        curvature_at_start, folder, workers, executor, device, progress,
+        "sweep", build, loss, data, read, rates, sizes, seeds=seeds, steps=steps, batch_size=batch_size,
+        optimizer=optimizer, forward=forward, curvature_at_start=curvature_at_start, folder=folder,
+        workers=workers, executor=executor, device=device, progress=progress,
     )  # fmt: skip
 
 
@@ -309,7 +311,7 @@ class Trainer:
 
 def _run_grid(
     kind: str, build: Any, loss: Any, data: Any, schemes: tuple[Initializer, ...], rates: tuple[float, ...],
-    stds: tuple[float, ...], seeds: Any, steps: int, batch_size: Any, optimizer: Any, forward: Any,
+    stds: tuple[float, ...], *, seeds: Any, steps: int, batch_size: Any, optimizer: Any, forward: Any,
     curvature_at_start: bool, folder: Any, workers: Any, executor: Any, device: Any, progress: bool,
 ) -> Comparison:  # fmt: skip
     """Check the arguments, make every run that is not yet in the folder, and collect them all."""
@@ -318,9 +320,8 @@ def _run_grid(
             f"build is a {type(build).__name__}; it must be a function that makes a new model for every run, "
             "such as lambda: Net()."
         )
-    validate.check_arguments(
-        nn.Identity(), loss, forward, None, "freeze"
-    )  # the model is checked once it is built
+    # The model is checked once it is built.
+    validate.check_arguments(nn.Identity(), loss, forward, None, "freeze")
     loop.check_optimizer(optimizer)
     validate.check_switches(curvature_at_start=curvature_at_start, progress=progress)
     check_workers(workers, executor)
@@ -351,20 +352,18 @@ def _run_grid(
         results, notes = run_jobs(trainer, jobs, workers, executor)
         _collect(results, kept, runs, grid, len(jobs), progress)
     # Norms that do not depend on the rate are shown at the lowest one, wherever they were measured.
-    norms = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
+    known = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
+    for key in grid:
+        if key[0] not in dependent:
+            runs[key] = replace(
+                runs[key], norms=known.get((key[0], key[2])) if key[1] == min(rates) else None
+            )
     return Comparison(
         kind=kind,
         schemes=names,
         learning_rates=rates,
         seeds=seeds,
-        runs=tuple(
-            runs[name, rate, seed]
-            if name in dependent
-            else replace(
-                runs[name, rate, seed], norms=norms.get((name, seed)) if rate == min(rates) else None
-            )
-            for name, rate, seed in grid
-        ),
+        runs=tuple(runs[key] for key in grid),
         steps=steps,
         batch_size=read.batch_size,
         optimizer=describe(optimizer),

@@ -6,16 +6,13 @@ function readCurves(chart) {
   return {
     ...chart,
     depth,
-    log_x: !depth && chart.log_x,
-    log_y: chart.log ?? chart.log_y,
     bands: chart.bands.map((band) => ({ ...band, low: readNumber(band.low), high: readNumber(band.high) })),
     rules: chart.rules.map((rule) => ({ ...rule, value: readNumber(rule.value) })),
     series: chart.series.map((one) => ({
-      symbol: "circle", dashed: false, hollow: false,
       ...one,
       isLine: !one.points && !one.hollow,
-      x: depth ? (one.values ?? one.y).map((_, at) => at) : readNumbers(one.x),
-      y: readNumbers(one.values ?? one.y),
+      x: depth ? one.y.map((_, at) => at) : readNumbers(one.x),
+      y: readNumbers(one.y),
       low: readNumbers(one.low),
       high: readNumbers(one.high),
     })),
@@ -166,10 +163,9 @@ function drawEdges(curves, y, scaleX) {
 }
 
 function drawXAxis(chart, x, names, pixels, bottom) {
-  const label = chart.depth ? "layer, in the order they run" : chart.x_label;
-  const marks = [
+    const marks = [
     Plot.frame({ anchor: "bottom", stroke: "var(--muted)", strokeOpacity: 0.6 }),
-    Plot.text([label], { frameAnchor: "bottom", dy: bottom - 8, className: "muted" }),
+    Plot.text([chart.x_label], { frameAnchor: "bottom", dy: bottom - 8, className: "muted" }),
   ];
   if (names) {
     marks.push(Plot.axisX(names.places, {
