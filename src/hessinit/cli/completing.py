@@ -49,7 +49,7 @@ def complete_problem(incomplete: str) -> list[str]:
 
 def complete_experiment(incomplete: str) -> list[str]:
     """What `hessinit reproduce` can make."""
-    from hessinit.paper.names import NAMES
+    from hessinit.paper import NAMES
 
     return [name for name in NAMES if name.startswith(incomplete)]
 

@@ -14,7 +14,7 @@ from hessinit.cli.interrupts import INTERRUPTED, raise_when_interrupted
 from hessinit.cli.options import Workers, read_folder
 from hessinit.cli.printing import print_records, try_printing
 from hessinit.cli.wording import in_words_of, translate
-from hessinit.paper.names import NAMES
+from hessinit.paper import NAMES
 
 if TYPE_CHECKING:
     from hessinit.results.reproduction import Reproduction
@@ -98,7 +98,7 @@ def reproduce(
     """
     try:
         with failures_explained(" ".join(names), "reproducing"), in_words_of(OPTIONS):
-            from hessinit.paper.reproducing import reproduce as verb
+            from hessinit.paper import reproduce as verb
 
             raise_when_interrupted()
             with stdout_for_the_result():
@@ -117,7 +117,7 @@ def reproduce(
 
 
 def _say_what_was_written(folder: Path, found: tuple[Reproduction, ...]) -> str:
-    from hessinit.paper.gathering import PAGE
+    from hessinit.paper import PAGE
 
     records = f"{len(found)} record{'' if len(found) == 1 else 's'}"
     pictures = sum(len(each.findings.figures) for each in found)
