@@ -302,15 +302,13 @@ class StdTable(Experiment):
             "orders); a positive ρ supports the paper."
         )
         # Seed by seed: the mini-batches are the same.
-        pairs = zip(ours.losses, theirs.losses, strict=True)
-        difference, error = mean_and_error([one - other for one, other in pairs])
+        differences = [one - other for one, other in zip(ours.losses, theirs.losses, strict=True)]
         rates = [f"{LEARNING_RATE * statistics.fmean(row.network):.2g}" for row in (ours, theirs)]
         yield (
             f"Initialized by hessinit for lr = {LEARNING_RATE:g}, the network ends with "
-            f"{show_mean(ours.losses)} (n = {len(ours.losses)}), which differs from std {best}, the best of "
-            f"{len(self.stds)}, by {difference:+.2g} ± {error:.1g}, seed by seed. It has lr · ‖H‖ = "
-            f"{rates[0]} for all weights together, and std {best} {rates[1]}; "
-            "other learning rates were not tried."
+            f"{show_mean(ours.losses)} (n = {len(ours.losses)}); the difference from std {best}, the best of "
+            f"{len(self.stds)}, is {show_mean(differences)}, seed by seed. It has lr · ‖H‖ = {rates[0]} for "
+            f"all weights together, and std {best} has {rates[1]}; other learning rates were not tried."
         )
 
 
