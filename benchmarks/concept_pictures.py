@@ -28,8 +28,9 @@ from torch import Tensor, nn  # noqa: E402
 import hessinit  # noqa: E402
 from hessinit.curvature.eigenpairs import top_eigenpairs  # noqa: E402
 from hessinit.digits import load_digits  # noqa: E402
-from hessinit.present.figure import BLUE, GREEN, GREY, VERMILION  # noqa: E402
+from hessinit.present.document import COLORS  # noqa: E402
 
+BLUE, GREEN, GREY, VERMILION = (COLORS[name] for name in ("blue", "green", "grey", "vermilion"))
 PICTURES = HERE.parent / "docs" / "pictures"
 PURPLE, ORANGE = "#CC79A7", "#E69F00"  # of the same palette
 LOSS = nn.CrossEntropyLoss()

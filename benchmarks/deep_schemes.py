@@ -25,8 +25,9 @@ import hessinit  # noqa: E402
 mpl.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
-from hessinit.present.figure import BLUE, GREEN, GREY, VERMILION  # noqa: E402
+from hessinit.present.document import COLORS  # noqa: E402
 
+BLUE, GREEN, GREY, VERMILION = (COLORS[name] for name in ("blue", "green", "grey", "vermilion"))
 DEPTH, EXAMPLES, SEEDS = 20, 512, range(5)
 WIDTHS = (256, 1024)
 ACTIVATIONS = {

@@ -14,7 +14,7 @@ import matplotlib  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from hessinit.present.figure import BLUE, GREEN, GREY, VERMILION  # noqa: E402
+from hessinit.present.document import COLORS  # noqa: E402
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
@@ -23,6 +23,7 @@ from PIL import Image  # noqa: E402
 
 PICTURES = HERE.parent / "docs" / "pictures"
 DEPTH, WIDTH, EXAMPLES, NETS = 20, 512, 128, 16
+BLUE, GREEN, GREY, VERMILION = (COLORS[name] for name in ("blue", "green", "grey", "vermilion"))
 RIGHT = {"color": BLUE, "linestyle": "-", "linewidth": 1.4}
 PRINTED = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
 PLAIN = {"color": GREY, "linestyle": ":", "linewidth": 1.4}

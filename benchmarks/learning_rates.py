@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.advising.advise import advise
-from hessinit.advising.preconditioned import Preconditioned
+from hessinit import advise
 from hessinit.curvature.lanczos import lanczos
+from hessinit.curvature.preconditioner import ScaledCurvature
 from hessinit.digits import load_digits
 
 RATES = (3e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
@@ -122,7 +122,7 @@ def fresh_batches_rate(model: nn.Module, batch: tuple[Tensor, Tensor]) -> float:
         gradient = torch.autograd.grad(LOSS(model(images), labels), weights)
         square += torch.cat([part.flatten() for part in gradient]).square() / 20
     divisor = torch.where(square > 0, square.sqrt() + 1e-8, torch.inf)
-    return 1 / lanczos(Preconditioned(operator, divisor), which="top").norm.value
+    return 1 / lanczos(ScaledCurvature(operator, divisor), which="top").norm.value
 
 
 def compare_rates() -> None:

@@ -24,7 +24,7 @@ from hessinit.curvature.lanczos import lanczos
 from hessinit.digits import load_digits
 from hessinit.measurement.matrix_free import hessian
 from hessinit.results.track_record import Tracking
-from hessinit.tracking.track import track
+from hessinit.training.track import track
 
 STEPS, EVERY, EXAMPLES, SHARE = 2000, 10, 256, 0.1
 LOSS = nn.CrossEntropyLoss()
@@ -96,7 +96,7 @@ def _train(
     tracker = None
     if follow:
         tracker = track(
-            model, LOSS, (images[:EXAMPLES], labels[:EXAMPLES]), optimizer=stepper, every=EVERY, share=SHARE,
+            model, LOSS, (images[:EXAMPLES], labels[:EXAMPLES]), optimizer=stepper, every=EVERY, max_overhead=SHARE,
             curvature=curvature, path=None, warn=False,
         )  # fmt: skip
     for _ in range(STEPS):

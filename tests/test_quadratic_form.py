@@ -16,7 +16,6 @@ from torch.utils.flop_counter import flop_registry
 from dense import dense_curvature, ends
 from hessinit.errors import ProblemError
 from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.present.quadratic_table import render_forms
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 from tiny import LOSS, Calling, batch, inputs, labels, network
@@ -182,7 +181,7 @@ def test_a_loss_linear_in_the_output_leaves_the_exact_form() -> None:
     assert forms["0"].exact == pytest.approx(along(truth["0"], given["0"]), rel=1e-10)
     assert forms["2"].exact == (0.0, 0.0)
     assert (forms["0"].error_to_approximation, forms["2"].ratio) == ((math.inf, math.inf), 1.0)
-    assert "Theorem 1 gives 0 on 0, and the exact form does not." in str(forms)
+    assert "Theorem 1 gives 0 on layer 0, and the exact form does not." in str(forms)
 
 
 @pytest.mark.parametrize("directions", ["random", "gradient", {"scale": torch.tensor([2.0, -3.0])}])
@@ -431,56 +430,10 @@ def test_json_is_strict_and_holds_every_number() -> None:
 def test_forms_come_back_from_json_equal() -> None:
     forms = quadratic_form(network(), LOSS, batch(), draws=3)
     assert QuadraticForms.from_json(forms.to_json()) == forms
-    with pytest.raises(ValueError, match="not 'hessinit quadratic forms' of schema 1"):
+    with pytest.raises(ValueError, match="not 'hessinit quadratic forms'"):
         QuadraticForms.from_json('{"kind": "hessinit curvature report", "schema": 2}')
     with pytest.raises(ValueError, match="holds 'hessinit quadratic forms'"):
         CurvatureReport.from_json(forms.to_json())
-
-
-ONE_DRAW = """\
- layer        weight         exact   Theorem 1   ratio
-───────────────────────────────────────────────────────
- fc1          (512, 784)   -0.0031      0.0012   -2.58
- fc2 = head   (10, 512)       0.31        0.31    1.00
-
-gᵀHg in each layer along a random direction g of length 1: exact, and by Theorem
-1 (vᵀH_z v, v the first-order change of the output along g).
-Theorem 1 is farthest off on fc1: the exact form is -2.6 times it.
-2 layers in 0.0061 s on 32 examples; loss 2.31."""
-
-SEVERAL_DRAWS = """\
- layer             exact         Theorem 1   ratio    ≤0.5      ≤1    ≤1.5
-───────────────────────────────────────────────────────────────────────────
- fc1     0.00333 ± 0.002   0.002 ± 0.00058    1.67    33 %    67 %   100 %
- fc2       0.31 ± 0.0058     0.31 ± 0.0058    1.00   100 %   100 %   100 %
-
-gᵀHg in each layer along 3 random directions g of length 1: exact, and by
-Theorem 1 (vᵀH_z v, v the first-order change of the output along g); mean ±
-standard error. ≤0.5: the share of directions on which the two differ by at most
-half of Theorem 1's value.
-Theorem 1 is farthest off on fc1: the exact form is within 50 % of it on 33 % of
-the directions, and on average 1.7 times it.
-2 layers in 0.0061 s on 32 examples in 2 batches; loss 2.31.
-Note: fc9 is odd.
-Left out of 80 columns: weight."""
-
-
-def test_one_draw_at_80_columns() -> None:
-    head = make_row("fc2", (0.31,), (0.31,), shape=(10, 512), aliases=("head",))
-    forms = make_forms(make_row("fc1", (-0.0031,), (0.0012,)), head)
-    assert render_forms(forms, width=80) == ONE_DRAW
-    gradient = render_forms(make_forms(head, directions="gradient"), width=200)
-    assert "along the loss gradient g: exact" in gradient
-    assert "Theorem 1 and the exact form agree within 1 % on every layer." in gradient
-    overflow = render_forms(make_forms(make_row("[red]", (math.inf,), (math.inf,))), width=80)
-    assert "The numbers of [red] overflow; pass dtype=torch.float64." in overflow
-
-
-def test_several_draws_at_80_columns() -> None:
-    first = make_row("fc1", (0.0, 0.003, 0.007), (0.001, 0.002, 0.003))
-    second = make_row("fc2", (0.3, 0.31, 0.32), (0.3, 0.31, 0.32), shape=(10, 512))
-    forms = make_forms(first, second, batches=2, notes=("fc9 is odd.",))
-    assert render_forms(forms, width=80) == SEVERAL_DRAWS
 
 
 def test_print_shows_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,5 +441,6 @@ def test_print_shows_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: 
     forms = quadratic_form(network(), LOSS, (inputs(), labels()), draws=2)
     print(forms)
     printed = capsys.readouterr().out
-    assert printed == render_forms(forms, width=80) + "\n"
+    assert printed == f"{forms}\n"
+    assert "gᵀHg in each layer along 2 random directions" in printed
     assert repr(forms) == "<QuadraticForms of 2 layers: directions='random', 2 draws>"

@@ -27,28 +27,27 @@ from torch import nn  # noqa: E402
 
 from arena.outcomes import count_losses  # noqa: E402
 from arena.tasks import CPU, Task  # noqa: E402
-from hessinit.comparing.compare import compare  # noqa: E402
-from hessinit.initializing import defaults  # noqa: E402
-from hessinit.initializing.freedoms import FREEDOMS  # noqa: E402
-from hessinit.initializing.initialize import initialize_  # noqa: E402
+from hessinit.init import defaults, scales  # noqa: E402
+from hessinit.init.initialize import initialize_  # noqa: E402
 from hessinit.results.result import write_text  # noqa: E402
+from hessinit.training.compare import compare  # noqa: E402
 
 RECORD = Path(__file__).parents[1] / "results" / "arena-development.json"
 PLAIN = ("default", "he", "glorot", "orthogonal", "lsuv", "lsuv+warmup")
 Variant = tuple[dict[str, float], dict[str, Any]]  # constants of the defaults, and what `initialize_` is told
 VARIANTS: dict[str, Variant] = {
-    "lsuv, one gain, κ = 1": ({"KAPPA": 1}, {"scheme": "lsuv", "freedom": "gain"}),
-    "lsuv, one gain, κ = 4": ({}, {"scheme": "lsuv", "freedom": "gain"}),
-    "lsuv, last weight, κ = 4": ({}, {"scheme": "lsuv", "freedom": "last"}),
+    "lsuv, one gain, κ = 1": ({"KAPPA": 1}, {"scheme": "lsuv", "scaling": "all"}),
+    "lsuv, one gain, κ = 4": ({}, {"scheme": "lsuv", "scaling": "all"}),
+    "lsuv, last weight, κ = 4": ({}, {"scheme": "lsuv", "scaling": "last"}),
     "lsuv, κ = 4": ({}, {"scheme": "lsuv"}),
-    "calm, κ = 1": ({"KAPPA": 1}, {}),
-    "calm, κ = 2": ({"KAPPA": 2}, {}),
-    "calm, κ = 4 (the default)": ({}, {}),
-    "calm, κ = 8": ({"KAPPA": 8}, {}),
-    "… never quiet": ({}, {"freedom": "last or gain"}),
-    "… outputs of size 0.1": ({"QUIET": 0.1}, {}),
-    "… outputs of size 1": ({"QUIET": 1.0}, {}),
-    "… loss capped at 2 times": ({}, {"most_sharpening": 2.0}),
+    "capped, κ = 1": ({"KAPPA": 1}, {}),
+    "capped, κ = 2": ({"KAPPA": 2}, {}),
+    "capped, κ = 4 (the default)": ({}, {}),
+    "capped, κ = 8": ({"KAPPA": 8}, {}),
+    "… never with a small output": ({}, {"scaling": "last or all"}),
+    "… outputs of size 0.1": ({"SMALL_OUTPUT": 0.1}, {}),
+    "… outputs of size 1": ({"SMALL_OUTPUT": 1.0}, {}),
+    "… loss capped at 2 times": ({}, {"max_sharpening": 2.0}),
     "he, κ = 4": ({}, {"scheme": "he"}),
     "orthogonal, κ = 4": ({}, {"scheme": "orthogonal"}),
 }
@@ -58,7 +57,7 @@ NORMALIZED: dict[str, Variant] = {
     "branches scaled, κ = 1/2 (the default)": ({}, {}),
     "branches scaled, κ = 1": ({"KAPPA_NORMALIZED": 1}, {}),
     "branches scaled, κ = 2": ({"KAPPA_NORMALIZED": 2}, {}),
-    "… sharpened by the last weight": ({}, {"freedom": "last"}),
+    "… sharpened by the last weight": ({}, {"scaling": "last"}),
 }
 
 
@@ -68,15 +67,15 @@ def write_weights_(
     """A start of `compare`; a worker process makes one run at a time, so its constants can be exchanged."""
     constants, options = (NORMALIZED if normalized else VARIANTS)[variant]
     kept = {name: getattr(defaults, name) for name in constants}
-    quiet = FREEDOMS["quiet"]
-    if options.get("freedom") == "last or gain":
-        options, FREEDOMS["quiet"] = {}, FREEDOMS["last"]
+    allowed = scales._small_and_large
+    if options.get("scaling") == "last or all":
+        options, scales._small_and_large = {}, lambda *_: None
     try:
         for name, value in constants.items():
             setattr(defaults, name, value)
         initialize_(model, loss, batch, lr=lr, seed=seed, **options)
     finally:
-        FREEDOMS["quiet"] = quiet
+        scales._small_and_large = allowed
         for name, value in kept.items():
             setattr(defaults, name, value)
 

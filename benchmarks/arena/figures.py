@@ -14,11 +14,12 @@ if __name__ == "__main__":  # as `arena.figures` it is found already
 
 from arena.outcomes import Outcome
 from arena.scores import divergences, mean_ranks, rank_errors, regret
-from hessinit.present.figure import BLUE, GREY
+from hessinit.present.document import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+BLUE, GREY = COLORS["blue"], COLORS["grey"]
 _LARGEST = 0.3  # regret at which the colours end
 
 

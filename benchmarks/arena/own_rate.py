@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from arena.tasks import BY_NAME, Task
-from hessinit.comparing.compare import compare
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
+from hessinit.training.compare import compare
 
 
 def train_at_own_rate(task: Task, seeds: Iterable[int], executor: Executor) -> list[dict[str, Any]]:

@@ -30,9 +30,9 @@ from arena import figures, outcomes, report  # noqa: E402
 from arena.own_rate import train_at_own_rate  # noqa: E402
 from arena.starts import OURS, starts_of  # noqa: E402
 from arena.tasks import CPU, GPU, Task  # noqa: E402
-from hessinit.comparing.compare import compare  # noqa: E402
 from hessinit.results.comparison import Comparison  # noqa: E402
 from hessinit.results.result import write_text  # noqa: E402
+from hessinit.training.compare import compare  # noqa: E402
 
 SETS = {"cpu": CPU, "gpu": GPU, "quick": tuple(task for task in CPU if task.quick)}
 RESULTS = Path(__file__).parents[1] / "results" / "arena"

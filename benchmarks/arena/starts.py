@@ -13,7 +13,7 @@ from arena.competitors.fixup import fixup_
 from arena.competitors.gradinit import gradinit_
 from arena.competitors.metainit import metainit_
 from arena.tasks import BY_NAME, Task
-from hessinit.schemes.applying import apply_scheme_
+from hessinit.init.apply_scheme import apply_scheme_
 
 OURS = "hessinit"
 OWN_RATE = "hessinit, own rate"

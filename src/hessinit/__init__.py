@@ -5,117 +5,67 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hessinit._version import __version__
+from hessinit._version import __version__ as __version__
 
+# The table of public names. Type checkers read it as it stands. At run time `_homes` reads it, and each name
+# is imported on first use: `import hessinit` and the command line's --help do not wait for torch.
 if TYPE_CHECKING:
-    from hessinit.advising.advise import advise
-    from hessinit.asserting import assert_sound
-    from hessinit.comparing.compare import compare
-    from hessinit.comparing.sweep import sweep
-    from hessinit.errors import ConvergenceError, ConvergenceWarning, EdgeOfStabilityWarning, ProblemError
-    from hessinit.initializing.initialize import initialize_
-    from hessinit.integrations.logits import logits_problem
-    from hessinit.measurement.matrix_free import gauss_newton, hessian, jacobian
-    from hessinit.measurement.measure import measure
-    from hessinit.measurement.quadratic_form import quadratic_form
-    from hessinit.results.advice import LearningRateAdvice
-    from hessinit.results.comparison import Comparison, Run
-    from hessinit.results.curvature_report import CurvatureReport, Diagnostics, JacobianBounds, LayerCurvature
-    from hessinit.results.estimates import Estimate
-    from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
-    from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
-    from hessinit.results.result import load
-    from hessinit.results.track_record import TrackedPoint, Tracking
-    from hessinit.schemes.applying import apply_scheme_
-    from hessinit.schemes.gains import gain
-    from hessinit.tracking.track import Tracker, track
+    from hessinit.errors import ConvergenceError as ConvergenceError
+    from hessinit.errors import ConvergenceWarning as ConvergenceWarning
+    from hessinit.errors import EdgeOfStabilityWarning as EdgeOfStabilityWarning
+    from hessinit.errors import ProblemError as ProblemError
+    from hessinit.init.apply_scheme import apply_scheme_ as apply_scheme_
+    from hessinit.init.gain import gain as gain
+    from hessinit.init.initialize import initialize_ as initialize_
+    from hessinit.integrations.logits import logits_problem as logits_problem
+    from hessinit.measurement.matrix_free import gauss_newton as gauss_newton
+    from hessinit.measurement.matrix_free import hessian as hessian
+    from hessinit.measurement.matrix_free import jacobian as jacobian
+    from hessinit.measurement.measure import measure as measure
+    from hessinit.measurement.quadratic_form import quadratic_form as quadratic_form
+    from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice
+    from hessinit.results.comparison import Comparison as Comparison
+    from hessinit.results.comparison import Run as Run
+    from hessinit.results.curvature_report import CurvatureReport as CurvatureReport
+    from hessinit.results.curvature_report import Diagnostics as Diagnostics
+    from hessinit.results.curvature_report import JacobianBounds as JacobianBounds
+    from hessinit.results.curvature_report import LayerCurvature as LayerCurvature
+    from hessinit.results.estimates import Estimate as Estimate
+    from hessinit.results.initialization import Initialization as Initialization
+    from hessinit.results.initialization import PlannedWeight as PlannedWeight
+    from hessinit.results.initialization import SchemePlan as SchemePlan
+    from hessinit.results.quadratic_forms import QuadraticForm as QuadraticForm
+    from hessinit.results.quadratic_forms import QuadraticForms as QuadraticForms
+    from hessinit.results.result import load as load
+    from hessinit.results.track_record import TrackedPoint as TrackedPoint
+    from hessinit.results.track_record import Tracking as Tracking
+    from hessinit.training.advise import advise as advise
+    from hessinit.training.assert_sound import assert_sound as assert_sound
+    from hessinit.training.compare import compare as compare
+    from hessinit.training.compare import sweep as sweep
+    from hessinit.training.track import Tracker as Tracker
+    from hessinit.training.track import track as track
 
-# Loaded on first use, so that `import hessinit` and the command line's --help do not wait for torch.
-_HOMES = {
-    "Comparison": "hessinit.results.comparison",
-    "ConvergenceError": "hessinit.errors",
-    "ConvergenceWarning": "hessinit.errors",
-    "CurvatureReport": "hessinit.results.curvature_report",
-    "Diagnostics": "hessinit.results.curvature_report",
-    "EdgeOfStabilityWarning": "hessinit.errors",
-    "Estimate": "hessinit.results.estimates",
-    "Initialization": "hessinit.results.initialization",
-    "JacobianBounds": "hessinit.results.curvature_report",
-    "LayerCurvature": "hessinit.results.curvature_report",
-    "LearningRateAdvice": "hessinit.results.advice",
-    "PlannedWeight": "hessinit.results.initialization",
-    "ProblemError": "hessinit.errors",
-    "QuadraticForm": "hessinit.results.quadratic_forms",
-    "QuadraticForms": "hessinit.results.quadratic_forms",
-    "Run": "hessinit.results.comparison",
-    "SchemePlan": "hessinit.results.initialization",
-    "TrackedPoint": "hessinit.results.track_record",
-    "Tracker": "hessinit.tracking.track",
-    "Tracking": "hessinit.results.track_record",
-    "advise": "hessinit.advising.advise",
-    "apply_scheme_": "hessinit.schemes.applying",
-    "assert_sound": "hessinit.asserting",
-    "compare": "hessinit.comparing.compare",
-    "gain": "hessinit.schemes.gains",
-    "gauss_newton": "hessinit.measurement.matrix_free",
-    "hessian": "hessinit.measurement.matrix_free",
-    "initialize_": "hessinit.initializing.initialize",
-    "jacobian": "hessinit.measurement.matrix_free",
-    "load": "hessinit.results.result",
-    "logits_problem": "hessinit.integrations.logits",
-    "measure": "hessinit.measurement.measure",
-    "quadratic_form": "hessinit.measurement.quadratic_form",
-    "sweep": "hessinit.comparing.sweep",
-    "track": "hessinit.tracking.track",
-}
 
-__all__ = [
-    "Comparison",
-    "ConvergenceError",
-    "ConvergenceWarning",
-    "CurvatureReport",
-    "Diagnostics",
-    "EdgeOfStabilityWarning",
-    "Estimate",
-    "Initialization",
-    "JacobianBounds",
-    "LayerCurvature",
-    "LearningRateAdvice",
-    "PlannedWeight",
-    "ProblemError",
-    "QuadraticForm",
-    "QuadraticForms",
-    "Run",
-    "SchemePlan",
-    "TrackedPoint",
-    "Tracker",
-    "Tracking",
-    "__version__",
-    "advise",
-    "apply_scheme_",
-    "assert_sound",
-    "compare",
-    "gain",
-    "gauss_newton",
-    "hessian",
-    "initialize_",
-    "jacobian",
-    "load",
-    "logits_problem",
-    "measure",
-    "quadratic_form",
-    "sweep",
-    "track",
-]
+def _homes() -> dict[str, str]:
+    """Each public name with the module that defines it."""
+    (table,) = (node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
+    imports = [node for node in table.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+_HOMES = _homes()
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hessinit' has no attribute {name!r}")
-    import importlib
-
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

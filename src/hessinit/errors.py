@@ -9,6 +9,10 @@ class ProblemError(ValueError):
     """The model, the loss or the batch cannot be measured as given; the message says the way out."""
 
 
+class WeightsError(ProblemError):
+    """The weights are the reason, not the call: weights or outputs not finite, or a saturated loss."""
+
+
 class DerivativeError(ProblemError):
     """The derivatives are not those of the function that is trained, as finite differences show."""
 

@@ -122,10 +122,6 @@ def test_the_demo_tells_the_whole_story(whole):
     assert whole.result.stderr == ""
 
 
-def test_the_demo_fits_80_columns_but_for_the_address(whole):
-    wide = [line for line in whole.result.stdout.splitlines() if len(line) > 80]
-    assert [line for line in wide if str(whole.folder) not in line] == []
-    assert f"{(whole.folder / 'demo.html').as_uri()}" in whole.result.stdout
 
 
 def test_the_story_is_that_the_start_decides(whole):
@@ -147,14 +143,6 @@ def test_the_page_and_the_picture_are_there_and_nothing_else(whole):
     assert (whole.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.usefixtures("shortened")
-def test_a_narrow_terminal_and_one_without_block_characters(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("hessinit.present.demonstration_text.BLOCKS", "\udc80")  # nothing can encode it
-    result = run("demo", "--folder", tmp_path / "d", columns=60)
-    assert result.exit_code == 0, result.output
-    wide = [line for line in result.stdout.splitlines() if len(line) > 60 and str(tmp_path) not in line]
-    assert wide == []
-    assert re.search(r"hessinit +[_.=+*%#-]{12} ", result.stdout)
 
 
 @pytest.mark.usefixtures("shortened")
@@ -186,24 +174,8 @@ def test_json_is_all_that_is_printed_and_no_file_is_written(run, tmp_path, monke
     assert again["tries"] == shown["tries"]
 
 
-@pytest.mark.usefixtures("shortened")
-def test_json_with_a_folder_writes_the_files_too_and_says_so_on_stderr(run, tmp_path):
-    result = run("demo", "--json", "--folder", tmp_path / "new")
-    assert json.loads(result.stdout)["kind"] == "hessinit demonstration"
-    page, picture = tmp_path / "new" / "demo.html", tmp_path / "new" / "curves.png"
-    assert result.stderr == f"Wrote {page} and {picture}.\n"
-    assert page.is_file()
-    assert picture.is_file()
 
 
-@pytest.mark.usefixtures("shortened")
-def test_a_second_demo_replaces_its_own_files_only(run, tmp_path):
-    (tmp_path / "demo.html").write_text("old")
-    (tmp_path / "notes.txt").write_text("mine")
-    assert run("demo", "--folder", tmp_path).exit_code == 0
-    assert "Two starts" in (tmp_path / "demo.html").read_text(encoding="utf-8")
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "demo.html", "notes.txt"]
 
 
 @pytest.mark.usefixtures("shortened")
@@ -239,13 +211,6 @@ def test_a_full_disk_leaves_no_half_file(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [["demo"], ["compare", "net.py:problem"], ["reproduce", "table-2"]])
-def test_an_empty_folder_is_not_taken_for_the_present_one(run, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    result = run(*command, "--folder", "")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "Invalid value for '--folder': it is empty; give a folder, such as results" in result.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_is_refused_before_any_work(run, tmp_path, monkeypatch):
@@ -271,11 +236,6 @@ def test_the_demo_s_problem_can_be_measured_by_name(run):
     assert {**json.loads(result.stdout), "seconds": 0} == {**measured, "seconds": 0}
 
 
-@pytest.mark.parametrize("seed", ["-1", "x", "4294967296"])
-def test_a_seed_that_is_none_is_wrong_usage(run, seed):
-    result = run("demo", "--seed", seed)
-    assert result.exit_code == 2
-    assert "Invalid value for '--seed'" in result.stderr
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf", "fast"])

@@ -223,46 +223,10 @@ def test_a_function_that_exits_is_told_how_not_to(run, failing):
     assert "under `if __name__ == '__main__':`." in result.stderr
 
 
-@pytest.mark.parametrize("function", ["odd", "generator_exit", "odd_loss", "generator_exit_loss"])
-@pytest.mark.parametrize(
-    "command", [["measure"], ["initialize"], ["track", "--lr", "0.1", "--batch-size", "2"]]
-)
-def test_what_is_no_exception_shows_the_user_s_frames_only(run, failing, command, function):
-    result = run(command[0], f"{failing}:{function}", *command[1:])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert {file for file, _ in frames(result.stderr)} == {"failing.py"}
-    assert re.search(r"^(failing\.Odd: no exception at all|GeneratorExit)$", result.stderr, re.MULTILINE)
-    assert result.stderr.endswith(" failed, as shown above.\n")
 
 
-def test_a_loss_that_exits_is_told_how_not_to(run, failing):
-    result = run("measure", f"{failing}:leaving_loss")
-    assert result.exit_code == 2
-    assert "leaving_loss failed: it called sys.exit(3). Keep what only a script does" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["track", "--lr", "0.1", "--share", "2"], "--share 2.0 must be a number above 0, up to 1"),
-        (["compare", "--lr", "0.1", "--lr", "-1"], "-1.0 in --lr must be a number above 0, such as 0.1."),
-        (["compare", "--lr", "0.1", "--lr", "0.1"], "--lr holds 0.1 twice; give every number once."),
-        (["compare", "--start", "hee"], "--start 'hee' is unknown; choose from"),
-        (["sweep", "--std", "0"], "0.0 in --std must be a number above 0"),
-        (["sweep", "--lr", "-1"], "-1.0 in --lr must be a number above 0"),
-        (["initialize", "--scheme", "hee"], "--scheme 'hee' is unknown; choose from"),
-        (["initialize", "--lr", "0.1", "--target", "2"], "--lr 0.1 and --target 2.0 both set the norm"),
-        (["initialize", "--momentum", "2"], "--momentum 2.0 must be a number from 0"),
-        (["initialize", "--tolerance", "-1"], "--tolerance -1.0 must be"),
-    ],
-)
-def test_what_needs_no_model_is_refused_before_the_file_is_run(run, tmp_path, command, message):
-    path = tmp_path / "net.py"
-    path.write_text("raise LookupError('the file was run')")
-    result = run(command[0], f"{path}:problem", *command[1:])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert "was run" not in result.stderr
 
 
 def test_active_dropout_is_answered_with_what_a_file_can_do(run, tmp_path):
@@ -324,17 +288,6 @@ def test_an_interruption_ends_the_command_with_a_line(run_process, failing, comm
     assert result.stderr == f"Interrupted: {message}\n"
 
 
-def test_a_name_that_the_function_gave_is_not_taken_for_an_option(run, tmp_path):
-    path = tmp_path / "net.py"
-    path.write_text(
-        "import torch\ndef problem():\n"
-        "    batch = torch.ones(3, 2), torch.ones(3, 1)\n"
-        "    return torch.nn.Linear(2, 1), torch.nn.MSELoss(), batch, {'layers': 'haed'}\n"
-    )
-    for command in (["measure"], ["initialize"]):
-        result = run(*command, f"{path}:problem")
-        assert result.exit_code == 2
-        assert "Error: layers='haed' fits no parameter of the model" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 import hessinit
-from hessinit.present.comparison_example import example_comparison
 from hessinit.present.example import example_report
 from hessinit.present.initialization_example import example_initialization
-from hessinit.present.reproduction_example import example_reproduction
-from hessinit.present.tracking_example import example_tracking
 from hessinit.results.reproduction import Findings
+from result_examples import example_comparison, example_reproduction, example_tracking
 
 KINDS = {
     "curvature report": example_report,
@@ -103,34 +101,6 @@ def test_a_list_of_reproductions_is_loaded_and_printed_as_json(run, tmp_path):
     path.write_text(json.dumps([example_reproduction().to_dict()] * 2), encoding="utf-8")
     assert [each.to_json() for each in hessinit.load(path)] == [example_reproduction().to_json()] * 2
     assert json.loads(run("show", path, "--json").stdout) == json.loads(path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            {"kind": "hessinit learning-rate advice", "schema": 1},
-            "which cannot be read back; what can is a curv",
-        ),
-        (
-            {"kind": "hessinit initialization", "schema": 1},
-            "is not a whole initialization: 'before' is missing",
-        ),
-        ({"kind": "hessinit initialization", "schema": 9}, "has schema 9, and this hessinit reads 1"),
-        ({"kind": "hessinit tracking", "schema": 1}, "is not a whole tracking: 'points' is missing"),
-        ({"kind": "hessinit tracking", "schema": 9}, "comes from a newer version"),
-        ({"kind": 7, "schema": 2, "layers": []}, "holds 7, and a curvature report is wanted here"),
-    ],
-)
-def test_a_file_of_another_kind_is_answered_with_what_it_holds(run, tmp_path, content, message):
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        hessinit.load(path)
-    result = run("show", path)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_deep_file_is_answered(run, tmp_path):

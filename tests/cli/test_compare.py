@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from hessinit.cli.rebuilding import ForwardOf, LossOf, ModelOf, load_rebuildable
-from hessinit.comparing.compare import compare
 from hessinit.problem_file import find_problem
 from hessinit.results.comparison import Comparison
+from hessinit.training.compare import compare
 
 from .comparing_examples import DIGITS
 from .conftest import SOURCE
@@ -128,28 +128,8 @@ def test_the_result_is_printed_as_print_does_and_written_to_files(run, digits, t
     assert not list(tmp_path.glob(".*tmp"))
 
 
-def test_a_saved_comparison_is_shown_without_torch(run, run_python, digits, tmp_path):
-    saved, page = tmp_path / "c.json", tmp_path / "c.html"
-    run("compare", f"{digits}:problem", *SMALL, "--workers", 1, "--save", saved)
-    assert run("show", saved).stdout == f"{Comparison.load(saved)}\n"
-    result = run_python(
-        "import sys; from hessinit.cli import app; "
-        f"app(['show', {str(saved)!r}, '--html', {str(page)!r}], standalone_mode=False); "
-        "print('torch' in sys.modules)"
-    )
-    assert result.stdout.splitlines()[-1] == "False", result.stderr
-    assert "default" in page.read_text(encoding="utf-8")
 
 
-def test_a_cut_comparison_is_refused_in_one_paragraph(run, tmp_path):
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps({"kind": "hessinit comparison", "schema": 1, "experiment": "compare"}))
-    result = run("show", path)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == (
-        f"Error: {path} is not a whole comparison: 'schemes' is missing. Was the file edited or cut? "
-        "Compare again.\n"
-    )
 
 
 def test_a_folder_is_gone_on_with_and_more_rates_are_added(run, digits, tmp_path):
@@ -249,13 +229,6 @@ def wrong_target():
     assert shown.endswith("Error: comparing starts of late_net.py:wrong_target failed, as shown above.\n")
 
 
-@pytest.mark.parametrize("name", ["random", "torch"])
-def test_a_file_with_the_name_of_a_library_is_refused(run, digits, tmp_path, name):
-    (tmp_path / f"{name}.py").write_text(digits.read_text())
-    result = run("compare", f"{tmp_path / name}.py:problem", *SMALL)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{name}.py has the name of a module that hessinit itself needs" in result.stderr
-    assert f"rename the file, such as my_{name}.py." in result.stderr
 
 
 def test_a_file_with_the_name_of_a_module_that_nobody_loads_runs_in_workers(run_process, tmp_path, digits):
@@ -281,7 +254,7 @@ def test_an_interrupted_command_says_how_to_go_on_and_goes_on(run, digits, tmp_p
     stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout) == (130, ""), stderr
     found = re.search(
-        r"Interrupted: stopped; (\d+) of 12 runs are kept in runs\. The same command goes on", stderr
+        r"Interrupted: stopped; (\d+) of 12 runs are kept in runs\. The same command continues", stderr
     )
     assert found, stderr
     assert 2 <= int(found[1]) < 12
@@ -294,7 +267,7 @@ def test_without_a_folder_an_interrupted_command_says_that_nothing_is_kept(run, 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hessinit.comparing.executing.train_one", interrupted)
+    monkeypatch.setattr("hessinit.training.compare.Experiment.__call__", interrupted)
     result = run("compare", f"{digits}:problem", *SMALL, "--workers", 1)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.endswith(
@@ -302,19 +275,3 @@ def test_without_a_folder_an_interrupted_command_says_that_nothing_is_kept(run, 
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "example"),
-    [
-        ("compare", "hessinit compare net.py:problem --folder runs --html comparison.html"),
-        ("sweep", "hessinit sweep net.py:problem --std 0.1 --std 0.05 --lr 0.1"),
-    ],
-)
-def test_help_gives_examples_and_loads_nothing_heavy(run, run_python, command, example):
-    assert re.search(rf"^ +{re.escape(example)}$", run(command, "--help").stdout, flags=re.MULTILINE)
-    loaded = run_python(
-        f"import sys; from hessinit.cli import app; app([{command!r}, '--help'], standalone_mode=False); "
-        "print(sorted(sys.modules))"
-    )
-    modules = set(re.findall(r"'([\w.]+)'", loaded.stdout.splitlines()[-1]))
-    assert "hessinit.cli.compare" in modules
-    assert modules.isdisjoint({"torch", "numpy", "matplotlib", "jinja2", "hessinit.comparing"})

@@ -38,9 +38,9 @@ COMMANDS = {
     "measure-jacobians": [f"{MEASURE} --jacobians --diagnostics"],
     "measure-wrong-layer": [f"{MEASURE} --layers 7"],
     "measure-wrong-function": ["measure exact.py:probelm"],
-    "initialize": ["initialize exact.py:problem --lr 0.1 --scheme keep --freedom gain"],
+    "initialize": ["initialize exact.py:problem --lr 0.1 --scheme keep --scaling gain"],
     "initialize-weights": [
-        "initialize exact.py:problem --target 40 --scheme keep --freedom last --weights w.safetensors"
+        "initialize exact.py:problem --target 40 --scheme keep --scaling last --weights w.safetensors"
     ],
     "initialize-not-met": ["initialize exact.py:regression --target 2 --scheme keep"],
     "initialize-dry-run": ["initialize exact.py:problem --target 1 --rule layers --scheme keep --dry-run"],

@@ -9,8 +9,7 @@ import safetensors.torch
 import torch
 
 from hessinit import initialize_, measure
-from hessinit.initializing.freedoms import FREEDOMS
-from hessinit.initializing.wish import ADAPTIVE
+from hessinit.init.defaults import ADAPTIVE, SCALINGS
 from hessinit.results.initialization import Initialization
 
 from .exact_problems import EXACT
@@ -119,10 +118,10 @@ def test_the_function_s_keywords_that_mean_the_same_are_taken(run, tmp_path):
             ["--scheme", "kaiming"],
             "Error: --scheme 'kaiming' is unknown; choose from 'auto', .*Did you mean 'he'",
         ),
-        (["--freedom", "all"], "Invalid value for '--freedom'"),
+        (["--scaling", "all"], "Invalid value for '--scaling'"),
         (
-            ["--rule", "layers", "--freedom", "gain"],
-            "Error: --freedom 'gain' has no meaning for --rule 'layers'",
+            ["--rule", "layers", "--scaling", "gain"],
+            "Error: --scaling 'gain' has no meaning for --rule 'layers'",
         ),
         (["--curvature", "both"], "Invalid value for '--curvature'"),
         (
@@ -152,15 +151,6 @@ def test_a_wrong_option_is_answered_in_the_command_s_own_words(run, exact, tmp_p
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["exact.py"]
 
 
-def test_a_full_disk_is_told_after_the_result(run, exact, monkeypatch):
-    def fail(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_model", fail)
-    result = run("initialize", "exact.py:problem", "--target", 2, "--weights", "w.safetensors")
-    assert result.exit_code == 2
-    assert "Met: " in result.stdout
-    assert "Error: cannot write w.safetensors: No space left on device." in result.stderr
 
 
 def test_every_file_on_a_full_disk_is_told_and_none_is_left_in_part(run, exact, tmp_path):
@@ -181,45 +171,12 @@ def test_every_file_on_a_full_disk_is_told_and_none_is_left_in_part(run, exact, 
     assert {path.name for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
 
 
-def test_the_words_of_the_options_are_the_library_s():
-    from hessinit.cli.initialize import Freedom, SteppedBy
-
-    assert {each.value for each in Freedom} == {"auto", *FREEDOMS}
-    assert {each.value for each in SteppedBy} == {"sgd", "momentum", "nesterov", *ADAPTIVE}
 
 
-def test_threads_are_taken(run, exact):
-    before = torch.get_num_threads()
-    assert run("initialize", "exact.py:problem", "--target", 2, "--threads", 1, "--json").exit_code == 0
-    assert torch.get_num_threads() == before == 1
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
-@pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_the_weights_may_be_read_by_whom_the_other_files_may(run, exact, tmp_path, mask):
-    before = os.umask(mask)
-    try:
-        files = ["--weights", "w.safetensors", "--save", "i.json"]
-        result = run("initialize", "exact.py:problem", "--target", 2, *files)
-    finally:
-        os.umask(before)
-    assert result.exit_code == 0, result.output
-    modes = {(tmp_path / name).stat().st_mode & 0o777 for name in ("w.safetensors", "i.json")}
-    assert modes == {0o666 & ~mask}
 
 
-def test_a_page_that_fails_does_not_take_the_weights_along(run, exact, tmp_path, monkeypatch):
-    def fail(self: Initialization, path: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Initialization, "to_html", fail)
-    files = ["--html", "i.html", "--weights", "w.safetensors", "--save", "i.json"]
-    result = run("initialize", "exact.py:problem", "--target", 2, *files)
-    assert result.exit_code == 2
-    assert result.stderr == (
-        "Wrote i.json.\nWrote w.safetensors.\nError: cannot write i.html: No space left on device.\n"
-    )
-    assert safetensors.torch.load_file("w.safetensors")
 
 
 FROZEN = (
@@ -257,10 +214,3 @@ def test_a_problem_that_cannot_be_initialized_is_refused_in_words(run, tmp_path,
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", message)
 
 
-def test_inputs_of_a_wrong_shape_fail_once(run, tmp_path):
-    path = tmp_path / "odd.py"
-    path.write_text(EXACT + ODD, encoding="utf-8")
-    result = run("initialize", f"{path}:too_narrow", "--lr", "0.1")
-    assert result.exit_code == 2
-    assert result.stderr.count("Traceback") == 1
-    assert "shapes cannot be multiplied (8x2 and 3x4)" in result.stderr

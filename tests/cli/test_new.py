@@ -117,16 +117,3 @@ def test_it_needs_no_torch(run_python):
     assert result.stdout.splitlines()[-1] == "False", result.stderr
 
 
-def test_a_command_that_the_shell_does_not_find_is_advised_by_its_path(tmp_path, monkeypatch):
-    script = tmp_path / "bin" / "hessinit"
-    script.parent.mkdir()
-    script.write_text("")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", [str(script), "new"])
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert called_as() == os.path.join("bin", "hessinit")
-    monkeypatch.setattr("shutil.which", lambda name: str(script))
-    assert called_as() == "hessinit"
-    monkeypatch.setattr("sys.argv", ["-m"])
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert called_as() == "hessinit"

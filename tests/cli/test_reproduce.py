@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from hessinit.paper import Reproduction, load_records
-from hessinit.results.reproduction import read_reproduction
 
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL = ("--data", "digits", "--seeds", 3, "--workers", 1)
@@ -36,7 +35,7 @@ def test_a_table_is_printed_and_its_record_page_and_results_are_kept(run, tmp_pa
 
 def test_json_is_a_list_of_records_and_nothing_else(run, tmp_path):
     result = run("reproduce", "table-2", *SMALL, "--json", "--folder", "kept")
-    (found,) = map(read_reproduction, json.loads(result.stdout))
+    (found,) = map(Reproduction.from_dict, json.loads(result.stdout))
     assert [found] == load_records(tmp_path / "kept")
 
 
@@ -109,20 +108,3 @@ def test_an_interrupted_command_says_how_to_go_on_and_goes_on(run, tmp_path):
     assert [each["results"] for each in again] == [each["results"] for each in anew]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
-def test_a_request_to_end_is_taken_as_an_interrupt(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hessinit", "reproduce", "table-4", "--data", "digits", "--workers", "2"],
-        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    results = tmp_path / "reproduction" / "table-4-digits"
-    deadline = time.monotonic() + 300
-    while not (results.is_dir() and len(list(results.glob("[!.]*.json"))) >= 2):
-        assert time.monotonic() < deadline, process.poll()
-        time.sleep(0.05)
-    process.terminate()
-    stdout, stderr = process.communicate(timeout=300)
-    assert (process.returncode, stdout) == (130, ""), stderr
-    assert "pieces are kept in reproduction. The same command goes on from there." in stderr
-    assert "Traceback" not in stderr

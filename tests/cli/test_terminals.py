@@ -54,17 +54,6 @@ def refuse(word: str) -> None:
     raise AssertionError(f"{word} is not strict JSON")
 
 
-@pytest.mark.parametrize("name", JSON_COMMANDS)
-def test_json_is_all_there_is_on_stdout(run_process, folder, name):
-    result = run_process(*shlex.split(JSON_COMMANDS[name]), FORCE_COLOR="1", PYTHONWARNINGS="always")
-    assert result.returncode == 0, result.stderr
-    data = json.loads(result.stdout, parse_constant=refuse)
-    assert isinstance(data, (dict, list))
-    assert "\x1b" not in result.stdout
-    if "loud" in JSON_COMMANDS[name]:
-        assert "a word on stdout" in result.stderr
-        assert "a word of warning" in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_a_terminal_gets_colour_and_a_spinner(folder):
@@ -83,16 +72,6 @@ def test_no_color_and_a_dumb_terminal_get_none(folder, variables, command):
     assert "verdict" in seen
 
 
-@pytest.mark.parametrize("width", [20, 30])
-def test_a_narrow_dumb_terminal_is_filled_to_its_width_and_no_number_breaks(folder, width):
-    command = f"track exact.py:problem --lr 0.02 --every 5 --share 1 {TRAINED}"
-    seen = on_a_terminal(*shlex.split(command), folder=folder, TERM="dumb", COLUMNS=str(width))
-    lines = seen.replace("\r", "").lstrip("\n").splitlines()  # where the bar was
-    assert max(map(len, lines)) <= width, seen
-    assert lines[0].split()[:2] == ["step", "‖H‖"]
-    rows = [line.split()[:2] for line in lines[2:5]]
-    assert [row[0] for row in rows] == ["0", "5", "10"]
-    assert rows[0][1] == "78.6"  # as `hessinit measure` has it
 
 
 @pytest.mark.parametrize(
@@ -112,17 +91,6 @@ def test_a_pipe_gets_plain_text_of_forty_columns_also_in_ascii(run_process, fold
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    "command", ["measure exact.py:problem --save kept.json", "show report.json --html kept.json"]
-)
-@pytest.mark.parametrize("colour", [{}, {"FORCE_COLOR": "1"}])
-def test_a_reader_that_leaves_ends_nothing_but_the_printing(run_process, folder, command, colour):
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as closed:
-        result = run_process(*shlex.split(command), stdout=closed, **colour)
-    assert (result.returncode, result.stderr) == (0, "Wrote kept.json.\n")
-    assert (folder / "kept.json").stat().st_size > 1000
 
 
 def test_the_first_line_can_be_cut_off_by_head(folder):

@@ -12,7 +12,7 @@ import pytest
 
 from hessinit.cli.tailing import Lines
 from hessinit.results.track_record import Tracking
-from hessinit.tracking.training import train_and_track
+from hessinit.training.train_and_track import train_and_track
 
 from .conftest import SOURCE, on_a_terminal
 from .exact_problems import EXACT
@@ -52,7 +52,7 @@ def test_json_is_exactly_what_the_library_tracks(run, exact, optimizer, monkeypa
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     shown = Tracking.from_json(result.stdout)
     expected = train_and_track(
-        *exact["problem"](), lr=0.01, steps=20, batch_size=4, every=5, share=1.0, optimizer=optimizer,
+        *exact["problem"](), lr=0.01, steps=20, batch_size=4, every=5, max_overhead=1.0, optimizer=optimizer,
         warmup=5, seed=2, curvature="hessian", name="exact.py:problem",
     )  # fmt: skip
     assert shown == expected
@@ -104,55 +104,10 @@ def test_the_log_holds_every_point_and_a_second_run_keeps_it(run, exact, tmp_pat
     assert run("show", "c-2.jsonl").exit_code == 0
 
 
-def test_of_two_runs_with_one_log_each_has_its_own(exact, tmp_path):
-    command = [sys.executable, "-m", "hessinit", "track", "exact.py:problem", *SMALL, "--log", "c.jsonl"]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    runs = [
-        subprocess.Popen(
-            [*command, "--lr", rate, "--json"], cwd=tmp_path, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rate in ("0.01", "0.02")
-    ]  # fmt: skip
-    named = set()
-    for each in runs:
-        stdout, stderr = each.communicate(timeout=300)
-        assert each.returncode == 0, stderr
-        name = re.match(r"Wrote (\S+?)(\.|, for c.jsonl was there\.)\n", stderr)[1]
-        assert Tracking.load(tmp_path / name).points == Tracking.from_json(stdout).points
-        named.add(name)
-    assert named == {"c.jsonl", "c-2.jsonl"}
 
 
-def test_a_name_that_another_run_takes_meanwhile_is_left_to_it(run, exact, tmp_path, monkeypatch):
-    """The other run is as fast as can be: the name was free when this one began."""
-    train = train_and_track
-
-    def train_beside_another(*arguments, **options):
-        (tmp_path / "c.jsonl").write_text("another run's")
-        return train(*arguments, **options)
-
-    monkeypatch.setattr("hessinit.tracking.training.train_and_track", train_beside_another)
-    result = run("track", "exact.py:problem", *SMALL, "--lr", "0.02", "--log", "c.jsonl", "--json")
-    assert result.stderr == "Wrote c-2.jsonl, for c.jsonl was there.\n"
-    assert (tmp_path / "c.jsonl").read_text() == "another run's"
-    assert norms(Tracking.load("c-2.jsonl")) == norms(Tracking.from_json(result.stdout))
 
 
-def test_a_log_that_cannot_be_written_ends_no_training(run, exact, tmp_path, monkeypatch):
-    def fail(wanted):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("hessinit.cli.tailing._claim", fail)
-    result = run("track", "exact.py:problem", *SMALL, "--lr", "0.02", "--log", "c.jsonl", "--save", "t.json")
-    assert (result.exit_code, result.stderr) == (
-        2, "Wrote t.json.\nError: cannot write c.jsonl: No space left on device.\n",
-    )  # fmt: skip
-    assert len(Tracking.load("t.json").losses) == 20
-    monkeypatch.setattr(Tracking, "save", lambda self, path: fail(path))
-    result = run("track", "exact.py:problem", *SMALL, "--lr", "0.02", "--log", "c.jsonl", "--save", "t.json")
-    failed = [f"Error: cannot write {name}: No space left on device." for name in ("t.json", "c.jsonl")]
-    assert (result.exit_code, result.stderr.splitlines()) == (2, failed)
 
 
 MANY = """
@@ -287,19 +242,5 @@ def test_an_interrupted_training_shows_what_was_tracked(exact, tmp_path, request
     ), stderr
 
 
-def test_while_someone_watches_step_loss_and_norm_are_shown(exact, tmp_path):
-    command = ("track", "exact.py:problem", *SMALL, "--lr", "0.02")
-    watched = on_a_terminal(*command, folder=tmp_path, TERM="xterm", COLUMNS="100")
-    assert re.search(r"step \d+: loss [\d.]+, ‖H‖ [\d.]+", watched), watched
 
 
-def test_the_last_point_is_read_only_when_the_file_has_grown(tmp_path):
-    path = tmp_path / "c.jsonl"
-    last = Lines(path)
-    assert last.norm() is None
-    path.write_text('{"kind": "hessinit tracking"}\n')
-    assert last.norm() is None
-    for value, norm in ((3.5, 3.5), ("inf", float("inf"))):
-        with path.open("a") as file:
-            file.write(json.dumps({"norm": value}) + "\n")
-        assert last.norm() == last.norm() == norm

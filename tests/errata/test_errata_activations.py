@@ -12,9 +12,9 @@ from pushing import DEPTH, Set, deep, linear, mean_passes, stay_within_two, weig
 from torch import Tensor, nn
 
 from hessinit.digits import load_digits
+from hessinit.init.apply_scheme import apply_scheme_
+from hessinit.init.gain import gain
 from hessinit.measurement.measure import measure
-from hessinit.schemes.applying import apply_scheme_
-from hessinit.schemes.gains import gain
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pushing import (
 )
 from torch import Tensor, nn
 
-from hessinit.schemes.applying import apply_scheme_
+from hessinit.init.apply_scheme import apply_scheme_
 
 # 1. ReLU: σ·√2, printed as σ/√2
 

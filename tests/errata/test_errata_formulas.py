@@ -9,7 +9,7 @@ import torch
 from pushing import DEPTH, EXAMPLES, WIDTH, both_passes, deep, linear, weights_of
 from torch import Tensor, nn
 
-from hessinit.schemes.applying import apply_scheme_
+from hessinit.init.apply_scheme import apply_scheme_
 
 
 class Chain:

@@ -10,7 +10,7 @@ import torch
 from pushing import DEPTH, end_at, mean_passes, stay_within_two
 from torch import nn
 
-from hessinit.schemes.applying import apply_scheme_
+from hessinit.init.apply_scheme import apply_scheme_
 
 GROWING = [round(32 * 16 ** (layer / DEPTH)) for layer in range(DEPTH + 1)]
 

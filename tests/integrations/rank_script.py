@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hessinit.integrations.ranks import on_first_rank, share_weights
+from hessinit.integrations.callback import on_first_rank, share_weights
 
 
 class Odd(nn.Module):

@@ -18,7 +18,7 @@ from torch import nn
 
 import hessinit
 from hessinit.integrations.lightning import CurvatureCallback
-from hessinit.tracking.budget import Budget
+from hessinit.training.track import Budget
 from integrations.launching import HERE, run_on_two_ranks
 from integrations.lightning_digits import (
     LOSS,
@@ -65,7 +65,7 @@ def test_a_run_is_measured_at_the_start_and_followed(package: str, tmp_path: Pat
         assert point.lr_times_norm == pytest.approx(0.1 * truth.network.norm, rel=0.02)
         assert set(point.layers) == {"network.0", "network.2"}
     assert callback.initialization is None
-    stored = hessinit.results.track_record.read_lines((tmp_path / "curvature.jsonl").read_bytes())
+    stored = hessinit.Tracking.from_json((tmp_path / "curvature.jsonl").read_bytes())
     assert [point.norm for point in stored.points] == [point.norm for point in tracking.points]
 
 
@@ -305,7 +305,7 @@ def test_a_batch_that_cannot_be_measured_ends_the_run_at_once(tmp_path: Path) ->
     [
         ({"loss": nn.CrossEntropyLoss}, "must be callable as loss"),
         ({"every": 0}, "every=0 must be a whole number, 1 or more"),
-        ({"share": 2}, "share=2 must be a number above 0"),
+        ({"max_overhead": 2}, "max_overhead=2 must be a number above 0"),
         ({"initialize": "yes"}, "initialize='yes' must be True, False, or a dict"),
         ({"initialize": {"rate": 0.1}}, "initialize does not know 'rate'; it takes lr"),
         ({"each_layers": True}, "does not know 'each_layers'.*Did you mean 'each_layer'"),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hessinit
-from hessinit.integrations.ranks import check_whole_weights, is_first_rank, on_first_rank, share_weights
+from hessinit.integrations.callback import check_unsharded, is_first_rank, on_first_rank, share_weights
 from integrations.launching import HERE, run_on_two_ranks
 
 
@@ -39,7 +39,7 @@ def test_sharded_weights_are_refused(tmp_path: Path) -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
         with pytest.raises(hessinit.ProblemError, match="sharded over the ranks.*before the model"):
-            check_whole_weights(model)
+            check_unsharded(model)
     finally:
         torch.distributed.destroy_process_group()
-    check_whole_weights(nn.Linear(4, 4))
+    check_unsharded(nn.Linear(4, 4))

@@ -8,15 +8,15 @@ from typing import Any
 import lightning.pytorch as lightning
 import pytest
 import torch
+from hessinit.integrations.remembering import Memory, digest_examples, digest_start, small_copy
 from torch import Tensor
 
 import hessinit
 from hessinit.integrations import remembering
 from hessinit.integrations.lightning import CurvatureCallback
-from hessinit.integrations.remembering import Memory, digest_examples, digest_start, small_copy
 from hessinit.integrations.transformers import CurvatureCallback as TrainersCallback
-from hessinit.results.track_record import Tracking, read_lines
-from hessinit.tracking.budget import Budget
+from hessinit.results.track_record import Tracking
+from hessinit.training.track import Budget
 from integrations.lightning_digits import (
     LOSS,
     digits,
@@ -68,7 +68,7 @@ def test_lightning_goes_on_in_the_file_of_its_own_run(tmp_path: Path) -> None:
     assert norms(resumed)[:2] == norms(second)[:2]
     assert [point.step for point in resumed.points] == [0, 2, 4, 6, 8]
     assert (tmp_path / "curvature.jsonl").read_bytes() == untouched
-    assert norms(read_lines((tmp_path / "curvature-2.jsonl").read_bytes())) == norms(resumed)
+    assert norms(Tracking.from_json((tmp_path / "curvature-2.jsonl").read_bytes())) == norms(resumed)
 
 
 def test_an_earlier_run_is_gone_on_with_beside_a_later_one(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_earlier_run_is_gone_on_with_beside_a_later_one(tmp_path: Path) -> No
     fit(tmp_path, seed=2)
     _, resumed = fit(tmp_path, seed=1, epochs=2, checkpoint=tmp_path / "1.ckpt")
     assert norms(resumed)[:2] == norms(first)[:2]
-    assert norms(read_lines((tmp_path / "curvature.jsonl").read_bytes())) == norms(resumed)
+    assert norms(Tracking.from_json((tmp_path / "curvature.jsonl").read_bytes())) == norms(resumed)
 
 
 def test_the_trainer_goes_on_in_the_file_of_its_own_run(tmp_path: Path) -> None:
@@ -138,7 +138,9 @@ def test_two_callbacks_go_on_in_two_files(tmp_path: Path) -> None:
 
     run(1)
     resumed = run(2, tmp_path / "both.ckpt")
-    stored = [norms(read_lines(path.read_bytes())) for path in sorted(tmp_path.glob("curvature*.jsonl"))]
+    stored = [
+        norms(Tracking.from_json(path.read_bytes())) for path in sorted(tmp_path.glob("curvature*.jsonl"))
+    ]
     assert all(norms(one) in stored for one in resumed)
 
 

@@ -19,8 +19,8 @@ from torch.utils.data import IterableDataset
 
 import hessinit
 from hessinit.integrations.transformers import CurvatureCallback
-from hessinit.results.track_record import read_lines
-from hessinit.tracking.budget import Budget
+from hessinit.results.track_record import Tracking
+from hessinit.training.track import Budget
 from integrations.launching import HERE, run_on_two_ranks
 from integrations.trainer_runs import Sentences, trainer_of
 
@@ -60,7 +60,7 @@ def test_a_run_is_measured_at_the_start_and_followed(kind: str, tmp_path: Path) 
     logged = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     assert list(tracking.losses) == logged
     assert tracking.points[-1].training_loss == logged[-1][1]
-    stored = read_lines((tmp_path / "curvature.jsonl").read_bytes())
+    stored = Tracking.from_json((tmp_path / "curvature.jsonl").read_bytes())
     assert [point.norm for point in stored.points] == [point.norm for point in tracking.points]
     assert callback.initialization is None
 

@@ -9,14 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from report_examples import make_estimate, make_layer, make_report
 from torch import nn
 
 from hessinit.measurement.measure import measure
-from hessinit.present.columns import build_columns
-from hessinit.present.page.curvature import curvature_page
-from hessinit.present.page.render import render_page
+from hessinit.present import describe, to_page
+from hessinit.present.document import Table
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport
+from report_examples import make_estimate, make_layer, make_report
 
 
 def measured(network: bool, curvature: str = "gauss-newton", layers: str | None = None) -> CurvatureReport:
@@ -29,8 +28,8 @@ def measured(network: bool, curvature: str = "gauss-newton", layers: str | None 
 def test_the_bounds_hold_for_the_network_as_measured():
     bounded, whole = measured(network=False), measured(network=True)
     found = re.search(
-        r"not measured \(network=False\): by the layers its ‖H‖ is (\S+) to (\S+), so gradient descent in "
-        r"these weights is stable below lr = (\S+) and unstable above (\S+)\.( |$)",
+        r"not measured \(network=False\)\. The layers bound its ‖H‖ between (\S+) and (\S+), so gradient "
+        r"descent is stable below lr = (\S+) and unstable above (\S+)\.( |$)",
         bounded.verdict,
     )
     assert found is not None, bounded.verdict
@@ -45,7 +44,7 @@ def test_an_indefinite_network_is_bounded_on_one_side():
     bounded, whole = measured(network=False, curvature="hessian"), measured(network=True, curvature="hessian")
     assert bounded.network.norm <= whole.network.norm
     limit = f"{bounded.stable_learning_rate:.2g}"
-    assert f"and so 2/‖H‖ at most {limit}. Measure it, too" in bounded.verdict
+    assert f"so 2/‖H‖ is at most {limit}. Measure the network" in bounded.verdict
     assert "guaranteed" not in bounded.verdict
     assert "unstable above" not in bounded.verdict
 
@@ -85,14 +84,15 @@ def test_the_only_layer_is_the_network(curvature):
 
 def test_the_table_and_the_page_show_a_bound_and_no_verdict_on_it():
     report = measured(network=False)
-    columns = {column.heading: column.cells for column in build_columns(report)}
+    document = describe(report)
+    table = next(block for block in document.blocks if isinstance(block, Table))
+    columns = {column.heading: column.cells for column in table.columns}
     assert columns["‖H‖"][-1] == f"≥ {report.network.norm:.3g}"
     assert columns["verdict"][-1] == ""
-    page = curvature_page(report)
-    assert [number.label for number in page.numbers] == ["‖H‖ of the network", "Sharpest layer"]
-    assert page.numbers[0].note == "not measured: bounded by the layers"
-    assert page.tone != "good"
-    text = render_page(page)
+    assert [number.label for number in document.numbers] == ["‖H‖ of the network", "Sharpest layer"]
+    assert document.numbers[0].note == "not measured: bounded by the layers"
+    assert document.tone != "good"
+    text = to_page(report)
     assert "guaranteed" not in text.split("<footer>")[0].split("<main", 1)[1]
     assert '<span class="dot ok">' in text
 
@@ -106,17 +106,13 @@ def bounded_report(norm: float, error: float) -> CurvatureReport:
 @pytest.mark.parametrize(
     ("norm", "error", "sentence"),
     [
-        (0.0, math.inf, "its ‖H‖ is at least 0, and so 2/‖H‖ at most inf."),
+        (0.0, math.inf, "its ‖H‖ is at least 0, so 2/‖H‖ is at most inf."),
         (0.0, 0.0, "The network has no curvature, so it sets no limit"),
-        (math.inf, 1.0, "The network's ‖H‖ is inf: no learning rate is safe from this start."),
-        (
-            0.6,
-            0.2,
-            "by the layers its ‖H‖ is 0.6 to 0.8, so gradient descent in these weights is stable below ",
-        ),
+        (math.inf, 1.0, "The network's ‖H‖ is inf: no learning rate is stable."),
+        (0.6, 0.2, "The layers bound its ‖H‖ between 0.6 and 0.8, so gradient descent is stable below "),
     ],
 )
 def test_bounds_at_the_ends(norm, error, sentence):
     report = bounded_report(norm, error)
     assert sentence in report.verdict
-    assert "<main" in render_page(curvature_page(report))
+    assert "<main" in to_page(report)

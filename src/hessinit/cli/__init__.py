@@ -1,21 +1,21 @@
-"""The command line. Nothing heavy is imported before it is needed: --help must not wait."""
+"""The command line. Nothing heavy is imported before it is needed: --help must not wait for torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hessinit.cli.commands import app
+    from hessinit.cli.app import app
 
 __all__ = ["app", "main"]
 
 
 def main() -> None:
     """Run the command line: what the `hessinit` script calls."""
-    from hessinit.cli.interrupts import leave_when_interrupted
+    from hessinit.cli.failures import exit_when_interrupted
 
-    leave_when_interrupted()  # before all other imports: they are the first thing that Ctrl-C meets
-    from hessinit.cli.commands import run
+    exit_when_interrupted()  # before all other imports: Ctrl-C may come while torch is imported
+    from hessinit.cli.app import run
 
     run()
 
@@ -23,6 +23,6 @@ def main() -> None:
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hessinit.cli.commands import app
+    from hessinit.cli.app import app
 
     return app

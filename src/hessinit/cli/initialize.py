@@ -4,34 +4,28 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hessinit.cli.completing import complete_scheme
-from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
-from hessinit.cli.interrupts import interruption_explained
-from hessinit.cli.loading import load_ready, take_shared
+from hessinit.cli.failures import NOT_CONVERGED, failures_explained, interruption_explained, stop
 from hessinit.cli.options import (
     AsHtml,
     AsJson,
     Device,
     Layers,
-    OneCurvature,
     Picture,
     Problem,
     Save,
     Seed,
     Threads,
+    Which,
     check_rate,
+    given,
+    split,
 )
-from hessinit.cli.output import Output
-from hessinit.cli.progress import working
-from hessinit.cli.wording import in_words_of
-from hessinit.problem_file import file_read_for, find_problem
-
-if TYPE_CHECKING:
-    from hessinit.results.initialization import Initialization
+from hessinit.cli.output import Output, progress
+from hessinit.cli.problem_file import file_of, find_problem, load_problem, shared_keywords
 
 # What a problem may say to `measure` that means the same here.
 SHARED = ("forward", "dropout", "layers", "curvature", "reduction", "check")
@@ -44,17 +38,17 @@ class Rule(str, Enum):
     LAYERS = "layers"
 
 
-class Freedom(str, Enum):
-    """What --freedom can be."""
+class Scaling(str, Enum):
+    """What --scaling can be."""
 
     AUTO = "auto"
-    GAIN = "gain"
+    ALL = "all"
     LAST = "last"
-    QUIET = "quiet"
+    SMALL_OUTPUT = "small-output"
 
 
 class SteppedBy(str, Enum):
-    """What --optimizer can be: which steps the curvature must fit."""
+    """What --optimizer can be: whose steps the curvature must fit."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
@@ -64,12 +58,11 @@ class SteppedBy(str, Enum):
 
 
 def _read_rate(text: str | None) -> str | None:
-    if text in (None, "auto"):
-        return text
-    try:
-        check_rate(float(text or ""))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no number; give a rate such as 0.1, or auto.") from None
+    if text not in (None, "auto"):
+        try:
+            check_rate(float(text or ""))
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is no number; give a rate such as 0.1, or auto.") from None
     return text
 
 
@@ -94,13 +87,12 @@ def initialize(
         str | None,
         typer.Option(
             metavar="NAME",
-            autocompletion=complete_scheme,
-            help="The start before scaling: a scheme such as he or lsuv, keep for the weights as they come, "
-            "or auto.  [default: auto]",
+            help="The initialization before scaling: a scheme such as he or lsuv, keep for the weights as "
+            "they come, or auto.  [default: auto]",
         ),
     ] = None,
-    freedom: Annotated[
-        Freedom | None, typer.Option(help="What is scaled to meet the target.  [default: auto]")
+    scaling: Annotated[
+        Scaling | None, typer.Option(help="What is scaled to meet the target.  [default: auto]")
     ] = None,
     optimizer: Annotated[
         SteppedBy | None, typer.Option(help="Whose steps the curvature must fit.  [default: sgd]")
@@ -109,11 +101,10 @@ def initialize(
         float | None, typer.Option(metavar="X", help="Of momentum and nesterov.  [default: 0.9]")
     ] = None,
     layers: Layers = None,
-    curvature: Annotated[
-        OneCurvature | None, typer.Option(help="Which second derivative.  [default: gauss-newton]")
-    ] = None,
+    curvature: Which = None,
     tolerance: Annotated[
-        float | None, typer.Option(metavar="X", help="How near the target is met.  [default: 0.05]")
+        float | None,
+        typer.Option(metavar="X", help="Relative accuracy of the target.  [default: 0.05]"),
     ] = None,
     seed: Seed = None,
     device: Device = None,
@@ -152,71 +143,30 @@ def initialize(
     Exit status: 0 done, 1 target not met, 2 wrong usage, 130 interrupted.
     """
     output = Output(as_json, html, save, picture)
-    output.check(reads=file_read_for(problem), more={"--weights": weights})
-    _check_weights(weights, dry_run)
-    options: dict[str, Any] = {
-        "lr": lr if lr in (None, "auto") else float(lr or 0),
-        "target": target,
-        "rule": rule.value if rule else None,
-        "scheme": scheme,
-        "freedom": freedom.value if freedom else None,
-        "optimizer": optimizer.value if optimizer else None,
-        "momentum": momentum,
-        "layers": layers or None,
-        "curvature": curvature.value if curvature else None,
-        "tolerance": tolerance,
-        "seed": seed,
-        "dry_run": dry_run or None,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
+    output.check(reads=file_of(problem), more={"--weights": weights})
+    if weights is not None and dry_run:
+        stop("--weights and --dry-run contradict each other: a dry run writes no weights. Leave one out.")
+    if weights is not None and weights.suffix != ".safetensors":
+        stop(f"--weights {weights} must end in .safetensors, such as {weights.stem or 'start'}.safetensors.")
+    options = given(
+        lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
+        scaling=scaling, optimizer=optimizer, momentum=momentum, layers=split(layers, str),
+        curvature=curvature, tolerance=tolerance, seed=seed, dry_run=dry_run or None,
+    )  # fmt: skip
     with (
-        interruption_explained("the initialization"),
-        failures_explained(problem, "initializing"),
-        in_words_of({name: f"--{name}" for name in options if name in given or name not in SHARED}),
+        interruption_explained("the initialization was not finished, and nothing was written."),
+        failures_explained(f"initializing {problem}"),
     ):
         place = find_problem(problem)
-        with working(f"Initializing {problem} …"):
-            from hessinit.initializing.initialize import initialize_
+        with progress(f"Initializing {problem} …"):
+            import hessinit
 
-            _check_early(given)
-            loaded = load_ready(place, seed=seed, device=device, threads=threads)
-            keywords = take_shared(loaded, SHARED, problem)
-            result = initialize_(loaded.model, loaded.loss, loaded.batch, **{**keywords, **given})
-    output.give(result, also={} if weights is None else {weights: result.save_weights})
+            loaded = load_problem(place, seed=seed, device=device, threads=threads)
+            keywords = shared_keywords(loaded, SHARED, problem)
+            result = hessinit.initialize_(loaded.model, loaded.loss, loaded.batch, **{**keywords, **options})
+    output.write(result, also={} if weights is None else {weights: result.save_weights})
     if weights is None:
         how = "Leave out --dry-run and pass" if dry_run else "Pass"
         typer.echo(f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True)
-    _exit_by(result)
-
-
-def _check_early(given: dict[str, Any]) -> None:
-    """What can be judged without the user's file is judged before it is run, which may take a while."""
-    from hessinit.errors import choose
-    from hessinit.initializing import arguments
-    from hessinit.problem.validate import check_tolerance
-    from hessinit.schemes.rules import SCHEMES, SYNONYMS
-
-    arguments.read_aim(given.get("lr"), given.get("target"))
-    arguments.read_momentum(given.get("optimizer", "sgd"), given.get("momentum", 0.9))
-    choose("scheme", given.get("scheme", "auto"), ["auto", "keep", *SCHEMES], SYNONYMS)
-    check_tolerance(given.get("tolerance", 0.05))
-
-
-def _check_weights(weights: Path | None, dry_run: bool) -> None:
-    if weights is None:
-        return
-    if dry_run:
-        stop("--weights and --dry-run do not go together: a dry run writes no weights. Leave one out.")
-    if weights.suffix != ".safetensors":
-        stop(
-            f"--weights {weights} must end in .safetensors; "
-            f"that is how they are written, such as {weights.stem or 'start'}.safetensors."
-        )
-
-
-def _exit_by(result: Initialization) -> None:
-    """End with status 1 where the library would warn; a start left gentle on purpose is no failure."""
-    from hessinit.initializing.carrying_out import UNSHARPENED
-
-    if not result.converged and result.scaling != UNSHARPENED:
+    if not result.converged and result.scaling != "none":  # left flat on purpose is no failure
         stop("Target not met: the result says why.", NOT_CONVERGED)

@@ -1,21 +1,20 @@
-"""`hessinit measure`: the user's own network."""
+"""`hessinit measure`, the curvature of the user's own network, and `hessinit show`, a saved result."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hessinit.cli.failures import failures_explained
-from hessinit.cli.interrupts import interruption_explained
-from hessinit.cli.loading import load_ready
+from hessinit.cli.failures import NOT_CONVERGED, failures_explained, interruption_explained, stop
 from hessinit.cli.options import (
     AsHtml,
     AsJson,
     Curvature,
     Device,
-    Diagnostics,
-    Jacobians,
     Layers,
     Picture,
     Problem,
@@ -24,12 +23,16 @@ from hessinit.cli.options import (
     Threads,
     Tolerance,
     check_rate,
+    given,
+    split,
 )
-from hessinit.cli.output import Output
-from hessinit.cli.progress import working
-from hessinit.cli.rates import judge_rate
-from hessinit.cli.wording import in_words_of
-from hessinit.problem_file import file_read_for, find_problem
+from hessinit.cli.output import Output, progress
+from hessinit.cli.problem_file import did_you_mean_file, file_of, find_problem, load_problem
+
+if TYPE_CHECKING:
+    from hessinit.results.curvature_report import CurvatureReport
+
+WAY_OUT = "Give a file that --save, --json or --log of a command, or save() in Python, wrote."
 
 
 def measure(
@@ -43,8 +46,12 @@ def measure(
     ] = None,
     layers: Layers = None,
     tolerance: Tolerance = None,
-    jacobians: Jacobians = False,
-    diagnostics: Diagnostics = False,
+    jacobians: Annotated[
+        bool, typer.Option("--jacobians", help="Also the Jacobian norms around each layer, and bounds.")
+    ] = False,
+    diagnostics: Annotated[
+        bool, typer.Option("--diagnostics", help="Also activations, gradients, dead and saturated units.")
+    ] = False,
     seed: Seed = None,
     device: Device = None,
     threads: Threads = None,
@@ -75,28 +82,97 @@ def measure(
     Exit status: 0 done, 1 not converged, 2 wrong usage, 130 interrupted.
     """
     output = Output(as_json, html, save, picture)
-    output.check(reads=file_read_for(problem))
-    options = {
-        "curvature": curvature.value if curvature else None,
-        "layers": layers or None,
-        "tolerance": tolerance,
-        "seed": seed,
-        "jacobians": jacobians or None,
-        "diagnostics": diagnostics or None,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
+    output.check(reads=file_of(problem))
+    options = given(
+        curvature=curvature, layers=split(layers, str), tolerance=tolerance, seed=seed,
+        jacobians=jacobians or None, diagnostics=diagnostics or None,
+    )  # fmt: skip
     with (
-        interruption_explained("the measurement"),
-        failures_explained(problem),
-        in_words_of({name: f"--{name}" for name in given}),
+        interruption_explained("the measurement was not finished, and nothing was written."),
+        failures_explained(f"measuring {problem}"),
     ):
         place = find_problem(problem)
-        with working(f"Measuring {problem} …"):
-            from hessinit.measurement.measure import measure as measure_curvature
+        with progress(f"Measuring {problem} …"):
+            import hessinit
 
-            loaded = load_ready(place, seed=seed, device=device, threads=threads)
-            report = measure_curvature(
-                loaded.model, loaded.loss, loaded.batch, **{**loaded.keywords, **given}
+            loaded = load_problem(place, seed=seed, device=device, threads=threads)
+            report = hessinit.measure(
+                loaded.model, loaded.loss, loaded.batch, **{**loaded.keywords, **options}
             )
-    output.give(report, after=None if lr is None else judge_rate(report, lr, problem))
-    output.exit_by(report)
+    output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
+    if not report.converged:
+        stop(
+            f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.",
+            NOT_CONVERGED,
+        )
+
+
+def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
+    """lr·‖H‖, whether gradient descent is stable there, and what to do where it is not."""
+    from hessinit.present.words import format_number
+
+    advice = report.advice("sgd", lr=lr)
+    norm, rate = report.network.norm, format_number(lr)
+    if not report.network_measured or not 0 < norm < math.inf:
+        return f"lr = {rate}: {advice.stable_reason[0].lower()}{advice.stable_reason[1:]}"
+    product = f"lr·‖H‖ = {rate}·{format_number(norm)} = {format_number(lr * norm)}"
+    # Along a direction of negative curvature no step is too long.
+    curves_down = -report.network.bottom_eigenvalue > report.network.top_eigenvalue
+    if lr <= advice.stable_learning_rate:
+        holds = (
+            "a gradient step in these weights lowers the loss"
+            if curves_down
+            else "gradient descent in these weights is stable"
+        )
+        return f"{product}, {'below' if lr < advice.stable_learning_rate else 'at'} 2: {holds} at initialization."
+    if curves_down:
+        return f"{product}, above 2: a gradient step of this length is not guaranteed to lower the loss."
+    return (
+        f"{product}, above 2: gradient descent is unstable at initialization. {advice.warmup.reason}\n"
+        f"Next: hessinit initialize {shlex.quote(problem)} --lr {lr:g}"
+    )
+
+
+def show(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="What --save, --json, --log or save() wrote.", show_default=False
+        ),
+    ],
+    as_json: AsJson = False,
+    html: AsHtml = None,
+    picture: Picture = None,
+) -> None:
+    """Print what another command saved. It needs no torch, and no model.
+
+    \b
+    Examples:
+      hessinit show report.json
+      hessinit show report.json --html report.html
+      hessinit show comparison.json --picture comparison.pdf
+      hessinit show curvature.jsonl --json > curvature.json
+      hessinit show table-4-mnist.json --html table-4.html
+
+    Exit status: 0 done, 2 wrong usage.
+    """
+    output = Output(as_json, html, picture=picture)
+    output.check(reads=path)
+    loaded = _load(path)
+    if isinstance(loaded, list) and picture is not None:
+        stop(f"--picture {picture} draws one record, and the file holds {len(loaded)}; show one of them.")
+    output.write(loaded)
+
+
+def _load(path: Path) -> Any:
+    from hessinit.results.result import load
+
+    try:
+        return load(path)
+    except FileNotFoundError:
+        found = [*path.parent.glob("*.json"), *path.parent.glob("*.jsonl")] if path.parent.is_dir() else []
+        stop(f"{path} does not exist.{did_you_mean_file(path, sorted(found))}")
+    except OSError as failure:
+        stop(f"{path} cannot be read: {failure.strerror}.")
+    except (ValueError, RecursionError) as refusal:
+        stop(f"{path} cannot be read: {refusal} {WAY_OUT}")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from hessinit.cli.completing import complete_device, complete_problem
+Item = TypeVar("Item")
 
 LARGEST_SEED = 2**32 - 1  # of numpy; torch would take more
 PROBLEM = "FILE.py:FUNCTION"
-UNREAD_HOME = (
-    "would go to a folder called ~, for shells read ~ as your home only where a word begins: put a space in "
-    "place of the equals sign, and no quotes."
-)
 
 
 class Curvature(str, Enum):
@@ -27,7 +24,7 @@ class Curvature(str, Enum):
 
 
 class OneCurvature(str, Enum):
-    """What --curvature can be where one number is followed."""
+    """What --curvature can be where one number is used."""
 
     GAUSS_NEWTON = "gauss-newton"
     HESSIAN = "hessian"
@@ -41,10 +38,26 @@ class TrainedBy(str, Enum):
     ADAM = "adam"
 
 
-def _check_tolerance(tolerance: float | None) -> float | None:
-    if tolerance is not None and not tolerance > 0:
-        raise typer.BadParameter(f"{tolerance} is not positive; give a relative accuracy such as 1e-3.")
-    return tolerance
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given, enums as their values.
+
+    >>> given(steps=10, layers=None, curvature=Curvature.BOTH)
+    {'steps': 10, 'curvature': 'both'}
+    """
+    return {
+        name: value.value if isinstance(value, Enum) else value
+        for name, value in options.items()
+        if value is not None
+    }
+
+
+def split(values: list[str] | None, read: Callable[[str], Item]) -> list[Item] | None:
+    """The items of a list option: separated by commas, given once or several times; None without any."""
+    items = [item.strip() for value in values or () for item in value.split(",")]
+    try:
+        return [read(item) for item in items] or None
+    except ValueError:
+        raise typer.BadParameter(f"{','.join(items)!r} must be numbers separated by commas.") from None
 
 
 def check_rate(lr: float | None) -> float | None:
@@ -54,59 +67,36 @@ def check_rate(lr: float | None) -> float | None:
     return lr
 
 
-def is_unread_home(path: Path) -> bool:
-    """Whether the shell left ~ in it, as bash does in --save=~/x; a folder that is called so may be there."""
-    return path.parts[:1] == ("~",) and not Path("~").exists()
-
-
 def read_folder(text: str) -> Path:
     """A folder's name; an empty one, as of a variable that is not set, would be the working folder."""
     if not text:
         raise typer.BadParameter("it is empty; give a folder, such as results, or . for this one.")
-    if is_unread_home(Path(text)):
-        raise typer.BadParameter(f"{text} {UNREAD_HOME}")
     return Path(text)
 
 
+def _check_tolerance(tolerance: float | None) -> float | None:
+    if tolerance is not None and not tolerance > 0:
+        raise typer.BadParameter(f"{tolerance} is not positive; give a relative accuracy such as 1e-3.")
+    return tolerance
+
+
+def _problem(returns: str) -> Any:
+    return typer.Argument(
+        metavar=PROBLEM,
+        help=f"A function without arguments that returns {returns} It may add a dict of keyword arguments "
+        "for hessinit.measure, such as forward. Also as package.module:function.",
+        show_default=False,
+    )
+
+
 # The problem.
-Problem = Annotated[
-    str,
-    typer.Argument(
-        metavar=PROBLEM,
-        help="A function without arguments that returns model, loss, batch, and, if needed, a dict of "
-        "keyword arguments for hessinit.measure, such as forward. Also as package.module:function.",
-        show_default=False,
-        autocompletion=complete_problem,
-    ),
-]
-RebuiltProblem = Annotated[
-    str,
-    typer.Argument(
-        metavar=PROBLEM,
-        help="A function without arguments that returns model, loss, data: (inputs, targets) with all "
-        "examples, or a list of batches; it is called again for every new model. It may add a dict with a "
-        "forward, as for hessinit measure. Also as package.module:function.",
-        show_default=False,
-        autocompletion=complete_problem,
-    ),
-]
+Problem = Annotated[str, _problem("model, loss, batch.")]
 TrainedProblem = Annotated[
-    str,
-    typer.Argument(
-        metavar=PROBLEM,
-        help="A function without arguments that returns model, loss, data: (inputs, targets) with all "
-        "examples, or a list of batches. It may add a dict with a forward, as for hessinit measure. Also as "
-        "package.module:function.",
-        show_default=False,
-        autocompletion=complete_problem,
-    ),
+    str, _problem("model, loss, data: (inputs, targets) with all examples, or a list of batches.")
 ]
 Layers = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="A layer's name, or a pattern like 'conv*'; '**' has biases, too. Repeat for more.",
-    ),
+    typer.Option(metavar="NAMES", help="Layers by name or pattern, as fc1,'conv*'; '**' adds biases."),
 ]
 Tolerance = Annotated[
     float | None,
@@ -126,15 +116,10 @@ Seed = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        help="Where to compute: cpu, cuda, cuda:1, mps …",
-        autocompletion=complete_device,
-    ),
+    str | None, typer.Option("--device", metavar="DEVICE", help="Where to compute: cpu, cuda, cuda:1 …")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="How many CPU threads torch may use.")]
+Which = Annotated[OneCurvature | None, typer.Option(help="Which second derivative.  [default: gauss-newton]")]
 
 # What is printed and written.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
@@ -145,16 +130,7 @@ Save = Annotated[
     Path | None, typer.Option("--save", metavar="FILE", help="Also save everything, for `hessinit show`.")
 ]
 Picture = Annotated[
-    Path | None,
-    typer.Option("--picture", metavar="FILE", help="Also draw it: a .png, .pdf or .svg file."),
-]
-
-# What else is measured.
-Jacobians = Annotated[
-    bool, typer.Option("--jacobians", help="Also the Jacobian products around each layer, and bounds.")
-]
-Diagnostics = Annotated[
-    bool, typer.Option("--diagnostics", help="Also activations, gradients, dead and saturated units.")
+    Path | None, typer.Option("--picture", metavar="FILE", help="Also draw it: a .png, .pdf or .svg file.")
 ]
 
 # Training.
@@ -169,10 +145,9 @@ Optimizer = Annotated[
     TrainedBy | None, typer.Option(help="Plain SGD, with momentum 0.9, or Adam.  [default: sgd]")
 ]
 Warmup = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Steps over which the rate rises linearly."),
+    int | None, typer.Option(min=1, metavar="N", help="Steps over which the learning rate rises linearly.")
 ]
-WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ at the start.")]
+WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")]
 Folder = Annotated[
     Path | None,
     typer.Option(
@@ -182,6 +157,5 @@ Folder = Annotated[
     ),
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="How many processes.  [default: one for each core]"),
+    int | None, typer.Option(min=1, metavar="N", help="How many processes.  [default: one for each core]")
 ]

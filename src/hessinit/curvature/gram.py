@@ -9,7 +9,6 @@ of S brings the latter to all layers at once.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from hessinit.curvature.layer_uses import (
     ConvolutionCall,
     DenseCall,
     Use,
+    batched_grad,
     find_uses,
     in_proportion,
     probe_examples,
@@ -472,9 +472,5 @@ def _backward_all(output: Tensor, plan: Sequence[Planned], columns: Tensor) -> t
     edges = [one.edge for one in plan]
     if not all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
         return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a missing batching rule is only a warning, and slow
-            return torch.autograd.grad(output, edges, columns, retain_graph=True, is_grads_batched=True)
-    except (RuntimeError, UserWarning):
-        return None
+    found = batched_grad(output, edges, columns) or ()
+    return tuple(one for one in found if one is not None) if found and None not in found else None

@@ -8,6 +8,7 @@ node's output is what the layer's Jacobian is made of.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 Node = Any  # torch.autograd.graph.Node; its saved tensors are not typed
 
@@ -73,6 +75,22 @@ def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]
     for found in uses.values():
         found.sort(key=lambda use: use.moment)
     return uses
+
+
+def batched_grad(
+    output: Tensor, inputs: Sequence[Tensor] | Sequence[GradientEdge], cotangents: Tensor
+) -> tuple[Tensor | None, ...] | None:
+    """The gradients for many cotangents from one backward pass; None where torch cannot batch it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error"
+            )  # a missing batching rule is only a warning, and slower than a loop
+            return torch.autograd.grad(
+                output, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
+            )
+    except (RuntimeError, UserWarning):
+        return None
 
 
 class Call(Protocol):

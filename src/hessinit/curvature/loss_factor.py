@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +11,9 @@ from torch import Tensor
 
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.krylov import Array
+from hessinit.curvature.layer_uses import batched_grad
 from hessinit.curvature.probes import ProbeStream
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, WeightsError
 
 LINEAR_LOSS = (
     "the loss is linear in the model's output, so its Gauss-Newton curvature is zero everywhere. If the "
@@ -53,7 +53,7 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     if noise is None:
         return "the loss couples the examples"
     if scale == 0.0:
-        raise ProblemError(_why_flat(evaluation))
+        raise _flat_loss_error(evaluation)
     matrices = (matrices + matrices.transpose(0, 2, 1)) / (2 * scale)
     # Each output is judged against its own curvature: a head with a millionth of the loss's weight has
     # layers, too.
@@ -111,15 +111,8 @@ def _blocks(evaluation: Evaluation) -> Tensor:
         return cut.new_zeros(size, width, width)
     unit = torch.eye(width, dtype=cut.dtype, device=cut.device).unsqueeze(1).expand(width, size, width)
     directions = unit.reshape(width, *output.shape)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error"
-            )  # a missing batching rule is only a warning, and slower than the loop
-            (rows,) = torch.autograd.grad(
-                gradient, cut, directions, is_grads_batched=True, retain_graph=True, materialize_grads=True
-            )
-    except (RuntimeError, UserWarning):
+    (rows,) = batched_grad(gradient, [cut], directions) or (None,)
+    if rows is None:
         rows = torch.stack([evaluation.output_hessian(direction) for direction in directions])
     return rows.detach().reshape(width, size, width).transpose(0, 1)
 
@@ -151,10 +144,10 @@ def check_curved(evaluation: Evaluation) -> None:
     output, seed = evaluation.output, evaluation.problem.seed
     probe = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device).draw()
     if not bool(evaluation.output_hessian(probe.view_as(output)).any()):
-        raise ProblemError(_why_flat(evaluation))
+        raise _flat_loss_error(evaluation)
 
 
-def _why_flat(evaluation: Evaluation) -> str:
+def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
     """Linear everywhere, or saturated: then the loss bends at some smaller outputs."""
     output, problem = evaluation.output.detach(), evaluation.problem
     probe = ProbeStream(output.numel(), seed=problem.seed, dtype=output.dtype, device=output.device).draw()
@@ -167,5 +160,5 @@ def _why_flat(evaluation: Evaluation) -> str:
             break
         (bend,) = torch.autograd.grad(gradient, smaller, probe.view_as(output), materialize_grads=True)
         if bool((bend.isfinite() & (bend != 0)).any()):
-            return SATURATED_LOSS
-    return LINEAR_LOSS
+            return WeightsError(SATURATED_LOSS)
+    return ProblemError(LINEAR_LOSS)

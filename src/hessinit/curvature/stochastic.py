@@ -81,7 +81,7 @@ def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, se
     written out with n products and the density is exact. A multiple of the identity has nodes but no curve.
 
     >>> density = spectral_density(torch.diag(torch.linspace(0.0, 1.0, 500, dtype=torch.float64)))
-    >>> abs(sum(density.weights) - 1) < 1e-12, abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05
+    >>> abs(sum(density.weights) - 1) < 1e-12, bool(abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05)
     (True, True)
     """
     size = operator_size(operator)

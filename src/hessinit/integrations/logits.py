@@ -1,35 +1,62 @@
-"""A problem from a model of logits and a tokenized batch: dict in, `.logits` out."""
+"""A problem from a model that returns logits (Hugging Face, timm) and a tokenized batch."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from hessinit.errors import ProblemError, choose
-from hessinit.integrations.model_inputs import Reading, list_batches, logits_of, read_inputs
-from hessinit.integrations.own_loss import OwnLoss, find_own_loss
-from hessinit.integrations.tasks import IGNORED, TASKS, loss_for, next_tokens, task_of
+from hessinit.errors import ProblemError, choose, did_you_mean
+from hessinit.problem.batches import cast, read_few
+from hessinit.problem.preserve import UserState, untouched_random_state, untouched_sources
 from hessinit.problem.problem import Loss
 from hessinit.problem.validate import check_model, unwrap
+
+TASKS = ["causal-lm", "masked-lm", "seq2seq-lm", "classification", "regression"]
+IGNORED = -100  # the label of positions that do not count, in torch as in Transformers
+
+# Transformers names its models after their task; a subclass keeps the name among its ancestors.
+_BY_NAME = {
+    r"ForCausalLM$|(?<!With)LMHeadModel$": "causal-lm",
+    r"ForMaskedLM$": "masked-lm",
+    r"For\w*Classification$|ForMultipleChoice$": "classification",
+}
+_LABELS = ("labels", "label")
+_COUNT = "num_items_in_batch"
+# What tokenizers and the Trainer add to the inputs; passed to a model only if its forward takes it.
+_EXTRA = {
+    "special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "return_loss",
+    _COUNT,
+}  # fmt: skip
+# Logits near zero give almost the same loss for all labels, so two losses are told apart by few digits.
+_RELATIVE, _ABSOLUTE = 5e-5, 1e-6
+_OTHERWISE = "call hessinit.measure(model, loss, batch, forward=…) with the loss that you train"
 
 
 def logits_problem(
     model: nn.Module, batch: Any, *, task: str = "auto"
 ) -> tuple[nn.Module, Loss, Any, dict[str, Any]]:
-    """`model, loss, batch, options` for `hessinit.measure(model, loss, batch, **options)` and its sisters.
+    """`model, loss, batch, options` for `hessinit.measure(model, loss, batch, **options)` and other verbs.
 
-    `batch` is what a tokenizer or a collator returns: a dict of tensors with `labels`, where −100 does not
-    count; a pair `(inputs, labels)`, as timm's models take it; or an iterable of either. `task` is
-    "causal-lm", "masked-lm", "seq2seq-lm", "classification" or "regression"; "auto" reads it off the class
-    of the model (`BertForMaskedLM`), for other models off the labels. Without labels a causal language
-    model is to predict its own input, padding left out.
+    `batch` is what a tokenizer or a collator returns: a dict of tensors with `labels`, where −100 is ignored;
+    a pair `(inputs, labels)`, as timm's models take it; or an iterable of either. `task` is "causal-lm",
+    "masked-lm", "seq2seq-lm", "classification" or "regression"; "auto" reads it from the model's class name
+    (`BertForMaskedLM`), for other models from the labels. Without labels a causal language model predicts its
+    own input, padding left out.
 
-    The loss is the model's own, `model(**batch).loss`, as a function of its logits; on the first batch the
-    two are compared, and a model whose own loss is another is refused. Several batches are averaged over
-    their examples, each being an average over its tokens. Costs one forward, for models that have a loss.
+    The loss is the model's own, `model(**batch).loss`, as a function of its logits; the two are compared on
+    the first batch, and a model with another loss is refused. Several batches are averaged over their
+    examples, each being an average over its tokens. Costs one forward, for models that have a loss.
 
-    >>> import torch
     >>> images, labels = torch.ones(2, 4), torch.tensor([0, 2])
     >>> model, loss, batch, options = logits_problem(nn.Linear(4, 3), (images, labels))
     >>> loss(options["forward"](model, batch[0]), batch[1]) == nn.CrossEntropyLoss()(model(images), labels)
@@ -37,93 +64,340 @@ def logits_problem(
     """
     choose("task", task, ["auto", *TASKS], {"classify": "classification", "lm": "causal-lm"})
     check_model(model, None)
-    inside = unwrap(model)
-    batches, several = list_batches(batch)
-    readings = [read_inputs(inside, one) for one in batches]
-    chosen = task_of(inside, readings[0].labels) if task == "auto" else task
-    given = [_pair(inside, chosen, reading) for reading in readings]
-    pairs = [_trained(chosen, *pair) for pair in given]
-    loss = loss_for(chosen, inside, pairs[0][1])
-    own = find_own_loss(inside, *given[0], readings[0].extra)
-    if own is not None and not own.agrees(ours := _value(loss, own, chosen, pairs[0][1])):
-        # BART's and XLNet's language models leave it to the user to move the labels.
-        if chosen != "causal-lm" or not own.agrees(_value(loss, own, chosen, given[0][1])):
-            raise ProblemError(_another_loss(inside, chosen, own, ours, readings[0]))
+    inner = unwrap(model)
+    batches, several = _list_batches(batch)
+    readings = [_read_inputs(inner, one) for one in batches]
+    chosen = _find_task(inner, readings[0].labels) if task == "auto" else task
+    given = [_with_labels(inner, chosen, reading) for reading in readings]
+    pairs = [(inputs, _targets(chosen, labels)) for inputs, labels in given]
+    loss = _find_loss(chosen, inner, pairs[0][1])
+    own = _find_own_loss(inner, *given[0], readings[0].extra)
+    if own is not None and not own.agrees(ours := _evaluate(loss, own.logits, chosen, pairs[0][1])):
+        # BART's and XLNet's language models leave it to the user to shift the labels.
+        if chosen != "causal-lm" or not own.agrees(_evaluate(loss, own.logits, chosen, given[0][1])):
+            way = f"{_OTHERWISE[0].upper()}{_OTHERWISE[1:]}"
+            if extra := readings[0].extra:
+                way = f"The batch says what to divide by; leave {', '.join(map(repr, extra))} out of it"
+            raise ProblemError(
+                f"{type(inner).__name__}'s own loss of this batch is {own.value:.6g}, and that of "
+                f"task={chosen!r} {ours:.6g}: what is measured would not be what is trained. {way}."
+            )
         pairs = given
-    return model, loss, pairs if several else pairs[0], {"forward": logits_of}
+    return model, loss, pairs if several else pairs[0], {"forward": call_for_logits}
 
 
-def _pair(model: nn.Module, task: str, reading: Reading) -> tuple[Any, Tensor]:
+def call_for_logits(model: nn.Module, inputs: Any) -> Tensor:
+    """Call the model by name or with its one input, and return its logits."""
+    with _differentiable_outputs(model):
+        output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise ProblemError(
+            f"{type(model).__name__} returned a {type(output).__name__} without logits; it must return a "
+            "tensor, or an output with .logits (model.config.return_dict = True, a model with a head). For "
+            f"another output, {_OTHERWISE}."
+        )
+    return logits
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Inputs by name or a single tensor, and the labels; `extra` is for the model's own loss only."""
+
+    inputs: Any
+    labels: Tensor | None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _list_batches(batch: Any) -> tuple[list[Any], bool]:
+    """The batches, and whether several were given."""
+    if isinstance(batch, Mapping) or _is_pair(batch):
+        return [batch], False
+    if isinstance(batch, Tensor | str) or not isinstance(batch, Iterable):
+        raise ProblemError(
+            f"batch is a {type(batch).__name__}; it must be a dict of tensors, as a tokenizer or a collator "
+            "returns it, a pair (inputs, labels), or an iterable of these."
+        )
+    batches = read_few(batch, "one dict or pair")
+    for number, one in enumerate(batches):
+        if not (isinstance(one, Mapping) or _is_pair(one)):
+            raise ProblemError(
+                f"batch {number} is a {type(one).__name__}; every batch must be a dict of tensors, or a pair "
+                "(inputs, labels)."
+            )
+    return batches, True
+
+
+def _is_pair(batch: Any) -> bool:
+    """(inputs, labels), not a list of two batches."""
+    is_two = isinstance(batch, tuple | list) and len(batch) == 2
+    return is_two and isinstance(batch[0], Tensor | Mapping) and isinstance(batch[1], Tensor)
+
+
+def _read_inputs(model: nn.Module, batch: Any) -> _Reading:
+    """Separate the labels, drop what is no input of the model, and switch its cache off."""
+    if not isinstance(batch, Mapping):
+        inputs, labels = batch
+        if not isinstance(inputs, Mapping):
+            return _Reading(inputs, labels)
+        batch = {**inputs, "labels": labels}
+    named = {str(name): value for name, value in batch.items() if value is not None}
+    _check_tensors(named)
+    labels = next((named[name] for name in _LABELS if name in named), None)
+    parameters = inspect.signature(model.forward).parameters.values()
+    known = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    left_out = {*_LABELS, *(_EXTRA.difference(known))}
+    inputs = {name: value for name, value in named.items() if name not in left_out}
+    extra = {_COUNT: named[_COUNT]} if _COUNT in named else {}
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        extra = {}
+        unknown = [name for name in inputs if name not in known]
+        if unknown and len(inputs) == 1:
+            return _Reading(inputs[unknown[0]], labels)  # model(images), whatever the batch calls them
+        if unknown:
+            raise ProblemError(
+                f"the batch has {unknown[0]!r}, and {type(model).__name__} takes {', '.join(known)}; leave "
+                f"it out of the batch.{did_you_mean(unknown[0], known)}"
+            )
+    if "use_cache" in known:
+        inputs["use_cache"] = False  # keys and values for the next token would only take memory
+    return _Reading(inputs, labels, extra)
+
+
+def _check_tensors(named: Mapping[str, Any]) -> None:
+    for name, value in named.items():
+        if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
+            raise ProblemError(
+                f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. Tokenize with "
+                'return_tensors="pt" and padding=True, or collate the examples first.'
+            )
+    tokens = named.get("input_ids")
+    if isinstance(tokens, Tensor) and tokens.ndim < 2:
+        raise ProblemError(
+            f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; a batch has a row for "
+            "each sentence. Collate the examples first (transformers.default_data_collator(examples))."
+        )
+
+
+def _with_labels(model: nn.Module, task: str, reading: _Reading) -> tuple[Any, Tensor]:
     """The model's inputs and labels, as its own loss takes them."""
     inputs, labels = reading.inputs, reading.labels
+    if labels is None and task == "causal-lm" and isinstance(inputs, dict):
+        labels, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if labels is not None and mask is not None and mask.shape == labels.shape:
+            labels = labels.masked_fill(mask == 0, IGNORED)
     if labels is None:
-        labels = _own_tokens(inputs) if task == "causal-lm" else None
-    if labels is None:
-        raise ProblemError(_no_labels(task, inputs))
+        keys = f" (it has {', '.join(inputs)})" if isinstance(inputs, dict) else ""
+        way = "Add batch['labels'], one for each example or token."
+        if task == "masked-lm":
+            way = "transformers.DataCollatorForLanguageModeling(tokenizer) masks some tokens, and adds them."
+        raise ProblemError(f"the batch has no 'labels'{keys}, and task={task!r} needs them. {way}")
     if task == "seq2seq-lm" and "decoder_input_ids" not in inputs:
-        inputs = {**inputs, "decoder_input_ids": _decoder_inputs(model, labels)}
+        prepare: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        if prepare is None:
+            raise ProblemError(
+                f"{type(model).__name__} does not make the inputs of its decoder; add "
+                "batch['decoder_input_ids'], the labels shifted by one."
+            )
+        inputs = {**inputs, "decoder_input_ids": prepare(labels=labels)}
     return inputs, labels
 
 
-def _trained(task: str, inputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
+def _targets(task: str, labels: Tensor) -> Tensor:
     """What each output is trained on."""
     labels = next_tokens(labels) if task == "causal-lm" else labels
     if not labels.is_floating_point() and labels.numel() and bool((labels == IGNORED).all()):
+        shifted = " once each token predicts the next one" if task == "causal-lm" else ""
+        raise ProblemError(f"every label is {IGNORED}, which is ignored{shifted}; pass a batch with labels.")
+    return labels
+
+
+def next_tokens(labels: Tensor) -> Tensor:
+    """The label that each position predicts: that of the next one, and none for the last.
+
+    >>> next_tokens(torch.tensor([[5, 6, 7]])).tolist()
+    [[6, 7, -100]]
+    """
+    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
+
+
+def _find_task(model: nn.Module, labels: Tensor | None) -> str:
+    """The task in the name of the model's class; for other models, that of the labels."""
+    names = [one.__name__ for one in type(model).__mro__]
+    for pattern, task in _BY_NAME.items():
+        if any(re.search(pattern, name) for name in names):
+            return task
+    if any(name.endswith("ForConditionalGeneration") for name in names):
+        return "seq2seq-lm" if _setting(model, "is_encoder_decoder") else "causal-lm"
+    if labels is not None and labels.ndim == 1 and not labels.is_floating_point():
+        return "classification"
+    found = "there are no labels"
+    if labels is not None:
+        found = f"neither do labels of shape {tuple(labels.shape)} and {labels.dtype}"
+    raise ProblemError(
+        f"the name {type(model).__name__} does not say what the model is for, and {found}; pass task=, one "
+        f"of {', '.join(map(repr, TASKS))}. For any other loss, {_OTHERWISE}."
+    )
+
+
+def _find_loss(task: str, model: nn.Module, labels: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of a task: a function of (logits, labels) that pickles."""
+    if _setting(model, "output_router_logits"):
         raise ProblemError(
-            f"every label is {IGNORED}, so that nothing counts"
-            + (" once each token predicts the one after it" if task == "causal-lm" else "")
-            + "; pass a batch with labels."
+            "the model adds a loss of its routers (config.output_router_logits=True), which is no function "
+            "of the logits; set it to False while measuring."
         )
-    return inputs, labels
-
-
-def _own_tokens(inputs: Any) -> Tensor | None:
-    tokens: Tensor | None = inputs.get("input_ids") if isinstance(inputs, dict) else None
-    mask = inputs.get("attention_mask") if tokens is not None else None
-    if tokens is None or mask is None or mask.shape != tokens.shape:
-        return tokens
-    return tokens.masked_fill(mask == 0, IGNORED)
-
-
-def _decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor:
-    prepare: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if prepare is None:
+    if task == "regression":
+        return squared_error
+    if task != "classification":
+        return token_cross_entropy
+    kind = _setting(model, "problem_type")
+    if kind == "regression" or (kind is None and _setting(model, "num_labels") == 1):
+        return squared_error
+    if not labels.is_floating_point() and kind != "multi_label_classification":
+        return token_cross_entropy
+    if kind is None and _setting(model, "num_labels") is None:
         raise ProblemError(
-            f"{type(model).__name__} does not say how its decoder starts; put batch['decoder_input_ids'] in, "
-            "the labels moved by one."
+            f"labels of {labels.dtype} may be values, probabilities or several classes at once; pass "
+            f"task='regression' for the squared error, else {_OTHERWISE}."
         )
-    return prepare(labels=labels)
+    return multi_label_cross_entropy
 
 
-def _no_labels(task: str, inputs: Any) -> str:
-    keys = f" (it has {', '.join(inputs)})" if isinstance(inputs, dict) else ""
-    ways = {
-        "masked-lm": "Mask some tokens with transformers.DataCollatorForLanguageModeling(tokenizer), which "
-        "adds them.",
-        "causal-lm": "Pass the tokens as batch['input_ids'], or add the labels.",
-    }
-    way = ways.get(task, "Add batch['labels'], one for each example or token.")
-    return f"the batch has no 'labels'{keys}, and task={task!r} needs them. {way}"
+def token_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy averaged over all labels but −100: one for an example, or for each of its tokens.
+
+    >>> uniform = torch.zeros(2, 3, 4)  # log 4, whatever is ignored
+    >>> round(token_cross_entropy(uniform, torch.tensor([[1, 2, -100], [3, -100, -100]])).item(), 4)
+    1.3863
+    """
+    if labels.shape == (*logits.shape[:-1], 1):
+        labels = labels[..., 0]
+    if logits.shape[:-1] != labels.shape:
+        raise ProblemError(
+            f"logits of shape {tuple(logits.shape)} and labels of {tuple(labels.shape)} do not fit: the last "
+            "dimension of the logits must count the classes, the others be those of the labels. For another "
+            f"loss, {_OTHERWISE}."
+        )
+    flat = logits.flatten(0, -2) if logits.ndim > 1 else logits
+    return F.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, label_smoothing=smoothing)
 
 
-def _value(loss: Loss, own: OwnLoss, task: str, labels: Tensor) -> float:
+def multi_label_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross-entropy of every class, averaged over examples and classes."""
+    return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+
+def squared_error(outputs: Tensor, values: Tensor) -> Tensor:
+    """Averaged over examples and values; a last dimension of one may be missing on either side.
+
+    >>> squared_error(torch.zeros(2, 1), torch.tensor([1.0, 3.0])).item()
+    5.0
+    """
+    if outputs.numel() != values.numel():
+        raise ProblemError(
+            f"outputs of shape {tuple(outputs.shape)} and labels of {tuple(values.shape)} do not fit: the "
+            "squared error needs one label for each output."
+        )
+    return F.mse_loss(outputs.reshape(values.shape), values.to(outputs.dtype))
+
+
+@dataclass(frozen=True)
+class _OwnLoss:
+    """A model's own loss of a batch in eval mode, and the logits that it was computed from."""
+
+    value: float
+    logits: Tensor
+    tolerance: float
+
+    def agrees(self, other: float) -> bool:
+        if math.isnan(other) or math.isnan(self.value):
+            return math.isnan(other) and math.isnan(self.value)
+        return math.isclose(other, self.value, rel_tol=self.tolerance, abs_tol=_ABSOLUTE)
+
+
+def _find_own_loss(
+    model: nn.Module, inputs: Any, labels: Tensor, extra: Mapping[str, Any]
+) -> _OwnLoss | None:
+    """One forward in eval mode that leaves the model unchanged; None where the model has no loss."""
+    first = next(model.parameters(), None)
+    has_loss = "labels" in inspect.signature(model.forward).parameters
+    if not has_loss or not isinstance(inputs, Mapping) or first is None:
+        return None
+    call = cast({**inputs, **extra, "labels": labels}, first.dtype, first.device)
+    call["labels"] = labels.to(first.device)  # in their own dtype: labels of several classes may be doubles
     try:
-        return float(loss(own.logits, labels.to(own.logits.device)))
+        with _preserved(model, first.device):
+            output = model(**call)
+    except Exception:
+        return None
+    loss, logits = getattr(output, "loss", None), getattr(output, "logits", None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not isinstance(logits, Tensor):
+        return None
+    if logits.dtype in (torch.float16, torch.bfloat16):  # most models compute the loss in float32
+        logits = logits.float()
+    rounding = 8 * torch.finfo(loss.dtype).eps if loss.is_floating_point() else 0.0
+    return _OwnLoss(loss.item(), logits, max(_RELATIVE, rounding))
+
+
+def _evaluate(loss: Loss, logits: Tensor, task: str, labels: Tensor) -> float:
+    try:
+        return float(loss(logits, labels.to(logits.device)))
     except (IndexError, RuntimeError, ValueError) as refusal:
         if isinstance(refusal, ProblemError):
             raise
         raise ProblemError(
-            f"logits of shape {tuple(own.logits.shape)} and labels of {tuple(labels.shape)} do not fit "
-            f"task={task!r}: {refusal} Pass another task=, or call hessinit.measure(model, loss, batch, "
-            "forward=…) with the loss that you train."
+            f"logits of shape {tuple(logits.shape)} and labels of {tuple(labels.shape)} do not fit "
+            f"task={task!r}: {refusal} Pass another task=, or {_OTHERWISE}."
         ) from refusal
 
 
-def _another_loss(model: nn.Module, task: str, own: OwnLoss, ours: float, reading: Reading) -> str:
-    way = "Call hessinit.measure(model, loss, batch, forward=…) with the loss that you train."
-    if reading.extra:
-        way = f"The batch says what to divide by; leave {', '.join(map(repr, reading.extra))} out of it."
-    return (
-        f"{type(model).__name__}'s own loss of this batch is {own.value:.6g}, and that of task={task!r} "
-        f"{ours:.6g}: what is measured would not be what is trained. {way}"
-    )
+@contextlib.contextmanager
+def _preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with (
+        untouched_random_state(device),
+        UserState(model).lent(),
+        untouched_sources(*_configurations(model)),  # classifiers store there what they guess
+        _differentiable_outputs(model),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
+        model.eval()  # the mode is restored with the other attributes
+        warnings.simplefilter("ignore")  # the same call warns again when it is measured
+        try:
+            yield
+        finally:
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+@contextlib.contextmanager
+def _differentiable_outputs(model: nn.Module) -> Iterator[None]:
+    """Switch off gradient checkpoints, which have no forward-mode derivative, and outputs as tuples."""
+    modules: list[Any] = list(model.modules())
+    checkpointed = [one for one in modules if getattr(one, "gradient_checkpointing", False) is True]
+    as_tuples = [one for one in _configurations(model) if getattr(one, "return_dict", True) is False]
+    try:
+        for module in checkpointed:
+            module.gradient_checkpointing = False
+        for config in as_tuples:
+            config.return_dict = True
+        yield
+    finally:
+        for module in checkpointed:
+            module.gradient_checkpointing = True
+        for config in as_tuples:
+            config.return_dict = False
+
+
+def _configurations(model: nn.Module) -> list[Any]:
+    found = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(one): one for one in found if one is not None}.values())
+
+
+def _setting(model: nn.Module, name: str) -> Any:
+    return getattr(getattr(model, "config", None), name, None)

@@ -27,14 +27,14 @@ from hessinit.curvature.engines import (
 )
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.rounding import Rounding, relative_rounding
-from hessinit.diagnostics.diagnose import diagnose
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.layers import EVERYTHING, Layer
-from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.validate import check_switches, check_tolerance, check_whole
-from hessinit.products.measure import measure_products
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, LayerCurvature
 from hessinit.results.estimates import Estimate, Spread
+from hessinit.theory.bounds import jacobian_bounds
+from hessinit.theory.diagnostics import diagnose
 
 
 def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> list[Layer]:
@@ -302,7 +302,7 @@ def measure(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
-    with problem.settings(), explained_memory(problem):
+    with problem.settings():
         evaluations = evaluate(problem)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, wanted)
         layers_in_order = in_running_order(problem, evaluations)
@@ -310,7 +310,7 @@ def measure(
         whole = measuring.network() if network else measuring.bounded_network(rows)
         names = [layer.parameter for layer in layers_in_order]
         if jacobians:
-            products = measure_products(problem, evaluations, settings)
+            products = jacobian_bounds(problem, evaluations, settings)
             rows = tuple(
                 replace(row, jacobians=products[name]) for row, name in zip(rows, names, strict=True)
             )

@@ -6,7 +6,6 @@ import glob
 import hashlib
 import math
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,12 @@ from torch import Tensor, nn
 
 from hessinit.curvature.derivative_check import check_gradients, check_loss
 from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.layer_uses import batched_grad
 from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.measurement.measure import in_running_order, note_unchecked, notes_on, versions_of
 from hessinit.problem.layers import Layer, layer_name
-from hessinit.problem.problem import Forward, Loss, Problem, explained_memory
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.validate import check_arguments, check_whole, unwrap
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
@@ -235,7 +235,7 @@ def quadratic_form(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
-    with problem.settings(), explained_memory(problem):
+    with problem.settings():
         given, draws = read_given(problem, own, draws) if own else ({}, draws)
         passes = [SharedPass(evaluation) for evaluation in evaluate(problem)]
 
@@ -316,15 +316,9 @@ class SharedPass:
 
 def _pull_each(output: Tensor, inputs: list[Tensor], cotangents: Tensor) -> tuple[Tensor | None, ...]:
     """A backward pass for each cotangent, all in one where torch can; None for what the output ignores."""
-    if len(cotangents) > 1:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # a missing batching rule is only a warning, and slow
-                return torch.autograd.grad(
-                    output, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
-                )
-        except (RuntimeError, UserWarning):
-            pass
+    batched = batched_grad(output, inputs, cotangents) if len(cotangents) > 1 else None
+    if batched is not None:
+        return batched
     pulled = [
         torch.autograd.grad(output, inputs, cotangent, retain_graph=True, allow_unused=True)
         for cotangent in cotangents

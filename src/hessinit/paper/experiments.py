@@ -156,7 +156,7 @@ def reproduce(
                     if not study.missing():  # at once, for the other studies may take long
                         found[study.setting] = study.conclude()
             if root is not None:
-                write_text(root / PAGE, render_page(load_records(root)))
+                write_page(root)
         except (KeyboardInterrupt, WorkerLostError) as end:
             undone = sum(len(study.missing()) for study in studies)
             how = describe_interruption(root, len(jobs) - undone, len(jobs))
@@ -321,21 +321,24 @@ def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
     return found
 
 
-def render_page(reproductions: list[Reproduction]) -> str:
-    """One page with all of them."""
-    from hessinit.present.reproduction_html import render_reproductions_page
+def write_page(folder: Path) -> None:
+    """Write the page of all records there."""
+    from hessinit.present.page import render_page
+    from hessinit.present.reproduction import describe_reproductions
 
-    return render_reproductions_page(reproductions)
+    write_text(folder / PAGE, render_page(describe_reproductions(load_records(folder))))
 
 
 def write_figures(reproduction: Reproduction, folder: Path) -> None:
     """Draw every figure into a file of its own, such as figure-1-mnist.png."""
-    from hessinit.present.reproduction_figure import draw_figure_apart
+    from hessinit.present.figures import draw_charts
+    from hessinit.present.reproduction import figure_chart
 
     rest = reproduction.name.removeprefix(reproduction.experiment)
     for figure in reproduction.findings.figures:
         with replacing(folder / f"{figure.name}{rest}.png") as temporary:
-            draw_figure_apart(figure).savefig(temporary, format="png", dpi=200)
+            drawn: Any = draw_charts([figure_chart(figure)])[0].figure
+            drawn.savefig(temporary, format="png", dpi=200)
 
 
 def round_numbers(value: Any) -> Plain:

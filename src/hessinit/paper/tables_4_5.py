@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ConvergenceWarning
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, Setting, round_numbers
 from hessinit.paper.images import ImageSet, load_images

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from hessinit.errors import ConvergenceWarning
-from hessinit.initializing.initialize import initialize_
+from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, Setting, round_numbers
 from hessinit.paper.rank_correlation import RankCorrelation, rank_correlation

@@ -25,7 +25,7 @@ DESCRIPTIONS = {
     "LearningRateAdvice": ("advice", "describe_advice"),
     "QuadraticForms": ("quadratic", "describe_forms"),
     "Comparison": ("comparison", "describe_comparison"),
-    "Tracking": ("tracking", "describe_tracking"),
+    "Tracking": ("track_record", "describe_tracking"),
     "Reproduction": ("reproduction", "describe_reproduction"),
     "list": ("reproduction", "describe_reproductions"),
     "Demonstration": ("demo", "describe_demonstration"),
@@ -77,10 +77,14 @@ def draw(
     from hessinit.present.figures import draw_charts
 
     document = describe(result)
+    if which is None and not document.charts:
+        raise ValueError(f"a {type(result).__name__} has no chart to draw; print it instead.")
     names = [document.charts[0].name] if which is None else [which] if isinstance(which, str) else which
     return draw_charts([document.chart(name) for name in names], axes)
 
 
 def to_figure(result: Any, which: str | Sequence[str] | None = None) -> Figure:
-    """Return a new matplotlib figure of these charts (None: the first one)."""
-    return draw(result, which)[0].figure  # type: ignore[return-value]
+    """Return a new matplotlib figure of these charts (None: those of the document's `picture`)."""
+    document = describe(result)
+    known = {chart.name for chart in document.charts}
+    return draw(result, which or [name for name in document.picture if name in known] or None)[0].figure  # type: ignore[return-value]

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
 from hessinit.results.estimates import Estimate
 
 LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
 # Control characters, marks that reorder text, lone surrogates: a name from a file must not steer a terminal.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+LOGARITHMIC_FROM = 5.0  # ratio of the largest to the smallest value on an axis
+CURVES = ("blue", "orange", "green", "purple", "sky", "grey")  # vermilion is hessinit's
+
+Item = TypeVar("Item")
+
+
+class Look(TypedDict):
+    """How a curve is drawn."""
+
+    color: str
+    dashed: bool
 
 
 def format_number(number: float, digits: int = 3) -> str:
@@ -121,3 +136,76 @@ def join_names(names: list[str], most: int = 3) -> str:
     if len(shown) > most + 1:
         shown = [*shown[:most], f"{len(shown) - most} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def format_mean(mean: float, error: float) -> str:
+    """Write a mean with three figures and its standard error with as many decimals; nan is no error.
+
+    An error that would show as 0 has two figures.
+
+    >>> format_mean(0.23456, 0.0123), format_mean(0.2, math.nan), format_mean(1.1, 0.00123)
+    ('0.235 ± 0.012', '0.200', '1.10 ± 0.0012')
+    """
+    size = abs(float(f"{mean:.2e}")) if math.isfinite(mean) else math.inf
+    shown, shown_error = format_number(mean), "0"
+    if 1e-4 <= size < 1e5:
+        decimals = max(0, 2 - math.floor(math.log10(size)))
+        shown, shown_error = f"{mean:.{decimals}f}", f"{error:.{decimals}f}"
+    if math.isnan(error):
+        return shown
+    return f"{shown} ± {shown_error if float(shown_error) else format_number(error, 2)}"
+
+
+def write_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Write names and plain values as text."""
+    return [
+        (name.replace("_", " "), value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in values.items()
+    ]
+
+
+def write_versions(first: str, versions: Mapping[str, str]) -> str:
+    """Write where numbers come from, such as the seed and the versions of packages."""
+    return f"{', '.join([first, *(f'{name} {version}' for name, version in versions.items())])}."
+
+
+def spread_out(items: Sequence[Item], most: int) -> list[Item]:
+    """Return at most so many items, evenly spread, with the first and the last.
+
+    >>> spread_out(range(101), 5)
+    [0, 25, 50, 75, 100]
+    """
+    if len(items) <= most:
+        return list(items)
+    return [items[round(number * (len(items) - 1) / (most - 1))] for number in range(most)]
+
+
+def spans_much(values: Sequence[float]) -> bool:
+    """Return whether values from 0 on span so much that their axis should be logarithmic."""
+    return bool(values) and min(values) >= 0 and max(values) > LOGARITHMIC_FROM * min(values)
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """Return a colour for each curve: hessinit's stands out, and with "+warmup" it is that without, dashed.
+
+    >>> looks(["he", "he+warmup", "hessinit"])["he+warmup"]
+    {'color': 'blue', 'dashed': True}
+    """
+    bases = [name.removesuffix("+warmup") for name in names]
+    others = list(dict.fromkeys(base for base in bases if base != "hessinit"))
+    found: dict[str, Look] = {}
+    for name, base in zip(names, bases, strict=True):
+        again, at = divmod(others.index(base), len(CURVES)) if base in others else (0, -1)
+        color = "vermilion" if base == "hessinit" else CURVES[at]
+        found[name] = {"color": color, "dashed": name != base or again % 2 == 1}
+    return found
+
+
+def ramp(values: Sequence[float]) -> list[str]:
+    """Return a colour for each value, from dark (small) to light, evenly by rank.
+
+    >>> ramp([0.1, 1.0, 0.01])
+    ['ramp:0.5', 'ramp:1', 'ramp:0']
+    """
+    ranks = {value: rank for rank, value in enumerate(sorted(set(values)))}
+    return [f"ramp:{ranks[value] / max(1, len(ranks) - 1):.3g}" for value in values]

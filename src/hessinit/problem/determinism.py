@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch, map_tensors, tensors_in
 from hessinit.problem.layers import all_finite
 from hessinit.problem.preserve import untouched_random_state
@@ -210,7 +210,7 @@ def agree(one: Tensor, other: Tensor) -> bool:
 def _check_finite_output(problem: Problem, batch: Batch, output: Tensor) -> None:
     if not all_finite(output.detach()):
         where = first_not_finite(problem, batch)
-        raise ProblemError(
+        raise WeightsError(
             f"the model's output holds NaN or inf{where}. If it overflows, scale its weights down or measure "
             "with dtype=torch.float64; if not, look for a division or a logarithm of zero there."
         )
@@ -220,7 +220,8 @@ def _check_finite_loss(batch: Batch, loss: Tensor) -> None:
     if not all_finite(loss.detach()):
         bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in tensors_in(batch.targets))
         cause = f"the targets hold {bad} NaN or inf; clean them" if bad else "check the targets and the loss"
-        raise ProblemError(f"the loss is {loss.item()} though the model's output is finite: {cause}.")
+        kind = ProblemError if bad else WeightsError
+        raise kind(f"the loss is {loss.item()} though the model's output is finite: {cause}.")
 
 
 def first_not_finite(problem: Problem, batch: Batch) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hessinit.errors import ProblemError, did_you_mean
+from hessinit.errors import ProblemError, WeightsError, did_you_mean
 
 EVERYTHING = "**"  # all trained parameters: the weights, the biases and the norm gains
 
@@ -231,7 +231,7 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
             )
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not all_finite(parameter.detach()):
-            raise ProblemError(
+            raise WeightsError(
                 f"{name} holds NaN or inf (it is the first parameter that does); "
                 "initialize it again before measuring."
             )

@@ -6,7 +6,7 @@ import contextlib
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,18 @@ Forward = Callable[[nn.Module, Any], Tensor]
 _MOST_FOR_DOUBLE = 2**22
 
 
+class ProblemOptions(TypedDict, total=False):
+    """The options of a `Problem`, which every verb shares."""
+
+    layers: str | Iterable[str] | None
+    forward: Forward | None
+    dtype: torch.dtype | None
+    dropout: str
+    reduction: str
+    check: bool
+    seed: int
+
+
 class Problem:
     """What is to be measured, checked once.
 
@@ -193,7 +205,12 @@ class Problem:
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
         """Everything that evaluates the problem runs inside this."""
-        with untouched_random_state(self.device), twice_differentiable(self.model), explained_derivatives():
+        with (
+            explained_memory(self),
+            untouched_random_state(self.device),
+            twice_differentiable(self.model),
+            explained_derivatives(),
+        ):
             yield
 
     def output(

@@ -1,192 +1,105 @@
-"""When a warmup of the learning rate is worth it, and how long a one."""
+"""Learning rates that follow from the curvature: gradient descent on a quadratic, warmup, and the advice."""
 
 from __future__ import annotations
 
-import html
-import json
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from hessinit.errors import ProblemError, choose
+from hessinit.results.curvature_report import CurvatureReport, largest_magnitude
 from hessinit.results.estimates import Estimate
-from hessinit.results.result import Plain, to_plain
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
-    from hessinit.results.curvature_report import CurvatureReport
-
-
-# Measured on digits (benchmarks/learning_rates.py: three sharp and three gentle starts, each with SGD,
-# momentum and Adam, one seed, 140 steps): at two to four times the stable rate warmups of 40 to 100 steps
-# helped 4 of the 9 sharp pairs and none of the gentle ones, which have no sharpness to shed; at eight times
-# next to nothing trained, at half of the stable rate they changed little. Thin evidence: one seed.
-STEPS_PER_EDGE = 50
-MOST_STEPS = 2000
-RESCUED_BELOW = 4.0
-
-# Starts below this were the gentle ones; SGD at 1/‖H‖ did not train from two of the three.
-GENTLE = 1.0
-
-# A fall of the curvature by this factor within the steps looked ahead makes room for a larger rate.
-NOTABLE_FALL = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Warmup:
-    """Whether to raise the rate linearly over the first `steps`, and why."""
-
-    advised: bool
-    steps: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookAhead:
-    """What `steps` trial steps at `learning_rate` lead to: the loss there, and the stable rate."""
-
-    steps: int
-    learning_rate: float
-    loss: float
-    stable_learning_rate: float
-
-
-def judge_warmup(
-    lr: float | None, best: float, stable: float, ahead: LookAhead | None = None, *, gentle: bool = False
-) -> Warmup:
-    """Advise a warmup where the rate is above the stable one at the start, or the curvature falls quickly.
-
-    A `gentle` start has no sharpness to shed: there a rate that is too large stays too large.
-
-    >>> judge_warmup(0.3, 0.05, 0.1).steps, judge_warmup(0.08, 0.05, 0.1).advised
-    (150, False)
-    """
-    from hessinit.present import advice_sentences as say
-
-    if stable == 0 or math.isnan(stable):
-        return Warmup(advised=False, steps=0, reason=say.NO_RATE)
-    rate = best if lr is None else lr
-    if rate > stable and gentle:
-        return Warmup(advised=False, steps=0, reason=say.too_fast_for_gentle(rate, stable))
-    if rate > stable:
-        reason = say.too_fast(rate, stable, hopeless=rate > RESCUED_BELOW * stable)
-        return Warmup(advised=True, steps=warmup_steps(rate / stable), reason=reason)
-    if ahead is not None and NOTABLE_FALL * stable <= ahead.stable_learning_rate < math.inf:
-        ratio = ahead.stable_learning_rate / stable
-        reason = say.falls_quickly(ahead, stable)
-        return Warmup(advised=True, steps=warmup_steps(ratio), reason=reason)
-    return Warmup(advised=False, steps=0, reason=say.slow_enough(rate, stable, given=lr is not None))
-
-
-def warmup_steps(ratio: float) -> int:
-    """In proportion to how far the rate is above the stable one, within bounds.
-
-    >>> warmup_steps(2.0), warmup_steps(1e9)
-    (100, 2000)
-    """
-    return min(MOST_STEPS, math.ceil(STEPS_PER_EDGE * ratio))
-
+from hessinit.results.result import Result, presenter
 
 DESCENTS = ("sgd", "momentum", "nesterov")
 USUAL_MOMENTUM = 0.9
 
 # The curvature usually falls in the first steps, so initialize_ aims at twice the stable rate (κ = 4); with
 # κ = 8 a network of those it was chosen on diverged. On another batch the two may look a quarter more.
-MOST_TIMES_STABLE = 2.5  # at the start: later, 1 is the edge
+MOST_TIMES_STABLE = 2.5  # at the initialization: later, 1 is the stability limit
+
+# Measured on digits (benchmarks/learning_rates.py: three sharp and three flat initializations, each with SGD,
+# momentum and Adam, one seed, 140 steps): at two to four times the stable rate warmups of 40 to 100 steps
+# helped 4 of the 9 sharp pairs and none of the flat ones, which have no sharpness to lose; at eight times
+# next to nothing trained, at half of the stable rate they changed little. Thin evidence: one seed.
+WARMUP_STEPS_PER_LIMIT = 50
+MOST_WARMUP_STEPS = 2000
+RESCUED_BELOW = 4.0
+
+# Initializations below this were the flat ones; SGD at 1/‖H‖ did not train from two of the three.
+FLAT_INITIALIZATION = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """`torch.optim.SGD` as it steps: `b ← μ b + (1 − τ) g`, then `w ← w − lr b`; Nesterov by `g + μ b`.
+    """`torch.optim.SGD` as it steps: `b ← μ b + g`, then `w ← w − lr b`; Nesterov by `g + μ b`.
 
-    On `½ a w²` heavy ball has the characteristic polynomial `z² − (1 + μ − lr (1 − τ) a) z + μ`, whose roots
-    leave the unit circle at `z = −1`, where `lr (1 − τ) a = 2 + 2μ`; Nesterov's leave it where
-    `lr (1 + 2μ) a = 2 + 2μ`. Under a steady gradient each step lasts: it moves the weights by
-    `lr (1 − τ)/(1 − μ)` in all, so the rate whose lasting step is `1/‖H‖` is the best guaranteed one.
+    On `½ a w²` heavy ball has the characteristic polynomial `z² − (1 + μ − lr a) z + μ`, whose roots leave
+    the unit circle at `z = −1`, where `lr a = 2 + 2μ`; Nesterov's leave it where `lr (1 + 2μ) a = 2 + 2μ`.
+    Under a constant gradient each step moves the weights by `lr/(1 − μ)` in all, so the rate at which this is
+    `1/‖H‖` gives the largest guaranteed decrease.
 
-    >>> Descent(momentum=0.9).edge(2.0), Descent().best(2.0)
+    >>> Descent(momentum=0.9).stability_limit(2.0), Descent().best(2.0)
     (1.9, 0.5)
     """
 
     momentum: float = 0.0
-    dampening: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         check_fraction("momentum", self.momentum)
-        check_fraction("dampening", self.dampening)
         check_nonnegative("weight_decay", self.weight_decay)
-        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise ProblemError(
-                f"Nesterov with momentum={self.momentum:g} and dampening={self.dampening:g} does not exist; "
-                "it needs a momentum above 0 and no dampening."
-            )
+        if self.nesterov and self.momentum == 0:
+            raise ProblemError("Nesterov with momentum=0 does not exist; it needs a momentum above 0.")
 
     @property
     def lasting(self) -> float:
-        """How far a unit of rate moves a weight in the end, under a steady gradient of 1."""
-        return (1 - self.dampening) / (1 - self.momentum) if self.momentum else 1.0
-
-    @property
-    def first(self) -> float:
-        """How far it does in the first step; torch does not dampen that one."""
-        return 1 + self.momentum if self.nesterov else 1.0
+        """How far a unit of rate moves a weight in the end, under a constant gradient of 1."""
+        return 1 / (1 - self.momentum) if self.momentum else 1.0
 
     def best(self, norm: float) -> float:
-        """The rate at which neither the first nor the lasting step is longer than `1/norm`."""
-        return 1 / (norm * max(self.lasting, self.first)) if norm else math.inf
+        """Return the rate at which neither the first nor the lasting step is longer than `1/norm`."""
+        first = 1 + self.momentum if self.nesterov else 1.0
+        return 1 / (norm * max(self.lasting, first)) if norm else math.inf
 
-    def edge(self, norm: float) -> float:
-        """The largest stable rate on a quadratic of this norm."""
+    def stability_limit(self, norm: float) -> float:
+        """Return the largest stable rate on a quadratic of this norm."""
         if not self.momentum:
             return 2 / norm if norm else math.inf
-        strength = 1 + 2 * self.momentum if self.nesterov else 1 - self.dampening
+        strength = 1 + 2 * self.momentum if self.nesterov else 1
         return (2 + 2 * self.momentum) / (strength * norm) if norm else math.inf
 
     def norm(self, top: Estimate, bottom: Estimate) -> Estimate:
-        """‖H + weight decay‖, from both ends of the spectrum of H."""
-        ends = [replace(end, value=end.value + self.weight_decay) for end in (top, bottom)]
-        lesser, greater = sorted(ends, key=lambda end: (math.isnan(end.value), abs(end.value)))
-        reach = abs(lesser.value) + lesser.error
-        doubtful = not lesser.converged and not reach <= abs(greater.value)
-        return Estimate(
-            abs(greater.value),
-            max(greater.error, reach - abs(greater.value)) if doubtful else greater.error,
-            greater.converged and not doubtful,
-            lesser.reason if doubtful and greater.converged else greater.reason,
-            top.products + bottom.products,
+        """Return ‖H + weight decay‖, from both ends of the spectrum of H."""
+        return largest_magnitude(
+            *(replace(end, value=end.value + self.weight_decay) for end in (top, bottom))
         )
 
     def __str__(self) -> str:
-        named = {"momentum": self.momentum, "dampening": self.dampening, "weight_decay": self.weight_decay}
+        named = {"momentum": self.momentum, "weight_decay": self.weight_decay}
         shown = [f"{name}={value:g}" for name, value in named.items() if value]
         return f"SGD({', '.join(shown + ['nesterov'] * self.nesterov)})" if shown else "SGD"
 
 
-def named_descent(
-    optimizer: str, momentum: float | None, dampening: float | None, weight_decay: float | None
-) -> Descent:
-    """The descent that a word and what was given with it mean; "momentum" and "nesterov" start from 0.9."""
+def named_descent(optimizer: str, momentum: float | None, weight_decay: float | None) -> Descent:
+    """Return the descent of that name; "momentum" and "nesterov" have a momentum of 0.9 unless given."""
     choose("optimizer", optimizer, list(DESCENTS))
-    if optimizer == "sgd" and (momentum or dampening):
-        name, value = ("momentum", momentum) if momentum else ("dampening", dampening)
+    if optimizer == "sgd" and momentum:
         raise ProblemError(
-            f"{name}={value!r} and optimizer='sgd' do not go together: plain gradient descent has none. "
+            f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent has none. "
             "Pass optimizer='momentum' or 'nesterov', or leave it out."
         )
     usual = 0.0 if optimizer == "sgd" else USUAL_MOMENTUM
     return Descent(
         momentum=usual if momentum is None else momentum,
-        dampening=0.0 if dampening is None else dampening,
         nesterov=optimizer == "nesterov",
-        weight_decay=0.0 if weight_decay is None else weight_decay,
+        weight_decay=weight_decay or 0.0,
     )
 
 
 def check_fraction(name: str, value: object) -> float:
-    """A number from 0 up to, not including, 1."""
+    """Return a number from 0 up to, not including, 1; refuse others."""
     number = _number(value)
     if not 0 <= number < 1:
         raise ProblemError(f"{name}={value!r} must be a number from 0 up to, not including, 1, such as 0.9.")
@@ -194,7 +107,7 @@ def check_fraction(name: str, value: object) -> float:
 
 
 def check_nonnegative(name: str, value: object) -> float:
-    """A finite number, 0 or more."""
+    """Return a finite number, 0 or more; refuse others."""
     number = _number(value)
     if not 0 <= number < math.inf:
         raise ProblemError(f"{name}={value!r} must be a finite number, 0 or more.")
@@ -202,7 +115,7 @@ def check_nonnegative(name: str, value: object) -> float:
 
 
 def check_rate(lr: object) -> float | None:
-    """A learning rate, or None."""
+    """Return a learning rate, or None; refuse others."""
     if lr is None:
         return None
     rate = _number(lr)
@@ -220,24 +133,49 @@ def _number(value: object) -> float:
         return math.nan
 
 
-KIND = "hessinit learning-rate advice"
-SCHEMA = 1
+@dataclass(frozen=True, kw_only=True)
+class WarmupAdvice:
+    """Whether to raise the rate linearly over the first `steps`, and why."""
+
+    advised: bool
+    steps: int
+    reason: str
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class LearningRateAdvice:
-    """The rate of the largest guaranteed decrease, the edge of stability, and whether to warm up.
+def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = False) -> WarmupAdvice:
+    """Advise a warmup where the rate is above the stable one, in proportion to how far.
 
-    `norm` is what the rates follow from: ‖H‖ for gradient descent, the norm of the preconditioned curvature
-    for Adam and its like. `first_step` is, for these, the rate at which the very first step lowers the loss's
-    quadratic model most. `weights` names the parameters the numbers are about, `frozen` counts the entries
-    among them that no gradient moves. `lr` is the rate the advice was asked about, if any.
+    A `flat` initialization has no sharpness to lose: there a rate that is too large stays too large.
 
-    >>> from hessinit.present.example import example_report
-    >>> advice = example_report().advice("momentum", momentum=0.9)
-    >>> round(advice.learning_rate * advice.norm.value, 9), advice.warmup.advised
-    (0.1, False)
+    >>> judge_warmup(0.3, 0.05, 0.1).steps, judge_warmup(0.08, 0.05, 0.1).advised
+    (150, False)
     """
+    say = presenter("advice")
+    if stable == 0 or math.isnan(stable):
+        return WarmupAdvice(advised=False, steps=0, reason=say.NO_RATE)
+    rate = best if lr is None else lr
+    if rate <= stable:
+        return WarmupAdvice(
+            advised=False, steps=0, reason=say.slow_enough(rate, stable, given=lr is not None)
+        )
+    if flat:
+        return WarmupAdvice(advised=False, steps=0, reason=say.too_fast_when_flat(rate, stable))
+    reason = say.too_fast(rate, stable, is_hopeless=rate > RESCUED_BELOW * stable)
+    steps = min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
+    return WarmupAdvice(advised=True, steps=steps, reason=reason)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LearningRateAdvice(Result):
+    """The rate of the largest guaranteed decrease, the stability limit, and whether to warm up.
+
+    The rates follow from `norm`: ‖H‖ for gradient descent, the norm of the preconditioned curvature for Adam
+    and AdamW. `weights` names the parameters that the numbers are about, `frozen` counts the entries among
+    them that no gradient moves. `lr` is the rate that the advice was asked about, if any.
+    """
+
+    KIND: ClassVar[str] = "hessinit learning-rate advice"
+    SCHEMA: ClassVar[int] = 2
 
     optimizer: str
     lr: float | None = None
@@ -245,51 +183,28 @@ class LearningRateAdvice:
     learning_rate_reason: str
     stable_learning_rate: float
     stable_reason: str
-    warmup: Warmup
+    warmup: WarmupAdvice
     norm: Estimate
-    first_step: float | None = None
     curvature: str
     loss: float
     examples: int
     weights: tuple[str, ...]
     parameters: int
     frozen: int = 0
-    ahead: LookAhead | None = None
     seconds: float | None = None
     notes: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=dict, hash=False)
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def converged(self) -> bool:
         """Whether the norm behind the rates reached the tolerance."""
         return self.norm.converged
 
-    def to_dict(self) -> dict[str, Plain]:
-        """The advice as what strict JSON can hold."""
-        return {"kind": KIND, "schema": SCHEMA, **to_plain(self)}
-
-    def to_json(self) -> str:
-        """The advice as strict JSON, inf and nan as strings."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
-
     def __repr__(self) -> str:
         rates = (
             f"learning_rate={self.learning_rate:.3g}, stable_learning_rate={self.stable_learning_rate:.3g}"
         )
         return f"<LearningRateAdvice for {self.optimizer}: {rates}, warmup={self.warmup.advised}>"
-
-    def __str__(self) -> str:
-        from hessinit.present.advice_table import render_advice
-
-        return render_advice(self)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from hessinit.present.advice_table import advice_renderables
-
-        yield from advice_renderables(self)
 
 
 def advise_descent(
@@ -298,34 +213,29 @@ def advise_descent(
     bottom: Estimate,
     *,
     lr: float | None,
-    ahead: LookAhead | None = None,
     notes: tuple[str, ...] = (),
     **facts: Any,
 ) -> LearningRateAdvice:
-    """The advice, with its reasons; `facts` are the other fields."""
-    from hessinit.present import advice_sentences as say
+    """Return the advice for gradient descent, which follows from both ends of the network's spectrum.
 
+    `facts` are the other fields.
+    """
+    say = presenter("advice")
     norm = descent.norm(top, bottom)
-    best, edge = descent.best(norm.value), descent.edge(norm.value)
-    gentle = 0 < norm.value < GENTLE
-    if gentle:
-        notes = (*notes, say.gentle_start(norm.value))
+    best, stable = descent.best(norm.value), descent.stability_limit(norm.value)
+    flat = 0 < norm.value < FLAT_INITIALIZATION
     return LearningRateAdvice(
         optimizer=str(descent),
         lr=lr,
         learning_rate=best,
         learning_rate_reason=say.why_best(descent, norm.value),
-        stable_learning_rate=edge,
-        stable_reason=say.why_edge(descent, norm.value),
-        warmup=judge_warmup(lr, best, edge, ahead, gentle=gentle),
+        stable_learning_rate=stable,
+        stable_reason=say.why_stable(descent, norm.value),
+        warmup=judge_warmup(lr, best, stable, flat=flat),
         norm=norm,
-        ahead=ahead,
-        notes=notes,
+        notes=(*notes, say.flat_initialization(norm.value)) if flat else notes,
         **facts,
     )
-
-
-ADAPTIVE = ("adam", "adamw", "rmsprop")
 
 
 def advise_from_report(
@@ -333,27 +243,25 @@ def advise_from_report(
     optimizer: object,
     lr: float | None,
     momentum: float | None,
-    dampening: float | None,
     weight_decay: float | None,
 ) -> LearningRateAdvice:
-    """The advice for gradient descent on the report's network."""
-    if not isinstance(optimizer, str) or optimizer in ADAPTIVE:
+    """Return the advice for gradient descent on the report's network."""
+    if not isinstance(optimizer, str) or optimizer in ("adam", "adamw"):
         name = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
         raise ProblemError(
             f"a report cannot advise on {name!r}: it takes the word 'sgd', 'momentum' or 'nesterov', and "
             "adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
         )
-    network = report.network
     return advise_descent(
-        named_descent(optimizer, momentum, dampening, weight_decay),
-        network.top,
-        network.bottom,
+        named_descent(optimizer, momentum, weight_decay),
+        report.network.top,
+        report.network.bottom,
         lr=check_rate(lr),
         curvature=report.curvature,
         loss=report.loss,
         examples=report.examples,
         weights=report.names,
-        parameters=network.parameters,
+        parameters=report.network.parameters,
         notes=report.notes,
         versions=report.versions,
     )

@@ -1,4 +1,4 @@
-"""A number together with how far to trust it."""
+"""Estimated numbers: one value with its error, norms over batches, and a spectral density."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Estimate:
     """A computed value, its error, whether it is good enough, and what it cost.
 
     `error` is an absolute half-width: the truth is expected within `value ± error`. `products` counts the
-    matrix-vector products that were spent; 0 means the value came for free with another one.
+    matrix-vector products that were spent; 0 means that the value came for free with another one.
 
     >>> round(Estimate(2.0, 0.001, True, "residual below tolerance", 9).relative_error, 6)
     0.0005
@@ -33,7 +33,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Spread:
-    """One norm per batch. For equal batches the norm over all examples is at most their mean.
+    """The norm of each batch. For equal batches the norm over all examples is at most their mean.
 
     >>> spread = Spread((1.0, 2.0, 3.0))
     >>> spread.mean, spread.standard_deviation, round(spread.standard_error, 3)
@@ -55,7 +55,7 @@ class Spread:
 
     @property
     def standard_deviation(self) -> float:
-        """The sample's standard deviation (divided by batches − 1); nan for one batch, which says nothing."""
+        """The standard deviation of the sample (divided by batches − 1); nan for one batch."""
         if len(self.norms) < 2 or not self._finite:
             return math.nan
         mean = self._scaled_mean
@@ -70,16 +70,12 @@ class Spread:
     @property
     def smallest(self) -> float:
         """The smallest norm of any batch; nan when one is nan."""
-        return math.nan if self._has_nan else min(self.norms)
+        return math.nan if any(map(math.isnan, self.norms)) else min(self.norms)
 
     @property
     def largest(self) -> float:
         """The largest norm of any batch; nan when one is nan."""
-        return math.nan if self._has_nan else max(self.norms)
-
-    @property
-    def _has_nan(self) -> bool:
-        return any(math.isnan(norm) for norm in self.norms)
+        return math.nan if any(map(math.isnan, self.norms)) else max(self.norms)
 
     @property
     def _finite(self) -> bool:

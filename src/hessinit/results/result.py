@@ -1,4 +1,4 @@
-"""Write a file whole or not at all."""
+"""What all results share: strict JSON from the dataclass fields, files, text, notebook, page and plot."""
 
 from __future__ import annotations
 
@@ -7,11 +7,332 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from typing_extensions import Self
+
+Plain = Any  # None, bool, int, float, str, and lists and dicts of them: what json.loads returns
+Row = TypeVar("Row", covariant=True)
+
+# Metadata of a field that belongs to the live model and is not stored. {"key": …} is a field's name in JSON.
+TRANSIENT = {"transient": True}
+# The modules that define the kinds of results, for `load`.
+MODULES = (
+    "curvature_report", "initialization", "comparison", "track_record", "advice", "quadratic_forms",
+    "reproduction",
+)  # fmt: skip
+
+
+def to_plain(value: object, *, compared: bool = False) -> Plain:
+    """Return dataclasses, tuples and mappings as strict JSON can hold them; a float keeps every bit.
+
+    JSON has no infinity and no nan: they become the strings "inf", "-inf" and "nan". With `compared`, fields
+    that do not take part in comparisons are left out.
+
+    >>> to_plain({"losses": (0.5, float("inf"))})
+    {'losses': [0.5, 'inf']}
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        plain = {"kind": value.KIND, "schema": value.SCHEMA} if isinstance(value, Result) else {}
+        for key, one in _stored_fields(type(value)).items():
+            if one.compare or not compared:
+                plain[key] = to_plain(getattr(value, one.name), compared=compared)
+        return plain
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item, compared=compared) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item, compared=compared) for item in value]
+    raise TypeError(
+        f"a result cannot hold {value!r}, a {type(value).__name__}; "
+        "it holds plain data, so convert it to a float, an int or a str first."
+    )
+
+
+def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
+    """Return `data` as the type `kind`, such as a dataclass or `tuple[float, ...]`; refuse what differs.
+
+    >>> from_plain(tuple[float, ...], [0.5, "inf"])
+    (0.5, inf)
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return data
+    if origin in (typing.Union, UnionType):  # with None
+        return None if data is None else from_plain(parts[0], data, where)
+    if kind is float:
+        return _read_float(data, where)
+    if origin is tuple and isinstance(data, list):
+        kinds = parts[:1] * len(data) if parts[-1] is Ellipsis else parts
+        if len(kinds) == len(data):
+            named = enumerate(zip(kinds, data, strict=True))
+            return tuple(from_plain(one, item, f"{where}[{at}]") for at, (one, item) in named)
+    if origin is dict and isinstance(data, dict):
+        return {key: from_plain(parts[1], item, f"{where}[{key!r}]") for key, item in data.items()}
+    if is_dataclass(kind) and isinstance(data, dict):
+        return _read_dataclass(kind, data, where)
+    if type(data) is kind:
+        return data
+    wanted = getattr(kind, "__name__", str(kind)) if origin is None else str(kind)
+    raise ValueError(f"{where} is {_brief(data)}, not {wanted}")
+
+
+def read_number(value: Plain) -> float:
+    """Return a number that `to_plain` wrote.
+
+    >>> read_number("-inf"), read_number(0.1)
+    (-inf, 0.1)
+    """
+    return _read_float(value, "a number")
+
+
+def read_numbers(values: Plain) -> tuple[float, ...]:
+    """Return numbers that `to_plain` wrote."""
+    return tuple(map(read_number, values))
+
+
+def _read_float(data: Plain, where: str) -> float:
+    if data in ("inf", "-inf", "nan") or type(data) in (int, float):
+        return float(data)
+    raise ValueError(f"{where} is {_brief(data)}, not a number")
+
+
+def _read_dataclass(kind: Any, data: dict[str, Plain], where: str) -> Any:
+    if issubclass(kind, Result):
+        kind.check_kind(data, where)
+        data = {key: value for key, value in data.items() if key not in ("kind", "schema")}
+    stored, hints = _stored_fields(kind), _type_hints(kind)
+    wrong = [f"{key!r} is missing" for key in stored if key not in data]
+    wrong += [f"{key!r} is unknown" for key in data if key not in stored]
+    if wrong:
+        raise ValueError(f"{wrong[0]} in {where}")
+    prefix = "" if where == "it" else f"{where}."
+    given = {one.name: from_plain(hints[one.name], data[key], prefix + key) for key, one in stored.items()}
+    return kind(**given)
+
+
+@cache
+def _stored_fields(kind: Any) -> dict[str, Field[Any]]:
+    kept = [one for one in fields(kind) if not one.metadata.get("transient")]
+    return {one.metadata.get("key", one.name): one for one in kept}
+
+
+_type_hints = cache(typing.get_type_hints)
+
+
+def _brief(data: Plain) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _parse(text: str | bytes, source: str) -> Plain:
+    from hessinit.results.track_record import are_lines, gather_lines
+
+    if are_lines(text):
+        return gather_lines(text, source)
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"{source} is not JSON ({problem}). Give a file that hessinit wrote.") from problem
+
+
+def _refuse_constant(name: str) -> Plain:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+class PlainData:
+    """Equality by the stored values, where nan equals nan: data equal what was read back from their JSON."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return bool(to_plain(self, compared=True) == to_plain(other, compared=True))
+
+    def __hash__(self) -> int:
+        kind: Any = type(self)
+        values = (getattr(self, one.name) for one in _stored_fields(kind).values() if one.compare)
+        return hash((kind, *(value for value in values if isinstance(value, str))))
+
+
+class Result(PlainData):
+    """A frozen dataclass that prints, plots, and reads and writes JSON; `KIND` and `SCHEMA` name its form."""
+
+    KIND: ClassVar[str]
+    SCHEMA: ClassVar[int] = 1
+    KINDS: ClassVar[dict[str, type[Result]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if "KIND" in vars(cls):
+            Result.KINDS[cls.KIND] = cls
+
+    def to_dict(self) -> dict[str, Plain]:
+        """Return the result as strict JSON can hold it, with its kind and schema."""
+        return dict(to_plain(self))
+
+    def to_json(self) -> str:
+        """Return strict JSON, one field or one row of a field to a line; `from_json` reads it."""
+        lines = [f"{json.dumps(key)}: {_lay_out(value)}" for key, value in self.to_dict().items()]
+        return "{\n  " + ",\n  ".join(lines) + "\n}\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result as JSON, whole or not at all; `hessinit.load` reads it."""
+        write_text(path, self.to_json())
+
+    @classmethod
+    def from_dict(cls, data: Plain, *, source: str = "the data") -> Self:
+        """Return the result that `to_dict` described; a ValueError says what is missing, unknown or wrong."""
+        cls.check_kind(data, source)
+        try:
+            result: Self = from_plain(cls, data)
+        except (ValueError, RecursionError) as problem:
+            what = str(problem).rstrip(".")
+            raise ValueError(
+                f"{source} cannot be read as {cls.KIND!r}: {what}. Was the file edited or cut?"
+            ) from problem
+        return result
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, source: str = "the text") -> Self:
+        """Return the result that `to_json` wrote; messages call the text `source`."""
+        return cls.from_dict(_parse(text, source), source=source)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote. Only JSON is read, and nothing in it is run."""
+        return cls.from_json(Path(path).read_bytes(), source=str(path))
+
+    @classmethod
+    def check_kind(cls, data: Plain, source: str) -> None:
+        """Refuse data of another kind or schema."""
+        kind = data.get("kind") if isinstance(data, dict) else None
+        if kind != cls.KIND:
+            raise ValueError(f"{source} holds {_describe_kind(data)}, not {cls.KIND!r}.")
+        schema = data.get("schema")
+        if type(schema) is not int or schema != cls.SCHEMA:
+            newer = type(schema) is int and schema > cls.SCHEMA
+            way = "Upgrade with `pip install --upgrade hessinit`." if newer else "Make the result again."
+            raise ValueError(
+                f"{source} has schema {schema!r} of {cls.KIND!r}, and this hessinit reads {cls.SCHEMA}. {way}"
+            )
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the result as one web page that loads nothing else."""
+        write_text(path, presenter().to_page(self))
+
+    def plot(self, which: str | Sequence[str] | None = None, ax: Axes | Sequence[Axes] | None = None) -> Axes:
+        """Draw charts by name, by default the first, on `ax` or a new figure; return the first one's axes.
+
+        An unknown name is answered with the names of the charts; `.figure.savefig(…)` writes the picture.
+        """
+        axes: Axes = presenter().draw(self, which, ax)[0]
+        return axes
+
+    @property
+    def verdict(self) -> str:
+        """What the numbers mean, in a few sentences."""
+        return " ".join(presenter().describe(self).verdict)
+
+    def __str__(self) -> str:
+        return str(presenter().to_text(self))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from presenter().to_rich(self, options.max_width)
+
+    def _repr_html_(self) -> str:
+        return str(presenter().to_notebook(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, **{one.name: None for one in fields(self) if one.metadata.get("transient")}}  # type: ignore[arg-type]
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read any result that `save` wrote, or the JSON lines of a tracker: the file says what it holds.
+
+    What `hessinit reproduce --json` printed becomes a list. Only JSON is read, and nothing in it is run.
+    """
+    # Any, not a union: whoever loads a file knows what is in it, and goes on with it.
+    data = _parse(Path(path).read_bytes(), str(path))
+    if isinstance(data, list) and data:
+        return [_read_result(each, f"{path}[{at}]") for at, each in enumerate(data)]
+    return _read_result(data, str(path))
+
+
+def _read_result(data: Plain, source: str) -> Result:
+    for module in MODULES:
+        import_module(f"hessinit.results.{module}")
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in Result.KINDS:
+        known = ", ".join(map(repr, Result.KINDS))
+        raise ValueError(f"{source} holds {_describe_kind(data)}; what can be read back is {known}.")
+    return Result.KINDS[kind].from_dict(data, source=source)
+
+
+def _describe_kind(data: Plain) -> str:
+    has_kind = isinstance(data, dict) and "kind" in data
+    return _brief(data["kind"]) if has_kind else f"a {type(data).__name__} without a kind"
+
+
+def _lay_out(value: Plain) -> str:
+    """Write a field, with a line for each row where the rows are lists or objects."""
+    write = partial(json.dumps, allow_nan=False)
+    if isinstance(value, dict) and any(isinstance(item, dict | list) for item in value.values()):
+        rows = [f"{write(key)}: {write(item)}" for key, item in value.items()]
+        return "{\n    " + ",\n    ".join(rows) + "\n  }"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "[\n    " + ",\n    ".join(map(write, value)) + "\n  ]"
+    return write(value)
+
+
+def presenter(module: str = "") -> Any:
+    """Return hessinit.present, or a module of it: it imports the results, so it is imported when used."""
+    return import_module(f"hessinit.present.{module}" if module else "hessinit.present")
+
+
+class ByName(Generic[Row]):
+    """`rows["fc1"]`, `rows[0]`, `len(rows)`, iteration and `in`, for a result that has `layers`."""
+
+    layers: tuple[Any, ...]
+
+    def __getitem__(self, key: str | int) -> Row:
+        """Return the layer of that name, alias or position."""
+        named = {name: row for row in reversed(self.layers) for name in (row.name, *row.aliases)}
+        if isinstance(key, int) or key in named:
+            row: Row = self.layers[key] if isinstance(key, int) else named[key]
+            return row
+        known = [name for row in self.layers for name in (row.name, *row.aliases)]
+        parts = [name for name in known if name and (name in str(key) or str(key) in name)]
+        near = (get_close_matches(str(key), known, n=3) or parts)[:3]
+        offered = "Did you mean" if near else "The layers are"
+        names = ", ".join(map(repr, near or known[:8])) + (", …" if not near and len(known) > 8 else "")
+        raise KeyError(f"no layer is called {key!r}. {offered} {names}{'?' if near else '.'}")
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in (row, row.name, *row.aliases) for row in self.layers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The layers' names, in the order they run."""
+        return tuple(row.name for row in self.layers)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -25,7 +346,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A name to write to, which takes the place of `path` in the end; where that fails, `path` stays."""
+    """Give a name to write to, which replaces `path` in the end; where that fails, `path` stays."""
     target = Path(os.path.realpath(path))  # a link stays a link, and its target is replaced
     if not target.parent.is_dir():
         raise FileNotFoundError(
@@ -39,149 +360,3 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-Plain = Any  # None, bool, int, float, str, and lists and dicts of them: what json.loads returns
-
-
-def to_plain(value: object) -> Plain:
-    """Turn dataclasses, tuples and mappings into what strict JSON can hold; a float keeps every bit.
-
-    >>> from hessinit.results.estimates import Estimate
-    >>> to_plain((Estimate(float("inf"), 0.0, False, "overflow"), "inf"))[0]["value"]
-    'inf'
-    """
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [to_plain(item) for item in value]
-    raise TypeError(
-        f"a report cannot hold {value!r}, a {type(value).__name__}; "
-        "it holds plain data, so convert it to a float, an int or a str first."
-    )
-
-
-def read_number(value: Plain) -> float:
-    """Read a number back, whichever way it travelled.
-
-    >>> read_number("-inf"), read_number(0.1)
-    (-inf, 0.1)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{value!r} stands where a number belongs")
-    return float(value)
-
-
-def read_numbers(values: Plain) -> tuple[float, ...]:
-    return tuple(read_number(value) for value in values)
-
-
-class NamedRow(Protocol):
-    """A row for one weight; a tied one has aliases."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def aliases(self) -> tuple[str, ...]: ...
-
-
-Row = TypeVar("Row", bound=NamedRow, covariant=True)
-
-
-class ByName(Generic[Row]):
-    """`rows["fc1"]`, `rows[0]`, `len(rows)`, iteration and `in`, for anything that has `layers`."""
-
-    @property
-    def _rows(self) -> Sequence[Row]:
-        rows: Sequence[Row] = self.layers  # type: ignore[attr-defined]
-        return rows
-
-    def __getitem__(self, key: str | int) -> Row:
-        """The layer of that name, alias or position."""
-        if isinstance(key, int):
-            return self._rows[key]
-        for row in self._rows:
-            if key == row.name or key in row.aliases:
-                return row
-        known = [name for row in self._rows for name in (row.name, *row.aliases)]
-        parts = [name for name in known if name and (name in str(key) or str(key) in name)]
-        near = (get_close_matches(str(key), known, n=3) or parts)[:3]
-        offered = "Did you mean" if near else "The layers are"
-        names = ", ".join(map(repr, near or known[:8])) + (", …" if not near and len(known) > 8 else "")
-        raise KeyError(f"no layer is called {key!r}. {offered} {names}{'?' if near else '.'}")
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __contains__(self, key: object) -> bool:
-        return any(key in (row, row.name, *row.aliases) for row in self._rows)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The layers' names, in the order they run."""
-        return tuple(row.name for row in self._rows)
-
-
-def load(path: str | os.PathLike[str]) -> Any:
-    """Read what `save` wrote, with this or an older version: an object equal to what was saved.
-
-    The file says what it holds: a curvature report, an initialization, a comparison, a reproduction or a
-    tracking, also the JSON lines of a tracker. What `hessinit reproduce --json` printed becomes a list.
-    Only JSON is read, and nothing in it is run.
-    """
-    # Any, not a union: whoever loads a file knows what is in it, and goes on with it.
-    from hessinit.results.curvature_report import KIND, CurvatureReport
-
-    text = Path(path).read_bytes()
-    source = str(path)
-    kind = _kind(text)
-    if kind is list:
-        from hessinit.results.reproduction import read_reproduction
-
-        return [read_reproduction(each, source) for each in json.loads(text)]
-    if kind is None or kind == KIND:  # the reader of reports says what is wrong with a file of no kind
-        return CurvatureReport.from_json(text, source=source)
-    readers = _readers()
-    if not isinstance(kind, str) or kind not in readers:
-        known = ", ".join(name.removeprefix("hessinit ") for name in (KIND, *readers))
-        raise ValueError(f"{source} holds {kind!r}, which cannot be read back; what can is a {known}.")
-    return readers[kind](text, source=source)
-
-
-def _readers() -> dict[str, Callable[..., Any]]:
-    from hessinit.results import comparison, initialization, reproduction, track_record
-
-    return {
-        initialization.KIND: initialization.Initialization.from_json,
-        comparison.KIND: comparison.Comparison.from_json,
-        reproduction.KIND: reproduction.Reproduction.from_json,
-        track_record.KIND: track_record.Tracking.from_json,
-    }
-
-
-def _kind(text: bytes) -> str | type[list[Any]] | None:
-    """What the file says it is, in the whole of it or in its first line; None where it says nothing."""
-    for part in (text, text.partition(b"\n")[0]):
-        try:
-            data = json.loads(part)
-        except (ValueError, RecursionError):
-            continue
-        if (
-            isinstance(data, list)
-            and data
-            and all(isinstance(each, dict) and "kind" in each for each in data)
-        ):
-            return list
-        kind = data.get("kind") if isinstance(data, dict) else None
-        return kind if isinstance(kind, str) else None
-    return None

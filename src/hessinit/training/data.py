@@ -18,78 +18,52 @@ from hessinit.training.seeds import generator, seed_everything
 
 
 @dataclass(frozen=True)
-class Examples:
-    """All examples in one batch: every epoch is a new permutation, cut into mini-batches of `batch_size`.
+class Data:
+    """All examples in one part, from which mini-batches of `batch_size` are drawn, or ready batches.
 
-    The remainder of an epoch is dropped, so all mini-batches have the same size.
+    Every epoch is a new permutation: of the examples, whose remainder is dropped so that all mini-batches
+    have the same size, or of the ready batches, which stay as the user made them.
     """
 
-    whole: Batch
-    batch_size: int
-
-    @property
-    def examples(self) -> int:
-        return self.whole.size
-
-    @property
-    def parts(self) -> tuple[Batch, ...]:
-        return (self.whole,)
-
-    def minibatches(self, seed: int) -> Iterator[Batch]:
-        """An endless sequence, the same for the same seed."""
-        source = generator(seed, "batches")
-        while True:
-            order = torch.randperm(self.whole.size, generator=source)
-            for first in range(0, self.whole.size - self.batch_size + 1, self.batch_size):
-                yield self.whole.take(order[first : first + self.batch_size])
-
-    def initial_batch(self, seed: int) -> Batch:
-        """The batch that initializations see and on which the initial curvature is measured."""
-        return self.draw(self.batch_size, seed, "starting batch")[0]
-
-    def draw(self, examples: int, seed: int, purpose: str) -> list[Batch]:
-        """One batch of that many random examples."""
-        order = torch.randperm(self.whole.size, generator=generator(seed, purpose))
-        return [self.whole.take(order[:examples])]
-
-
-@dataclass(frozen=True)
-class ReadyBatches:
-    """Batches as the user made them: every epoch has them in a new order."""
-
     parts: tuple[Batch, ...]
-
-    @property
-    def batch_size(self) -> int:
-        """The size of the first batch; the others may differ."""
-        return self.parts[0].size
+    batch_size: int  # of ready batches: the size of the first
+    ready: bool
 
     @property
     def examples(self) -> int:
-        return sum(batch.size for batch in self.parts)
+        return sum(part.size for part in self.parts)
 
     def minibatches(self, seed: int) -> Iterator[Batch]:
         """An endless sequence, the same for the same seed."""
         source = generator(seed, "batches")
         while True:
-            for index in torch.randperm(len(self.parts), generator=source).tolist():
-                yield self.parts[index]
+            order = self._permutation(source)
+            if self.ready:
+                yield from (self.parts[index] for index in order.tolist())
+                continue
+            for first in range(0, len(order) - self.batch_size + 1, self.batch_size):
+                yield self.parts[0].take(order[first : first + self.batch_size])
 
     def initial_batch(self, seed: int) -> Batch:
         """The batch that initializations see and on which the initial curvature is measured."""
         source = generator(seed, "starting batch")
-        return self.parts[int(torch.randint(len(self.parts), (1,), generator=source))]
+        if self.ready:
+            return self.parts[int(torch.randint(len(self.parts), (1,), generator=source))]
+        return self.parts[0].take(self._permutation(source)[: self.batch_size])
 
-    def draw(self, examples: int, seed: int, purpose: str) -> list[Batch]:
-        """Random batches that together hold at least that many examples."""
+    def tracked_batches(self, examples: int, seed: int) -> list[Batch]:
+        """One batch of that many random examples, or ready batches that hold at least as many together."""
+        order = self._permutation(generator(seed, "tracked batch"))
+        if not self.ready:
+            return [self.parts[0].take(order[:examples])]
         chosen: list[Batch] = []
-        for index in torch.randperm(len(self.parts), generator=generator(seed, purpose)).tolist():
+        for index in order.tolist():
             if sum(batch.size for batch in chosen) < examples:
                 chosen.append(self.parts[index])
         return chosen
 
-
-Data = Examples | ReadyBatches
+    def _permutation(self, source: torch.Generator) -> Tensor:
+        return torch.randperm(len(self.parts) if self.ready else self.parts[0].size, generator=source)
 
 
 def read_data(data: Any, batch_size: int, steps: int) -> Data:
@@ -101,10 +75,11 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
             "(inputs, None)."
         )
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        read = read_batches(data)
-        if len(read) == 1:
-            return _check_examples(read[0][1], batch_size)
-        return ReadyBatches(tuple(batch for _, batch in read))
+        parts = tuple(batch for _, batch in read_batches(data))
+        if len(parts) == 1:
+            _check_examples(parts[0], batch_size)
+            return Data(parts, batch_size, ready=False)
+        return Data(parts, parts[0].size, ready=True)
     with untouched_random_state(), untouched_sources(data):
         seed_everything(0, "data")  # a loader that shuffles draws from the global generators
         # An iterator may be endless, and no run sees more batches than it has steps.
@@ -113,7 +88,8 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
         raise ProblemError("data is empty; it must hold at least one batch (inputs, targets).")
     if all(isinstance(pair, Tensor) for pair in pairs):
         read_batches(data)  # says what is wrong with a tuple of tensors
-    return ReadyBatches(tuple(_read_pair(index, pair) for index, pair in enumerate(pairs)))
+    parts = tuple(_read_pair(index, pair) for index, pair in enumerate(pairs))
+    return Data(parts, parts[0].size, ready=True)
 
 
 def copy_to(batch: Batch, device: torch.device) -> tuple[Any, Any]:
@@ -155,7 +131,7 @@ def _read_pair(index: int, pair: Any) -> Batch:
         raise ProblemError(f"data[{index}]: {refusal}") from None
 
 
-def _check_examples(whole: Batch, batch_size: int) -> Examples:
+def _check_examples(whole: Batch, batch_size: int) -> None:
     for name, part in (("inputs", whole.inputs), ("targets", whole.targets)):
         shapes = [tuple(tensor.shape) for tensor in tensors_in(part)]
         if shapes and not any(shape[:1] == (whole.size,) for shape in shapes):
@@ -170,4 +146,3 @@ def _check_examples(whole: Batch, batch_size: int) -> Examples:
             f"the data hold {whole.size} example{'' if whole.size == 1 else 's'}, fewer than "
             f"batch_size={batch_size}; pass batch_size={whole.size}{'' if whole.size == 1 else ' or less'}."
         )
-    return Examples(whole, batch_size)

@@ -95,13 +95,9 @@ def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward:
 
 
 def _caused_by_weights(
-    failure: Exception,
-    model: nn.Module,
-    loss: Loss,
-    batch: tuple[Any, Any],
-    forward: Forward | None,
+    failure: Exception, model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward: Forward | None,
     build: Callable[[], nn.Module] | None,
-) -> bool:
+) -> bool:  # fmt: skip
     if isinstance(failure, torch.OutOfMemoryError):
         return False
     if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
@@ -124,6 +120,17 @@ def check_optimizer(optimizer: Any) -> None:
         )
     if not callable(optimizer):
         choose("optimizer", optimizer, list(OPTIMIZERS))
+
+
+def read_positive(name: str, value: Any) -> float:
+    """A finite number above 0, such as a learning rate."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf or isinstance(value, (bool, str)):
+        raise ProblemError(f"{value!r} in {name} must be a number above 0, such as 0.1.")
+    return number
 
 
 def make_optimizer(optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float) -> Optimizer:
@@ -149,13 +156,9 @@ class Warmup:
 
     >>> optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
     >>> warmup = Warmup(optimizer, steps=4)
-    >>> for step in (0, 1, 3, 9):
-    ...     warmup.set(step)
-    ...     print(optimizer.param_groups[0]["lr"])
-    0.1
+    >>> warmup.set(1)
+    >>> optimizer.param_groups[0]["lr"]
     0.2
-    0.4
-    0.4
     """
 
     def __init__(self, optimizer: Optimizer, steps: int) -> None:

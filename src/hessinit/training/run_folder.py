@@ -9,13 +9,13 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hessinit.errors import ProblemError
 from hessinit.results.result import Plain, to_plain, write_text
 
 SCHEMA = 1
 RECORD = "experiment.json"
-RUNS = "runs"
 
 
 class RunFolder:
@@ -27,15 +27,15 @@ class RunFolder:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     runs = RunFolder(folder)
-    ...     _ = runs.open({"steps": 100})
+    ...     runs.open({"steps": 100})
     ...     runs.add("he, lr 0.1, seed 0", {"loss": 0.5})
     ...     again = RunFolder(folder)
-    ...     _ = again.open({"steps": 100})
+    ...     again.open({"steps": 100})
     ...     again.results
     {'he, lr 0.1, seed 0': {'loss': 0.5}}
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(self, folder: Any) -> None:
         if folder is not None and (not isinstance(folder, (str, os.PathLike)) or not str(folder)):
             raise ProblemError(f"folder={folder!r} must be the path of a folder, or None to keep nothing.")
         self.folder = None if folder is None else Path(folder)
@@ -43,30 +43,25 @@ class RunFolder:
         self.found: frozenset[str] = frozenset()  # keys of the results that were there when it was opened
         self._experiment = ""  # a hash of the settings, which every run file carries
 
-    def open(
-        self,
-        settings: Mapping[str, Plain],
-        named: Mapping[str, str] | None = None,
-        versions: Mapping[str, str] | None = None,
-    ) -> tuple[str, ...]:
+    def open(self, settings: Mapping[str, Plain], named: Mapping[str, str] | None = None) -> None:
         """Read the results that are there; refuse a folder whose recorded settings differ.
 
         `named` describes parts of the experiment by name: new names may join, known ones must not change.
-        Other `versions` are allowed; the notes returned say so.
         """
         if self.folder is None:
-            return ()
-        wanted = json.loads(
-            _to_text({"settings": settings, "named": named or {}, "versions": versions or {}})
-        )
+            return
+        wanted = json.loads(_to_text({"settings": settings, "named": named or {}}))
+        self._experiment = hashlib.sha256(_to_text(wanted["settings"]).encode()).hexdigest()[:16]
         try:
-            self._check_place(self.folder)
-            (self.folder / RUNS).mkdir(parents=True, exist_ok=True)
-            found = self._agree(wanted)
-            self._experiment = _hash(found["settings"])
-            for path in sorted((self.folder / RUNS).glob("*.json")):
-                key, value = self._read_run(path)
-                self.results[key] = value
+            self._open_record(self.folder, wanted)
+            for path in sorted((self.folder / "runs").glob("*.json")):
+                data = _read(path, "hessinit run", "Delete it, and it is run again")
+                if data.get("experiment") != self._experiment or file_name(str(data["key"])) != path.name:
+                    raise ProblemError(
+                        f"{path} belongs to another experiment or run than its folder and name say. Delete "
+                        "it, and it is run again, or pass another folder."
+                    )
+                self.results[data["key"]] = data["value"]
         except ProblemError:
             raise
         except (OSError, ValueError) as failure:
@@ -75,12 +70,11 @@ class RunFolder:
                 "read and written."
             ) from failure
         self.found = frozenset(self.results)
-        return _compare_versions(found["versions"], wanted["versions"])
 
     def add(self, key: str, value: Plain) -> None:
         """Keep a result; on disk, the file is whole or not there."""
-        data = {"kind": "hessinit run", "schema": SCHEMA, "experiment": self._experiment, "key": key}
-        text = _to_text({**data, "value": value})
+        head = {"kind": "hessinit run", "schema": SCHEMA, "experiment": self._experiment}
+        text = _to_text({**head, "key": key, "value": value})
         if self.folder is not None:
             try:
                 write_text(self.path_of(key), text)
@@ -95,64 +89,42 @@ class RunFolder:
 
     def path_of(self, key: str) -> Path:
         """The file of a result."""
-        return (self.folder or Path()) / RUNS / file_name(key)
+        return (self.folder or Path()) / "runs" / file_name(key)
 
-    def _check_place(self, folder: Path) -> None:
-        if not folder.exists() or (folder / RECORD).exists():
-            return
-        if not folder.is_dir():
-            raise ProblemError(
-                f"folder={str(folder)!r} is a file; pass the name of a folder, new or used before."
-            )
-        names = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
-        if RUNS in names and any((folder / RUNS).glob("*.json")):
-            raise ProblemError(
-                f"folder={str(folder)!r} holds runs but no {RECORD}, so nobody knows which experiment they "
-                "belong to; pass another folder, or delete this one."
-            )
-        others = [name for name in names if name != RUNS]
-        if others:
-            raise ProblemError(
-                f"folder={str(folder)!r} holds other things ({', '.join(others[:3])}"
-                f"{', …' if len(others) > 3 else ''}); pass a folder of its own, such as "
-                f"{str(folder / 'comparison')!r}."
-            )
-
-    def _agree(self, wanted: Plain) -> Plain:
-        """The folder's record: a new one, or the one that is there with the new names added."""
-        assert self.folder is not None
-        path = self.folder / RECORD
-        head = {"kind": "hessinit experiment", "schema": SCHEMA}
+    def _open_record(self, folder: Path, wanted: Plain) -> None:
+        """Write the record of a new folder; compare the one that is there, and add the new names to it."""
+        path = folder / RECORD
+        if folder.exists() and not path.exists():
+            if not folder.is_dir():
+                raise ProblemError(
+                    f"folder={str(folder)!r} is a file; pass the name of a folder, new or used before."
+                )
+            names = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
+            if names and (names != ["runs"] or any((folder / "runs").iterdir())):
+                raise ProblemError(
+                    f"folder={str(folder)!r} holds other things ({', '.join(names[:3])}) but no {RECORD}; "
+                    f"pass a folder of its own, such as {str(folder / 'comparison')!r}."
+                )
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
         # Two processes may begin at once with different settings: one of them creates the record.
-        if create_text(path, _to_text({**head, **wanted})):
-            return wanted
+        if create_text(path, _to_text({"kind": "hessinit experiment", "schema": SCHEMA, **wanted})):
+            return
         found = _read(path, "hessinit experiment", "Pass another folder")
-        there, here = found["settings"], wanted["settings"]
-        if there != here:
+        if found["settings"] != wanted["settings"]:
+            different = _differences(found["settings"], wanted["settings"])
             raise ProblemError(
-                f"folder={str(self.folder)!r} belongs to another experiment: {_differences(there, here)}. "
+                f"folder={str(folder)!r} belongs to another experiment: {'; '.join(different[:3])}. "
                 "Pass another folder, or delete this one to begin anew."
             )
-        for name, description in wanted["named"].items():
-            before = found["named"].get(name, description)
-            if before != description:
+        for name, now in wanted["named"].items():
+            before = found["named"].get(name, now)
+            if before != now:
                 raise ProblemError(
-                    f"folder={str(self.folder)!r} has runs of {name!r}, which was {before} and is "
-                    f"{description} here; give the new one another name, or pass another folder."
+                    f"folder={str(folder)!r} has runs of {name!r}, which was {before} and is {now} here; "
+                    "give the new one another name, or pass another folder."
                 )
-        merged = {**found, "named": {**found["named"], **wanted["named"]}}
-        if merged != found:
-            write_text(path, _to_text(merged))
-        return merged
-
-    def _read_run(self, path: Path) -> tuple[str, Plain]:
-        data = _read(path, "hessinit run", "Delete it, and it is run again")
-        if data.get("experiment") != self._experiment or file_name(str(data.get("key"))) != path.name:
-            raise ProblemError(
-                f"{path} belongs to another experiment or run than its folder and name say. Delete it, and "
-                "it is run again, or pass another folder."
-            )
-        return data["key"], data.get("value")
+        if wanted["named"].keys() - found["named"].keys():
+            write_text(path, _to_text({**found, "named": {**found["named"], **wanted["named"]}}))
 
 
 def describe_interruption(folder: Path | None, done: int, total: int) -> str:
@@ -167,17 +139,16 @@ def create_text(path: Path, text: str) -> bool:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         write_text(temporary, text)
-        try:
-            os.link(temporary, path)  # unlike a renaming, it replaces nothing
-        except FileExistsError:
+        os.link(temporary, path)  # unlike a renaming, it replaces nothing
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if path.exists():
             return False
-        except OSError:  # a file system without links
-            if path.exists():
-                return False
-            write_text(path, text)
-        return True
+        write_text(path, text)
     finally:
         temporary.unlink(missing_ok=True)
+    return True
 
 
 def file_name(key: str) -> str:
@@ -194,10 +165,6 @@ def _to_text(data: Plain) -> str:
     return json.dumps(to_plain(data), indent=1, allow_nan=False) + "\n"
 
 
-def _hash(settings: Plain) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _reason(failure: Exception) -> str:
     return (getattr(failure, "strerror", None) or str(failure)).rstrip(".")
 
@@ -205,38 +172,25 @@ def _reason(failure: Exception) -> str:
 def _read(path: Path, kind: str, way_out: str) -> Plain:
     try:
         data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as problem:
-        raise ProblemError(f"{path} is not JSON ({problem}); was it edited? {way_out}.") from problem
-    if not isinstance(data, dict) or data.get("kind") != kind or data.get("schema") != SCHEMA:
+        if data["kind"] != kind or data["schema"] != SCHEMA:
+            raise ValueError(f"no {kind} of schema {SCHEMA}")
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise ProblemError(
-            f"{path} is no {kind} of schema {SCHEMA}; it was edited, or written by another version of "
-            f"hessinit. {way_out}."
-        )
+            f"{path} cannot be read ({problem}); was it edited, or written by another version of hessinit? "
+            f"{way_out}."
+        ) from problem
     return data
 
 
-def _differences(there: Mapping[str, Plain], here: Mapping[str, Plain], inside: str = "") -> str:
-    """The first three settings that differ, in words."""
-    found = []
-    for name in sorted(there.keys() | here.keys(), key=[*here, *there].index):
+def _differences(there: Mapping[str, Plain], here: Mapping[str, Plain], inside: str = "") -> list[str]:
+    """The settings that differ, in words."""
+    found: list[str] = []
+    for name in {**here, **there}:
         before, now = there.get(name), here.get(name)
-        if before == now:
-            continue
         if isinstance(before, dict) and isinstance(now, dict):
-            found.append(_differences(before, now, f"{inside}{name}: "))
-        elif max(len(str(before)), len(str(now))) > 80:
+            found += _differences(before, now, f"{inside}{name}: ")
+        elif before != now and max(len(str(before)), len(str(now))) > 80:
             found.append(f"{inside}{name} differs")
-        else:
+        elif before != now:
             found.append(f"{inside}{name} was {before!r} there and is {now!r} here")
-    return "; ".join(found[:3])
-
-
-def _compare_versions(stored: Mapping[str, str], present: Mapping[str, str]) -> tuple[str, ...]:
-    changed = [
-        f"{name} {stored[name]} then, {present[name]} now"
-        for name in stored.keys() & present.keys()
-        if stored[name] != present[name]
-    ]
-    if not changed:
-        return ()
-    return (f"Some runs were read from a folder made with other versions: {'; '.join(sorted(changed))}.",)
+    return found

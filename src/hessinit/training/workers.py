@@ -1,9 +1,12 @@
-"""Run jobs in this process, in worker processes, or on an executor, and show the progress."""
+"""Run jobs in this process, in worker processes, or on an executor, and show the progress.
+
+torch is imported late, because the command line shows a spinner while it loads.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import multiprocessing
 import os
 import pickle
@@ -18,11 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hessinit.errors import ProblemError
-from hessinit.problem.double_backward import default_device
-from hessinit.problem.validate import check_whole
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,10 @@ def run_jobs(
     {'a': 4, 'b': 9}
     """
     if executor is not None:
-        return _run_on_executor(executor, _pack(work), jobs), ()
-    count = min(len(jobs), workers or count_cores())
+        packed = _pack(work)
+        return _as_they_finish(lambda job: executor.submit(_run_packed, packed, job), jobs), ()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(len(jobs), workers or cores)
     if count <= 1:
         return _run_here(work, jobs), ()
     try:
@@ -71,6 +72,8 @@ def run_jobs(
 
 def check_workers(workers: Any, executor: Any) -> None:
     """Refuse a wrong number of workers, a wrong executor, or both at once."""
+    from hessinit.problem.validate import check_whole
+
     if workers is not None:
         check_whole("workers", workers, at_least=1)
     if executor is None:
@@ -80,18 +83,11 @@ def check_workers(workers: Any, executor: Any) -> None:
             f"workers={workers} and executor= are both given; the executor knows its own workers, so leave "
             "workers out."
         )
-    if not isinstance(executor, Executor) and not callable(getattr(executor, "submit", None)):
+    if not callable(getattr(executor, "submit", None)):
         raise ProblemError(
             f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
             "ProcessPoolExecutor() or a Dask client's get_executor()."
         )
-
-
-def count_cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _run_here(work: Work, jobs: Sequence[Job]) -> Results:
@@ -99,26 +95,35 @@ def _run_here(work: Work, jobs: Sequence[Job]) -> Results:
         yield job, work(job)
 
 
-def _run_on_executor(executor: Executor, packed: bytes, jobs: Sequence[Job]) -> Results:
-    name = hashlib.sha256(packed).digest()
-    yield from _as_they_finish(lambda job: executor.submit(_run_packed, packed, name, job), jobs)
-
-
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
+    """In spawned processes, not forked ones: threads of torch do not survive a fork.
+
+    They end at once when the iterator is closed or fails, and when this process is killed: each listens to a
+    pipe whose other end is held here and closed by the operating system.
+    """
+    context = multiprocessing.get_context("spawn")
+    listening, held = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(packed, listening))
+
+    def submit(job: Job) -> Future[Any]:
+        with _interrupts_blocked():
+            return pool.submit(_run_packed, None, job)
+
     try:
-        with _local_processes(packed, workers) as pool:
-
-            def submit(job: Job) -> Future[Any]:
-                with _interrupts_blocked():
-                    return pool.submit(_run_received, b"", job)
-
-            yield from _as_they_finish(submit, jobs)
-    except BrokenProcessPool as failure:
+        yield from _as_they_finish(submit, jobs)
+    except BaseException as failure:
+        held.close()
+        if not isinstance(failure, BrokenProcessPool):
+            raise
         raise WorkerLostError(
             "a worker process ended before its run was done: it was killed, ran out of memory, or could "
             "not load the experiment (its own message is above). Pass fewer workers, or workers=1 to see "
             "what happens in this process."
         ) from failure
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        held.close()
+        listening.close()
 
 
 def _as_they_finish(submit: Callable[[Job], Future[Any]], jobs: Sequence[Job]) -> Results:
@@ -133,40 +138,21 @@ def _as_they_finish(submit: Callable[[Job], Future[Any]], jobs: Sequence[Job]) -
             future.cancel()
 
 
-# ── What travels to another process ────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class _TorchSettings:
-    """Global settings of torch that a worker must share with the caller, or the numbers would differ."""
-
-    dtype: torch.dtype
-    device: str
-    matmul: str | None
-
-    @classmethod
-    def of_this_process(cls) -> _TorchSettings:
-        try:
-            matmul = torch.get_float32_matmul_precision()
-        except RuntimeError:  # torch refuses to tell once the newer switches have been used
-            matmul = None
-        return cls(torch.get_default_dtype(), str(default_device()), matmul)
-
-    def apply(self) -> None:
-        torch.set_default_dtype(self.dtype)
-        if self.matmul is not None:
-            torch.set_float32_matmul_precision(self.matmul)
-        if torch.device(self.device) != default_device():
-            torch.set_default_device(self.device)
-
-
-_received: dict[bytes, Work] = {}
+_received: list[Work] = []  # in a worker process: the work that it was started with
 
 
 def _pack(work: Work) -> bytes:
+    """The work, and the global settings of torch without which a worker's numbers would differ."""
+    import torch
+
+    from hessinit.problem.double_backward import default_device
+
+    matmul = None
+    with contextlib.suppress(RuntimeError):  # torch refuses to tell once the newer switches have been used
+        matmul = torch.get_float32_matmul_precision()
     try:
         # Not as an argument of the process: torch would move the user's tensors to shared memory for that.
-        return pickle.dumps((work, _TorchSettings.of_this_process()))
+        return pickle.dumps((work, (torch.get_default_dtype(), str(default_device()), matmul)))
     except Exception as failure:
         raise ProblemError(
             f"the experiment cannot be sent to other processes: {failure}. build, loss, forward, optimizer "
@@ -181,72 +167,59 @@ def _check_main_file(uses_main: bool) -> None:
     file = getattr(main, "__file__", None)
     name = getattr(getattr(main, "__spec__", None), "name", "")
     if (file is None and not uses_main) or name.endswith("__main__"):
-        return  # nothing to run again; a package run with -m is not run again
-    if file is None:
+        return  # nothing is run again; nor is a package that was run with -m
+    if file is None or not Path(file).is_file():
         trouble = (
-            "build, or another function of the experiment, is defined in an interactive session, where other "
-            "processes cannot find it. Put it into a file and import it."
+            f"the program comes from {file or 'an interactive session'}, which other processes cannot run "
+            "again. Put build and the other functions of the experiment into a file and import it."
         )
-    elif not Path(file).is_file():
-        trouble = (
-            f"the program comes from {file}, no file that other processes can run again. Put it into a file."
-        )
-    elif "__main__" in Path(file).read_text(encoding="utf-8", errors="replace"):
-        return
-    else:
+    elif "__main__" not in Path(file).read_text(encoding="utf-8", errors="replace"):
         trouble = (
             f"{Path(file).name} would run as a whole in every worker process, and start all this again. Put "
             "what it does under `if __name__ == '__main__':`."
         )
+    else:
+        return
     raise ProblemError(f"{trouble} Or pass workers=1 to run everything in this process.")
 
 
-def _receive(name: bytes, packed: bytes) -> None:
-    work, settings = pickle.loads(packed)
-    settings.apply()
-    _received[name] = work
+@functools.lru_cache(maxsize=1)
+def _unpack(packed: bytes) -> Work:
+    import torch
+
+    from hessinit.problem.double_backward import default_device
+
+    work: Work
+    work, (dtype, device, matmul) = pickle.loads(packed)
+    torch.set_default_dtype(dtype)
+    if matmul is not None:
+        torch.set_float32_matmul_precision(matmul)
+    if torch.device(device) != default_device():
+        torch.set_default_device(device)
+    return work
 
 
-def _run_packed(packed: bytes, name: bytes, job: Job) -> Any:
-    if name not in _received:
-        _received.clear()
-        _receive(name, packed)
-    return _run_received(name, job)
+def _begin_worker(packed: bytes, listening: Connection) -> None:
+    def end_with_parent() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            listening.recv_bytes()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    _received.append(_unpack(packed))
 
 
-def _run_received(name: bytes, job: Job) -> Any:
+def _run_packed(packed: bytes | None, job: Job) -> Any:
+    """The result; an exception that cannot be pickled, and would break the pool, is sent as its words."""
+    work = _received[0] if packed is None else _unpack(packed)
     try:
-        return _received[name](job)
+        return work(job)
     except Exception as failure:
         try:
             pickle.loads(pickle.dumps(failure))
-        except Exception:  # it could not be sent back, and would break the pool
+        except Exception:
             raise RuntimeError(f"{type(failure).__name__}: {failure}") from failure
         raise
-
-
-# ── Worker processes on this machine ───────────────────────────────────────────────────────────────────────
-
-
-@contextlib.contextmanager
-def _local_processes(packed: bytes, workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Spawned processes, not forked ones: threads of torch do not survive a fork.
-
-    They end at once when the block is left by an exception, and when this process is killed: each listens to
-    a pipe whose other end is held here and closed by the operating system.
-    """
-    context = multiprocessing.get_context("spawn")
-    listening, held = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(packed, listening))
-    try:
-        yield pool
-    except BaseException:
-        held.close()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        held.close()
-        listening.close()
 
 
 @contextlib.contextmanager
@@ -260,20 +233,6 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _begin_worker(packed: bytes, listening: Connection) -> None:
-    threading.Thread(target=_end_with_parent, args=(listening,), daemon=True).start()
-    _receive(b"", packed)
-
-
-def _end_with_parent(listening: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        listening.recv_bytes()
-    os._exit(1)
-
-
-# ── Progress ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.contextmanager

@@ -1,1 +1,0 @@
-"""Which learning rate the curvature at the start allows, for the optimizer at hand."""

@@ -1,1 +1,0 @@
-"""Short trainings from several starts, side by side: which start trains best, honestly."""

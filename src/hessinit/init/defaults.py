@@ -1,0 +1,229 @@
+"""All defaults of `initialize_` (κ and the rest), its arguments as a checked config, and network traits.
+
+How each number was chosen, and what else was tried, is in docs/how-the-default-was-chosen.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hessinit.errors import ProblemError, choose
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS
+from hessinit.init.trace import WeightUse
+from hessinit.problem.validate import check_tolerance, check_whole
+
+# lr·‖H‖ of the network at initialization. Training soon lowers the curvature of a plain network, so that
+# twice the stability limit is safe; that of a normalized one rises first.
+KAPPA = 4.0
+KAPPA_NORMALIZED = 0.5
+# The curvature of a quadratic loss stays the same during training.
+KAPPA_QUADRATIC = 1.0
+# Normalizations undo much of a gain: a smaller one would have to be so small that it stops the learning.
+SMALLEST_GAIN_NORMALIZED = 0.5
+
+# What scheme="auto" stands for; its pre-activations are smaller than 1 where gradients would explode.
+AUTO_SCHEME = "lsuv"
+
+# The root mean square of the output under scaling="small-output".
+SMALL_OUTPUT = 0.5
+# Weights whose ‖H‖ is above the target by at most this factor are scaled to a small output too, if possible.
+SMALL_OUTPUT_UP_TO = 2.0
+
+# Sharpening stops where it would raise the loss above this many times the loss of a zero output: beyond, the
+# curvature comes with a softmax that is confident without knowing anything, and soon falls.
+MAX_SHARPENING = 4.0
+
+MAX_MEASUREMENTS = {"network": 10, "layers": 12}
+
+# The old weights are put back if a new one has a standard deviation above the first number and above the
+# second number times the old one, or if the loss has grown by the second number. That happens where a small
+# factor, such as a LayerScale of 1e-5, precedes a weight that LSUV scales to compensate for it.
+ABSURD_SIZE = 1000.0
+ABSURD_GROWTH = 100.0
+
+# Norms are measured in the search to this part of the tolerance that the result must meet.
+SEARCH_SHARE = 0.2
+
+# The steps of these do not grow with the gradient, so that no learning rate asks for a curvature.
+ADAPTIVE = ("adam", "adamw")
+
+SCALINGS = ("all", "last", "small-output")
+NOT_SCALED = "none"  # in the place of a scaling: the scheme's weights were left as they are
+
+
+@dataclass(frozen=True)
+class NetworkTraits:
+    """Whether normalizations set the size of its features, its inputs are tokens, its loss is quadratic."""
+
+    normalized: bool = False
+    tokens: bool = False
+    quadratic: bool = False
+
+    @classmethod
+    def of(cls, uses: Sequence[WeightUse], quadratic: bool = False) -> NetworkTraits:
+        normalized = any(use.norm_follows or use.upstream.end == "norm" for use in uses)
+        return cls(normalized, any(use.kind == "embedding" for use in uses), quadratic)
+
+    @property
+    def kappa(self) -> float:
+        """lr·‖H‖ at which training starts well."""
+        if self.normalized:
+            return KAPPA_NORMALIZED
+        return KAPPA_QUADRATIC if self.quadratic else KAPPA
+
+    @property
+    def reason_not_to_sharpen(self) -> str:
+        """Empty for a plain network.
+
+        A larger head on features whose size is fixed, or that rare tokens seldom train, only adds noise; and
+        a quadratic loss has no softmax that would lower the curvature again.
+        """
+        if self.normalized:
+            return "its features are normalized"
+        if self.tokens:
+            return "it reads tokens"
+        return "its loss is quadratic" if self.quadratic else ""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The norm to reach, and where it comes from: a learning rate and κ, or neither where it was given."""
+
+    target: float
+    lr: float | None = None
+    kappa: float | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """The checked arguments of `initialize_`. `lr` is a rate, "auto" or None; `momentum` is 0 without any."""
+
+    lr: float | str | None
+    target: float | None
+    optimizer: str
+    momentum: float
+    rule: str
+    scheme: str
+    scaling: str
+    biases: str
+    residual: str
+    tolerance: float
+    max_measurements: int
+    max_sharpening: float
+
+    @property
+    def by_rate(self) -> bool:
+        """Whether a learning rate decides, and not a norm that was given."""
+        return self.lr is not None
+
+    @property
+    def scheme_only(self) -> bool:
+        """Whether nothing is left to do after the scheme."""
+        return self.by_rate and self.optimizer in ADAPTIVE and self.rule == "network"
+
+    @property
+    def scheme_name(self) -> str:
+        return AUTO_SCHEME if self.scheme == "auto" else self.scheme
+
+    @property
+    def search_tolerance(self) -> float:
+        """In log ‖H‖; leaves room for the search's own errors of measurement."""
+        return math.log1p(self.tolerance) * (1 - 2 * SEARCH_SHARE)
+
+    def goal(self, traits: NetworkTraits, norm: float, unscaled: bool) -> Goal:
+        """The norm to reach, for a network with these traits whose scheme's weights have that norm.
+
+        Momentum makes lasting steps 1/(1 − momentum) times as long. lr="auto" takes the rate that suits the
+        `unscaled` weights, κ/‖H‖ (at least 1/‖H‖); or 1/‖H‖, where the weights can be scaled to suit any
+        rate. There is none for weights without curvature.
+        """
+        if self.lr is None:
+            return Goal(1.0 if self.target is None else self.target)
+        kappa = traits.kappa
+        shorter = 1 - self.momentum
+        if not isinstance(self.lr, str):
+            return Goal(kappa * shorter / self.lr, self.lr, kappa)
+        times = max(kappa, 1.0) if unscaled else 1.0
+        rate = times * shorter / norm if 0 < norm < math.inf else None
+        if rate is None:
+            return Goal(kappa, None, kappa)
+        return Goal(kappa * shorter / rate, rate, kappa)
+
+
+def read_config(
+    *, lr: Any = None, target: Any = None, optimizer: Any = "sgd", momentum: Any = 0.9, rule: Any = "network",
+    scheme: Any = "auto", scaling: Any = "auto", curvature: Any = "gauss-newton", biases: Any = "auto",
+    residual: Any = "auto", dropout: Any = "freeze", tolerance: Any = 0.05, max_measurements: Any = None,
+    max_sharpening: Any = MAX_SHARPENING,
+) -> Config:  # fmt: skip
+    """The arguments of `initialize_`, checked before any work.
+
+    >>> config = read_config(lr=0.1, optimizer="momentum")
+    >>> config.lr, config.momentum, config.max_measurements
+    (0.1, 0.9, 10)
+    """
+    choose("rule", rule, ["network", "layers"])
+    choose("scheme", scheme, ["auto", "keep", *SCHEMES], SYNONYMS)
+    choose("scaling", scaling, ["auto", *SCALINGS])
+    choose("curvature", curvature, ["gauss-newton", "hessian"])
+    choose("biases", biases, ["auto", "zero", "keep"])
+    choose("residual", residual, ["auto", "plain", "scaled"])
+    choose("dropout", dropout, ["refuse", "freeze"])
+    choose("optimizer", optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
+    if rule == "layers" and scaling != "auto":
+        raise ProblemError(
+            f"scaling={scaling!r} has no meaning for rule='layers', which scales every weight; leave it out."
+        )
+    rate, norm = _read_goal(lr, target)
+    if rule == "layers" and lr is not None and optimizer in ADAPTIVE:
+        raise ProblemError(
+            f"rule='layers' with optimizer={optimizer!r} and lr={lr!r}: its steps do not grow with the "
+            "gradient, so that no rate says how sharp a layer may be; pass target= instead of lr=."
+        )
+    decay = _number(momentum)
+    if not 0 <= decay < 1:
+        raise ProblemError(f"momentum={momentum!r} must be a number from 0 up to, but not, 1.")
+    sharpening = _number(max_sharpening)
+    if not sharpening >= 1:
+        raise ProblemError(
+            f"max_sharpening={max_sharpening!r} must be 1 or more: how many times the loss of a zero output "
+            "the initial loss may be. Pass math.inf for no limit."
+        )
+    if max_measurements is None:
+        measurements = MAX_MEASUREMENTS[rule]
+    else:
+        measurements = check_whole("max_measurements", max_measurements, at_least=1)
+    heavy_ball = optimizer in ("momentum", "nesterov")
+    return Config(
+        rate, norm, optimizer, decay if heavy_ball else 0.0, rule, scheme, scaling, biases, residual,
+        check_tolerance(tolerance), measurements, sharpening,
+    )  # fmt: skip
+
+
+def _read_goal(lr: Any, target: Any) -> tuple[float | str | None, float | None]:
+    """A learning rate, "auto" or None; and a norm, where that was given instead."""
+    if lr is not None and target is not None:
+        raise ProblemError(
+            f"lr={lr!r} and target={target!r} both set the norm to reach (lr means a target of "
+            f"{KAPPA:g}/lr, or {KAPPA_NORMALIZED:g}/lr for a normalized network); pass one of them."
+        )
+    if lr is not None:
+        return (lr if lr == "auto" else _positive("lr", lr, "a learning rate such as 0.1, or 'auto'")), None
+    return None, None if target is None else _positive("target", target, "the ‖H‖ to reach, such as 1.0")
+
+
+def _positive(name: str, value: Any, meaning: str) -> float:
+    number = _number(value)
+    if not 0 < number < math.inf:
+        raise ProblemError(f"{name}={value!r} must be a positive, finite number: {meaning}.")
+    return number
+
+
+def _number(value: Any) -> float:
+    try:
+        return math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        return math.nan

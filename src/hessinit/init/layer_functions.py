@@ -1,0 +1,250 @@
+"""Functions of torch that map a signal with a weight: which argument is the weight, and how it is stored.
+
+Linear and convolutional layers, products, embeddings; multi-head attention and recurrent layers, whose
+weights hold several output blocks (q, k and v; the gates), become several steps of the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessinit.init.trace import Call, Derived, Kind, Shape, Signal, Trace, WeightUse, leaves_of
+
+_ATTENTION = (
+    "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
+    "dropout_p out_proj_weight out_proj_bias training key_padding_mask need_weights attn_mask "
+    "use_separate_proj_weight q_proj_weight k_proj_weight v_proj_weight"
+)
+# How many blocks the weights of a recurrent layer hold.
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+_ACTIVATIONS = {"rnn_tanh": torch.tanh, "rnn_relu": torch.relu}
+
+
+def arguments(args: tuple[Any, ...], kwargs: Any, names: str) -> dict[str, Any]:
+    """Positional and keyword arguments together, by name."""
+    return {**dict(zip(names.split(), args, strict=False)), **kwargs}
+
+
+def use_weight(
+    trace: Trace, name: str, weight: Derived, kind: Kind, data: Any, shape: Shape = None, **details: Any
+) -> Signal:
+    """Append the step of a weight; a weight that no scheme can set is noted in `other_uses`."""
+    sources = tuple(dict.fromkeys(leaf.index for leaf in leaves_of(data) if isinstance(leaf, Signal)))
+    if not sources and any(isinstance(leaf, Tensor) for leaf in leaves_of(data)):
+        sources = (trace.add("constant", "constant").index,)
+    if not weight.name or weight.how == "slice" or weight.value is None:
+        reason = "mixed from several parameters" if not weight.name else "used in slices"
+        for parameter in sorted(weight.parameters):
+            trace.other_uses.setdefault(parameter, f"{reason} by {name}")
+        return trace.add(name, "weight", sources, shape=shape)
+    if weight.transposed and kind == "dense":
+        details["outputs_last"] = not details.get("outputs_last", False)
+    stored = tuple(weight.value.shape)[:: -1 if weight.transposed else 1]
+    computed = weight.how == "computed" or weight.parameters != {weight.name}
+    use = WeightUse(weight.name, kind, stored, computed=computed, **details)
+    return trace.add(name, "weight", sources, use=use, shape=shape)
+
+
+def _other_use(
+    trace: Trace, name: str, weight: Derived, words: str, signals: list[Signal], shape: Shape
+) -> Signal:
+    for parameter in weight.parameters:
+        trace.other_uses.setdefault(parameter, words)
+    return trace.add(name, "weight", tuple(signal.index for signal in signals), shape=shape)
+
+
+def _linear(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
+    given = arguments(args, kwargs, "input weight bias")
+    weight = given["weight"]
+    if not isinstance(weight, Derived) or isinstance(given["input"], Derived):
+        return None
+    return use_weight(trace, name, weight, "dense", given["input"], shape)
+
+
+def _convolution(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
+    transposed = "transpose" in name
+    order = "output_padding groups dilation" if transposed else "dilation groups"
+    given = arguments(args, kwargs, f"input weight bias stride padding {order}")
+    weight, stride = given["weight"], given.get("stride", 1)
+    if not isinstance(weight, Derived) or isinstance(given["input"], Derived):
+        return None
+    stride = tuple(stride) if isinstance(stride, (tuple, list)) else (stride,)
+    if len(stride) == 1:
+        stride = stride * int(name.rstrip("d")[-1])
+    kind: Kind = "transposed convolution" if transposed else "convolution"
+    groups = given.get("groups", 1)
+    return use_weight(trace, name, weight, kind, given["input"], shape, stride=stride, groups=groups)
+
+
+def _product(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
+    given = arguments(args, kwargs, "bias input other" if name.startswith(("add", "badd")) else "input other")
+    left = given.get("input", given.get("mat1", given.get("batch1")))
+    right = given.get("other", given.get("mat2", given.get("batch2", given.get("vec"))))
+    weights = [side for side in (left, right) if isinstance(side, Derived)]
+    signals = [side for side in (left, right) if isinstance(side, Signal)]
+    # A buffer times a weight is a part of how the weight is made (spectral normalization), not a use of it.
+    if len(weights) != 1 or len(signals) != 1:
+        return None
+    weight = weights[0]
+    if weight.value is not None and weight.value.ndim != 2:
+        words = f"used by {name} with {weight.value.ndim} dimensions"
+        return _other_use(trace, name, weight, words, signals, shape)
+    # From the left, the output's channels are not in its last dimension, where blocks are looked for.
+    known = shape if weight is right or (shape is not None and len(shape) == 1) else None
+    return use_weight(trace, name, weight, "dense", signals, known, outputs_last=weight is right)
+
+
+def _einsum(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
+    equation, *operands = args
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    weights = [operand for operand in operands if isinstance(operand, Derived)]
+    signals = [operand for operand in operands if isinstance(operand, Signal)]
+    if not isinstance(equation, str) or not signals or len(weights) != 1:
+        return None
+    weight = weights[0]
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if output and len(operands) == 2 and weight.value is not None and weight.value.ndim == 2:
+        place = operands.index(weight)
+        letters, data = terms[place], terms[1 - place]
+        summed = [letter for letter in letters if letter in data and letter not in output]
+        free = [letter for letter in letters if letter in output and letter not in data]
+        if len(summed) == len(free) == 1:
+            last = letters.index(free[0]) == 1
+            known = shape if output.endswith(free[0]) else None  # blocks are looked for in the last dimension
+            return use_weight(trace, name, weight, "dense", signals, known, outputs_last=last)
+    words = f"used by einsum({equation!r}), which is not plainly dense"
+    return _other_use(trace, name, weight, words, signals, shape)
+
+
+def _embedding(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
+    given = arguments(args, kwargs, "input weight offsets max_norm norm_type scale_grad_by_freq mode")
+    if not isinstance(given["weight"], Derived):
+        return None
+    found = use_weight(trace, name, given["weight"], "embedding", given["input"], shape)
+    if name == "embedding_bag" and given.get("mode", "mean") in ("sum", 0):
+        return trace.add("sum", "pool", (found.index,), shape=shape)
+    return found
+
+
+def _lookup(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
+    """`weight[tokens]`: an embedding written by hand."""
+    table, index = args[0], args[-1]
+    if isinstance(index, tuple) and len(index) == 1:
+        index = index[0]
+    tokens = isinstance(index, Signal) or (isinstance(index, Tensor) and not index.is_floating_point())
+    if not isinstance(table, Derived) or table.value is None or table.value.ndim != 2 or not tokens:
+        return None
+    if name == "index_select" and args[1] != 0:
+        return None
+    return use_weight(trace, name, table, "embedding", index, shape)
+
+
+def _bilinear(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
+    given = arguments(args, kwargs, "input1 input2 weight bias")
+    if not isinstance(given["weight"], Derived):
+        return None
+    return use_weight(trace, name, given["weight"], "bilinear", [given["input1"], given["input2"]], shape)
+
+
+WEIGHT_FUNCTIONS: dict[str, Callable[[Trace, str, Any, Any, Shape], Signal | None]] = {
+    "linear": _linear,
+    **{f"conv{n}d": _convolution for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": _convolution for n in (1, 2, 3)},
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addbmm", "addmv", "inner"), _product),
+    "einsum": _einsum,
+    **dict.fromkeys(("embedding", "embedding_bag"), _embedding),
+    **dict.fromkeys(("getitem", "index_select"), _lookup),
+    "bilinear": _bilinear,
+}
+
+
+def _attention(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal, Signal]:
+    given = arguments(args, kwargs, _ATTENTION)
+    data = [given["query"], given["key"], given["value"]]
+    for bias, role in (("bias_k", "key"), ("bias_v", "value")):
+        if isinstance(given.get(bias), Derived):
+            trace.other_uses.setdefault(given[bias].name, f"added as a {role} by {name}")
+    if given.get("use_separate_proj_weight"):
+        weights = [given[f"{part}_proj_weight"] for part in "qkv"]
+        projected = [
+            use_weight(trace, name, weight, "dense", [signal], inside=name)
+            for weight, signal in zip(weights, data, strict=True)
+        ]
+    else:
+        weight = given["in_proj_weight"]
+        third = weight.value.shape[0] // 3
+        projected = [use_weight(trace, name, weight, "dense", data, blocks=(third,) * 3, inside=name)]
+    mixed = trace.add("attention", "mix", tuple(signal.index for signal in projected))
+    return use_weight(trace, name, given["out_proj_weight"], "dense", [mixed], inside=name), mixed
+
+
+def _recurrent_layer(
+    trace: Trace, kind: str, weights: list[Derived], data: Signal, state: Any = None
+) -> Signal:
+    """One layer of a recurrent module in one direction; `weights` are ih, hh and perhaps the projection."""
+    activation, gates = _ACTIVATIONS.get(kind), GATES[kind]
+
+    def weigh(weight: Derived, source: Signal, gates: int) -> Signal:
+        rows = 0 if weight.value is None else weight.value.shape[0] // gates
+        blocks = (rows,) * gates if gates > 1 else ()
+        return use_weight(trace, kind, weight, "dense", [source], blocks=blocks, inside=kind)
+
+    def activate(sum: Signal) -> Signal:
+        if activation is None:
+            return sum
+        call = Call(activation, (sum,))
+        return trace.add(activation.__name__, "elementwise", (sum.index,), call=call)
+
+    earlier = tuple(leaf.index for leaf in leaves_of(state) if isinstance(leaf, Signal))
+    previous = activate(trace.add("hidden state", "state", earlier))
+    fresh = weigh(weights[0], data, gates)
+    remembered = weigh(weights[1], previous, gates)
+    joined = (fresh.index, remembered.index)
+    hidden = activate(trace.add("hidden state", "gates" if activation is None else "sum", joined))
+    return weigh(weights[2], hidden, 1) if len(weights) > 2 else hidden
+
+
+def _recurrent(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal, ...]:
+    """`torch.lstm(input, hx, weights, …)`, or with the lengths of a packed sequence in second place."""
+    packed = isinstance(args[3], (tuple, list))
+    flat, _, layers, dropout, training, bidirectional = (args[3:] if packed else args[2:])[:6]
+    weights = [weight for weight in flat if weight.value is not None and weight.value.ndim > 1]
+    directions = 2 if bidirectional else 1
+    each = len(weights) // (layers * directions)
+    state, data = args[2] if packed else args[1], _signal(trace, args[0])
+    for layer in range(layers):
+        if layer and dropout:
+            words = f"dropout {dropout:g}"
+            data = trace.add(words, "dropout", (data.index,), keep=1 - dropout, active=bool(training))
+        starts = [(layer * directions + direction) * each for direction in range(directions)]
+        sides = [
+            _recurrent_layer(trace, name, weights[start : start + each], data, state) for start in starts
+        ]
+        data = sides[0]
+        if len(sides) > 1:
+            data = trace.add("cat", "cat", tuple(side.index for side in sides))
+    return (data,) * (3 if name == "lstm" else 2)
+
+
+def _cell(trace: Trace, name: str, args: Any, kwargs: Any) -> Signal | tuple[Signal, Signal]:
+    given = arguments(args, kwargs, "input hx w_ih w_hh")
+    kind, data = name.removesuffix("_cell"), _signal(trace, given["input"])
+    hidden = _recurrent_layer(trace, kind, [given["w_ih"], given["w_hh"]], data, given["hx"])
+    return (hidden, hidden) if kind == "lstm" else hidden
+
+
+def _signal(trace: Trace, given: Any) -> Signal:
+    return given if isinstance(given, Signal) else trace.add("constant", "constant")
+
+
+COMPOSITES: dict[str, Callable[[Trace, str, Any, Any], Any]] = {
+    "multi_head_attention_forward": _attention,
+    **dict.fromkeys(GATES, _recurrent),
+    **dict.fromkeys([f"{kind}_cell" for kind in GATES], _cell),
+}

@@ -1,0 +1,155 @@
+"""How the signal's variance and the gradient's size change with depth (mean-field theory).
+
+Variance correction. A gain keeps E f(z)² for z of variance 1, but the mean square of the pre-activations
+differs from example to example: a layer of n units that keeps a fraction q of them under dropout adds a
+relative variance of about (κ/q − 1)/n to it, κ being the kurtosis of the activations. A homogeneous
+activation such as ReLU keeps the mean. GELU and SiLU let the large grow more than the small shrink, so the
+mean grows with depth: 20 layers of 1024 GELUs under a dropout of 0.8 end at 3 times the variance, of SiLUs at
+22 times. Here the mean and the relative variance are followed through chains of dense layers, the mean square
+of an example taken to be log-normal, and every gain is corrected so that the mean stays.
+
+Gradient-explosion cap. Unit variance keeps the signal's size, not the gradient's: with each layer of an
+activation f at the size s, the gradient's square grows by χ = s²·E f'(s·z)² / E f(s·z)². For ReLU that is 1
+at any size. For tanh it is 1.18 at s = 1, so that thirty layers multiply it by 100, and the first ones are as
+much too sharp. Smaller pre-activations bring χ back to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hessinit.errors import ProblemError
+from hessinit.init.gain import second_moment, slope_moment
+from hessinit.init.trace import WeightUse
+from hessinit.init.weight_uses import fans_of
+
+Function = Callable[[Tensor], Tensor]
+
+# Below this growth at the end of a chain of layers the textbook's formula is kept as it is.
+NOTEWORTHY = 1.1
+_STEP = 1e-3
+
+# The square of the gradient may grow by this factor over a chain; the smallest size that is tried.
+MAX_GROWTH = 5.0
+SMALLEST = 0.25
+
+
+@dataclass(frozen=True)
+class _State:
+    """Of the pre-activations of a use: the relative variance over examples of their mean square.
+
+    `growth` is the logarithm of the mean square that plain gains would have led to; `chain` is the use that
+    the chain began with, and `factor` the correction of the gain.
+    """
+
+    spread: float
+    growth: float
+    chain: int
+    factor: float
+
+
+def variance_corrections(uses: Sequence[WeightUse]) -> dict[int, float]:
+    """For each use that needs it, by its order, the factor on its gain."""
+    states: dict[int, _State] = {}
+    worst: dict[int, float] = {}
+    by_step = {use.step: use for use in uses}
+    for use in uses:
+        feeder = by_step.get(use.upstream.feeder)
+        # The units of a dense layer share the size of their example. Those of a convolution see their own
+        # neighbourhood each, and average the spread of others away: followed like this, it is overrated.
+        dense = feeder is not None and feeder.kind == use.kind == "dense"
+        state = _follow(use, states.get(use.upstream.feeder) if dense else None)
+        states[use.step] = state
+        worst[state.chain] = max(worst.get(state.chain, 0.0), abs(state.growth))
+    noteworthy = {chain for chain, growth in worst.items() if growth > math.log(NOTEWORTHY)}
+    return {use.order: states[use.step].factor for use in uses if states[use.step].chain in noteworthy}
+
+
+def _follow(use: WeightUse, feeder: _State | None) -> _State:
+    function = use.upstream.function or (lambda value: value)
+    came = _State(0.0, 0.0, use.step, 1.0) if feeder is None else feeder
+    units = max(1.0, fans_of(use)[0].inputs)
+    mean, square, slope = _moments(function, came.spread, units, use.upstream.keep or 1.0)
+    if use.kind == "embedding" or not 0 < mean < math.inf or not 0 < square < math.inf:
+        return _State(0.0, 0.0, use.step, 1.0)
+    ratio = mean / _moments(function, 0.0, units, 1.0)[0]
+    spread = max(0.0, square / mean**2 - 1)
+    growth = slope * came.growth + math.log(ratio)
+    return _State(spread, growth, came.chain, 1 / math.sqrt(ratio))
+
+
+def _moments(function: Function, spread: float, units: float, keep: float) -> tuple[float, float, float]:
+    """Of the mean square over `units` of the outputs: its mean, its mean square over examples, its slope.
+
+    The slope is d log g / d log s at 1, g(s) = E f(√s z)²: how a deviation grows (above 1) or shrinks.
+    """
+    width = math.sqrt(math.log1p(spread))
+    sizes = np.exp(width * _NODES - width**2 / 2)
+    sizes = np.concatenate([sizes, [1 - _STEP, 1 + _STEP]])
+    with torch.no_grad():
+        values = function(torch.from_numpy(np.sqrt(sizes)[:, None] * _POINTS)).double().numpy()
+    squares, fourths = values**2 @ _DENSITY, values**4 @ _DENSITY
+    slope = (math.log(squares[-1]) - math.log(squares[-2])) / (2 * _STEP) if squares[-2] > 0 else 1.0
+    squares, fourths = squares[:-2], fourths[:-2]
+    mean = float(_WEIGHTS @ squares)
+    return mean, float(_WEIGHTS @ (squares**2 * (1 - 1 / units) + fourths / (keep * units))), slope
+
+
+# A rough quadrature is enough: a correction of some per cent need not be right to many digits.
+_POINTS, _legendre = np.polynomial.legendre.leggauss(400)
+_POINTS = 12 * _POINTS
+_DENSITY = 12 * _legendre * np.exp(-(_POINTS**2) / 2) / math.sqrt(2 * math.pi)
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(31)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+def capped_stds(uses: Sequence[WeightUse]) -> dict[str, float]:
+    """By parameter, the standard deviation of a weight's output where 1 would let the gradient explode."""
+    by_step = {use.step: use for use in uses}
+    chains: dict[int, list[WeightUse]] = {}  # by the step of the use at its end
+    for use in uses:
+        chains[use.step] = [*chains.pop(use.upstream.feeder, []), use]
+    # Activations are cached by name, so each integral is computed once.
+    functions = {use.upstream.words: use.upstream.function for use in uses}
+    found: dict[str, float] = {}
+    for chain in chains.values():
+        counts = Counter(use.upstream.words for use in chain[1:])
+        std = _largest_std({function: counts[words] for words, function in functions.items() if function})
+        if std < 1:
+            for use in chain[1:]:
+                feeder = by_step[use.upstream.feeder].parameter
+                found[feeder] = min(found.get(feeder, 1.0), std)
+    return found
+
+
+def _largest_std(functions: Mapping[Function, int]) -> float:
+    """The largest size up to 1 at which the gradient grows by at most `MAX_GROWTH` over the whole chain."""
+
+    def is_admissible(std: float) -> bool:
+        grown = sum(count * _log_chi(function, std) for function, count in functions.items() if count)
+        return grown <= math.log(MAX_GROWTH)
+
+    if is_admissible(1.0):
+        return 1.0
+    low, high = SMALLEST, 1.0
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_admissible(middle) else (low, middle)
+    return low
+
+
+def _log_chi(function: Function, std: float) -> float:
+    """log χ at that size; 0 where it is not defined, as for a function that is not elementwise."""
+    try:
+        signal = second_moment(lambda value: function(std * value))
+        slope = slope_moment(lambda value: function(std * value))
+    except ProblemError:
+        return 0.0
+    return math.log(slope / signal) if 0 < slope < math.inf and 0 < signal < math.inf else 0.0

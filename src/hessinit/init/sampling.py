@@ -1,0 +1,250 @@
+"""Drawing new values for the planned weights: one output block (a gate, a head's q) at a time.
+
+Numbers are drawn in fp32 (fp64 for fp64 weights) on the generator's device and then copied, so a weight in
+bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing is written to the model here.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from hessinit.errors import choose
+from hessinit.init.lsuv import scale_to_unit_variance_
+from hessinit.init.targets import Target
+from hessinit.init.trace import WeightUse
+from hessinit.init.weight_uses import block_views
+from hessinit.problem.preserve import untouched_random_state
+from hessinit.problem.problem import Forward
+from hessinit.results.initialization import PlannedWeight
+
+Distribution = Literal["normal", "truncated normal", "uniform"]
+DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
+
+_CUT = 2.0  # a truncated normal ends at this many standard deviations of its parent
+_MASS = math.erf(_CUT / math.sqrt(2))  # of the parent within the cuts
+_DENSITY_AT_CUT = math.exp(-(_CUT**2) / 2) / math.sqrt(2 * math.pi)
+TRUNCATED_STD = math.sqrt(1 - 2 * _CUT * _DENSITY_AT_CUT / _MASS)  # of a unit normal cut there: 0.8796
+
+
+def draw_(
+    view: Tensor, std: float, distribution: Distribution = "normal", generator: torch.Generator | None = None
+) -> None:
+    """Fill `view` with independent numbers of mean 0 and standard deviation `std`, whatever the distribution.
+
+    "truncated normal" ends at two standard deviations of its parent (2.27 `std`), "uniform" at √3 `std`.
+    Without a generator, the global one of the CPU is drawn from.
+
+    >>> weight = torch.empty(1000, 100)
+    >>> draw_(weight, 0.5, "truncated normal", torch.Generator().manual_seed(0))
+    >>> round(float(weight.std()), 2), round(float(weight.max()), 2)
+    (0.5, 1.14)
+    """
+    choose("distribution", distribution, list(DISTRIBUTIONS))
+    dtype = torch.float64 if view.dtype == torch.float64 else torch.float32
+    if distribution == "normal":
+        block = _gaussian(view.shape, dtype, generator).mul_(std)
+    else:
+        even = torch.rand(view.shape, dtype=dtype, generator=generator, device=_device(generator))
+        even.mul_(2).sub_(1)  # in [-1, 1)
+        if distribution == "uniform":
+            block = even.mul_(math.sqrt(3) * std)
+        else:
+            unit = even.mul_(_MASS).erfinv_().mul_(math.sqrt(2)).clamp_(-_CUT, _CUT)
+            block = unit.mul_(std / TRUNCATED_STD)
+    _fill_(view, block)
+
+
+def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | None = None) -> None:
+    """Fill `view` (out, in, *taps) with `gain` times a random semi-orthogonal matrix of shape (out, in·taps).
+
+    Its rows are orthonormal, or its columns where it has more rows than columns, and it is uniform among
+    such matrices (Haar). Costs a QR decomposition in fp64.
+
+    >>> weight = torch.empty(3, 8, dtype=torch.bfloat16)
+    >>> draw_orthogonal_(weight, 2.0, torch.Generator().manual_seed(0))
+    >>> torch.allclose(weight.double() @ weight.double().T, 4 * torch.eye(3).double(), atol=0.05)
+    True
+    """
+    rows, columns = view.shape[0], math.prod(view.shape[1:])
+    tall = _gaussian((max(rows, columns), min(rows, columns)), torch.float64, generator)
+    q, r = torch.linalg.qr(tall)
+    # LAPACK's choice of signs is not uniform; a positive diagonal of R makes it so (Mezzadri 2007).
+    q *= torch.where(r.diagonal() < 0, -1.0, 1.0)
+    matrix = q if rows >= columns else q.T
+    _fill_(view, matrix.mul_(gain).reshape(view.shape))
+
+
+def draw_delta_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | None = None) -> None:
+    """Fill the middle tap of `view` (out, in, *taps) with `gain` times an orthogonal matrix, the rest with 0.
+
+    The convolution then keeps norms, up to its borders, where it has no fewer outputs than inputs (Xiao et
+    al. 2018). Without taps, the same as `draw_orthogonal_`.
+    """
+    with torch.no_grad():
+        view.zero_()
+        middle = view
+        for taps in view.shape[2:]:
+            middle = middle.select(2, taps // 2)
+        draw_orthogonal_(middle, gain, generator)
+
+
+def _gaussian(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+    return torch.randn(shape, dtype=dtype, generator=generator, device=_device(generator))
+
+
+def _device(generator: torch.Generator | None) -> torch.device:
+    # Named, because torch.set_default_device may have chosen another.
+    return torch.device("cpu") if generator is None else generator.device
+
+
+@torch.no_grad()
+def _fill_(view: Tensor, block: Tensor) -> None:
+    view.copy_(block)
+
+
+# --- The values of a whole plan ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A weight with its plan, and the use that decides about it; None for a weight that stays unchanged.
+
+    `gain` is the factor on an orthogonal matrix, or, for LSUV, the std that its output shall have; `factor`
+    is the dropout's factor on top of a measured or a default size.
+    """
+
+    target: Target
+    planned: PlannedWeight
+    use: WeightUse | None = None
+    gain: float = 1.0
+    factor: float = 1.0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The new values, and the plan with the standard deviations that were drawn."""
+
+    weights: Sequence[tuple[Target, Tensor]]
+    biases: dict[nn.Parameter, Tensor]
+    planned: tuple[PlannedWeight, ...]
+    notes: tuple[str, ...] = ()
+
+
+def draw_values(
+    model: nn.Module,
+    drafts: Sequence[Draft],
+    scheme: str,
+    distribution: str | None,
+    biases: str,
+    generator: torch.Generator | None,
+    sample: Any,
+    forward: Forward | None,
+) -> Drawn:
+    """New weights for all drafts that are to be written, and new biases."""
+    if scheme == "default":
+        return _default_values(drafts, biases, generator)
+    generator = _independent(generator)
+    planned = {draft.target.key: draft.planned for draft in drafts}
+    written = [draft for draft in drafts if draft.use is not None]
+    weights = {draft.target.key: _draw(draft, scheme, distribution, generator) for draft in written}
+    zeroed = [] if biases == "keep" else [one for draft in written for one in draft.target.biases().values()]
+    zeros = {bias: torch.zeros_like(bias, requires_grad=False) for bias in zeroed}
+    notes: tuple[str, ...] = ()
+    if scheme == "lsuv":
+        wanted = {draft.target.key: (draft.target, draft.gain, draft.factor) for draft in written}
+        notes = scale_to_unit_variance_(model, wanted, weights, zeros, sample, forward)
+        planned |= {draft.target.key: _measured(draft, weights[draft.target.key]) for draft in written}
+    values = [(draft.target, weights[draft.target.key]) for draft in written]
+    return Drawn(values, zeros, tuple(planned.values()), notes)
+
+
+def _draw(draft: Draft, scheme: str, distribution: str | None, generator: torch.Generator) -> Tensor:
+    assert draft.use is not None
+    dtype = torch.float64 if draft.target.stored[0].dtype == torch.float64 else torch.float32
+    value = torch.empty(draft.use.shape, dtype=dtype, device=generator.device)
+    for number, groups in enumerate(block_views(draft.use, value)):
+        for block in groups:
+            if distribution is not None:
+                draw_(block, draft.planned.std[number], distribution, generator)  # type: ignore[arg-type]
+            elif scheme == "delta-orthogonal":
+                draw_delta_orthogonal_(block, draft.gain, generator)
+            else:
+                draw_orthogonal_(block, draft.gain, generator)
+    padding = getattr(draft.target.owner, "padding_idx", None)
+    if draft.use.kind == "embedding" and padding is not None:
+        value[padding] = 0
+    return value
+
+
+def _independent(generator: torch.Generator | None) -> torch.Generator:
+    """A new generator, seeded from the one that was given, or from the global one.
+
+    After torch.manual_seed(0) the user's data are the numbers that seed 0 gives. Weights drawn from another
+    generator of that seed would be those very numbers: the first layer's output is several times too large.
+    """
+    device = generator.device if generator is not None else torch.device("cpu")
+    seed = torch.randint(2**62, (1,), generator=generator, device=device)
+    return torch.Generator(device).manual_seed(int(seed))
+
+
+def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
+    """The plan with the root mean square of what was drawn, for schemes without a formula."""
+    assert draft.use is not None
+    blocks = [torch.cat([one.reshape(-1) for one in groups]) for groups in block_views(draft.use, value)]
+    roots = [float(block.double().square().mean().sqrt()) for block in blocks]
+    return dataclasses.replace(draft.planned, std=tuple(roots))
+
+
+def _default_values(drafts: Sequence[Draft], biases: str, generator: torch.Generator | None) -> Drawn:
+    """What each owner's own `reset_parameters` gives, on a copy of the owner, times the dropout factor."""
+    weights: list[tuple[Target, Tensor]] = []
+    new_biases: dict[nn.Parameter, Tensor] = {}
+    planned: list[PlannedWeight] = []
+    copies: dict[nn.Module, dict[str, nn.Parameter]] = {}
+    for draft in drafts:
+        target = draft.target
+        if draft.use is None:
+            planned.append(draft.planned)
+            continue
+        if target.owner not in copies:
+            copies[target.owner] = _reset_copy(target.owner, generator)
+        reset = copies[target.owner]
+        if target.attribute not in reset:
+            reason = "its module has no default of its own"
+            planned.append(PlannedWeight(name=target.name, shape=draft.use.shape, unchanged=reason))
+            continue
+        value = reset[target.attribute].detach() * draft.factor
+        weights.append((target, value))
+        planned.append(_measured(draft, value))
+        for name, bias in target.biases().items():
+            if biases != "keep":
+                new_biases[bias] = reset[name].detach() if biases == "auto" else torch.zeros_like(bias)
+    return Drawn(weights, new_biases, tuple(planned))
+
+
+def _reset_copy(owner: nn.Module, generator: torch.Generator | None) -> dict[str, nn.Parameter]:
+    reset = next((name for name in ("reset_parameters", "_reset_parameters") if hasattr(owner, name)), None)
+    if reset is None:
+        return {}
+    twin = copy.deepcopy(owner)
+    dtype = next(twin.parameters()).dtype
+    # bfloat16 and float16 are drawn in float32, as everything else is.
+    twin = twin.to("cpu", torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype)
+    if generator is None:
+        getattr(twin, reset)()
+        return dict(twin.named_parameters(recurse=False))
+    # Modules draw from the global generator only: it is seeded from the one that was given, and restored.
+    seed = _independent(generator).initial_seed()
+    with untouched_random_state(torch.device("cpu")):
+        torch.default_generator.manual_seed(seed)
+        getattr(twin, reset)()
+    return dict(twin.named_parameters(recurse=False))

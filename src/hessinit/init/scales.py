@@ -1,0 +1,392 @@
+"""A model whose weights are scaled from a base, its output and norms there, and the scaling paths.
+
+A path says which weights the one number of rule="network" scales, and by which power. A weight that a
+normalization follows does not change what the network computes, however it is scaled: no path moves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessinit.curvature.engines import (
+    Engine,
+    LanczosSettings,
+    SpectrumOptions,
+    gauss_newton_engine,
+    hessian_engine,
+)
+from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.init import defaults
+from hessinit.init.targets import Target
+from hessinit.init.trace import WeightUse, parametrized_name
+from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on, versions_of
+from hessinit.problem.batches import Batch, read_batches
+from hessinit.problem.layers import all_finite, layer_name
+from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.results.curvature_report import CurvatureReport
+
+TOLERANCE = 1e-3
+EXPENSIVE_TOLERANCE = 5e-3
+# Every block costs the Lanczos engine a dozen products of one to two gradients.
+_FEW_BLOCKS = 3
+# Backward passes, one for each output, that the Gram engine may take: a Lanczos run costs about as much.
+_FEW_OUTPUTS = 40
+# How far the output of a homogeneous network may be from what its powers say, per weight.
+_ROUNDING = 1e-3
+
+
+@dataclass
+class Setting:
+    """What is measured, and how; `check` asks for a check of the derivatives at the first measurement."""
+
+    model: nn.Module
+    loss: Loss
+    batch: Any
+    layers: str | Iterable[str] | None
+    forward: Forward | None
+    curvature: str
+    dropout: str
+    reduction: str
+    seed: int
+    check: bool
+
+    def __post_init__(self) -> None:
+        self.checked = self.check
+
+    def problem(self, measured: bool = False) -> Problem:
+        """With the present weights; the first problem to be `measured` has its derivatives checked."""
+        check, self.check = measured and self.check, self.check and not measured
+        return Problem(
+            self.model, self.loss, self.batch, layers=self.layers, forward=self.forward,
+            dropout=self.dropout, reduction=self.reduction, check=check, seed=self.seed,
+        )  # fmt: skip
+
+    @property
+    def sample(self) -> Any:
+        """The inputs of the first batch, as the model gets them."""
+        return self.batch[0] if isinstance(self.batch, tuple) else self.batch[0][0]
+
+
+def read_once(batch: Any) -> Any:
+    """A batch that can be read repeatedly, also from an iterator that can be read only once."""
+    found = read_batches(batch)
+    if len(found) == 1 and not found[0][0]:
+        return (found[0][1].inputs, found[0][1].targets)
+    return [(one.inputs, one.targets) for _, one in found]
+
+
+@dataclass(frozen=True)
+class OutputStatistics:
+    """The loss, the root mean square of the output, and the loss of a zero output, from one forward."""
+
+    loss: float
+    size: float
+    zero_loss: float
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.size)
+
+    def is_saturated(self, max_sharpening: float) -> bool:
+        """Whether the loss is more than `max_sharpening` times that of a zero output, where that is not 0."""
+        if not self.zero_loss or not math.isfinite(self.zero_loss):
+            return False
+        return self.loss > self.zero_loss + (max_sharpening - 1) * abs(self.zero_loss)
+
+
+NOT_FINITE = OutputStatistics(math.inf, math.inf, math.inf)
+
+
+class ScaledModel:
+    """The present weights are the base; `scale_` multiplies the base, never an earlier scale."""
+
+    def __init__(self, setting: Setting, targets: Sequence[Target], tolerance: float) -> None:
+        self.setting = setting
+        self._settings = LanczosSettings(tolerance, 200, setting.seed)
+        self._base = {target.name: (target, target.value.clone(), target.snapshot()) for target in targets}
+        self._factors = dict.fromkeys(self._base, 1.0)
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """The present factors on the base."""
+        return dict(self._factors)
+
+    def scale_(self, logs: Mapping[str, float]) -> None:
+        """Write base × exp(log); weights that are not named return to their base."""
+        for name, (target, base, restore) in self._base.items():
+            factor = math.exp(min(logs.get(name, 0.0), 700.0))
+            if factor == self._factors[name]:
+                continue
+            self._factors[name] = factor
+            if factor == 1.0:
+                restore()  # through a parametrization the base would come back only rounded
+            else:
+                target.write_(base * factor)
+
+    def unscalable(self) -> list[str]:
+        """The weights whose parametrization removes their scale, as a spectral norm does."""
+        found = []
+        for name, (target, base, restore) in self._base.items():
+            if target.is_parametrized:
+                target.write_(base * 1.5)
+                scaled = (target.value - base * 1.5).abs().max() <= 1e-2 * base.abs().max()
+                restore()
+                if not bool(scaled):
+                    found.append(name)
+        return found
+
+    def output(self) -> OutputStatistics:
+        """One forward; not finite is a result, not an error."""
+        parameters = [one for one in self.setting.model.parameters() if one.is_floating_point()]
+        if not all(all_finite(parameter.detach()) for parameter in parameters):
+            return NOT_FINITE
+        problem = self.setting.problem()
+        with problem.settings():
+            found = [_output_statistics(problem, batch) for batch in problem.batches]
+        shares = [batch.size / problem.examples for batch in problem.batches]
+        return OutputStatistics(
+            sum(one.loss * share for one, share in zip(found, shares, strict=True)),
+            math.sqrt(sum(one.size**2 * share for one, share in zip(found, shares, strict=True))),
+            sum(one.zero_loss * share for one, share in zip(found, shares, strict=True)),
+        )
+
+    def loss_is_quadratic(self) -> bool:
+        """Whether the loss has the same second derivative at twice the output: a softmax has not."""
+        problem = self.setting.problem()
+        with problem.settings():
+            batch = problem.batches[0]
+            output = problem.output(batch).detach()
+            found = [
+                _second_derivative(problem, batch, factor * output, output) for factor in (0.5, 1.0, 2.0)
+            ]
+        return bool(found[0].abs().max() > 0) and all(
+            torch.allclose(found[0], one, rtol=1e-3) for one in found
+        )
+
+    def network_norm(self) -> float:
+        """‖H‖ of all measured weights, to the search's tolerance; inf where it is not finite."""
+        with self._engine(every_layer=False) as (problem, engine):
+            return _finite_or_inf(engine.extremes([layer.parameter for layer in problem.layers]).norm.value)
+
+    def own_norm(self, name: str) -> float:
+        """‖H‖ of one weight."""
+        with self._engine(every_layer=False) as (problem, engine):
+            names = [layer.parameter for layer in problem.layers]
+            own = [one for one in names if layer_name(parametrized_name(one)) == name]
+            return _finite_or_inf(engine.extremes(own).norm.value) if own else 0.0
+
+    def layer_norms(self) -> dict[str, float]:
+        """‖H‖ of every weight; of the sharper part where a parametrization makes it of several."""
+        with self._engine(every_layer=True) as (problem, engine):
+            ends = engine.extremes_of_each([layer.parameter for layer in problem.layers])
+            found: dict[str, float] = {}
+            for layer in problem.layers:
+                name = layer_name(parametrized_name(layer.parameter))
+                found[name] = max(found.get(name, 0.0), _finite_or_inf(ends[layer.parameter].norm.value))
+            return found
+
+    @contextlib.contextmanager
+    def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, Engine]]:
+        problem = self.setting.problem(measured=True)
+        with problem.settings():
+            evaluations = evaluate(problem)
+            if self.setting.curvature == "hessian":
+                yield problem, hessian_engine(evaluations, self._settings)
+            else:
+                estimator = "auto" if every_layer else _network_estimator(evaluations)
+                # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
+                effort = (
+                    replace(self._settings, tolerance=TOLERANCE) if estimator == "auto" else self._settings
+                )
+                yield problem, gauss_newton_engine(evaluations, effort, estimator)
+
+    def report(self, every_layer: bool) -> CurvatureReport:
+        """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
+        started = time.perf_counter()
+        problem, curvature = self.setting.problem(measured=True), self.setting.curvature
+        with problem.settings():
+            evaluations = evaluate(problem)
+            estimator = "auto" if every_layer else _network_estimator(evaluations)
+            tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
+            effort = LanczosSettings(tolerance, 200, problem.seed)
+            rows = Rows(problem, evaluations, curvature, estimator, effort, SpectrumOptions())
+            cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
+            layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
+            notes = (*notes_on(problem, evaluations), *note_uncounted(problem))
+            if not layers:
+                notes = (*notes, "The layers were not measured one by one: each would cost a dozen products.")
+            return CurvatureReport(
+                layers=layers,
+                network=rows.network(),
+                curvature=curvature,
+                loss=sum(one.loss_value * one.weight for one in evaluations),
+                examples=problem.examples,
+                batches=len(problem.batches),
+                tolerance=tolerance,
+                seed=problem.seed,
+                engine=rows.main.name,
+                engine_reason=rows.main.reason if layers else "the network's norm alone was measured",
+                seconds=time.perf_counter() - started,
+                notes=notes,
+                versions=versions_of(problem),
+            )
+
+
+def _network_estimator(evaluations: Sequence[Evaluation]) -> str:
+    """The cheaper way to the network's norm alone; the engines choose by the cost of all layers."""
+    outputs = max(one.output[0].numel() if one.output.ndim else 1 for one in evaluations)
+    return "auto" if outputs <= _FEW_OUTPUTS else "lanczos"
+
+
+def _output_statistics(problem: Problem, batch: Batch) -> OutputStatistics:
+    output: Tensor | None = None
+    with contextlib.suppress(RuntimeError), torch.no_grad():
+        output = problem.output(batch)
+    if output is None:  # a forward that differentiates by its inputs needs the graph; any other fails again
+        output = problem.output(batch).detach()
+    if not all_finite(output):
+        return NOT_FINITE
+    with torch.no_grad():
+        loss = float(problem.loss_of(output, batch))
+        try:
+            zero_loss = float(problem.loss_of(torch.zeros_like(output), batch))
+        except Exception:  # a loss that is not defined for zeros, as one that divides by a length
+            zero_loss = math.nan
+    return OutputStatistics(loss, float(output.double().square().mean().sqrt()), zero_loss)
+
+
+def _second_derivative(problem: Problem, batch: Batch, at: Tensor, along: Tensor) -> Tensor:
+    """The second derivative of the loss at an output, times a direction; zeros for a loss without one."""
+    place = at.clone().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(problem.loss_of(place, batch), place, create_graph=True)
+        if not slope.requires_grad:
+            return torch.zeros_like(at)
+        (found,) = torch.autograd.grad((slope * along).sum(), place)
+    return found.detach()
+
+
+def _finite_or_inf(norm: float) -> float:
+    return norm if math.isfinite(norm) else math.inf
+
+
+# --- Scaling paths ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScalingPath:
+    """At the number `t`, the log of a weight's factor is its offset plus `t` times its exponent.
+
+    `pace` is how fast log λ grows with `t` where the size of the output does not tell; `lowest` is the
+    smallest `t` that makes sense.
+    """
+
+    name: str
+    exponents: Mapping[str, float]
+    offsets: Mapping[str, float] = field(default_factory=dict)
+    pace: float | None = None
+    lowest: float = -math.inf
+
+    def logs(self, t: float) -> dict[str, float]:
+        return {name: self.offsets.get(name, 0.0) + t * power for name, power in self.exponents.items()}
+
+
+def scaling_path(
+    scaling: str, targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel, target: float
+) -> ScalingPath:
+    """The path of one of `defaults.SCALINGS`.
+
+    "all": one gain for all weights that matter. "last": the weights whose result is the output, or else the
+    one that runs last. "small-output": see `_small_output`.
+    """
+    if scaling == "all":
+        normalized = defaults.NetworkTraits.of(uses).normalized
+        lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if normalized else -math.inf
+        return ScalingPath("all", dict.fromkeys(_effective(targets, uses), 1.0), lowest=lowest)
+    if scaling == "small-output":
+        found = _small_and_large(targets, uses, model)
+        if found is not None:
+            return _small_output(*found, model, target)
+    return ScalingPath("last", dict.fromkeys(_output_weights(targets, uses), 1.0))
+
+
+def _small_output(
+    small: str, large: list[str], size: float, model: ScaledModel, target: float
+) -> ScalingPath:
+    """The largest weight so small that the output is small, all others larger: sharp with a small output.
+
+    A weight's own curvature does not depend on its own size, only on that of the others. So the largest one
+    gets as sharp as `target`, a norm, allows, and its initial size is next to nothing. Where branches are
+    added, scaling them would change their shares: the first weight on the trunk is the small one, and those
+    of the output grow. Only homogeneous networks can be scaled like this; for others it is "last".
+    """
+    powers = dict.fromkeys(large, 1.0) | {small: -float(len(large))}
+    # The network is about as sharp as that weight alone will be, and that follows from its norm now.
+    own = model.own_norm(small)
+    first = math.log(target / own) / (2 * len(large)) if 0 < own < math.inf else 0.0
+    offset = math.log(defaults.SMALL_OUTPUT / size) - first * len(large)
+    offsets = dict.fromkeys(large, first) | {small: offset}
+    return ScalingPath("small-output", powers, offsets, pace=2.0 * len(large))
+
+
+def allows_small_output(targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel) -> bool:
+    """Whether the network is homogeneous, so that "small-output" can scale it."""
+    return _small_and_large(targets, uses, model) is not None
+
+
+def _small_and_large(
+    targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel
+) -> tuple[str, list[str], float] | None:
+    """The weight to make small, those to enlarge, and the output's size; None if not homogeneous."""
+    effective = _effective(targets, uses)
+    ends = [name for name in _output_weights(targets, uses) if name in effective]
+    inner = [name for name in effective if name not in ends]
+    size = model.output().size
+    if not ends or not inner or not 0 < size < math.inf:
+        return None
+    if not any(use.closes_residual for use in uses):
+        entries = {target.name: target.value.numel() for target in targets}
+        small = max(inner, key=entries.__getitem__)
+        whole = _is_proportional(model, size, dict.fromkeys(effective, -math.log(2.0)))
+        return (small, [name for name in effective if name != small], size) if whole else None
+    names = {target.key: target.name for target in targets}
+    running = list(dict.fromkeys(names[use.parameter] for use in uses if use.parameter in names))
+    for name in (one for one in running if one in inner):
+        if _is_proportional(model, size, {name: -math.log(4.0)}):
+            return name, ends, size
+    return None
+
+
+def _is_proportional(model: ScaledModel, size: float, logs: Mapping[str, float]) -> bool:
+    """Whether the output shrinks by as much as the weights together, by one forward."""
+    model.scale_(logs)
+    found = model.output().size
+    model.scale_({})
+    expected = size * math.exp(sum(logs.values()))
+    return abs(found / expected - 1) < _ROUNDING * len(logs) if expected > 0 else False
+
+
+def _effective(targets: Sequence[Target], uses: Sequence[WeightUse]) -> list[str]:
+    """The weights whose scale no normalization undoes, wherever they are used."""
+    matter = {use.parameter for use in uses if not use.norm_follows}
+    return [target.name for target in targets if not uses or target.key in matter]
+
+
+def _output_weights(targets: Sequence[Target], uses: Sequence[WeightUse]) -> list[str]:
+    names = {target.key: target.name for target in targets}
+    known = [use for use in uses if use.parameter in names]
+    ends = [use for use in known if use.downstream.end == "output"]
+    if not ends:
+        effective = set(_effective(targets, uses))
+        ends = [use for use in known if names[use.parameter] in effective][-1:]
+    if ends:
+        return list(dict.fromkeys(names[use.parameter] for use in ends))
+    return [targets[-1].name] if targets and not uses else []

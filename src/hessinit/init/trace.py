@@ -1,0 +1,497 @@
+"""The trace of one forward pass: its steps in execution order, and what torch's functions do to a signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["dense", "convolution", "transposed convolution", "embedding", "bilinear"]
+Shape = tuple[int, ...] | None
+
+BY_SHAPE = "a scale by a shape"  # a symbolic trace knows no shapes
+
+
+# --- Functions of torch by name: one table for functions, methods and operators ---------------------------
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# They give no signal: numbers, shapes, or tensors that depend on a shape alone.
+SHAPE_QUERIES = _names(
+    "shape size dim ndim ndimension numel nelement len dtype device is_cuda is_nested requires_grad "
+    "grad_fn grad layout is_contiguous stride storage_offset is_floating_point is_complex element_size "
+    "is_meta is_sparse is_mkldnn is_quantized is_leaf names result_type zeros_like ones_like empty_like "
+    "full_like  new_zeros new_ones new_empty new_full new_tensor item tolist "
+    "get_device is_inference itemsize backward_hooks data_ptr version is_shared is_pinned has_names "
+    "nbytes output_nr retains_grad"
+)
+
+CASTS = _names(
+    "to float half double bfloat16 type type_as cuda cpu int long bool detach data alias clone "
+    "contiguous requires_grad_ nan_to_num identity view_as_real lift_fresh real checkpoint"
+)
+
+TO_INTEGERS = _names("int long bool")
+
+# Every value goes on as it is, in another place; some may be left out, repeated, or masked to zero.
+REARRANGING = CASTS | _names(
+    "view reshape flatten unflatten ravel permute transpose t T mT H mH adjoint swapaxes swapdims "
+    "swap_axes movedim moveaxis squeeze unsqueeze expand expand_as view_as reshape_as repeat "
+    "repeat_interleave tile roll flip fliplr flipud rot90 getitem narrow select index_select gather "
+    "take_along_dim masked_fill masked_select pad pixel_shuffle pixel_unshuffle channel_shuffle unfold "
+    "fold tril triu as_strided broadcast_to diagonal constant_pad_nd take slice index im2col col2im "
+    "unsafe_view sort reshape_alias"
+)
+
+SPLITS = _names(
+    "chunk split tensor_split unbind split_with_sizes hsplit vsplit dsplit unsafe_chunk unsafe_split"
+)
+
+# Means, extremes and sums over positions: passed through, and not counted, unless they are `RESIZING`.
+REDUCTIONS = _names(
+    "mean sum std var std_mean var_mean norm vector_norm amax amin max min nansum nanmean median "
+    "logsumexp prod"
+)
+_POOLINGS = [
+    f"{kind}_pool{n}d" for kind in ("max", "avg", "lp", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)
+]
+POOLING = REDUCTIONS | _names(
+    "interpolate upsample upsample_nearest upsample_bilinear fractional_max_pool2d "
+    "fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d grid_sample cumsum segment_reduce "
+    "scatter_add scatter_reduce index_add pad_packed_sequence pack_padded_sequence cumprod"
+) | frozenset(_POOLINGS) | frozenset(f"{name}_with_indices" for name in _POOLINGS)  # fmt: skip
+
+# What they give is not of the size of what they got, by a factor that depends on how much they add up.
+RESIZING = _names(
+    "sum nansum norm vector_norm prod logsumexp cumsum cumprod scatter_add scatter_reduce index_add "
+    "lp_pool1d lp_pool2d "
+    "lp_pool3d"
+)
+
+DROPOUTS = _names("dropout dropout1d dropout2d dropout3d feature_dropout native_dropout")
+# These keep mean and variance: nothing is to be made up for.
+ALPHA_DROPOUTS = _names("alpha_dropout feature_alpha_dropout")
+
+# What they draw is noise, not a constant: it comes out differently every time.
+DRAWING = _names(
+    "bernoulli rand randn rand_like randn_like uniform normal exponential randint multinomial poisson"
+)
+
+SCALINGS = _names("mul div neg multiply divide true_divide rdiv")
+SUMS = _names("add sub rsub subtract lerp")
+ELEMENTWISE = SCALINGS | SUMS | _names(
+    "relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish softplus softsign softshrink "
+    "hardshrink tanhshrink hardtanh hardsigmoid hardswish sigmoid logsigmoid log_sigmoid tanh threshold "
+    "sin cos tan asin acos atan sinh cosh asinh acosh atanh arctan arcsinh arctanh sinc exp exp2 expm1 "
+    "log log2 log10 log1p sqrt rsqrt square pow rpow float_power abs absolute sign sgn erf erfc erfinv "
+    "reciprocal clamp clamp_min clamp_max clip maximum minimum where gt ge lt le eq ne greater less "
+    "logical_and logical_or logical_not heaviside floor ceil round trunc frac expit logit fmax fmin "
+    "hypot rtruediv floor_divide remainder positive xlogy logaddexp addcmul addcdiv"
+)  # fmt: skip
+
+NORMS = _names(
+    "batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm native_layer_norm "
+    "native_batch_norm native_group_norm sync_batch_norm"
+)
+# One unit depends on the others: no gain follows from them.
+NORMALIZING = _names(
+    "softmax log_softmax softmin normalize gumbel_softmax softmax2d cosine_similarity renorm multi_margin"
+)
+MIXING = _names(
+    "matmul mm bmm mv dot inner outer einsum tensordot addmm baddbmm addbmm addmv kron cdist bilinear "
+    "linear scaled_dot_product_attention conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
+    "conv_transpose3d chain_matmul multi_dot vdot"
+)
+JOINING = _names("cat concat concatenate stack hstack vstack dstack column_stack")
+
+_OPERATORS = {
+    "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "isub": "sub", "truediv": "div",
+    "itruediv": "div", "idiv": "div", "rmatmul": "matmul", "imatmul": "matmul", "ipow": "pow",
+    "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "concat": "cat",
+    "concatenate": "cat",
+}  # fmt: skip
+
+
+def name_of(function: Callable[..., Any] | str) -> str:
+    """What a function is called in the tables: properties, operators and in-place forms by their plain name.
+
+    >>> import torch
+    >>> [name_of(f) for f in (torch.Tensor.add_, torch.Tensor.__rsub__, torch.Tensor.T.__get__, "relu_")]
+    ['add', 'rsub', 'T', 'relu']
+    """
+    name = function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
+    if name == "__get__":
+        name = getattr(getattr(function, "__self__", None), "__name__", name)
+    name = name.strip("_").removeprefix("linalg_")
+    return _OPERATORS.get(name, name)
+
+
+def kind_of(name: str) -> str:
+    """The role of a function that gets a signal and no weight.
+
+    >>> [kind_of(name) for name in ("tanh", "view", "softmax", "qr")]
+    ['elementwise', 'rearrange', 'normalizing', 'unknown']
+    """
+    return _KINDS.get(name, "unknown")
+
+
+_KINDS = {
+    name: kind
+    for kind, names in (
+        ("pool", POOLING), ("rearrange", REARRANGING), ("split", SPLITS),
+        ("dropout", DROPOUTS | ALPHA_DROPOUTS), ("elementwise", ELEMENTWISE), ("norm", NORMS),
+        ("normalizing", NORMALIZING), ("mix", MIXING), ("cat", JOINING), ("gate", {"glu"}),
+    )
+    for name in names
+}  # fmt: skip
+
+
+# --- What stands for the tensors of a forward pass --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The result of a step; stands for the tensor in the arguments of later calls."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A parameter, or a tensor computed from parameters alone.
+
+    `how` is "" for the parameter or its transpose, "slice" for a piece of it, "computed" for anything else.
+    """
+
+    parameters: frozenset[str]
+    value: Tensor | None
+    transposed: bool = False
+    how: str = ""
+
+    @property
+    def name(self) -> str:
+        """The parameter's name as its module shows it; "" where several are mixed.
+
+        >>> Derived(frozenset({"fc.parametrizations.weight.original0"}), None).name
+        'fc.weight'
+        """
+        owners = {shown_name(parameter) for parameter in self.parameters}
+        return owners.pop() if len(owners) == 1 else ""
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it has at most one number for each channel, as a bias or a gain; (1, C, 1, 1) counts."""
+        return self.value is not None and self.value.numel() <= max(self.value.shape, default=1)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A tensor of random numbers, or one computed from them without data, as a dropout mask.
+
+    Of a mask, `keep` is the fraction that is not 0, and `scale` the number there. `uniform` numbers lie
+    between 0 and 1. `like` says that they were drawn in the shape of a signal, `shape` which shape.
+    """
+
+    keep: float | None = None
+    scale: float = 1.0
+    uniform: bool = False
+    like: bool = False
+    shape: Shape = None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A shape, or a tensor made from one, that is unknown without a sample; `call` would compute it.
+
+    `fill` is the number that the tensor holds everywhere, if it does, as of `zeros_like`.
+    """
+
+    call: Call
+    name: str = ""
+    fill: float | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that can be run again with other values of the signals in its arguments."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, values: Callable[[Signal], Any]) -> Any:
+        def put(leaf: Any) -> Any:
+            if isinstance(leaf, Signal):
+                value = values(leaf)
+                return value.clone() if isinstance(value, Tensor) else value  # the call may write in place
+            if isinstance(leaf, Unknown):
+                return leaf.call.run(values)
+            return leaf.value if isinstance(leaf, Derived) else leaf
+
+        return self.function(*map_leaves(put, self.args), **map_leaves(put, dict(self.kwargs)))
+
+
+def identity_call(source: int) -> Call:
+    """The call of a step that returns its input."""
+    return Call(_identity, (Signal(source),))
+
+
+def _identity(value: Any) -> Any:
+    # A condition that was cast to numbers is calculated with.
+    return value.double() if isinstance(value, Tensor) and value.dtype is torch.bool else value
+
+
+def parametrized_name(parameter: str) -> str:
+    """`fc.weight` for what `torch.nn.utils.parametrize` stores for it.
+
+    >>> parametrized_name("fc.parametrizations.weight.original0"), parametrized_name("fc.weight")
+    ('fc.weight', 'fc.weight')
+    """
+    owner, found, rest = f".{parameter}".partition(".parametrizations.")
+    return f"{owner}.{rest.partition('.')[0]}".lstrip(".") if found else parameter
+
+
+def shown_name(parameter: str) -> str:
+    """The same, and `conv.weight` for what the older `weight_norm` stores for it."""
+    name = parametrized_name(parameter)
+    return name[:-2] if name.endswith(("weight_g", "weight_v")) else name
+
+
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """`function` applied to everything in nested tuples, lists, dicts and slices."""
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(map_leaves(function, entry) for entry in structure))
+    if isinstance(structure, (tuple, list)):
+        kind = type(structure) if type(structure) in (tuple, list) else tuple
+        return kind(map_leaves(function, entry) for entry in structure)
+    if isinstance(structure, dict):
+        return {key: map_leaves(function, entry) for key, entry in structure.items()}
+    if isinstance(structure, slice):
+        return slice(*map_leaves(function, [structure.start, structure.stop, structure.step]))
+    return function(structure)
+
+
+def leaves_of(structure: Any) -> Iterator[Any]:
+    """Everything that `map_leaves` would visit, in order."""
+    if isinstance(structure, (tuple, list)):
+        for entry in structure:
+            yield from leaves_of(entry)
+    elif isinstance(structure, dict):
+        yield from leaves_of(list(structure.values()))
+    elif isinstance(structure, slice):
+        yield from leaves_of([structure.start, structure.stop, structure.step])
+    else:
+        yield structure
+
+
+# --- The trace --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Context:
+    """What lies between a weight and its neighbour: elementwise functions and dropout.
+
+    `moment` is E f(z)² upstream of a weight and E f'(z)² downstream, for z ~ N(0, 1), dropout left out: 1
+    without an activation. `keep` is the product of 1 − p over the dropouts; `dropout_active` says whether one
+    of them is in train mode. A dropout whose 1/√(1 − p) does not pass through the function after it, as tanh,
+    counts in `moment` and not in `keep`. `words` names what was met, as "relu, dropout 0.4"; `end` what ends
+    the context: "input", "tokens", "weight", "norm", "sum", "product", "mix", "cat", "state", "output" ….
+    `trouble` names a function that is not elementwise, as softmax, or is `BY_SHAPE`: no moment follows from
+    it. Where another weight feeds this one, `feeder` is the `step` of that use and `function` the elementwise
+    function between the two (its root mean square over the masks of a dropout inside).
+    """
+
+    words: str = ""
+    moment: float = 1.0
+    keep: float = 1.0
+    dropout_active: bool = False
+    end: str = ""
+    trouble: str = ""
+    feeder: int = field(default=-1, compare=False)
+    function: Callable[[Tensor], Tensor] | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """One use of the weight `parameter` in the forward pass.
+
+    `blocks` are the sizes of the output blocks with separate roles: three for a fused qkv, four for the gates
+    of an LSTM, () for most. `outputs_last` says that the weight is stored as (in, out). `stride` has one
+    number for each dimension of a convolution. `inside` names the composite function that holds the use, as
+    "lstm". `computed` says that the forward does not use the parameter as it is stored: it is parametrized,
+    or standardized first. `order` counts the uses, `step` is the index in the trace.
+    """
+
+    parameter: str
+    kind: Kind
+    shape: tuple[int, ...]
+    order: int = 0
+    blocks: tuple[int, ...] = ()
+    outputs_last: bool = False
+    groups: int = 1
+    stride: tuple[int, ...] = ()
+    upstream: Context = Context()
+    downstream: Context = Context()
+    norm_follows: bool = False
+    closes_residual: bool = False
+    inside: str = ""
+    computed: bool = False
+    step: int = field(default=-1, compare=False)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call. `sources` are the steps whose results it consumes, `shape` that of its result where known.
+
+    `kind` is its role: see `kind_of`; also "input", "weight", "state", "gates", "sum", "product".
+    """
+
+    index: int
+    name: str
+    kind: str
+    sources: tuple[int, ...] = ()
+    call: Call | None = None
+    use: WeightUse | None = None
+    keep: float = 1.0
+    active: bool = False
+    shape: Shape = None
+
+    @property
+    def resizes(self) -> bool:
+        """Whether it sums, or the like, so that its result is not of the size of its input."""
+        return self.kind == "pool" and self.name in RESIZING
+
+
+@dataclass
+class Trace:
+    """All steps; those whose results the model returns (`outputs`), and all that these depend on (`live`).
+
+    `other_uses` says how a parameter is used that is not the weight of a step.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    outputs: set[int] = field(default_factory=set)
+    live: set[int] = field(default_factory=set)
+    other_uses: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, kind: str, sources: tuple[int, ...] = (), **details: Any) -> Signal:
+        self.steps.append(Step(len(self.steps), name, kind, sources, **details))
+        return Signal(len(self.steps) - 1)
+
+    def ancestors(self, indices: Iterable[int]) -> set[int]:
+        """These steps and all whose results go into them."""
+        found: set[int] = set()
+        waiting = list(indices)
+        while waiting:
+            index = waiting.pop()
+            if index not in found:
+                found.add(index)
+                waiting.extend(self[index].sources)
+        return found
+
+    def __getitem__(self, index: int) -> Step:
+        return self.steps[index]
+
+
+# --- Simplifying: functions of one signal become one step, handwritten norms become norms -----------------
+
+_UNCHANGED = CASTS - TO_INTEGERS - {"view_as_real"} | {"bias", "dropout"}  # a dropout of 0
+_IN_ORDER = ("view", "reshape", "view_as", "reshape_as", "unsafe_view", "expand", "expand_as", "broadcast_to")
+
+
+def simplify(trace: Trace) -> None:
+    """Rewrite, in place, every elementwise step of several signals.
+
+    x·sigmoid(x) becomes one function of x; x / √mean(x²) a norm; the rest is a sum or a product of different
+    signals, or unknown. Marks the steps that reach an output as live.
+    """
+    for step in list(trace.steps):
+        if step.kind == "elementwise" and len(step.sources) > 1:
+            trace.steps[step.index] = _rewritten(trace, step)
+    trace.live = trace.ancestors(trace.outputs) if trace.outputs else set(range(len(trace.steps)))
+
+
+def _rewritten(trace: Trace, step: Step) -> Step:
+    root, between = _common_root(trace, step)
+    if root is not None and not any(_reduces(inner) for inner in between):
+        steps = [*between, step]
+        words = ", ".join(inner.name for inner in steps if inner.kind != "rearrange")
+        return replace(step, name=words, sources=(root,), call=Call(_composite(steps, root), (Signal(root),)))
+    resizes = any(inner.resizes for inner in between)
+    if root is not None and step.name in SCALINGS:
+        if resizes:  # x / ‖x‖ is of size 1 as a whole, and of 1/√n in each unit
+            return replace(step, name="normalize by hand", kind="normalizing", sources=(root,))
+        return replace(step, name="norm by hand", kind="norm", sources=(root,))
+    if root is not None and step.name in SUMS and not resizes:
+        return replace(step, name="centre", kind="centre", sources=(root,))
+    if root is None and step.name == "masked_fill":
+        source = step.sources[0]
+        return replace(step, kind="rearrange", sources=(source,), call=identity_call(source))
+    if step.name == "mul":
+        return replace(step, kind="product")
+    return replace(step, kind="sum" if step.name in SUMS else "unknown")
+
+
+def _reduces(step: Step) -> bool:
+    return (step.kind == "pool" and step.name in REDUCTIONS) or step.kind in ("centre", "norm")
+
+
+def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
+    """The nearest step that `step` is a function of, by elementwise steps and reductions alone.
+
+    And the steps between, in order; those that only pass on their elements do so in any shape.
+    """
+    frontier, between = set(step.sources), []
+    while len(frontier) > 1:
+        latest = trace[max(frontier)]
+        learnable = latest.name == "scale" and step.name in SCALINGS  # the slope of a Swish, at 1
+        passes = learnable or keeps_elements(trace, latest)
+        reduces = latest.kind == "pool" and latest.name in REDUCTIONS
+        inside = passes or reduces or latest.kind in ("elementwise", "centre")
+        if not inside or not latest.sources:
+            return None, []
+        between.append(replace(latest, call=identity_call(latest.sources[0])) if passes else latest)
+        frontier = frontier - {latest.index} | set(latest.sources)
+    return frontier.pop(), between[::-1]
+
+
+def keeps_elements(trace: Trace, step: Step) -> bool:
+    """Whether a step returns its input, each element in its place: a cast, a view in the same shape."""
+    if step.kind != "rearrange" or step.name in _UNCHANGED:
+        return step.kind == "rearrange"
+    if step.call is None or step.name not in _IN_ORDER:
+        return False
+    source = step.sources[0]
+    if step.shape is not None and trace[source].shape is not None:
+        return step.shape == trace[source].shape
+    # Shapes are unknown in a symbolic trace; but a view in the shape of its own source is recognized.
+    shapes = list(leaves_of([step.call.args[1:], dict(step.call.kwargs)]))
+    asked = [x.call.args[0] for x in shapes if isinstance(x, Unknown) and x.name in ("shape", "size")]
+    owners = [*asked, *(leaf for leaf in shapes if isinstance(leaf, Signal))]
+    own = _first_of_shape(trace, source)
+    same = [isinstance(leaf, Signal) and _first_of_shape(trace, leaf.index) == own for leaf in owners]
+    return len(owners) == len(shapes) > 0 and all(same)
+
+
+def _first_of_shape(trace: Trace, index: int) -> int:
+    """The first step of those back from `index` that certainly have the same shape."""
+    step = trace[index]
+    alone = step.kind == "elementwise" and len(step.sources) == 1
+    return _first_of_shape(trace, step.sources[0]) if alone or keeps_elements(trace, step) else index
+
+
+def _composite(steps: list[Step], root: int) -> Callable[[Any], Any]:
+    def evaluate(value: Any) -> Any:
+        values = {root: value}
+        for step in steps:
+            assert step.call is not None
+            values[step.index] = step.call.run(lambda signal: values[signal.index])
+        return values[steps[-1].index]
+
+    return evaluate

@@ -1,1 +1,0 @@
-"""Initial weights whose curvature fits the learning rate."""

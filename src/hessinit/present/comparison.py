@@ -1,0 +1,727 @@
+"""The document of a comparison of initialization schemes, or of a sweep of standard deviations."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any
+
+from hessinit.present import document as doc
+from hessinit.present.words import (
+    count,
+    format_mean,
+    format_number,
+    format_ratio,
+    join_names,
+    looks,
+    ramp,
+    shorten,
+    spans_much,
+    unstopped,
+    write_pairs,
+    write_versions,
+)
+from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, window
+
+MOST_NOTES = 6
+MOST_LINES = 6  # layers that have lines of their own over the std
+RATES_WITH_ERRORS = 3  # a terminal has room for standard errors beside so many losses
+WARMUP = "+warmup"
+SGD_LIMIT = 2.0  # lr·‖H‖ above which gradient descent diverges on a quadratic; other optimizers differ
+# Loss axes end at so many times the untrained loss, or a diverging curve would flatten all others. In a sweep
+# large weights begin far above it, and their descent is what the chart is about.
+HEADROOM, SWEEP_HEADROOM = 3.0, 30.0
+LEAST = 1e-12  # a loss of exactly 0 is drawn here on a logarithmic axis
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """Mean over seeds and its standard error (nan for one seed)."""
+
+    mean: float
+    error: float
+
+    def ties_with(self, other: MeanLoss) -> bool:
+        """Return whether the means differ by at most two standard errors of their difference.
+
+        >>> MeanLoss(1.0, 0.1).ties_with(MeanLoss(1.2, 0.1)), MeanLoss(1.0, 0.1).ties_with(MeanLoss(1.3, 0.1))
+        (True, False)
+        """
+        if not (math.isfinite(self.mean) and math.isfinite(other.mean)):
+            return False
+        # nan compares as False: without standard errors only equal means tie.
+        difference = abs(self.mean - other.mean)
+        return difference == 0 or difference <= 2 * math.hypot(self.error, other.error)
+
+    def __str__(self) -> str:
+        return format_mean(self.mean, self.error)
+
+
+def describe_comparison(comparison: Comparison) -> doc.Document:
+    """Return the verdict, the charts, the table of all results and the settings."""
+    is_sweep = comparison.kind == "sweep"
+    pairs = write_pairs({name: value for name, value in comparison.settings.items() if value is not None})
+    facts = [doc.Facts("Settings", pairs)] if pairs else []
+    return doc.Document(
+        title="Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes",
+        verdict=conclude_comparison(comparison),
+        numbers=_key_numbers(comparison),
+        sections=[
+            *(_sweep_sections(comparison) if is_sweep else _compare_sections(comparison)),
+            doc.Section("All results", [*_table_blocks(comparison), *facts]),
+        ],
+        footer=write_versions(f"Seeds {', '.join(map(str, comparison.seeds))}", comparison.versions),
+        picture=("final losses" if is_sweep else "heat map", "losses"),
+        absent={"heat map": "a sweep has one learning rate, so there is no heat map."} if is_sweep else {},
+    )
+
+
+def at_best_rate(comparison: Comparison, scheme: str) -> MeanLoss:
+    """Return the scheme's loss at its own best learning rate; inf if it trains at none."""
+    rate = comparison.best_rate(scheme)
+    if math.isnan(rate):
+        return MeanLoss(math.inf, math.nan)
+    return MeanLoss(comparison.loss(scheme, rate), comparison.error(scheme, rate))
+
+
+def rank_schemes(comparison: Comparison) -> tuple[str, ...]:
+    """Return the schemes by their loss at their own best rate; last those that do not apply to the model."""
+
+    def place(scheme: str) -> tuple[bool, float]:
+        return not comparison.applies(scheme), at_best_rate(comparison, scheme).mean
+
+    return tuple(sorted(comparison.schemes, key=place))
+
+
+def best_scheme(comparison: Comparison, rate: float) -> str | None:
+    """Return the scheme with the lowest loss at that rate among those that train there."""
+    trained = [scheme for scheme in comparison.schemes if comparison.trains(scheme, rate)]
+    return min(trained, key=lambda scheme: comparison.loss(scheme, rate), default=None)
+
+
+def untrained_loss(comparison: Comparison) -> float:
+    """Return the lowest mean initial loss of any scheme: about the loss of a constant prediction."""
+    initial: dict[str, list[float]] = {}
+    for run in comparison.runs:
+        if math.isfinite(run.first_loss):
+            initial.setdefault(run.scheme, []).append(run.first_loss)
+    return min(map(statistics.fmean, initial.values()), default=math.nan)
+
+
+def regrets(comparison: Comparison) -> dict[str, MeanLoss]:
+    """Return the mean over the rates of log(loss / lowest loss at that rate), for each scheme.
+
+    Logarithms, because one rate at which the lowest loss is nearly 0 would outweigh all others. A run that
+    diverges counts as untrained, or as the highest loss of a scheme that trains at that rate if that is
+    higher: diverging never beats training. Rates at which no scheme trains, and schemes that do not apply,
+    are left out. Empty if a loss is not positive.
+    """
+    trained = {
+        rate: [comparison.loss(s, rate) for s in comparison.schemes if comparison.trains(s, rate)]
+        for rate in comparison.learning_rates
+    }
+    lowest = {rate: min(losses) for rate, losses in trained.items() if losses}
+    worst = {rate: max(untrained_loss(comparison), *trained[rate]) for rate in lowest}
+    logs: dict[tuple[str, int], dict[float, float]] = {}
+    for run in comparison.runs:
+        rate = run.learning_rate
+        if run.applies and rate in lowest:
+            loss = worst[rate] if run.diverged else run.final_loss
+            if loss <= 0 or lowest[rate] <= 0:
+                return {}
+            logs.setdefault((run.scheme, run.seed), {})[rate] = math.log(loss / lowest[rate])
+    found = {}
+    for scheme in comparison.schemes:
+        whole = [logs.get((scheme, seed), {}) for seed in comparison.seeds]
+        means = [
+            statistics.fmean(by_rate.values()) for by_rate in whole if lowest and len(by_rate) == len(lowest)
+        ]
+        if means:
+            error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
+            found[scheme] = MeanLoss(statistics.fmean(means), error)
+    return found
+
+
+def conclude_comparison(comparison: Comparison) -> list[str]:
+    """Return which scheme has the lowest loss, which depends least on the rate, and which do not train."""
+    results = {scheme: at_best_rate(comparison, scheme) for scheme in rank_schemes(comparison)}
+    trained = {scheme: result for scheme, result in results.items() if math.isfinite(result.mean)}
+    if not trained:
+        return [_nothing_trains(comparison)]
+    if comparison.kind == "sweep":
+        return _conclude_sweep(comparison, trained)
+    never = [scheme for scheme in comparison.schemes if scheme not in trained and comparison.applies(scheme)]
+    whole = [scheme for scheme in never if _all_diverged(comparison, scheme)]
+    partly = [scheme for scheme in never if scheme not in whole]
+    return [
+        _name_winner(comparison, trained),
+        *_least_sensitive(comparison),
+        *(
+            f"{join_names(some)} {'diverges' if len(some) == 1 else 'diverge'} at every learning rate{seeds}."
+            for some, seeds in ((whole, ""), (partly, " with at least one seed"))
+            if some
+        ),
+    ]
+
+
+def _name_winner(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> str:
+    best, *others = trained
+
+    single = len(comparison.learning_rates) == 1
+    rate = f"lr {format_number(comparison.best_rate(best))}"
+
+    def where(scheme: str) -> str:
+        at = "" if single else f" at lr {format_number(comparison.best_rate(scheme))}"
+        return f"{trained[scheme]}{at}"
+
+    if not others:
+        only = "Only " if len(comparison.schemes) > 1 else ""
+        return f"{only}{shorten(best)} trains: final loss {trained[best]} at {rate}."
+    doubt = " (one seed: no error bars)" if len(comparison.seeds) == 1 else ""
+    tied = [scheme for scheme in others if trained[scheme].ties_with(trained[best])]
+    if tied:
+        second = f" and {where(tied[0])}" if len(tied) == 1 else ""
+        how = f"equal losses{doubt}" if doubt else "within two standard errors"
+        rates = rate if single else "their best learning rates"
+        return f"{join_names([best, *tied])} tie at {rates}: {where(best)}{second}, {how}."
+    second = f"next {shorten(others[0])}, {where(others[0])}"
+    at = f" at {rate}" if single else ""
+    return f"{shorten(best)} has the lowest final loss{at}{doubt}: {where(best)}; {second}."
+
+
+def _least_sensitive(comparison: Comparison) -> list[str]:
+    """Name the scheme of the smallest regret, and a stable one if it diverges where another trains."""
+    found = regrets(comparison)
+    many = len(comparison.learning_rates)
+    if many < 2 or len(found) < 2:
+        return []
+    rates = [rate for rate in comparison.learning_rates if best_scheme(comparison, rate) is not None]
+    diverging = {scheme: [rate for rate in rates if comparison.diverged(scheme, rate)] for scheme in found}
+    ranked = sorted(found, key=lambda scheme: found[scheme].mean)
+    best, second = ranked[:2]
+    stable = [scheme for scheme in ranked if not diverging[scheme]]
+
+    def times(scheme: str) -> str:
+        # What is best everywhere is at 1.00, though a mean of logarithms is below the logarithm of the mean.
+        return f"{format_ratio(math.exp(max(0.0, found[scheme].mean)))}×"
+
+    average = f"{times(best)} the lowest at each rate, on average over {many} rates"
+    if diverging[best] and stable:
+        where = join_names([format_number(rate) for rate in diverging[best]])
+        second = f"{shorten(stable[0])} trains at every rate at which another does: {times(stable[0])}"
+        return [f"The loss of {shorten(best)} is {average}, but it diverges at lr {where}; {second}."]
+    tie = ""
+    if found[second].ties_with(found[best]):
+        tie = ", equal" if math.isnan(found[best].error) else ", within two standard errors"
+    counted = " (diverged runs count as untrained)" if diverging[best] or diverging[second] else ""
+    following = f"next {shorten(second)}, {times(second)}{tie}{counted}"
+    return [f"{shorten(best)} is least sensitive to the learning rate: its loss is {average}; {following}."]
+
+
+def _conclude_sweep(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> list[str]:
+    (rate,) = comparison.learning_rates
+    stds = {scheme: f"{std:g}" for scheme, std in zip(comparison.schemes, comparison.stds, strict=True)}
+    best, *others = trained
+    sharpness = rate * comparison.norm(best, rate)
+    where = "" if math.isnan(sharpness) else f", where lr·‖H‖ = {format_number(sharpness)} at initialization"
+    said = [f"The final loss is lowest at std {stds[best]}: {trained[best]}{where}."]
+    tied = [stds[scheme] for scheme in others if trained[scheme].ties_with(trained[best])]
+    if tied:
+        how = "equal losses" if math.isnan(trained[best].error) else "within two standard errors"
+        said.append(f"std {join_names(tied)} {'ties' if len(tied) == 1 else 'tie'} with it, {how}.")
+    broken = [scheme for scheme in comparison.schemes if comparison.diverged(scheme, rate)]
+    whole = [stds[scheme] for scheme in broken if _all_diverged(comparison, scheme)]
+    if whole:
+        said.append(f"std {join_names(whole)} {'diverges' if len(whole) == 1 else 'diverge'}.")
+    partly = [scheme for scheme in broken if not _all_diverged(comparison, scheme)]
+    return said + [f"std {stds[s]} diverges with {_diverged_seeds(comparison, s, rate)}." for s in partly]
+
+
+def _nothing_trains(comparison: Comparison) -> str:
+    """Say why, as far as the runs tell: a lower rate does not help against everything."""
+    kind = "std" if comparison.kind == "sweep" else "scheme"
+    runs = [run for run in comparison.runs if run.applies]
+    if not runs:
+        return f"No {kind} applies to this model; the notes say why."
+    if not any(math.isfinite(run.first_loss) for run in runs):
+        return f"No {kind} trains: the initial loss is not finite. Check the data, the loss and the weights."
+    seeds = "" if all(run.diverged for run in runs) else " with every seed"
+    rates = join_names([format_number(rate) for rate in comparison.learning_rates])
+    return f"No {kind} trains{seeds} at lr {rates}; try a lower rate."
+
+
+def _all_diverged(comparison: Comparison, scheme: str) -> bool:
+    return all(run.diverged for run in comparison.runs if run.scheme == scheme and run.applies)
+
+
+def _diverged_seeds(comparison: Comparison, scheme: str, rate: float) -> str:
+    return f"{comparison.diverged(scheme, rate)} of {count(len(comparison.seeds), 'seed')}"
+
+
+def _key_numbers(comparison: Comparison) -> list[doc.KeyNumber]:
+    if all(math.isnan(comparison.best_rate(scheme)) for scheme in comparison.schemes):
+        return []
+    scheme, rate = comparison.best
+    chosen = doc.KeyNumber("lowest loss", shorten(scheme), f"at lr {format_number(rate)}")
+    if comparison.kind == "sweep":
+        chosen = doc.KeyNumber("lowest loss at std", f"{comparison.stds[comparison.schemes.index(scheme)]:g}")
+    found = [chosen, doc.KeyNumber("final loss", str(at_best_rate(comparison, scheme)))]
+    sharpness = rate * comparison.norm(scheme, rate)
+    if not math.isnan(sharpness):
+        found.append(doc.KeyNumber("lr·‖H‖ at initialization", format_number(sharpness)))
+    return found
+
+
+def _table_blocks(comparison: Comparison) -> list[doc.Block]:
+    is_sweep = comparison.kind == "sweep"
+    is_measured = any(run.norms for run in comparison.runs)
+    caption = "Final losses and ‖H‖ at initialization" if is_measured else "Final losses"
+    build = _sweep_columns if is_sweep else _scheme_columns
+    several = len(comparison.seeds) > 1
+    last = min(comparison.steps, window(comparison.steps))
+    mean = f"Final loss: the mean training loss of the last {last} steps"
+    parts = ["* lowest" if is_sweep else "* lowest at that rate"]
+    parts += ["✗ diverged (seeds)"] if any(run.diverged for run in comparison.runs) else []
+    whose = "the layers and the network" if is_sweep else "the network"
+    rest = f"; {'; '.join(parts)}.{f' ‖H‖: of {whose} at initialization.' if is_measured else ''}"
+    error = ", ± its standard error over seeds" if several else ""
+    table = doc.Table(caption, build(comparison), show_caption=False)
+    text = doc.Text(f"{mean}{error}{rest}", "small")
+    blocks: list[doc.Block] = [table, text]
+    if several and len(comparison.learning_rates) > RATES_WITH_ERRORS:
+        short = f"{mean}; to_html() also shows standard errors{rest}"
+        blocks = [
+            replace(table, columns=build(comparison, errors=False), text_only=True),
+            replace(text, text=short, text_only=True),
+            replace(table, page_only=True),
+            replace(text, page_only=True),
+        ]
+    notes = [doc.Text(f"Note: {note}", "note") for note in collect_notes(comparison)]
+    return [*blocks, doc.Text(_describe_runs(comparison), "small"), *notes]
+
+
+def _describe_runs(comparison: Comparison) -> str:
+    schemes = count(len(comparison.schemes), "std" if comparison.kind == "sweep" else "scheme")
+    rates, seeds = count(len(comparison.learning_rates), "rate"), count(len(comparison.seeds), "seed")
+    spent = "" if comparison.seconds is None else f" in {format_number(comparison.seconds, 2)} s"
+    named = comparison.optimizer.removeprefix("__main__.")
+    optimizer = "your optimizer" if "<" in named else named  # a lambda or a local function
+    warmup = f", {WARMUP} over {comparison.warmup} steps" if comparison.warmup else ""
+    return (
+        f"{schemes} × {rates} × {seeds} = {count(len(comparison.runs), 'run')} of "
+        f"{count(comparison.steps, 'step')}{spent}: {optimizer}{warmup}, batches of {comparison.batch_size} "
+        f"from {count(comparison.examples, 'example')}."
+    )
+
+
+def collect_notes(comparison: Comparison) -> list[str]:
+    """Return the notes of the comparison and of its runs; those that differ only in numbers appear once."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for run in comparison.runs:
+        if run.note:
+            alike.setdefault((run.scheme, re.sub(r"\d[\d.,e+-]*", "#", run.note)), []).append(run.note)
+    notes = [f"{unstopped(note)}." for note in comparison.notes]
+    for (scheme, _), found in alike.items():
+        runs = sum(run.scheme == scheme for run in comparison.runs)
+        where = f"in {len(found)} of {count(runs, 'run')}" if comparison.applies(scheme) else "does not apply"
+        example = "" if len(set(found)) == 1 else ", for example"
+        notes.append(f"{scheme} {where}{example}: {unstopped(found[0])}.")
+    if len(notes) > MOST_NOTES:
+        notes = [*notes[: MOST_NOTES - 1], f"{len(notes) - MOST_NOTES + 1} more notes are in the runs."]
+    return notes
+
+
+def _scheme_columns(comparison: Comparison, *, errors: bool = True) -> list[doc.Column]:
+    schemes, rates = rank_schemes(comparison), comparison.learning_rates
+    best_rates = [comparison.best_rate(scheme) for scheme in schemes]
+    best = 0 if math.isnan(best_rates[0]) else rates.index(best_rates[0])
+    columns = [doc.Column("scheme", schemes, 9, is_number=False)]
+    for at, rate in enumerate(rates):
+        # A narrow terminal leaves out the rates farthest from the best one, and never that one.
+        importance = 8 if at == best else max(1, 7 - abs(at - best))
+        columns.append(
+            _loss_column(comparison, schemes, rate, f"lr {format_number(rate)}", importance, errors)
+        )
+    norms = [
+        # A scheme that chooses its weights by the learning rate has a range.
+        _range([comparison.norm(s, rate) for rate in rates], " … ")
+        if s in comparison.rate_dependent
+        else _range([comparison.norm(s)])
+        for s in schemes
+    ]
+    if any(norms):
+        columns.append(doc.Column("‖H‖", norms, 4, keys=[comparison.norm(scheme) for scheme in schemes]))
+    shown = ["–" if math.isnan(rate) else format_number(rate) for rate in best_rates]
+    best_column = doc.Column("best lr", shown, 8, keys=best_rates)
+    return [*columns, best_column] if len(rates) > 1 else columns
+
+
+def _sweep_columns(comparison: Comparison, *, errors: bool = True) -> list[doc.Column]:
+    (rate,) = comparison.learning_rates
+    columns = [doc.Column("std", [f"{std:g}" for std in comparison.stds], 9, keys=comparison.stds)]
+    norms = {
+        layer: [comparison.norm(scheme, rate, layer) for scheme in comparison.schemes]
+        for layer in (*comparison.layers, NETWORK)
+    }
+    norms["lr·‖H‖"] = [rate * norm for norm in norms[NETWORK]]
+    for heading, values in norms.items():
+        if not all(map(math.isnan, values)):
+            importance = {NETWORK: 6, "lr·‖H‖": 7}.get(heading, 4)
+            columns.append(
+                doc.Column(heading, [_range([value]) for value in values], importance, keys=values)
+            )
+    heading = f"loss after {comparison.steps:,} steps"
+    return [*columns, _loss_column(comparison, comparison.schemes, rate, heading, 8, errors)]
+
+
+def _loss_column(
+    comparison: Comparison, schemes: Sequence[str], rate: float, heading: str, importance: int, errors: bool
+) -> doc.Column:
+    best = best_scheme(comparison, rate)
+    cells = [_write_loss(comparison, scheme, rate, errors) + "*" * (scheme == best) for scheme in schemes]
+    keys = [_trained_loss(comparison, scheme, rate) for scheme in schemes]
+    marks = ["diverged" if comparison.diverged(s, rate) else "best" if s == best else "" for s in schemes]
+    return doc.Column(heading, cells, importance, keys=keys, marks=marks)
+
+
+def _write_loss(comparison: Comparison, scheme: str, rate: float, errors: bool) -> str:
+    runs = [run for run in comparison.runs_of(scheme, rate) if run.applies]
+    diverged = sum(run.diverged for run in runs)
+    if not runs:
+        return "–"
+    if diverged:
+        return "✗" if len(runs) == 1 else f"✗ {diverged}/{len(runs)}"
+    return str(
+        MeanLoss(comparison.loss(scheme, rate), comparison.error(scheme, rate) if errors else math.nan)
+    )
+
+
+def _trained_loss(comparison: Comparison, scheme: str, rate: float) -> float:
+    return comparison.loss(scheme, rate) if comparison.trains(scheme, rate) else math.nan
+
+
+def _range(numbers: Sequence[float], to: str = " to ") -> str:
+    known = [number for number in numbers if not math.isnan(number)]
+    ends = [format_number(min(known)), format_number(max(known))] if known else []
+    return to.join(dict.fromkeys(ends))
+
+
+def _compare_sections(comparison: Comparison) -> list[doc.Section]:
+    best: list[doc.Block] = [*_best_rates_chart(comparison)]
+    if len(comparison.learning_rates) > 1:  # a heading, or the first chart would be as small as the others
+        best.append(doc.Text("All schemes at each learning rate", "heading", page_only=True))
+        best += _rate_charts(comparison)
+    return [
+        doc.Section("Scheme and learning rate", [_heat_map(comparison)]),
+        *_section("Loss curves", best, _explain_curves(comparison)),
+        *_section("Curvature at initialization", _norm_charts(comparison)),
+    ]
+
+
+def _section(heading: str, blocks: Sequence[doc.Block], words: str = "") -> list[doc.Section]:
+    """Return a section, or none without blocks."""
+    text = [doc.Text(words, page_only=True)] if words else []
+    return [doc.Section(heading, [*text, *blocks])] if blocks else []
+
+
+def _heat_map(comparison: Comparison) -> doc.HeatMap:
+    schemes, rates = rank_schemes(comparison), comparison.learning_rates
+    best = {rate: best_scheme(comparison, rate) for rate in rates}
+    losses = [[_trained_loss(comparison, scheme, rate) for rate in rates] for scheme in schemes]
+    shown = [loss for row in losses for loss in row if not math.isnan(loss)]
+    lowest = [f"lr {format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()]
+    crossed = "; ✗: diverged" if any(run.diverged for run in comparison.runs) else ""
+    return doc.HeatMap(
+        name="heat map",
+        caption=f"Final loss; framed: lowest at that rate{crossed}",
+        description=f"Final loss for each scheme and learning rate. Lowest at {'; '.join(lowest)}.",
+        rows=schemes,
+        columns=[format_number(rate) for rate in rates],
+        values=losses,
+        texts=[[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
+        x_label="learning rate",
+        y_label="scheme",
+        value_label="final loss",
+        log_color=bool(shown) and min(shown) > 0,
+        details=[[_describe_cell(comparison, scheme, rate) for rate in rates] for scheme in schemes],
+        marked=[[best[rate] == scheme for rate in rates] for scheme in schemes],
+    )
+
+
+def _describe_cell(comparison: Comparison, scheme: str, rate: float) -> str:
+    if not comparison.applies(scheme):
+        return "does not apply to this model"
+    parts = []
+    error, norm = comparison.error(scheme, rate), comparison.norm(scheme, rate)
+    if comparison.diverged(scheme, rate):
+        parts.append(f"{_diverged_seeds(comparison, scheme, rate)} diverged")
+    elif not math.isnan(error):
+        parts.append(f"± {format_number(error, 2)} over {len(comparison.seeds)} seeds")
+    if not math.isnan(norm):
+        parts.append(f"lr·‖H‖ = {format_number(rate * norm)} at initialization")
+    return "; ".join(parts)
+
+
+def _norm_charts(comparison: Comparison) -> list[doc.Block]:
+    """Return ‖H‖ at initialization over the learning rate, with the stability limit, and over the layers."""
+    rates, look = comparison.learning_rates, looks(comparison.schemes)
+    measured = [
+        scheme
+        for scheme in rank_schemes(comparison)
+        if not math.isnan(comparison.norm(scheme))
+        # Warmup changes no weights: the same scheme without it is enough.
+        and not (scheme.endswith(WARMUP) and scheme.removesuffix(WARMUP) in comparison.schemes)
+    ]
+    charts: list[doc.Block] = []
+    if measured and len(rates) > 1:
+        norms = {scheme: [comparison.norm(scheme, rate) for rate in rates] for scheme in measured}
+        series = []
+        for scheme, values in norms.items():
+            products = [format_number(rate * norm) for rate, norm in zip(rates, values, strict=True)]
+            details = [f"lr·‖H‖ = {product}" for product in products]
+            series.append(doc.Series(name=scheme, x=rates, y=_known(values), details=details, **look[scheme]))
+        if comparison.optimizer == "sgd":
+            limits = [SGD_LIMIT / rate for rate in rates]
+            series.append(
+                doc.Series(name="stability limit 2/lr", x=rates, y=limits, color="grey", dashed=True)
+            )
+        charts.append(
+            doc.LineChart(
+                name="norms",
+                caption="‖H‖ of the network at initialization, over the learning rate",
+                description=f"‖H‖ at initialization: {_write_ranges(norms)}.",
+                series=series,
+                x_label="learning rate",
+                y_label="‖H‖ of the network",
+                log_x=True,
+                log_y=True,
+            )
+        )
+    if measured and comparison.layers:
+        norms = {s: [comparison.norm(s, layer=layer) for layer in comparison.layers] for s in measured}
+        charts.append(
+            doc.LineChart(
+                name="layers",
+                caption="‖H‖ of every layer at initialization",
+                description=f"From the flattest to the sharpest layer: {_write_ranges(norms)}.",
+                series=[doc.Series(name=s, y=values, **look[s]) for s, values in norms.items()],
+                layers=comparison.layers,
+                y_label="‖H‖ at initialization",
+                log_y=True,
+            )
+        )
+    return charts
+
+
+def _write_ranges(norms: Mapping[str, Sequence[float]]) -> str:
+    return "; ".join(f"{scheme} {_range(values)}" for scheme, values in norms.items())
+
+
+def _known(numbers: Sequence[float]) -> list[float | None]:
+    return [None if math.isnan(number) else number for number in numbers]
+
+
+def _rate_charts(comparison: Comparison) -> list[doc.LineChart]:
+    """Return the loss curves of all schemes, one chart for each learning rate, on the same axis."""
+    names = {scheme: scheme for scheme in rank_schemes(comparison)}
+    look = looks(comparison.schemes)
+    charts = []
+    for rate in comparison.learning_rates:
+        caption = f"lr {format_number(rate)}"
+        charts.append(_loss_chart(comparison, caption, caption, dict.fromkeys(names, rate), names, look))
+    return _on_one_axis(comparison, charts)
+
+
+def _best_rates_chart(comparison: Comparison) -> list[doc.LineChart]:
+    """Return the schemes that train, each at its own best rate; all of them if there is one rate."""
+    order, single = rank_schemes(comparison), comparison.learning_rates[0]
+    if len(comparison.learning_rates) == 1:
+        rates, names = dict.fromkeys(order, single), {scheme: scheme for scheme in order}
+        caption = f"All schemes at lr {format_number(single)}"
+    else:
+        best = {scheme: comparison.best_rate(scheme) for scheme in order}
+        rates = {scheme: rate for scheme, rate in best.items() if not math.isnan(rate)}
+        names = {scheme: f"{scheme}, lr {format_number(rate)}" for scheme, rate in rates.items()}
+        caption = "Each scheme at its own best learning rate"
+    look = looks(comparison.schemes)
+    return _on_one_axis(comparison, [_loss_chart(comparison, "losses", caption, rates, names, look)])
+
+
+def _loss_chart(
+    comparison: Comparison,
+    name: str,
+    caption: str,
+    rates: Mapping[str, float],
+    names: Mapping[str, str],
+    look: Mapping[str, Any],
+) -> doc.LineChart:
+    """Return the loss curve of each scheme at its rate."""
+    series, ends = [], []
+    for scheme, rate in rates.items():
+        runs = [run for run in comparison.runs_of(scheme, rate) if run.applies]
+        if runs:
+            series += loss_series(runs, comparison.steps, names[scheme], look[scheme])
+            ends.append(f"{names[scheme]} {_write_end(comparison, scheme, rate)}")
+    return doc.LineChart(
+        name=name,
+        caption=caption,
+        description=f"Training loss over the steps. Final losses: {', '.join(ends) or 'none'}.",
+        series=series,
+        x_label="step",
+        y_label="training loss",
+    )
+
+
+def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, Any]) -> list[doc.Series]:
+    """Return the median loss with the range over seeds, and a cross where seeds diverge.
+
+    Each point is at the middle of a chunk of steps. Only seeds that finish count, or all if none does.
+    """
+    chunk = math.ceil(steps / MOST_POINTS)
+    middles = [(at * chunk + min(steps, (at + 1) * chunk)) / 2 for at in range(MOST_POINTS)]
+    finite = [list(takewhile(math.isfinite, run.losses[:MOST_POINTS])) for run in runs]
+    whole = [losses for run, losses in zip(runs, finite, strict=True) if run.finite]
+    broken = [losses for run, losses in zip(runs, finite, strict=True) if not run.finite]
+    columns = list(zip(*(whole or broken), strict=False))
+    band: dict[str, Any] = {}
+    if len(runs) > 1:
+        band = {"low": list(map(min, columns)), "high": list(map(max, columns))}
+    x, y = middles[: len(columns)], list(map(statistics.median, columns))
+    line = doc.Series(name=name, x=x, y=y, **band, **look)
+    diverged = sum(run.diverged for run in runs)
+    if not diverged:
+        return [line]
+    step, loss = (x[-1], y[-1]) if y else (0.0, math.inf)
+    if broken and whole:
+        longest = max(broken, key=len)
+        step, loss = (middles[len(longest) - 1], longest[-1]) if longest else (0.0, math.inf)
+    details = [f"{diverged} of {count(len(runs), 'seed')} diverged"]
+    marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, "details": details}
+    return [line, doc.Series(name=name, x=[step], y=[loss], **marks, **look)]
+
+
+def _on_one_axis(comparison: Comparison, charts: Sequence[doc.LineChart]) -> list[doc.LineChart]:
+    """Return the charts with one loss axis, at whose top lines end that leave it; none without a loss."""
+    untrained = untrained_loss(comparison)
+    headroom = SWEEP_HEADROOM if comparison.kind == "sweep" else HEADROOM
+    top = math.inf if math.isnan(untrained) else untrained + (headroom - 1) * abs(untrained)
+    lines = [series for chart in charts for series in chart.series if not series.points]
+    shown = [loss for line in lines for loss in line.y if loss is not None and loss <= top]
+    if not shown:
+        return []
+    low, high, log_y = min(shown), max(shown), spans_much(shown)
+    room = 0.05 * (high - low or abs(high) or 1.0)
+    low, high = (max(low, LEAST) / 1.15, max(high, LEAST) * 1.15) if log_y else (low - room, high + room)
+
+    def cut(series: doc.Series) -> doc.Series:
+        inside = [at for at, loss in enumerate(series.y) if loss is not None and loss <= high]
+        last = None if series.points else inside[-1] + 2 if inside else 1
+        least = low if series.points else -math.inf  # a band may reach below the axis
+        parts: dict[str, Any] = {
+            name: [min(max(loss, least), high) for loss in part[:last]]
+            for name in ("y", "low", "high")
+            if (part := getattr(series, name)) is not None
+        }
+        return replace(series, x=(series.x or [])[:last], **parts)
+
+    found = []
+    for chart in charts:
+        series: list[doc.Series] = []
+        for one in chart.series:
+            series.append(cut(one))
+            if one.points and series[-2].y and _end(one)[0] > _end(series[-2])[0]:
+                step, loss = _end(series[-2])  # a cross follows its line, and stays at the end of it
+                series[-1] = replace(series[-1], x=[step], y=[loss])
+        found.append(replace(chart, series=series, log_y=log_y, y_range=(low, high)))
+    return found
+
+
+def _end(series: doc.Series) -> tuple[float, float]:
+    return (series.x or [0.0])[-1] or 0.0, series.y[-1] or 0.0
+
+
+def _write_end(comparison: Comparison, scheme: str, rate: float) -> str:
+    loss = _trained_loss(comparison, scheme, rate)
+    return "diverged" if math.isnan(loss) else format_number(loss)
+
+
+def _explain_curves(comparison: Comparison) -> str:
+    several = "Lines are medians over seeds, bands their ranges. " if len(comparison.seeds) > 1 else ""
+    crosses = "Crosses mark divergence." if any(run.diverged for run in comparison.runs) else ""
+    return (several + crosses).strip()
+
+
+def _sweep_sections(comparison: Comparison) -> list[doc.Section]:
+    (rate,) = comparison.learning_rates
+    names = {scheme: f"std {std:g}" for scheme, std in zip(comparison.schemes, comparison.stds, strict=True)}
+    look = {scheme: {"color": color} for scheme, color in zip(names, ramp(comparison.stds), strict=True)}
+    caption = f"Loss over the steps at lr {format_number(rate)}, by std"
+    curves = _loss_chart(comparison, "losses", caption, dict.fromkeys(names, rate), names, look)
+    final = [_final_losses(comparison, names, look), *_norms_over_std(comparison)]
+    return [
+        *_section("Curvature and loss", final),
+        *_section("Loss curves", _on_one_axis(comparison, [curves]), _explain_curves(comparison)),
+    ]
+
+
+def _final_losses(comparison: Comparison, names: Mapping[str, str], look: Mapping[str, Any]) -> doc.LineChart:
+    """Return the final loss of each std with its standard error, over lr·‖H‖, or over the std without it."""
+    (rate,) = comparison.learning_rates
+    places = [rate * comparison.norm(scheme, rate) for scheme in names]
+    label, rules = "lr·‖H‖ at initialization", [doc.Rule(SGD_LIMIT, "lr·‖H‖ = 2", upright=True)]
+    if any(map(math.isnan, places)):
+        label, rules, places = "std of the weights", [], list(comparison.stds)
+    series = []
+    for (scheme, name), place in zip(names.items(), places, strict=True):
+        loss, error = _trained_loss(comparison, scheme, rate), comparison.error(scheme, rate)
+        point: dict[str, Any] = {"y": [loss], "details": [str(MeanLoss(loss, error))]}
+        if math.isnan(loss):
+            diverged = f"{_diverged_seeds(comparison, scheme, rate)} diverged"
+            point = {"y": [math.inf], "details": [diverged], "symbol": "cross"}
+        elif not math.isnan(error):
+            point |= {"low": [loss - error], "high": [loss + error]}
+        series.append(doc.Series(name=name, x=[place], points=True, **point, **look[scheme]))
+    told = ", ".join(f"{name} {_write_end(comparison, scheme, rate)}" for scheme, name in names.items())
+    return doc.LineChart(
+        name="final losses",
+        caption=f"Final loss over {label.removeprefix('std of ')}",
+        description=f"Final losses: {told}.",
+        series=series,
+        x_label=label,
+        y_label="final loss",
+        log_x=min(places) > 0,
+        log_y=spans_much([one.y[0] for one in series if one.y[0] is not None and one.y[0] < math.inf]),
+        rules=rules if comparison.optimizer == "sgd" else (),
+    )
+
+
+def _norms_over_std(comparison: Comparison) -> list[doc.Block]:
+    """Return ‖H‖ at initialization over the std: the network, and the layers if they are few."""
+    (rate,) = comparison.learning_rates
+    layers = comparison.layers if len(comparison.layers) <= MOST_LINES else ()
+    schemes = dict(sorted(zip(comparison.stds, comparison.schemes, strict=True)))
+    series = []
+    for layer, color in zip((NETWORK, *layers), ("vermilion", *ramp(range(len(layers)))), strict=True):
+        norms = [comparison.norm(scheme, rate, layer) for scheme in schemes.values()]
+        drawn: dict[str, Any] = {"x": list(schemes), "y": _known(norms), "points": len(schemes) == 1}
+        series.append(doc.Series(name=layer, color=color, dashed=layer != NETWORK, **drawn))
+    norms = [comparison.norm(scheme, rate) for scheme in schemes.values()]
+    if all(map(math.isnan, norms)):
+        return []
+    limit = doc.Rule(SGD_LIMIT / rate, f"stability limit 2/lr = {format_number(SGD_LIMIT / rate)}")
+    chart = doc.LineChart(
+        name="norms",
+        caption="‖H‖ at initialization, over the std",
+        description=f"‖H‖ of the network: {_range(norms)}.",
+        series=series,
+        x_label="std of the weights",
+        y_label="‖H‖ at initialization",
+        log_x=min(schemes) > 0,
+        log_y=True,
+        rules=[limit] if comparison.optimizer == "sgd" else (),
+    )
+    return [chart]

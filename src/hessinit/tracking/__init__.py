@@ -1,1 +1,0 @@
-"""Follow the curvature through training: measured now and then, within a share of the time."""

@@ -1,0 +1,183 @@
+"""The verb `advise`: which learning rates the curvature allows, for the optimizer at hand."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from hessinit.curvature.engines import LanczosSettings
+from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.preconditioner import AdamRule, build_engine
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
+from hessinit.measurement.measure import (
+    in_running_order,
+    note_unchecked,
+    note_uncounted,
+    notes_on,
+    versions_of,
+)
+from hessinit.present import advice as say
+from hessinit.present.words import format_number
+from hessinit.problem.layers import find_layers
+from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.results.advice import (
+    FLAT_INITIALIZATION,
+    LearningRateAdvice,
+    advise_descent,
+    check_rate,
+    judge_warmup,
+)
+from hessinit.training.optimizer_rules import (
+    OptimizerRule,
+    StabilityLimit,
+    find_stability_limit,
+    name_optimizer,
+    read_optimizer,
+    require_known_optimizer,
+)
+
+
+def advise(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    optimizer: str | torch.optim.Optimizer = "sgd",
+    lr: float | None = None,
+    momentum: float | None = None,
+    betas: tuple[float, float] | None = None,
+    eps: float | None = None,
+    weight_decay: float | None = None,
+    curvature: str = "gauss-newton",
+    layers: str | Iterable[str] | None = None,
+    tolerance: float = 1e-3,
+    max_iterations: int = 200,
+    seed: int = 0,
+    forward: Forward | None = None,
+    dtype: torch.dtype | None = None,
+    dropout: str = "refuse",
+    reduction: str = "auto",
+    check: bool = True,
+    strict: bool = False,
+) -> LearningRateAdvice:
+    """The learning rate of the largest guaranteed decrease, the stability limit, and whether to warm up.
+
+    `optimizer` is "sgd", "momentum", "nesterov", "adam" or "adamw" with torch's default settings unless
+    given, or a torch optimizer, whose learning rates and settings are read. Its parameter groups may differ
+    in learning rate and weight decay: the advice is for the group with the largest learning rate (or for
+    `lr`), while the others keep their proportion to it. For Adam and AdamW the curvature is that of
+    `P^-½ H P^-½` with P the root mean square of mini-batch gradients, so `batch` should be what one training
+    step sees. The other arguments are those of `measure`. Nothing is changed.
+
+    The numbers are exact for a quadratic with the curvature of these weights. Costs what `measure` takes for
+    the network alone; for Adam and AdamW about ten products and a few gradients.
+
+    >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
+    >>> advice = advise(model, nn.MSELoss(), (inputs, torch.zeros(2, 1)), optimizer="momentum", lr=8.0)
+    >>> round(advice.stable_learning_rate, 9), advice.warmup.advised  # closed form: H = I
+    (3.8, True)
+    """
+    started = time.perf_counter()
+    choose("curvature", curvature, ["gauss-newton", "hessian"])
+    check_switches(strict=strict)
+    seed = check_whole("seed", seed, at_least=0)
+    settings = LanczosSettings(
+        check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
+    )
+    check_arguments(model, loss, forward, dtype, dropout)
+    given = {"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
+    steps = _read(optimizer, unwrap(model), layers, check_rate(lr), given)
+    problem = Problem(
+        model, loss, batch, layers=sorted(steps.rates) or layers, forward=forward, dtype=dtype,
+        dropout=dropout, reduction=reduction, check=check, seed=seed,
+    )  # fmt: skip
+    with problem.settings():
+        evaluations = evaluate(problem)
+        engine = build_engine(evaluations, curvature, settings)
+        limit = find_stability_limit(
+            steps, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
+        )
+        flat = False
+        if isinstance(steps.rule, AdamRule) and steps.lr and steps.lr > limit.stable:
+            flat = 0 < engine.extremes(list(problem.leaves)).norm.value < FLAT_INITIALIZATION
+        facts: dict[str, Any] = {
+            "curvature": curvature,
+            "loss": sum(one.loss_value * one.weight for one in evaluations),
+            "examples": problem.examples,
+            "weights": tuple(layer.name for layer in in_running_order(problem, evaluations)),
+            "parameters": sum(layer.size for layer in problem.layers),
+            "notes": (
+                *notes_on(problem, evaluations),
+                *note_unchecked(check),
+                *steps.notes,
+                *note_uncounted(problem, steps.moved),
+                *limit.notes,
+            ),
+            "versions": versions_of(problem),
+        }
+    advice = replace(_advice(steps, limit, flat, facts), seconds=time.perf_counter() - started)
+    if not advice.converged:
+        message = f"the curvature did not reach tolerance={tolerance:g}: {advice.norm.reason}."
+        if strict:
+            raise ConvergenceError(message)
+        warnings.warn(message, ConvergenceWarning, stacklevel=2)
+    return advice
+
+
+def _read(
+    optimizer: Any,
+    model: nn.Module,
+    layers: str | list[str] | None,
+    lr: float | None,
+    given: dict[str, Any],
+) -> OptimizerRule:
+    require_known_optimizer(optimizer)
+    if isinstance(optimizer, str):
+        return name_optimizer(optimizer, lr, given)
+    for name, value in given.items():
+        if value is not None:
+            raise ProblemError(
+                f"{name}={value!r} was given, and the optimizer has its own; leave it out, or pass a name "
+                "such as 'adam'."
+            )
+    return read_optimizer(optimizer, model, find_layers(model, layers), lr=lr)
+
+
+def _advice(
+    steps: OptimizerRule, limit: StabilityLimit, flat: bool, facts: dict[str, Any]
+) -> LearningRateAdvice:
+    rule, lr = limit.rule, steps.lr or None
+    if not isinstance(rule, AdamRule):
+        assert limit.ends is not None
+        return replace(advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name)
+    norm, first = limit.norm.value, limit.first_step
+    why_best = say.why_best_adaptive(norm, rule.best(norm), rule.decoupled_decay, 1.0, "mini-batch gradients")
+    if first < rule.best(norm):
+        why_best = "The first step sets it: it lowers the quadratic model of the loss most at this rate."
+    why_stable = say.why_stable_adaptive(norm, limit.stable)
+    if 2 * first <= rule.stability_limit(norm) < math.inf:
+        why_stable = (
+            "Above it the first step, equally long in every weight, raises the quadratic model of the loss; "
+            f"with P fixed, later steps grow above {format_number(rule.stability_limit(norm))}."
+        )
+    return LearningRateAdvice(
+        optimizer=steps.name,
+        lr=lr,
+        learning_rate=limit.best,
+        learning_rate_reason=why_best,
+        stable_learning_rate=limit.stable,
+        stable_reason=why_stable,
+        warmup=judge_warmup(lr, limit.best, limit.stable, flat=flat),
+        norm=limit.norm,
+        frozen=limit.frozen,
+        **facts,
+    )

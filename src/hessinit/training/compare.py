@@ -1,0 +1,493 @@
+"""The verbs `compare` and `sweep`: short trainings of schemes × learning rates × seeds."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from hessinit._version import __version__
+from hessinit.errors import ConvergenceWarning, ProblemError
+from hessinit.measurement.measure import measure
+from hessinit.problem import validate
+from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import check_whole
+from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, round_loss, window
+from hessinit.results.result import Plain, from_plain, to_plain
+from hessinit.training import loop
+from hessinit.training.data import Data, copy_to, device_of, hash_data, read_data
+from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes
+from hessinit.training.run_folder import RunFolder, describe_interruption
+from hessinit.training.seeds import derive, reproducible, seed_everything
+from hessinit.training.workers import Job, Results, check_workers, progress_bar, run_jobs
+
+DEFAULT_SCHEMES = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")
+LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
+STDS = (1.0, 0.5, 0.1, 0.075, 0.05, 0.005)  # of the paper's Table 4
+FEWEST_STEPS = 10
+TOLERANCE = 1e-2  # of the initial norms: a percent is enough to compare initializations
+NOT_MEASURED = "The initial curvature was not measured"
+
+Build = Callable[[], nn.Module]
+Key = tuple[str, float, int]  # scheme, learning rate, seed
+
+
+def compare(
+    build: Build,
+    loss: Loss,
+    data: Any,
+    *,
+    schemes: str | Iterable[str] | Mapping[str, str | WriteWeights] = DEFAULT_SCHEMES,
+    learning_rates: Iterable[float] = LEARNING_RATES,
+    seeds: int | Iterable[int] = 3,
+    steps: int = 200,
+    batch_size: int = 64,
+    optimizer: str | loop.MakeOptimizer = "sgd",
+    warmup: int | None = None,
+    forward: Forward | None = None,
+    curvature_at_start: bool = True,
+    folder: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+) -> Comparison:
+    """Train briefly from several initializations, at several learning rates, with several seeds.
+
+    `build()` makes a new model, which is trained in train mode; torch, random and numpy are seeded before.
+    `data` is `(inputs, targets)` with all examples along the first dimension, or an iterable of ready batches
+    (whose size `batch_size` does not change). All schemes of a seed see the same batches in the same order.
+
+    A scheme is one of `apply_scheme_`, "default" (the weights that build() gives), "hessinit" (`initialize_`
+    for that learning rate), or one of them with "+warmup": the rate rises linearly over `warmup` steps (by
+    default a fifth). A mapping names functions of your own, `scheme(model, loss, batch, lr, seed)`, which
+    write the weights in place. `optimizer` is "sgd", "momentum" (0.9), "adam" or a function
+    `(parameters, lr)`. A scheme that fails on this model stops nothing: its runs say why.
+
+    With `folder`, every finished run is kept there, and the same call continues an interrupted experiment.
+    More schemes, rates and seeds may be added; other settings are refused. Your functions are recorded by
+    name: after changing their code, use a new folder. Runs are made in `workers` processes (by default one
+    for each core), for which your functions must be defined at the top of a file; `workers=1` stays in this
+    process; `executor` is any of concurrent.futures. The numbers depend on the seeds only.
+
+    Costs `steps` training steps for each run, and 20 to 50 more where the initial curvature is measured.
+
+    >>> from hessinit.digits import load_digits
+    >>> from torch import nn
+    >>> comparison = compare(
+    ...     lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
+    ...     nn.CrossEntropyLoss(), load_digits(), schemes=["default", "he"], learning_rates=[0.1],
+    ...     seeds=1, steps=30, workers=1)
+    >>> comparison.best
+    ('he', 0.1)
+    """
+    steps = check_whole("steps", steps, at_least=FEWEST_STEPS)
+    read = read_schemes(schemes, _read_warmup(warmup, steps))
+    if warmup is not None and not any(each.warmup for each in read):
+        name = next((each.name for each in read if isinstance(each.scheme, str)), "he")
+        raise ProblemError(
+            f"warmup={warmup} would change nothing, because no scheme has a warmup; name one with it, such "
+            f"as '{name}+warmup', or leave warmup out."
+        )
+    rates = read_positive_numbers("learning_rates", learning_rates, "[0.01, 0.1]")
+    return _run_grid(
+        "compare", build, loss, data, read, rates, (), seeds, steps, batch_size, optimizer, forward,
+        curvature_at_start, folder, workers, executor, device, progress,
+    )  # fmt: skip
+
+
+def sweep(
+    build: Build,
+    loss: Loss,
+    data: Any,
+    *,
+    stds: Iterable[float] = STDS,
+    learning_rate: float = 0.01,
+    layers: str | Iterable[str] | None = None,
+    seeds: int | Iterable[int] = 3,
+    steps: int = 200,
+    batch_size: int = 64,
+    optimizer: str | loop.MakeOptimizer = "sgd",
+    warmup: int | None = None,
+    forward: Forward | None = None,
+    curvature_at_start: bool = True,
+    folder: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+) -> Comparison:
+    """Draw the weights from N(0, std²) for each of `stds`, measure the curvature, train briefly.
+
+    The experiment of the paper's Tables 4 and 5. Biases are 0; every std scales the same random numbers.
+    `layers` takes names or globs: other weights stay as build() gives them. With `warmup`, the rate rises
+    linearly over that many steps. The other arguments are those of `compare`.
+
+    >>> from hessinit.digits import load_digits
+    >>> from torch import nn
+    >>> comparison = sweep(
+    ...     lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
+    ...     nn.CrossEntropyLoss(), load_digits(), stds=[0.01, 0.1], seeds=1, steps=20, workers=1)
+    >>> ratio = comparison.norm("std 0.1", layer="1") / comparison.norm("std 0.01", layer="1")
+    >>> 80 < ratio < 120  # the curvature of one of two layers grows with the square of the other's weights
+    True
+    """
+    steps = check_whole("steps", steps, at_least=FEWEST_STEPS)
+    sizes = read_positive_numbers("stds", stds, "[0.5, 0.05]")
+    chosen = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
+    warming = 0 if warmup is None else _read_warmup(warmup, steps)
+    read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
+    rates = (loop.read_positive("learning_rate", learning_rate),)
+    return _run_grid(
+        "sweep", build, loss, data, read, rates, sizes, seeds, steps, batch_size, optimizer, forward,
+        curvature_at_start, folder, workers, executor, device, progress,
+    )  # fmt: skip
+
+
+# ── One run ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What all runs share; called with a job, it makes a run: the work that travels to the workers."""
+
+    build: Build
+    loss: Loss
+    data: Data
+    forward: Forward | None
+    schemes: tuple[Initializer, ...]
+    steps: int
+    optimizer: str | loop.MakeOptimizer
+    device: str | None
+
+    def __call__(self, job: Job) -> Run:
+        """Make one run; its numbers depend on its settings only, not on when and where it is made."""
+        (name, rate, seed), measures = job.parameters
+        started = time.perf_counter()
+        with reproducible(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the first model's warnings were shown when it was checked
+            model = self.build_model(seed)
+            device = device_of(model)
+            loss, chosen = self.own_loss(device), self.data.initial_batch(seed)
+            scheme = next(each for each in self.schemes if each.name == name)
+            try:
+                remark = scheme.initialize_(
+                    model, loss, copy_to(chosen, device), rate, seed, self.forward, self.optimizer
+                )
+            except Exception as failure:  # a scheme may refuse this model
+                return Run(
+                    scheme=name, learning_rate=rate, seed=seed, losses=(), first_loss=math.nan,
+                    final_loss=math.nan, steps_done=0, diverged=False, norms=None,
+                    seconds=time.perf_counter() - started, note=str(failure) or type(failure).__name__,
+                )  # fmt: skip
+            model.train()
+            norms, trouble = None, ""
+            if measures:
+                check = scheme.scheme != "hessinit"  # `initialize_` has checked the derivatives already
+                norms, trouble = self._measure(model, loss, copy_to(chosen, device), seed, check)
+            seed_everything(seed, "training")  # after the measurement, so that it changes nothing
+            optimizer = loop.make_optimizer(self.optimizer, model, rate)
+            losses, failed = loop.train(
+                model, loss, (copy_to(batch, device) for batch in self.data.minibatches(seed)), optimizer,
+                steps=self.steps, warmup=loop.Warmup(optimizer, scheme.warmup), forward=self.forward,
+                build=lambda: self.build_model(seed),
+            )  # fmt: skip
+        last = window(self.steps)
+        return Run(
+            scheme=name,
+            learning_rate=rate,
+            seed=seed,
+            losses=tuple(map(round_loss, loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS)))),
+            first_loss=losses[0],
+            final_loss=loop.final_loss(losses, last),
+            steps_done=len(losses) - (not math.isfinite(losses[-1])),
+            diverged=loop.has_diverged(losses, last),
+            norms=norms,
+            seconds=time.perf_counter() - started,
+            note=" ".join(filter(None, (remark, trouble, failed))),
+        )
+
+    def build_model(self, seed: int) -> nn.Module:
+        """A new model on the chosen device; the same weights for the same seed."""
+        seed_everything(seed, "build")
+        model: Any = self.build()
+        validate.check_model(model, self.forward)
+        moved: nn.Module = model.to(self.device) if self.device is not None else model
+        return moved.train()
+
+    def own_loss(self, device: torch.device) -> Loss:
+        """A copy, on the device, of a loss that may hold tensors or a state."""
+        return copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
+
+    def check_first_model(self) -> tuple[nn.Module, float]:
+        """A new model and its loss; refuses wrong models, losses and data before any run."""
+        with reproducible():
+            other, model = self.build_model(0), self.build_model(0)
+            shared = {id(parameter) for parameter in other.parameters() if parameter.requires_grad}
+            if model is other or any(id(parameter) in shared for parameter in model.parameters()):
+                raise ProblemError(
+                    "build() returned the same model twice, or models that share their weights, and every "
+                    "run needs its own; create the model inside build, or return copy.deepcopy(model)."
+                )
+            if device_of(model).type == "meta":
+                raise ProblemError(
+                    "build() puts its weights on the device 'meta', where there are no numbers to train; "
+                    "build the model on a real one, such as 'cpu'."
+                )
+            for each in self.schemes:
+                if isinstance(each.scheme, NormalWeights):
+                    each.scheme.check(model)
+            batch = copy_to(self.data.initial_batch(0), device_of(model))
+            seed_everything(0, "training")
+            value = loop.evaluate_loss(model, self.own_loss(device_of(model)), batch, self.forward)
+            validate.check_loss_value(value)
+            if not value.requires_grad:
+                raise ProblemError(
+                    "the loss does not depend on any trainable parameter, so there is nothing to train; is "
+                    "the model frozen, or does its forward detach?"
+                )
+            loop.make_optimizer(self.optimizer, model, 0.1)
+            return model, value.item()
+
+    def record(self, model: nn.Module, first_loss: float) -> dict[str, Plain]:
+        """The settings that must not change between the runs of one folder."""
+        shapes = (
+            f"{name}: {str(parameter.dtype).removeprefix('torch.')} {tuple(parameter.shape)}"
+            + ("" if parameter.requires_grad else " frozen")
+            for name, parameter in model.named_parameters()
+        )
+        return {
+            "model": describe(model),
+            "parameters": "; ".join(shapes),
+            "loss": describe(self.loss),
+            "forward": describe(self.forward),
+            "hash of the data": hash_data(self.data),
+            "examples": self.data.examples,
+            "batch_size": self.data.batch_size,
+            "steps": self.steps,
+            "optimizer": describe(self.optimizer),
+            "device": device_of(model).type,
+            "default dtype": str(torch.get_default_dtype()),
+            # Options that repr(loss) does not show change it. Few digits: other machines round otherwise.
+            "loss of a new model": f"{first_loss:.4g}",
+        }
+
+    def _measure(
+        self, model: nn.Module, loss: Loss, batch: tuple[Any, Any], seed: int, check: bool
+    ) -> tuple[dict[str, float] | None, str]:
+        """The initial norms, and what went wrong, which does not stop the run."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", ConvergenceWarning)
+            try:
+                report = measure(
+                    model, loss, batch, forward=self.forward, dropout="freeze", tolerance=TOLERANCE,
+                    check=check, seed=derive(seed, "measure"),
+                )  # fmt: skip
+            except Exception as failure:
+                return None, f"{NOT_MEASURED}: {failure}"
+        # A layer that is called "network" appears under its parameter's name.
+        names = {NETWORK: f"{NETWORK}.weight"}
+        norms = {names.get(layer.name, layer.name): layer.norm for layer in report.layers}
+        norms[NETWORK] = report.network.norm
+        return norms, " ".join(f"Initial curvature: {warning.message}" for warning in caught)
+
+
+# ── All runs ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _run_grid(
+    kind: str, build: Any, loss: Any, data: Any, schemes: tuple[Initializer, ...], rates: tuple[float, ...],
+    stds: tuple[float, ...], seeds: Any, steps: int, batch_size: Any, optimizer: Any, forward: Any,
+    curvature_at_start: bool, folder: Any, workers: Any, executor: Any, device: Any, progress: bool,
+) -> Comparison:  # fmt: skip
+    """Check the arguments, make every run that is not yet in the folder, and collect them all."""
+    if isinstance(build, nn.Module) or not callable(build):
+        raise ProblemError(
+            f"build is a {type(build).__name__}; it must be a function that makes a new model for every run, "
+            "such as lambda: Net()."
+        )
+    validate.check_arguments(
+        nn.Identity(), loss, forward, None, "freeze"
+    )  # the model is checked once it is built
+    loop.check_optimizer(optimizer)
+    validate.check_switches(curvature_at_start=curvature_at_start, progress=progress)
+    check_workers(workers, executor)
+    seeds, device, kept = _read_seeds(seeds), _read_device(device), RunFolder(folder)
+    read = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
+    started = time.perf_counter()
+    experiment = Experiment(build, loss, read, forward, schemes, steps, optimizer, device)
+    model, first_loss = experiment.check_first_model()
+    versions = {
+        "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
+        "device": str(device_of(model)),
+    }  # fmt: skip
+    if folder is not None:  # hashing the data is for nothing without one
+        settings = {"kind": kind, "curvature_at_start": curvature_at_start, "torch": versions["torch"]}
+        kept.open(
+            {**settings, **experiment.record(model, first_loss)},
+            {each.name: each.description for each in schemes},
+        )
+    runs = dict(_read_run(kept, name) for name in kept.results)
+    names = tuple(each.name for each in schemes)
+    dependent = {each.name for each in schemes if each.depends_on_rate}
+    grid = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
+    jobs = _missing_jobs(grid, seeds, runs, dependent, curvature_at_start)
+    if workers is None and executor is None and device_of(model).type != "cpu":
+        workers = 1  # one accelerator has one memory
+    notes: tuple[str, ...] = ()
+    if jobs:
+        results, notes = run_jobs(experiment, jobs, workers, executor)
+        _collect(results, kept, runs, grid, len(jobs), progress)
+    # Norms that do not depend on the rate are shown at the lowest one, wherever they were measured.
+    norms = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
+    return Comparison(
+        kind=kind,
+        schemes=names,
+        learning_rates=rates,
+        seeds=seeds,
+        runs=tuple(
+            runs[name, rate, seed]
+            if name in dependent
+            else replace(
+                runs[name, rate, seed], norms=norms.get((name, seed)) if rate == min(rates) else None
+            )
+            for name, rate, seed in grid
+        ),
+        steps=steps,
+        batch_size=read.batch_size,
+        optimizer=describe(optimizer),
+        examples=read.examples,
+        warmup=max(each.warmup for each in schemes) or None,
+        stds=stds,
+        rate_dependent=tuple(name for name in names if name in dependent),
+        seconds=time.perf_counter() - started,
+        notes=notes,
+        settings={
+            "model": type(model).__name__,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "loss": describe(loss),
+            "forward": None if forward is None else describe(forward),
+            "curvature_at_start": curvature_at_start,
+        },
+        versions=versions,
+    )
+
+
+def _collect(
+    results: Results, kept: RunFolder, runs: dict[Key, Run], grid: Sequence[Key], jobs: int, progress: bool
+) -> None:
+    """Keep each run as soon as it is finished."""
+    with progress_bar("Training", len(grid), len(grid) - jobs, progress) as advance:
+        try:
+            with contextlib.closing(results):
+                for job, run in results:
+                    key = job.parameters[0]
+                    if key in runs:  # it was made again for its norms alone
+                        run = replace(runs[key], norms=run.norms, note=runs[key].note or run.note)
+                    kept.add(job.key, to_plain(run))
+                    runs[key] = run
+                    advance(f"{run.scheme}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
+        except KeyboardInterrupt:
+            done = sum(key in runs for key in grid)
+            raise KeyboardInterrupt(describe_interruption(kept.folder, done, len(grid))) from None
+
+
+def _missing_jobs(
+    grid: Sequence[Key], seeds: Sequence[int], runs: Mapping[Key, Run], dependent: set[str], measured: bool
+) -> list[Job]:
+    """The runs to make, seed by seed, so that there is something to compare early.
+
+    Weights that do not depend on the learning rate are measured once for each seed, at the lowest rate; where
+    that run is there without its norms, and no other run has them, it is made again.
+    """
+    known = {
+        (run.scheme, run.seed)
+        for run in runs.values()
+        if run.norms is not None or NOT_MEASURED in run.note or not run.applies
+    }
+    lowest = min(rate for _, rate, _ in grid)
+    jobs = []
+    for key in sorted(grid, key=lambda key: seeds.index(key[2])):
+        name, rate, seed = key
+        alone = measured and name not in dependent and rate == lowest and (name, seed) not in known
+        if alone or key not in runs:
+            measures = alone or (measured and name in dependent)
+            jobs.append(Job(f"{name}, lr {rate!r}, seed {seed}", (key, measures)))
+    return jobs
+
+
+def _read_run(kept: RunFolder, key: str) -> tuple[Key, Run]:
+    try:
+        run: Run = from_plain(Run, kept.results[key])
+    except ValueError as problem:
+        raise ProblemError(
+            f"{kept.path_of(key)} is not a whole run: {problem}. Was it edited? Delete it to run it again."
+        ) from problem
+    return (run.scheme, run.learning_rate, run.seed), run
+
+
+def read_positive_numbers(name: str, values: Any, example: str) -> tuple[float, ...]:
+    """One or more different numbers above 0.
+
+    >>> read_positive_numbers("learning_rates", [0.1, 1], "[0.01, 0.1]")
+    (0.1, 1.0)
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ProblemError(f"{name}={values!r} must be a list of numbers, such as {example}.")
+    numbers = tuple(loop.read_positive(name, value) for value in values)
+    return _all_different(name, numbers, f"such as {example}")
+
+
+def _read_seeds(seeds: Any) -> tuple[int, ...]:
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        return tuple(range(check_whole("seeds", seeds, at_least=1)))
+    numbers = tuple(check_whole("a seed in seeds", seed, at_least=0) for seed in seeds)
+    return _all_different("seeds", numbers, "or pass how many, such as 3")
+
+
+def _all_different(name: str, numbers: tuple[Any, ...], example: str) -> tuple[Any, ...]:
+    if not numbers:
+        raise ProblemError(f"{name} is empty; give at least one number, {example}.")
+    for number in numbers:
+        if numbers.count(number) > 1:
+            raise ProblemError(f"{name} holds {number:g} twice; give every number once.")
+    return numbers
+
+
+def _read_warmup(warmup: Any, steps: int) -> int:
+    """Steps of warmup; a fifth of all by default."""
+    if warmup is None:
+        return max(1, steps // 5)
+    number = check_whole("warmup", warmup, at_least=1)
+    if number > steps:
+        raise ProblemError(f"warmup={number} is longer than the run; it must be at most steps={steps}.")
+    return number
+
+
+def _read_device(device: Any) -> str | None:
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+        if found.type == "meta":
+            raise RuntimeError("it holds no numbers")
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as failure:
+        reason = str(failure).strip().splitlines()[0].rstrip(".")
+        raise ProblemError(
+            f"device={device!r} cannot be used here: {reason}. Leave it out to train where build() puts the "
+            "model."
+        ) from failure
+    return str(found)

@@ -1,0 +1,155 @@
+"""Initializations by name, for `compare` and `sweep`: how each one writes the weights of a new model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hessinit.errors import ProblemError, choose
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, apply_scheme_
+from hessinit.init.targets import find_targets
+from hessinit.problem.problem import Forward, Loss
+from hessinit.training.seeds import derive, generator, seed_everything
+
+OURS = "hessinit"
+DEFAULT = "default"
+WARMUP = "+warmup"
+KNOWN = [DEFAULT, OURS, *(scheme for scheme in SCHEMES if scheme != DEFAULT)]
+
+WriteWeights = Callable[..., Any]  # function(model, loss, batch, lr, seed), writes in place
+
+
+@dataclass(frozen=True)
+class NormalWeights:
+    """The initialization of a sweep: weights from N(0, std²), biases 0; weights outside `layers` stay."""
+
+    std: float
+    layers: str | tuple[str, ...] | None = None
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse `layers` that match no weight."""
+        if not find_targets(model, self.layers):
+            raise ProblemError(
+                f"layers={self.layers!r} names no weight of two or more dimensions, so a sweep has nothing "
+                "to set; leave it out for every weight."
+            )
+
+    def __call__(self, model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:
+        source = torch.Generator().manual_seed(seed)  # the same numbers for every std, only scaled
+        for target in find_targets(model, self.layers):
+            value = torch.randn(target.value.shape, generator=source)
+            if target.reason_unchanged:
+                continue
+            target.write_(self.std * value)
+            with torch.no_grad():
+                for bias in target.biases().values():
+                    bias.zero_()
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """A name, the scheme or function behind it, and the steps of learning-rate warmup that go with it."""
+
+    name: str
+    scheme: str | WriteWeights
+    warmup: int = 0
+
+    @property
+    def depends_on_rate(self) -> bool:
+        """Whether the weights may depend on the learning rate, which a user's function receives."""
+        return self.scheme == OURS or not isinstance(self.scheme, (str, NormalWeights))
+
+    @property
+    def description(self) -> str:
+        """The same in every process, for the record of the experiment."""
+        return describe(self.scheme) + (f" with {self.warmup} steps of warmup" if self.warmup else "")
+
+    def initialize_(
+        self, model: nn.Module, loss: Loss, batch: tuple[Any, Any], lr: float, seed: int,
+        forward: Forward | None, optimizer: Any,
+    ) -> str:  # fmt: skip
+        """Write the weights in place; returns why a target was not met, else an empty string."""
+        seed_everything(seed, "start")
+        if self.scheme == OURS:
+            from hessinit.init.initialize import initialize_  # the other schemes do not need it
+
+            # The rule of a user's own optimizer is unknown: it is treated as gradient descent.
+            known = optimizer if isinstance(optimizer, str) else "sgd"
+            result = initialize_(
+                model, loss, batch, lr=lr, optimizer=known, forward=forward, seed=derive(seed, "start")
+            )
+            return "" if result.converged else str(result.reason)
+        if callable(self.scheme):
+            self.scheme(model, loss, batch, lr, derive(seed, "start"))
+        elif self.scheme != DEFAULT:
+            source = generator(seed, "start")
+            apply_scheme_(model, self.scheme, sample=batch[0], forward=forward, generator=source)
+        return ""
+
+
+def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
+    """Names, or a mapping from names to names or functions; "+warmup" adds `warmup` steps of warmup.
+
+    >>> [(one.scheme, one.warmup) for one in read_schemes(["he", "lsuv+warmup"], warmup=40)]
+    [('he', 0), ('lsuv', 40)]
+    """
+    if isinstance(schemes, str):
+        schemes = [schemes]
+    if not isinstance(schemes, Iterable):
+        raise ProblemError(
+            f"schemes={schemes!r} must be a list of names, or a mapping from names to names or functions."
+        )
+    named = list(schemes.items()) if isinstance(schemes, Mapping) else [(each, each) for each in schemes]
+    if not named:
+        raise ProblemError(f"schemes={schemes!r} holds no scheme; name at least one, such as ['default'].")
+    names = [name for name, _ in named]
+    for name in names:
+        if names.count(name) > 1:
+            raise ProblemError(f"schemes holds {name!r} twice; name every scheme once.")
+    return tuple(_read_scheme(name, scheme, warmup) for name, scheme in named)
+
+
+def _read_scheme(name: Any, scheme: Any, warmup: int) -> Initializer:
+    if isinstance(scheme, str) and isinstance(name, str):
+        base = scheme.removesuffix(WARMUP)
+        if base not in KNOWN:
+            allowed = [*KNOWN, *(f"{known}{WARMUP}" for known in KNOWN)] if "+" in scheme else KNOWN
+            choose("schemes", scheme, allowed, SYNONYMS)
+        return Initializer(name, base, warmup if scheme.endswith(WARMUP) or name.endswith(WARMUP) else 0)
+    if not callable(scheme) or isinstance(scheme, (type, nn.Module)):
+        raise ProblemError(
+            f"schemes holds {scheme!r}, a {type(scheme).__name__}; a scheme is a name, such as 'he', or a "
+            "function scheme(model, loss, batch, lr, seed) that writes the weights in place."
+        )
+    if not isinstance(name, str) or not name:
+        shown = getattr(scheme, "__name__", type(scheme).__name__)
+        raise ProblemError(
+            f"schemes holds a function without a name; pass a mapping: {{{shown!r}: {shown}}}."
+        )
+    return Initializer(name, scheme, warmup if name.endswith(WARMUP) else 0)
+
+
+def describe(thing: Any) -> str:
+    """A function or module in words that are the same in every process: no addresses.
+
+    >>> describe(torch.nn.functional.mse_loss), describe(NormalWeights(0.1))
+    ('torch.nn.functional.mse_loss', 'NormalWeights(std=0.1, layers=None)')
+    """
+    if thing is None or isinstance(thing, (str, nn.Module)):
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", str(thing))
+    if isinstance(thing, (bool, int, float)) or (
+        dataclasses.is_dataclass(thing) and not isinstance(thing, type)
+    ):
+        return repr(thing)
+    if isinstance(thing, functools.partial):
+        keywords = (f"{key}={describe(value)}" for key, value in thing.keywords.items())
+        return f"{describe(thing.func)}({', '.join([*map(describe, thing.args), *keywords])})"
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,374 @@
+"""The stability limit of an optimizer, from its name or from a `torch.optim` optimizer with its groups."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessinit.curvature.engines import Engine, Extremes, LanczosSettings
+from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.lanczos import lanczos
+from hessinit.curvature.operators import join
+from hessinit.curvature.preconditioner import (
+    AdamRule,
+    ScaledCurvature,
+    measure_adam,
+    spectral_norm,
+)
+from hessinit.errors import ProblemError, choose
+from hessinit.problem.layers import Layer
+from hessinit.results.advice import DESCENTS, Descent, named_descent
+from hessinit.results.estimates import Estimate
+
+Rule = Descent | AdamRule
+
+OPTIMIZER_NAMES = [*DESCENTS, "adam", "adamw"]
+# Below this many steps, some entries of Adam's √v are near 0 by chance, and would dominate P^-½ H P^-½.
+YOUNG = 5
+
+_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adamw": torch.optim.AdamW,  # before Adam, which it derives from
+    "adam": torch.optim.Adam,
+}
+# All settings that must agree between groups; learning rate and weight decay may differ.
+_COMMON = ("momentum", "dampening", "nesterov", "betas", "eps", "decoupled_weight_decay", "maximize")
+# Wrappers of Lightning, Fabric and accelerate pass a step on. Others, as Lookahead, step in their own way.
+_WRAPPERS = {"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"}
+
+
+@dataclass(frozen=True)
+class OptimizerRule:
+    """How an optimizer updates the measured weights; `rule` is None where that is not known.
+
+    `rates` and `decays` hold learning rate and weight decay of each measured parameter in the optimizer; they
+    are empty for a name. `lr` is the largest learning rate, that of the fastest group. `moved` are all
+    parameters in the optimizer (None: all there are). `state` is Adam's state, where it is to be used.
+    """
+
+    rule: Rule | None
+    lr: float | None = None
+    name: str = ""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    decays: Mapping[str, float] = field(default_factory=dict)
+    moved: frozenset[str] | None = None
+    state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_uniform_decay(self) -> bool:
+        return len(set(self.decays.values())) <= 1
+
+    def relative_rates(self, leaves: Mapping[str, Tensor]) -> Tensor | None:
+        """Each weight's learning rate over the largest one, flat; None where all are equal."""
+        largest = max(self.rates.values(), default=0.0)
+        if all(rate == largest for rate in self.rates.values()):
+            return None
+        return _flat({name: rate / largest for name, rate in self.rates.items()}, leaves)
+
+    def decay(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """Each weight's decay, flat."""
+        common = 0.0 if self.rule is None else self.rule.weight_decay
+        return _flat({name: self.decays.get(name, common) for name in leaves}, leaves)
+
+    def age(self, leaves: Mapping[str, Tensor]) -> float:
+        """The number of steps that Adam's state knows, for the parameter with the fewest; 0 without state."""
+        states = [self.state.get(name) or {} for name in leaves]
+        return min((float(one["step"]) for one in states if "exp_avg_sq" in one), default=0.0)
+
+    def preconditioner(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """`P = √v + eps` of Adam's own state, flat; inf where a weight does not move.
+
+        `v` is corrected for its start at 0. The mean gradient is not: that correction fades within about
+        1/(1 − β₁) steps, too few to diverge in.
+        """
+        assert isinstance(self.rule, AdamRule)
+        parts = []
+        for name, leaf in leaves.items():
+            state = self.state.get(name) or {}
+            # With amsgrad Adam divides by the largest so far.
+            moment = state.get("max_exp_avg_sq", state.get("exp_avg_sq"))
+            if moment is None:  # there was no gradient yet
+                parts.append(torch.full_like(leaf, math.inf).detach())
+                continue
+            corrected = moment / (1 - self.rule.beta2 ** float(state["step"]))
+            root = corrected.detach().to(leaf).sqrt()
+            parts.append(torch.where(root > 0, root + self.rule.eps, math.inf).detach())
+        return join(parts)
+
+
+@dataclass(frozen=True)
+class StabilityLimit:
+    """The largest stable learning rate and the one of the largest guaranteed decrease (of the fastest group).
+
+    `norm` is what they follow from: of H plus weight decay, scaled by each weight's preconditioner and
+    relative learning rate. `rule` holds the decay that is not a part of `norm`; `ends` are both ends of the
+    spectrum where gradient descent needs them. `first_step` is that of `AdamCurvature`, else inf. `products`
+    counts those with the curvature beyond `extremes`.
+    """
+
+    stable: float
+    best: float
+    norm: Estimate
+    rule: Rule
+    ends: tuple[Estimate, Estimate] | None = None
+    first_step: float = math.inf
+    frozen: int = 0
+    products: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def find_stability_limit(
+    optimizer: OptimizerRule,
+    engine: Engine,
+    evaluations: Sequence[Evaluation],
+    settings: LanczosSettings,
+    *,
+    semidefinite: bool,
+    extremes: Extremes | None = None,
+    top_only: bool = False,
+) -> StabilityLimit:
+    """The stability limit of an optimizer on a quadratic with the curvature of `engine`.
+
+    Groups with learning rates or decays of their own are measured in coordinates in which all weights move as
+    fast as the fastest group. Negative curvature counts in the norm unless `top_only`: along it every rate
+    diverges, so that it sets no limit. `extremes` are those of the curvature alone, if known already.
+    """
+    leaves = evaluations[0].problem.leaves
+    rule, relative = optimizer.rule, optimizer.relative_rates(leaves)
+    assert rule is not None
+    is_plain = relative is None and optimizer.has_uniform_decay
+    if isinstance(rule, AdamRule) and (age := optimizer.age(leaves)) < YOUNG:
+        diagonal = None
+        if rule.decoupled and not optimizer.has_uniform_decay:
+            diagonal, rule = (
+                _decoupled(rule, optimizer.decay(leaves), relative),
+                replace(rule, weight_decay=0.0),
+            )
+        found = measure_adam(
+            rule, engine, evaluations, settings, semidefinite=semidefinite, relative_rates=relative,
+            diagonal=diagonal,
+        )  # fmt: skip
+        stable = rule.stability_limit(found.norm.value) if age else found.stability_limit(rule)
+        return StabilityLimit(
+            stable, found.best(rule), found.norm, rule, None, found.first_step, found.frozen,
+            found.norm.products, found.notes,
+        )  # fmt: skip
+    if isinstance(rule, Descent) and is_plain:
+        top, bottom = (found := extremes or engine.extremes(list(leaves))).top, found.bottom
+        norm = rule.norm(top, bottom)
+        limiting = max(top.value + rule.weight_decay, 0.0) if top_only else norm.value
+        return StabilityLimit(
+            rule.stability_limit(limiting), rule.best(norm.value), norm, rule, (top, bottom)
+        )
+    return _scaled_limit(optimizer, engine, leaves, settings, relative, semidefinite, top_only)
+
+
+def _scaled_limit(
+    optimizer: OptimizerRule,
+    engine: Engine,
+    leaves: Mapping[str, Tensor],
+    settings: LanczosSettings,
+    relative: Tensor | None,
+    semidefinite: bool,
+    top_only: bool,
+) -> StabilityLimit:
+    """With S = P/relative rate the matrix is `S^-½ (H + decay) S^-½`.
+
+    AdamW's decoupled decay adds `(1 + β₁)/(1 − β₁) decay · relative rate` to its diagonal instead: at z = −1,
+    where the steps leave the unit circle, both act as one curvature.
+    """
+    assert optimizer.rule is not None
+    rule, decay = replace(optimizer.rule, weight_decay=0.0), optimizer.decay(leaves)
+    scale = torch.ones_like(decay) if isinstance(rule, Descent) else optimizer.preconditioner(leaves)
+    scale = scale if relative is None else scale / relative
+    if isinstance(rule, AdamRule) and rule.decoupled:
+        diagonal = _decoupled(rule, decay, relative)
+    else:
+        diagonal = decay / scale
+    diagonal = torch.where(torch.isfinite(scale), diagonal, 0.0)
+    operator = ScaledCurvature(engine.operator(list(leaves)), scale, diagonal)
+    # Not started from the last eigenvector: where the sharpest direction has changed since, such a search
+    # often ends at the old one and cannot tell (docs/tracking.md has the numbers).
+    if top_only:
+        norm = lanczos(operator, which="top", **settings.options).top
+        value = max(norm.value, 0.0)
+    else:
+        norm = spectral_norm(operator, settings, semidefinite=semidefinite)
+        value = norm.value
+    stable = rule.stability_limit(value)
+    zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
+    return StabilityLimit(stable, rule.best(value), norm, rule, (norm, zero), products=norm.products)
+
+
+def _decoupled(rule: AdamRule, decay: Tensor, relative: Tensor | None) -> Tensor:
+    strength = (1 + rule.beta1) / (1 - rule.beta1)
+    return strength * decay if relative is None else strength * decay * relative
+
+
+def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
+    return join([torch.full_like(leaf, values[name]).detach() for name, leaf in leaves.items()])
+
+
+def name_optimizer(
+    optimizer: str, lr: float | None = None, settings: Mapping[str, Any] | None = None
+) -> OptimizerRule:
+    """The rule of a name; `settings` are what was given with it, None where torch's defaults apply."""
+    require_known_optimizer(optimizer)
+    known = ("momentum",) if optimizer in DESCENTS else ("betas", "eps")
+    given = {name: value for name, value in (settings or {}).items() if value is not None}
+    for name, value in given.items():
+        if name not in (*known, "weight_decay"):
+            raise ProblemError(
+                f"{name}={value!r} is no setting of optimizer={optimizer!r}, which takes "
+                f"{', '.join(known)} and weight_decay; leave it out."
+            )
+    if optimizer in DESCENTS:
+        momentum, decay = given.get("momentum"), given.get("weight_decay")
+        rule: Rule = named_descent(optimizer, momentum, decay)
+    else:
+        rule = _adam_rule(given, decoupled=optimizer == "adamw")
+    return OptimizerRule(rule, lr, str(rule))
+
+
+def require_known_optimizer(optimizer: Any) -> None:
+    """Refuse what is neither a known name nor a torch optimizer."""
+    if isinstance(optimizer, str):
+        choose("optimizer", optimizer, OPTIMIZER_NAMES, {"gd": "sgd", "heavy ball": "momentum"})
+    elif not isinstance(optimizer, torch.optim.Optimizer):
+        hint = " Pass an instance, not the class." if isinstance(optimizer, type) else ""
+        raise ProblemError(
+            f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer, or a name such "
+            f"as 'adam'.{hint}"
+        )
+
+
+def read_optimizer(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    layers: Iterable[Layer],
+    *,
+    lr: float | None = None,
+    in_training: bool = False,
+) -> OptimizerRule:
+    """The rule of the groups that hold some of `layers`; they may differ in learning rate and weight decay.
+
+    `lr`, if given, replaces the largest learning rate; the others keep their proportion to it. `in_training`
+    reads the current learning rates and Adam's state, and an unknown optimizer has `rule=None`. Otherwise the
+    learning rates are those that a warmup leads to, the rule is that of an optimizer that has not stepped,
+    and an unknown optimizer is refused.
+    """
+    optimizer = unwrap_optimizer(optimizer)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = {
+        names[id(one)]: group
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if id(one) in names
+    }
+    wanted = sorted(layer.parameter for layer in layers)
+    held = {name: groups[name] for name in wanted if name in groups}
+    if not held:
+        raise ProblemError(
+            "the optimizer holds none of the measured weights of this model; build it from this model's "
+            "parameters(), or measure what it holds with layers=."
+        )
+    # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as `initial_lr`.
+    key = "lr" if in_training else "initial_lr"
+    rates = {name: float(group.get(key, group["lr"])) for name, group in held.items()}
+    decays = {name: float(group.get("weight_decay", 0.0)) for name, group in held.items()}
+    largest, notes, rule = max(rates.values()), [], None
+    if len(held) < len(wanted):
+        notes.append(
+            f"Left out, as not in the optimizer: {len(wanted) - len(held)} of {len(wanted)} weights."
+        )
+    if not in_training and optimizer.state:
+        notes.append("The optimizer has stepped already; the advice is for one that has not.")
+    if not in_training and (len(set(rates.values())) > 1 or len(set(decays.values())) > 1):
+        notes.append(
+            "Parameter groups differ in learning rate or weight decay: the rates are for the group with the "
+            f"largest learning rate ({largest:g}), and the others keep their proportion to it."
+        )
+    try:
+        rule = _common_rule(optimizer, held, max(decays.values()))
+    except ProblemError as refusal:
+        if not in_training:
+            raise
+        notes = [f"No stability limit: {refusal}"]
+    state = {name: optimizer.state.get(model.get_parameter(name)) or {} for name in held}
+    return OptimizerRule(
+        rule,
+        largest if lr is None else lr,
+        type(optimizer).__name__ if rule is None else str(rule),
+        rates=rates,
+        decays=decays,
+        moved=frozenset(groups),
+        state=state if in_training else {},
+        notes=tuple(notes),
+    )
+
+
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that steps, inside a trainer's wrapper; unknown wrappers are returned as they are."""
+    inner = getattr(optimizer, "optimizer", None)
+    passes_on = _WRAPPERS & {kind.__name__ for kind in type(optimizer).__mro__}
+    return unwrap_optimizer(inner) if passes_on and isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def _common_rule(
+    optimizer: torch.optim.Optimizer, held: Mapping[str, dict[str, Any]], weight_decay: float
+) -> Rule:
+    first, *others = held.values()
+    kind = _kind(optimizer, first)
+    for group in others:
+        different = [key for key in _COMMON if group.get(key) != first.get(key)]
+        if different:
+            shown = ", ".join(f"{key} {first.get(key)} and {group.get(key)}" for key in different)
+            names = [name for name, one in held.items() if one is group]
+            raise ProblemError(
+                "groups of the optimizer differ in more than learning rate and weight decay "
+                f"({shown}), so there is no common limit; measure one at a time: layers={names[:3]!r}."
+            )
+    if first.get("maximize"):
+        raise ProblemError("the optimizer maximizes; the stability limit is for descent. Negate the loss.")
+    if kind != "sgd":
+        return _adam_rule({**first, "weight_decay": weight_decay}, decoupled=kind == "adamw")
+    if first["momentum"] and first["dampening"]:
+        raise ProblemError(
+            f"the optimizer has dampening={first['dampening']:g}, for which no stability limit is known; use "
+            "dampening=0."
+        )
+    momentum, nesterov = float(first["momentum"]), bool(first["nesterov"])
+    return Descent(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+
+
+def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
+    """Which of the known classes this is; a subclass counts if it does not override `step`."""
+    for kind, known in _CLASSES.items():
+        # Torch wraps `step` once more in every class that is used.
+        if isinstance(optimizer, known) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(
+            known.step
+        ):
+            return "adamw" if group.get("decoupled_weight_decay") else kind
+    known_names = ", ".join(f"torch.optim.{one.__name__}" for one in _CLASSES.values())
+    raise ProblemError(
+        f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; known are "
+        f"{known_names}. Pass the nearest of the names {', '.join(map(repr, OPTIMIZER_NAMES))}."
+    )
+
+
+def _adam_rule(settings: Mapping[str, Any], *, decoupled: bool) -> AdamRule:
+    betas = settings.get("betas", (0.9, 0.999))
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ProblemError(f"betas={betas!r} must be two numbers from 0 to 1, such as (0.9, 0.999).")
+    beta1, beta2, eps, decay = (
+        float(value) if isinstance(value, Tensor) else value
+        for value in (*betas, settings.get("eps", 1e-8), settings.get("weight_decay", 0.01 * decoupled))
+    )
+    return AdamRule(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay, decoupled=decoupled)

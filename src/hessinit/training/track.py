@@ -1,0 +1,549 @@
+"""The verb `track`: ‖H‖ and the stability limit, measured every so many steps of a training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessinit.curvature.engines import LanczosSettings
+from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.preconditioner import build_engine
+from hessinit.errors import EdgeOfStabilityWarning, ProblemError, choose
+from hessinit.measurement.measure import (
+    in_running_order,
+    note_unchecked,
+    note_uncounted,
+    notes_on,
+    versions_of,
+)
+from hessinit.present.track_record import warn_of_limit
+from hessinit.problem.batches import map_tensors, read_batches, tensors_in
+from hessinit.problem.determinism import check_draw_repeats
+from hessinit.problem.layers import find_layers
+from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
+from hessinit.results.initialization import Initialization
+from hessinit.results.track_record import TrackedPoint, Tracking, describe_notes, find_crossings
+from hessinit.training.optimizer_rules import (
+    OptimizerRule,
+    find_stability_limit,
+    name_optimizer,
+    read_optimizer,
+    require_known_optimizer,
+)
+from hessinit.training.track_log import Losses, Sink, TrackLog, check_path, find_sinks, scalars
+
+
+def track(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    every: int = 100,
+    optimizer: torch.optim.Optimizer | str | None = None,
+    lr: float | None = None,
+    path: str | os.PathLike[str] | None = "curvature.jsonl",
+    resume: bool = False,
+    max_overhead: float = 0.1,
+    each_layer: bool = False,
+    curvature: str = "gauss-newton",
+    layers: str | Iterable[str] | None = None,
+    forward: Forward | None = None,
+    dropout: str = "freeze",
+    reduction: str = "auto",
+    check: bool = True,
+    tolerance: float = 1e-2,
+    max_iterations: int = 200,
+    seed: int = 0,
+    log_to: Any = "auto",
+    at_start: bool = True,
+    warn: bool = True,
+) -> Tracker:
+    """Measure the curvature now and then every so many steps; call `tracker.step(loss)` after each of yours.
+
+    The curvature is always measured on `batch`. `optimizer` is the one that trains: its learning rates,
+    settings and state are read at every measurement; a name such as "sgd" with `lr` works, too. Parameter
+    groups may differ in learning rate and weight decay; `lr` is then the largest. The measured weights are
+    those that the optimizer moves at that time, of two or more dimensions unless `layers` names others.
+    Measuring takes at most the fraction `max_overhead` of the wall-clock time (1: no limit), and is postponed
+    where it would take more. Training is not changed by a bit, and a measurement that fails gives a point of
+    nan with a note, no exception.
+
+    Every point is written to `path` as a line of JSON; `resume` continues an earlier file, which is otherwise
+    renamed to `PATH.bak`. Its scalars go to `log_to`: a SummaryWriter, a W&B run, a function of a dict and a
+    step, or several. An `EdgeOfStabilityWarning` says when the learning rate reaches the stability limit.
+
+    >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.5)
+    >>> batch = inputs, torch.zeros(2, 1)
+    >>> with track(model, nn.MSELoss(), batch, optimizer=optimizer, path=None) as tracker:
+    ...     point = tracker.measure()
+    >>> round(point.norm, 6), round(point.lr_over_limit, 6)  # closed form: H = I, stable up to 2
+    (1.0, 0.75)
+    """
+    choose("curvature", curvature, ["gauss-newton", "hessian"])
+    check_switches(resume=resume, each_layer=each_layer, at_start=at_start, warn=warn)
+    every = check_whole("every", every, at_least=1)
+    max_overhead = check_max_overhead(max_overhead)
+    seed = check_whole("seed", seed, at_least=0)
+    settings = LanczosSettings(
+        check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
+    )
+    check_arguments(model, loss, forward, None, dropout, reduction, check)
+    if path is not None:
+        check_path(path)
+    elif resume:
+        raise ProblemError("resume=True needs the file to continue; pass its path=, or leave resume out.")
+    sinks = find_sinks(log_to)
+    layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
+    rate = check_rate(lr)
+    if optimizer is None:
+        steps: Any = OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
+    else:
+        require_known_optimizer(optimizer)
+        steps = name_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    subject = _Subject(
+        model, loss, _copy_examples(batch), steps, rate, layers, forward, dropout, reduction, curvature,
+        each_layer, settings,
+    )  # fmt: skip
+    facts = subject.check(check)
+    log = None if path is None else TrackLog(path, resume)
+    record = Tracking(curvature=curvature, every=every, max_overhead=max_overhead, seed=seed, **facts)
+    tracker = Tracker(subject, record, log, sinks, warn)
+    if at_start and not tracker.steps:
+        tracker._measure(must_succeed=True)
+    return tracker
+
+
+class Tracker:
+    """What `track` returns: `step` after every optimizer step, `close` at the end, or use it in a `with`.
+
+    Set `steps` when training continues from elsewhere; `initialization` and `name` go into the record.
+    """
+
+    def __init__(
+        self, subject: _Subject, record: Tracking, log: TrackLog | None, sinks: list[Sink], warn: bool
+    ) -> None:
+        self._subject, self._log, self._sinks, self._warn = subject, log, sinks, warn
+        if log is not None and log.earlier is not None:
+            record = _continue_record(log.earlier, record, log.path)
+        self._record = record
+        self._points: list[TrackedPoint] = list(record.points)
+        self._losses = Losses(record.losses)
+        self._changes = _Changes()
+        last = self._points[-1].measuring_seconds if self._points else 0.0
+        self._budget = Budget(record.max_overhead, record.seconds, record.measuring_seconds, last)
+        self._is_start_beyond = False
+        self._closed: Tracking | None = None
+        self._notes: list[str] = []
+        self.name = record.name
+        self.initialization: Initialization | None = record.initialization
+        seen = [*(point.step for point in self._points[-1:]), *(step for step, _ in record.losses[-1:])]
+        self._steps = max(seen, default=0)
+        self._due = self._next_due()
+        if log is not None:
+            log.begin(record)
+
+    def step(self, loss: float | Tensor | None = None, *, lr: float | None = None) -> TrackedPoint | None:
+        """Call once after every optimizer step; returns a point when one was measured.
+
+        `loss` is the training loss, only recorded; `lr` is the learning rate, where the tracker has no
+        optimizer to read it from.
+        """
+        self._check_open()
+        if lr is not None:
+            if isinstance(self._subject.optimizer, torch.optim.Optimizer) and self._subject.lr is None:
+                raise ProblemError(
+                    f"lr={lr!r} was given to step(), and the learning rate is read from the optimizer, whose "
+                    "schedule it would hide; leave it out."
+                )
+            self._subject.lr = check_rate(lr)
+        self._steps += 1
+        if loss is not None:
+            self._losses.add(self.steps, loss)
+        if self.steps < self._due or not self._budget.affords():
+            return None
+        return self._measure()
+
+    def measure(self) -> TrackedPoint:
+        """Measure now, whatever the budget; the time counts."""
+        self._check_open()
+        return self._measure()
+
+    def add_note(self, note: str) -> None:
+        """Add a remark to the record."""
+        self._notes.append(note)
+
+    def close(self) -> Tracking:
+        """Write the last line, and return the whole record; a second call changes nothing."""
+        if self._closed is None:
+            tracking = self.tracking
+            names = ("notes", "seconds", "spent", "name", "initialization")
+            facts = {name: value for name, value in tracking.to_dict().items() if name in names}
+            self._write(lambda log: log.end(facts, self._losses))
+            self._closed = tracking
+        return self._closed
+
+    @property
+    def steps(self) -> int:
+        """The number of steps; a smaller number removes the points and losses of later steps."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        before, overdue = self._steps, self._steps >= self._due
+        self._steps = check_whole("steps", steps, at_least=0)
+        if not overdue:  # a postponed measurement stays due
+            self._due = self._next_due()
+        if self._steps < before:
+            kept = [point for point in self._points if point.step <= self._steps]
+            if self._losses.drop_after(self._steps) or len(kept) < len(self._points):
+                self._points = kept
+                self._write(lambda log: log.rewrite(kept, self._losses, self._budget.elapsed))
+
+    @property
+    def tracking(self) -> Tracking:
+        """The record so far."""
+        if self._closed is not None:
+            return self._closed
+        failures = describe_notes((point.step, point.note) for point in self._points)
+        return replace(
+            self._record,
+            points=tuple(self._points),
+            losses=self._losses.all(),
+            seconds=self._budget.elapsed,
+            spent=self._budget.spent,
+            notes=tuple(dict.fromkeys([*self._record.notes, *self._notes, *failures])),
+            name=self.name,
+            initialization=self.initialization,
+        )
+
+    @property
+    def overhead(self) -> float:
+        """The fraction of the time that measuring took so far."""
+        return self.tracking.overhead
+
+    @property
+    def path(self) -> Path | None:
+        """The file that the points are written to."""
+        return None if self._log is None else self._log.path
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _measure(self, must_succeed: bool = False) -> TrackedPoint:
+        point = self._make_point(must_succeed)
+        self._points = [one for one in self._points if one.step < point.step]
+        self._points.append(point)
+        self._due = self._next_due()
+        with self._budget.counting_more():
+            self._write(lambda log: log.add(point, self._losses))
+            for sink in list(self._sinks):
+                try:
+                    sink(scalars(point), point.step)
+                except Exception as failure:  # a full disk or a lost connection is no reason to stop training
+                    self._sinks.remove(sink)
+                    self._notes.append(
+                        f"Logging stopped at step {point.step}: {type(failure).__name__}: {failure}"
+                    )
+            if self._crosses_limit() and self._warn:
+                message = warn_of_limit(point, self._record.optimizer)
+                warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
+        return point
+
+    def _make_point(self, must_succeed: bool) -> TrackedPoint:
+        """The point of this step; one of nan with a note where measuring fails."""
+        subject, lr, note = self._subject, None, ""
+        _synchronize(subject.model)  # what training still has to compute is not our time
+        started = now()
+        try:
+            steps = subject.read_optimizer()
+            lr = steps.lr
+            fields, weights = subject.measure(steps)
+            news = [one for one in steps.notes if steps.rule is None and one not in self._record.notes]
+            note = " ".join([*news, *self._changes.describe(unwrap(subject.model), weights)])
+        except Exception as failure:  # whatever it is, training goes on
+            if must_succeed:
+                raise
+            names = ("loss", "norm", "error", "stable_learning_rate")
+            fields = {**dict.fromkeys(names, math.nan), "converged": False}
+            note = str(failure) or type(failure).__name__
+        _synchronize(subject.model)
+        seconds = now() - started
+        self._budget.count(seconds)
+        stable = fields["stable_learning_rate"]
+        return TrackedPoint(
+            step=self.steps,
+            seconds=self._budget.elapsed,
+            measuring_seconds=seconds,
+            training_loss=self._losses.latest,
+            lr=lr,
+            lr_times_norm=None if lr is None else lr * fields["norm"],
+            lr_over_limit=None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf,
+            note=note,
+            **fields,
+        )
+
+    def _crosses_limit(self) -> bool:
+        """Whether to warn. An initial rate somewhat above the limit is tolerated until the next point."""
+        point = self._points[-1]
+        over = point.lr_over_limit or 0.0
+        crossed = point.step in find_crossings(self._points)[-1:]
+        waited, self._is_start_beyond = self._is_start_beyond, False
+        if crossed and point.step == 0 and over <= MOST_TIMES_STABLE:
+            self._is_start_beyond = True
+            return False
+        return crossed or (waited and over >= 1)
+
+    def _write(self, write: Callable[[TrackLog], None]) -> None:
+        """A full disk does not end a training: the lines wait until there is room."""
+        if self._log is None:
+            return
+        is_told = self._log.is_behind
+        try:
+            write(self._log)
+        except OSError as failure:
+            if not is_told:
+                self._notes.append(f"{self._log.path} could not be written at step {self.steps}: {failure}")
+
+    def _next_due(self) -> int:
+        return (self.steps // self._record.every + 1) * self._record.every
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise ProblemError("this tracker is closed; call track(…, resume=True) to continue its file.")
+
+
+def now() -> float:
+    """Seconds from a fixed but arbitrary time."""
+    return time.perf_counter()
+
+
+class Budget:
+    """Permits a measurement where its time, if it takes as long as the last one, stays within the overhead.
+
+    The time before a resumed run counts: `elapsed` seconds of training, of which `spent` were measuring.
+    """
+
+    def __init__(self, max_overhead: float, elapsed: float = 0.0, spent: float = 0.0, last: float = 0.0):
+        self.max_overhead, self.spent, self.last = max_overhead, spent, last
+        self._began = now() - elapsed
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the tracking began."""
+        return now() - self._began
+
+    def affords(self) -> bool:
+        """Whether one more measurement would stay within the overhead; 1 is no limit."""
+        return self.max_overhead == 1 or self.spent + self.last <= self.max_overhead * self.elapsed
+
+    def count(self, seconds: float) -> None:
+        """Count what a measurement took."""
+        self.spent += seconds
+        self.last = seconds
+
+    @contextlib.contextmanager
+    def counting_more(self) -> Iterator[None]:
+        """Count what follows, as logging, as a part of the last measurement."""
+        started = now()
+        try:
+            yield
+        finally:
+            seconds = now() - started
+            self.spent += seconds
+            self.last += seconds
+
+
+def check_max_overhead(max_overhead: object) -> float:
+    """A fraction of the time, above 0.
+
+    >>> check_max_overhead(0.1)
+    0.1
+    """
+    is_number = isinstance(max_overhead, int | float) and not isinstance(max_overhead, bool)
+    if is_number and 0 < max_overhead <= 1:  # type: ignore[operator]
+        return float(max_overhead)  # type: ignore[arg-type]
+    raise ProblemError(
+        f"max_overhead={max_overhead!r} must be a number above 0, up to 1: the maximum fraction of the time "
+        "spent measuring, such as 0.1."
+    )
+
+
+@dataclass
+class _Subject:
+    """What every point measures: the model as it is now, on the same examples and random numbers."""
+
+    model: nn.Module
+    loss: Loss
+    data: Any
+    optimizer: torch.optim.Optimizer | OptimizerRule
+    lr: float | None
+    layers: str | list[str] | None
+    forward: Forward | None
+    dropout: str
+    reduction: str
+    curvature: str
+    each_layer: bool
+    settings: LanczosSettings
+
+    def read_optimizer(self) -> OptimizerRule:
+        """The optimizer as it is now: schedules, freezing and added groups change it."""
+        if isinstance(self.optimizer, OptimizerRule):
+            return replace(self.optimizer, lr=self.lr)
+        inner = unwrap(self.model)
+        layers = find_layers(inner, self.layers)
+        trained = [one for one in layers if inner.get_parameter(one.parameter).requires_grad]
+        return read_optimizer(self.optimizer, inner, trained, lr=self.lr, in_training=True)
+
+    def _problem(self, steps: OptimizerRule, check: bool = False) -> Problem:
+        return Problem(
+            self.model, self.loss, self.data, layers=sorted(steps.rates) or self.layers,
+            forward=self.forward, dropout=self.dropout, reduction=self.reduction, check=check,
+            seed=self.settings.seed,
+        )  # fmt: skip
+
+    def check(self, check: bool) -> dict[str, Any]:
+        """Refuse what cannot be measured or, with `check`, has wrong derivatives; returns constant facts."""
+        steps = self.read_optimizer()
+        problem = self._problem(steps, check)
+        with problem.settings():
+            evaluations = evaluate(problem)
+            check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
+            drew = problem.drew
+            if check:
+                build_engine(evaluations, self.curvature, self.settings)
+            problem.drew = drew
+            if not problem.drew:
+                problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
+            uncounted = note_uncounted(problem, steps.moved) if steps.name else ()
+            notes = (*notes_on(problem, evaluations), *note_unchecked(check), *steps.notes, *uncounted)
+            facts = {"examples": problem.examples, "notes": notes, "versions": versions_of(problem)}
+            return {"optimizer": steps.name, **facts}
+
+    def measure(self, steps: OptimizerRule) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The fields of a point that are measured, and the names of the measured weights."""
+        problem = self._problem(steps)
+        with problem.settings():
+            evaluations = evaluate(problem)
+            engine = build_engine(evaluations, self.curvature, self.settings)
+            names, layers = list(problem.leaves), {}
+            if self.each_layer:
+                each = engine.extremes_of_each(names)
+                layers = {
+                    layer.name: each[layer.parameter].norm.value
+                    for layer in in_running_order(problem, evaluations)
+                }
+            extremes = engine.extremes(names)
+            norm, products = extremes.norm, extremes.top.products + extremes.bottom.products
+            stable = math.nan
+            if steps.rule is not None:
+                limit = find_stability_limit(
+                    steps, engine, evaluations, self.settings,
+                    semidefinite=self.curvature == "gauss-newton", extremes=extremes, top_only=True,
+                )  # fmt: skip
+                stable, products = limit.stable, products + limit.products
+            fields = {
+                "loss": sum(one.loss_value * one.weight for one in evaluations),
+                "norm": norm.value,
+                "error": norm.error,
+                "converged": norm.converged,
+                "stable_learning_rate": stable,
+                "layers": layers,
+                "products": products,
+            }
+            return fields, tuple(names)
+
+
+class _Changes:
+    """Describes what makes two points differ for another reason than training: other weights or modes."""
+
+    def __init__(self) -> None:
+        self._weights: frozenset[str] | None = None
+        self._modes: dict[str, bool] | None = None
+
+    def describe(self, model: nn.Module, weights: tuple[str, ...]) -> list[str]:
+        """Weights are compared with the last point, modes with the first."""
+        said, now = [], frozenset(weights)
+        before = now if self._weights is None else self._weights
+        self._weights = now
+        pairs = (("with", now - before), ("without", before - now))
+        changes = [f"{word} {_join_few(sorted(names))}" for word, names in pairs if names]
+        if changes:
+            said.append(f"Other weights are measured from here on: {', '.join(changes)}.")
+        modes = {name: module.training for name, module in model.named_modules()}
+        first = self._modes = self._modes or modes
+        other = [name for name, mode in modes.items() if first.get(name, mode) != mode]
+        if other:
+            which = (
+                "The model was"
+                if "" in other
+                else f"{_join_few(other)} {'was' if len(other) == 1 else 'were'}"
+            )
+            is_now, was = ("train", "eval") if modes[other[0]] else ("eval", "train")
+            said.append(
+                f"{which} in {is_now} mode, and in {was} mode at the first point: dropout and normalization "
+                "may differ."
+            )
+        return said
+
+
+def _join_few(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Tracking:
+    """The earlier record with the new settings; changes are noted, another curvature is refused."""
+    if earlier.curvature != record.curvature:
+        raise ProblemError(
+            f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}; pass "
+            "the same curvature, or another path."
+        )
+    asked = {
+        name: (getattr(earlier, name), getattr(record, name)) for name in ("optimizer", "examples", "seed")
+    }
+    changes = [f"{name} was {then!r} and is {now!r}" for name, (then, now) in asked.items() if then != now]
+    notes = [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
+    told = describe_notes((point.step, point.note) for point in earlier.points)  # and will be again
+    kept = [note for note in earlier.notes if note not in told]
+    return replace(earlier, every=record.every, max_overhead=record.max_overhead, notes=(*kept, *notes))
+
+
+def _copy_examples(batch: Any) -> Any:
+    """A copy of the examples: an iterator gives them once, and a loader may reuse its tensors."""
+    found = [(_copy(one.inputs), _copy(one.targets)) for _, one in read_batches(batch)]
+    return found[0] if len(found) == 1 else found
+
+
+def _copy(structure: Any) -> Any:
+    """A copy that includes objects of the user's own; where these cannot be copied, they are shared."""
+    known = {id(tensor): tensor.clone() for tensor in tensors_in(structure)}
+    try:
+        # With the tensors known beforehand: torch does not deep-copy one that has a graph.
+        return copy.deepcopy(structure, known)
+    except Exception:  # whatever a class of the user's raises
+        return map_tensors(torch.clone, structure)
+
+
+def _synchronize(model: nn.Module) -> None:
+    device = next(unwrap(model).parameters()).device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

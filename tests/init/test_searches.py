@@ -1,0 +1,101 @@
+"""The two searches on curves whose answers are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hessinit.init.search import CoupledSolve, GainSearch
+
+
+def search(curve: object, ceiling: float = math.inf, most: int = 12) -> GainSearch:
+    return GainSearch(curve, lambda t: t <= ceiling, lambda t: 2 * t, 0.01, most)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("offset", [-9.0, -1.0, 0.3, 8.0])
+@pytest.mark.parametrize("slope", [0.7, 2.0, 58.0])
+def test_a_straight_line_takes_three_points(offset: float, slope: float) -> None:
+    one = search(lambda t: slope * t + offset)
+    found = one.run()
+    assert found.reason == ""
+    assert slope * found.t + offset == pytest.approx(0, abs=0.01)
+    assert len(one.points) <= 4
+
+
+def test_of_two_roots_the_smaller_one() -> None:
+    """log λ = 1 − (t − 2)² rises through 0 at 1 and falls through it at 3."""
+    for start in (0.0, 1.5, 4.5):
+        found = search(lambda t, start=start: 1 - (t + start - 2) ** 2).run()
+        assert found.t + start == pytest.approx(1.0, abs=0.01) or start == 4.5
+    assert search(lambda t: 1 - (t + 1.5 - 2) ** 2).run().reason == ""
+
+
+def test_a_top_below_the_target_is_the_answer() -> None:
+    found = search(lambda t: -1 - (t - 1) ** 2).run()
+    assert "rises no further" in found.reason
+    assert found.t == pytest.approx(1.0, abs=0.6)
+
+
+def test_the_ceiling_stops_the_way_up() -> None:
+    found = search(lambda t: t - 5, ceiling=1.3).run()
+    assert "saturate" in found.reason
+    assert 1.2 < found.t <= 1.3
+
+
+def test_what_is_not_finite_is_too_sharp() -> None:
+    found = search(lambda t: t + 2 if t < -0.5 else math.inf, ceiling=-0.2).run()
+    assert found.t == pytest.approx(-2, abs=0.01)
+
+
+def test_a_floor_above_the_target_ends_the_way_down() -> None:
+    found = search(lambda t: 1 + 3 * math.exp(min(2 * t, 50))).run()
+    assert "falls no further" in found.reason
+
+
+def test_no_more_measurements_than_allowed() -> None:
+    one = search(lambda t: 5 * (t - 1) ** 3, most=3)
+    assert "3 measurements were not enough" in one.run().reason
+    assert len(one.points) == 3
+
+
+def test_never_finite_is_said() -> None:
+    assert "however small" in search(lambda t: math.inf, ceiling=-1e9).run().reason
+
+
+def test_a_softmax_in_common_is_learned() -> None:
+    """A homogeneous network whose norms also fall by half of what the output grows."""
+    offsets = np.linspace(-3, 3, 8)
+
+    def measure(x: np.ndarray) -> np.ndarray:
+        return 2 * (x.sum() - x) + offsets - 0.5 * np.logaddexp(0, x.sum())
+
+    solve = CoupledSolve(measure, lambda x: True, np.ones(8), 0.05, 6)
+    solved = solve.run()
+    assert solved.reason == ""
+    assert np.abs(measure(solved.scales)).max() < 0.05
+    assert len(solve.visited) <= 4
+
+
+def test_a_row_that_nothing_moves_does_not_drag_the_others() -> None:
+    """The last layer behind normalizations: only the others can be brought to the target."""
+
+    def measure(x: np.ndarray) -> np.ndarray:
+        return np.array([-2 * x[0] + 1, -2 * x[1] - 1, 0.7])
+
+    solve = CoupledSolve(measure, lambda x: True, np.array([0.0, 0.0, 1.0]), 0.05, 6)
+    solved = solve.run()
+    assert "1 layer has a norm that no scale" in solved.reason
+    assert solved.distances == pytest.approx([0, 0, 0.7], abs=1e-6)
+
+
+def test_steps_stay_admissible() -> None:
+    def measure(x: np.ndarray) -> np.ndarray:
+        return 2 * (x.sum() - x) - 9
+
+    solve = CoupledSolve(measure, lambda x: x.sum() < 2, np.ones(3), 0.05, 8)
+    solved = solve.run()
+    assert solved.reason
+    assert all(x.sum() < 2 for x in solve.visited)
+    assert solved.scales.sum() > 1.8

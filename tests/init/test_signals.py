@@ -1,0 +1,211 @@
+"""Schemes judged by data pushed through real modules: norms, variances and gradients stay what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessinit.init.apply_scheme import apply_scheme_
+
+SAMPLES = 4096
+DENSE = [(64, 16), (16, 64), (64, 64)]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def mean_squared_norm(signal: Tensor) -> float:
+    return float(signal.detach().flatten(1).square().sum(1).mean())
+
+
+def over_draws(measure: Callable[[int], float], draws: int = 16) -> float:
+    """The mean over independent weights: one small matrix alone is off by several per cent."""
+    return sum(measure(seed) for seed in range(draws)) / draws
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), DENSE)
+def test_forward_keeps_the_norm_of_a_dense_layer(inputs: int, outputs: int) -> None:
+    def ratio(seed: int) -> float:
+        layer = nn.Linear(inputs, outputs)
+        apply_scheme_(layer, "forward", generator=seeded(seed))
+        signal = torch.randn(SAMPLES, inputs, generator=seeded(100 + seed))
+        return mean_squared_norm(layer(signal)) / mean_squared_norm(signal)
+
+    assert over_draws(ratio) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), DENSE)
+def test_backward_keeps_the_norm_of_the_gradient_of_a_dense_layer(inputs: int, outputs: int) -> None:
+    def ratio(seed: int) -> float:
+        layer = nn.Linear(inputs, outputs)
+        apply_scheme_(layer, "backward", generator=seeded(seed))
+        signal = torch.randn(SAMPLES, inputs, generator=seeded(100 + seed), requires_grad=True)
+        cotangent = torch.randn(SAMPLES, outputs, generator=seeded(200 + seed))
+        (gradient,) = torch.autograd.grad(layer(signal), signal, cotangent)
+        return mean_squared_norm(gradient) / mean_squared_norm(cotangent)
+
+    assert over_draws(ratio) == pytest.approx(1, abs=0.03)
+
+
+STACKS = {
+    "dense 64 → 16 → 64": lambda: [nn.Linear(64, 16), nn.Linear(16, 64)],
+    "dense 256 → 64 → 256": lambda: [nn.Linear(256, 64), nn.Linear(64, 256)],
+    "strided 3 → 64": lambda: [nn.Conv2d(3, 64, 5, stride=2), nn.Conv2d(64, 64, 3)],
+    "depthwise": lambda: [nn.Conv2d(256, 256, 3, groups=256), nn.Conv2d(256, 256, 3, groups=256)],
+    "grouped": lambda: [nn.Conv2d(32, 64, 3, groups=4), nn.Conv2d(64, 32, 3, groups=8)],
+    "transposed": lambda: [
+        nn.ConvTranspose2d(16, 64, 4, stride=2),
+        nn.ConvTranspose2d(64, 64, 3, stride=2, groups=2),
+    ],
+}
+
+
+def shape_for(layer: nn.Module) -> tuple[int, ...]:
+    if isinstance(layer, nn.Linear):
+        return (SAMPLES, layer.in_features)
+    assert isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d))
+    size = 9 if isinstance(layer, nn.ConvTranspose2d) else 21
+    return (32, layer.in_channels, size, size)
+
+
+def inner(signal: Tensor, layer: nn.Module) -> Tensor:
+    """Borders aside: a transposed convolution sums over fewer inputs there. Even, as its period is 2."""
+    return signal[..., 6:-6, 6:-6][..., :4, :4] if isinstance(layer, nn.ConvTranspose2d) else signal
+
+
+def mean_variances(stack: str, activation: type[nn.Module]) -> list[float]:
+    """Of the pre-activations of both layers of a stack under `he`, over 32 draws of the weights."""
+
+    def variances(seed: int) -> list[float]:
+        first, second = STACKS[stack]()
+        model = nn.Sequential(first, activation(), second)
+        apply_scheme_(model, "he", generator=seeded(seed))
+        signal = torch.randn(shape_for(first), generator=seeded(100 + seed))
+        middle = first(signal)
+        last = second(activation()(middle))
+        pairs = (middle, first), (last, second)
+        return [float(inner(value.detach(), layer).square().mean()) for value, layer in pairs]
+
+    found: list[float] = torch.tensor([variances(seed) for seed in range(32)]).mean(0).tolist()
+    return found
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_he_keeps_the_variance_of_preactivations(stack: str) -> None:
+    assert mean_variances(stack, nn.ReLU) == pytest.approx([1, 1], abs=0.03)
+
+
+@pytest.mark.parametrize("activation", [nn.Identity, nn.Tanh, nn.GELU], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("stack", ["dense 256 → 64 → 256", "strided 3 → 64", "grouped"])
+def test_he_keeps_it_with_other_activations(stack: str, activation: type[nn.Module]) -> None:
+    assert mean_variances(stack, activation) == pytest.approx([1, 1], abs=0.03)
+
+
+def test_nine_weights_a_channel_leave_a_tanh_five_percent_short() -> None:
+    # A depthwise channel has the variance of its own nine weights: 0.5 here, 1.6 there, and tanh is concave.
+    first, second = mean_variances("depthwise", nn.Tanh)
+    assert first == pytest.approx(1, abs=0.03)
+    assert second == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize("dropout", [0.4, 0.8])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.GELU], ids=lambda kind: kind.__name__)
+def test_twenty_layers_with_dropout_keep_the_variance(dropout: float, activation: type[nn.Module]) -> None:
+    layers: list[nn.Module] = [nn.Linear(512, 512)]
+    for _ in range(19):
+        layers += [activation(), nn.Dropout(dropout), nn.Linear(512, 512)]
+    model = nn.Sequential(*layers)
+
+    def end_variance(seed: int, **options: bool) -> float:
+        torch.manual_seed(seed)  # the same seed: the weights must not be the numbers of the data
+        apply_scheme_(model, "he", generator=seeded(seed), **options)
+        with torch.no_grad():
+            return float(model(torch.randn(256, 512)).square().mean())
+
+    found = [end_variance(seed) for seed in range(6)]
+    # Single draws scatter, the more the less linear the activation: one in six may miss, the mean may not.
+    assert 0.5 <= sum(found) / len(found) <= 2, found
+    assert sum(0.5 <= one <= 2 for one in found) >= 5, found
+    assert not 0.5 <= end_variance(0, dropout=False) <= 2
+
+
+def test_every_part_of_a_fused_projection_has_the_std_of_its_own_fans() -> None:
+    attention = nn.MultiheadAttention(256, 4)
+    signal = torch.randn(5, 2, 256)
+    apply_scheme_(
+        attention, "glorot", sample=signal, forward=lambda model, x: model(x, x, x)[0], generator=seeded(0)
+    )
+    for block in attention.in_proj_weight.detach().chunk(3):
+        assert float(block.std()) == pytest.approx((2 / 512) ** 0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
+def test_every_gate_has_the_std_of_its_own_fans(kind: type[nn.RNNBase], gates: int) -> None:
+    layer = kind(300, 200)
+    apply_scheme_(layer, "glorot", sample=torch.randn(5, 2, 300), generator=seeded(0))
+    for weight, fan_in in ((layer.weight_ih_l0, 300), (layer.weight_hh_l0, 200)):
+        for gate in weight.detach().chunk(gates):
+            assert float(gate.std()) == pytest.approx((2 / (fan_in + 200)) ** 0.5, rel=0.02)
+
+
+def test_orthogonal_gates_are_orthogonal_each() -> None:
+    layer = nn.LSTM(16, 16)
+    apply_scheme_(layer, "orthogonal", sample=torch.randn(5, 2, 16), generator=seeded(0))
+    for gate in layer.weight_hh_l0.chunk(4):
+        assert torch.allclose(gate @ gate.T, torch.eye(16), atol=1e-5)
+
+
+def test_lsuv_gives_every_layer_unit_variance() -> None:
+    torch.manual_seed(0)
+    convolution = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    model = nn.Sequential(*convolution, nn.Linear(72, 30), nn.Tanh(), nn.Linear(30, 10))
+    sample = torch.rand(64, 1, 8, 8)
+    apply_scheme_(model, "lsuv", sample=sample, generator=seeded(0))
+    signal = sample
+    for layer in model:
+        signal = layer(signal)
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            assert float(signal.detach().std()) == pytest.approx(1, rel=2e-3)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_lsuv_counts_dropout_whether_or_not_it_runs(training: bool) -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(256, 256)]
+    for _ in range(9):
+        layers += [nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 256)]
+    model = nn.Sequential(*layers).train(training)
+    sample = torch.randn(512, 256)
+    apply_scheme_(model, "lsuv", sample=sample, generator=seeded(0))
+    assert 0.7 < float(model.train()(sample).detach().var()) < 1.4
+
+
+def test_delta_orthogonal_carries_a_signal_through_thirty_convolutions() -> None:
+    layers = [nn.Conv2d(16, 16, 3, padding=1, padding_mode="circular") for _ in range(30)]
+    model = nn.Sequential(*layers)
+    apply_scheme_(model, "delta-orthogonal", generator=seeded(0))
+    signal = torch.randn(8, 16, 6, 6)
+    assert mean_squared_norm(model(signal)) == pytest.approx(mean_squared_norm(signal), rel=1e-3)
+
+
+def test_a_scaled_residual_network_keeps_its_stream_bounded() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, signal: Tensor) -> Tensor:
+            return signal + self.two(torch.relu(self.one(signal)))
+
+    model = nn.Sequential(*(Block() for _ in range(20)))
+    signal = torch.randn(256, 64)
+    plan = apply_scheme_(model, "he", residual="scaled", generator=seeded(0))
+    assert [layer.closes_residual for layer in plan] == [False, True] * 20
+    assert float(model(signal).detach().var()) < 5
+    plan = apply_scheme_(model, "he", generator=seeded(0))
+    assert float(model(signal).detach().var()) > 1e4
+    assert any("20 residual branches" in note for note in plan.notes)

@@ -1,0 +1,291 @@
+"""The documents of reports and initializations: charts, tables, sections and sentences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from document_examples import (
+    hostile_report,
+    make_estimate,
+    make_initialization,
+    make_layer,
+    make_report,
+    rich_report,
+)
+
+from hessinit.present import describe
+from hessinit.present.document import Facts, LineChart, RateLine, Table, Text
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature
+from hessinit.results.estimates import Spread
+from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
+
+
+def chart(result: CurvatureReport | Initialization, name: str) -> LineChart:
+    found = describe(result).chart(name)
+    assert isinstance(found, LineChart)
+    return found
+
+
+def texts(result: CurvatureReport | Initialization) -> list[str]:
+    return [block.text for block in describe(result).blocks if isinstance(block, Text)]
+
+
+def values(found: LineChart) -> dict[str, list[float | None]]:
+    return {one.name: list(one.y) for one in found.series}
+
+
+def test_the_chart_and_the_table_hold_every_norm() -> None:
+    document = describe(rich_report())
+    norms = chart(rich_report(), "norms")
+    assert norms.layers == ("fc1", "fc2", "fc3")
+    assert values(norms) == {"Gauss-Newton": [0.31, 1.84, 64.0]}
+    assert [(rule.value, rule.label) for rule in norms.rules] == [(64.5, "network 64.5")]
+    assert [(band.low, band.high, band.label) for band in norms.bands] == [(0.1, 10.0, "ok: 0.1 to 10")]
+    table = next(block for block in document.blocks if isinstance(block, Table))
+    column = next(column for column in table.columns if column.heading == "‖H‖")
+    assert list(column.cells) == ["0.31", "1.84", "64", "64.5"]
+    assert column.keys == [0.31, 1.84, 64.0, 64.5]
+    assert table.fixed == 1
+    assert len(document.verdict) == 3
+
+
+def test_both_matrices_are_in_one_chart() -> None:
+    layer = make_layer("a", 2.0, curvature="hessian", approximation=make_estimate(-1.0))
+    exact, approximate = chart(make_report(layer, curvature="both"), "norms").series
+    assert (exact.name, list(exact.y), exact.hollow) == ("exact Hessian", [2.0], False)
+    assert (approximate.name, list(approximate.y), approximate.hollow) == ("Gauss-Newton", [1.0], True)
+
+
+def test_bars_reach_over_the_batches_or_the_error_where_it_is_visible() -> None:
+    batches = make_layer("a", 2.0, spread=Spread((1.0, 3.0)))
+    doubtful = make_layer("b", 2.0, top=make_estimate(2.0, 1.0, converged=False))
+    (series,) = chart(make_report(batches, doubtful, make_layer("c", 1.0)), "norms").series
+    assert (series.low, series.high) == ([1.0, 1.0, None], [3.0, 3.0, None])
+    assert series.details is not None
+    assert series.details[1] == "(4, 3), ok, ± 1, not converged"
+
+
+def test_the_rate_line_has_one_and_two_over_the_norm() -> None:
+    line = describe(make_report(make_layer(), network=4.0)).chart("rates")
+    assert isinstance(line, RateLine)
+    assert (line.best, line.stable) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize("norm", [0.0, math.inf, math.nan])
+def test_without_a_usable_norm_a_sentence_replaces_the_rate_line(norm: float) -> None:
+    report = make_report(make_layer(), network=norm)
+    assert any("sets no learning rate" in text for text in texts(report))
+    assert len(describe(report).numbers) == 1
+    with pytest.raises(ValueError, match="there is no chart 'rates' here; there are 'norms'"):
+        describe(report).chart("rates")
+
+
+def test_sections_are_there_for_what_was_measured() -> None:
+    plain = [section.heading for section in describe(make_report(make_layer())).sections]
+    assert plain == ["Curvature by layer", "Learning rate", "Measurement"]
+    full = describe(rich_report()).sections
+    assert [section.heading for section in full] == [
+        "Curvature by layer", "Learning rate", "Spectrum", "Jacobian norms and bounds",
+        "Activations and gradients", "Measurement",
+    ]  # fmt: skip
+    assert len({section.anchor for section in full}) == len(full)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("jacobians", "measure them with jacobians=True"),
+        ("activations", "measure them with diagnostics=True"),
+        ("spectrum:a", "the spectrum of a was not measured; ask for density=True, or top=10"),
+        ("norm", "there is no chart 'norm' here; there are 'norms', 'rates'"),
+    ],
+)
+def test_a_chart_that_is_not_there_says_how_to_get_it(name: str, way: str) -> None:
+    with pytest.raises(ValueError, match=way):
+        describe(make_report(make_layer())).chart(name)
+
+
+def test_spectra_hold_the_density_and_the_eigenvalues() -> None:
+    report = rich_report()
+    names = [one.name for one in describe(report).charts if one.name.startswith("spectrum")]
+    assert names == ["spectrum:fc3", "spectrum:fc2", "spectrum:fc1"]
+    density, marks = chart(report, "spectrum:fc3").series
+    assert (list(density.x or ()), list(density.y)) == (
+        list(report["fc3"].density.grid),
+        list(report["fc3"].density.values),
+    )
+    assert list(marks.x or ()) == [64.0, 32.0, 64.0 / 3]
+    listed = make_layer("a", 2.0, eigenvalues=(make_estimate(2.0), make_estimate(1.0)))
+    ranks = chart(make_report(listed), "spectrum:a")
+    assert (values(ranks), ranks.log_y) == ({"eigenvalues": [2.0, 1.0]}, True)
+    negative = make_layer("a", 2.0, eigenvalues=(make_estimate(2.0), make_estimate(-1.0)))
+    assert not chart(make_report(negative), "spectrum:a").log_y
+
+
+def test_a_page_shows_the_densities_of_the_sharpest_and_any_can_be_drawn() -> None:
+    density = rich_report()["fc1"].density
+    report = make_report(*(make_layer(f"l{place}", 1.0 + place, density=density) for place in range(30)))
+    document = describe(report)
+    shown = [
+        one.name for one in document.blocks if isinstance(one, LineChart) and one.x_label == "eigenvalue"
+    ]
+    assert shown == [f"spectrum:l{place}" for place in range(29, 20, -1)]
+    assert "The spectra of the sharpest of 30 layers; plot('spectrum:NAME') draws any." in texts(report)
+    assert document.chart("spectrum:l3") in document.more_charts
+    assert len(document.charts) == len({one.name for one in document.charts})
+
+
+def test_jacobian_norms_and_bounds_are_drawn() -> None:
+    jacobians, bounds = chart(rich_report(), "jacobians"), chart(rich_report(), "bounds")
+    assert values(jacobians)["forward"] == [0.031, pytest.approx(0.184), 6.4]
+    assert jacobians.series[0].high == [0.062, 0.368, 12.8]
+    assert values(bounds) == {
+        "paper's bound": [0.155, 0.92, 32.0],
+        "rigorous bound": [3 * 0.31, 3 * 1.84, 192.0],
+        "Gauss-Newton ‖H‖": [0.31, 1.84, 64.0],
+    }
+    assert describe(rich_report()).verdict[1] == (
+        "The rigorous bound is 3 times ‖H‖: no layer is above its bound. fc1, fc2 and fc3 are above the "
+        "paper's bound, which omits biases and f(0)."
+    )
+
+
+def diagnosed(name: str, **numbers: object) -> LayerCurvature:
+    usual = {"activation": "relu", "activation_std": 1.0, "gradient_std": 0.01}
+    return make_layer(name, diagnostics=Diagnostics(**{**usual, **numbers}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"),
+    [
+        ([diagnosed("a", dead=0.05)], "No layer has 10 % dead units; standard deviations after"),
+        ([diagnosed("a", dead=0.3), diagnosed("b", dead=0.2)],
+         "a: 30 % of its ReLUs are dead on this batch; 10 % or more in 1 other layer."),
+        ([diagnosed("a", activation="tanh", saturated=0.6)], "a: 60 % of its tanh entries are saturated."),
+        ([diagnosed("a", weight_gradient_norm=0.0)], "a gets no gradient: it cannot learn from this batch."),
+        ([diagnosed("0"), diagnosed("1", activation_std=1e-3)],
+         "Layer 0's activations are 1000 times as large as layer 1's."),
+    ],
+)  # fmt: skip
+def test_diagnostics_say_what_is_wrong(layers: list[LayerCurvature], sentence: str) -> None:
+    assert describe(make_report(*layers)).verdict[1].startswith(sentence)
+
+
+def test_diagnostics_are_drawn_with_percentages_on_a_linear_axis() -> None:
+    sizes, idle = chart(rich_report(), "activations"), chart(rich_report(), "idle")
+    assert list(values(sizes).values()) == [[1.0, 0.5, 0.2], [0.01, 0.005, 0.002]]
+    assert values(idle) == {"dead units": [25.0] * 3}
+    assert sizes.log_y
+    assert not idle.log_y
+
+
+@pytest.mark.parametrize(
+    ("norms", "tone"),
+    [((1.0, 2.0), "good"), ((1.0, 20.0), "fair"), ((1.0, 1e-5), "bad"), ((math.nan,), "bad")],
+)
+def test_the_tone_is_that_of_the_worst_layer(norms: tuple[float, ...], tone: str) -> None:
+    layers = [make_layer(f"l{place}", norm) for place, norm in enumerate(norms)]
+    assert describe(make_report(*layers, network=3.0)).tone == tone
+
+
+def test_numbers_that_did_not_converge_are_not_called_good() -> None:
+    layer = make_layer("a", 1.0, top=make_estimate(1.0, converged=False))
+    assert describe(make_report(layer, network=1.0)).tone == "fair"
+
+
+def test_a_report_without_layers_has_a_document() -> None:
+    document = describe(make_report())
+    assert [type(block) for block in document.sections[0].blocks] == [Table]
+    assert document.verdict[0].startswith("No layer was measured.")
+
+
+def test_notes_settings_and_versions_are_shown() -> None:
+    report = hostile_report()
+    assert [text for text in texts(report) if text.startswith("Note")] == [
+        f"Note: {one}" for one in report.notes
+    ]
+    (facts,) = [block for block in describe(report).blocks if isinstance(block, Facts)]
+    assert ("torch", "2.13.0") in facts.pairs
+
+
+def test_an_initialization_has_before_after_and_target_in_one_chart() -> None:
+    found = chart(make_initialization(), "norms")
+    assert values(found) == {"before": [0.31, 1.84, 64.0], "after": [12.4, 11.04, 12.8]}
+    (band,) = found.bands
+    assert (band.low, band.high, band.label) == (19.0, 21.0, "target for the network: 20 ± 5 %")
+    assert [rule.label for rule in found.rules] == ["network before 64.5", "network after 20.2"]
+    assert "The network's ‖H‖ was 64.5 and is 20.2." in found.description
+    layers = chart(make_initialization(rule="layers"), "norms")
+    assert layers.bands[0].label == "target for each layer: 20 ± 5 %"
+
+
+def test_the_numbers_of_an_initialization() -> None:
+    document = describe(make_initialization())
+    assert [(one.label, one.text, one.note) for one in document.numbers] == [
+        ("‖H‖ before", "64.5", ""),
+        ("‖H‖ after", "20.2", ""),
+        ("Target", "20", ""),
+        ("Learning rate", "0.1", "lr·‖H‖ = 2.02"),
+    ]
+    assert document.tone == "good"
+    assert describe(make_initialization(converged=False)).tone == "fair"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"lr": None}, "Target: the network's ‖H‖ = 20."),
+        ({"rule": "layers"}, "Target: every layer's ‖H‖ = κ/lr = 2/0.1 = 20."),
+        ({"kappa": None}, "No target at a learning rate of 0.1."),
+        ({"target": 2.0}, "κ/(10·lr) = 2/(10·0.1) = 2; momentum makes steps 10 times as long."),
+    ],
+)
+def test_the_target_is_explained(changes: dict[str, object], sentence: str) -> None:
+    assert describe(make_initialization(**changes)).verdict[1].endswith(sentence)
+
+
+def test_the_rate_line_of_an_initialization_has_the_rate_and_the_limit_before() -> None:
+    line = describe(make_initialization()).chart("rates")
+    assert isinstance(line, RateLine)
+    assert [(mark.label, mark.value) for mark in line.marks] == [
+        ("your rate", 0.1), ("stability limit before", pytest.approx(2 / 64.5)),
+    ]  # fmt: skip
+    assert any(text.startswith("lr = 0.1 is above 2/‖H‖.") for text in texts(make_initialization()))
+    assert not any("is above 2/‖H‖" in text for text in texts(make_initialization(lr=0.01)))
+
+
+def test_the_search_is_drawn_measurement_by_measurement() -> None:
+    (series,) = chart(make_initialization(), "search").series
+    assert (list(series.x or ()), series.y) == ([1, 2], [9.3, 20.2])
+    assert series.details is not None
+    assert series.details[1] == f"loss 2.34, gain × {math.exp(0.191):.2f}"
+
+
+def test_reports_of_the_network_alone_are_drawn_as_one_point() -> None:
+    alone = {"before": make_report(), "after": make_report(network=20.0), "scales": {}}
+    found = chart(make_initialization(**alone), "norms")
+    assert (found.layers, found.rules) == (["network"], [])
+    assert values(found) == {"before": [64.5], "after": [20.0]}
+
+
+@pytest.mark.parametrize("target", [20.0, math.nan, math.inf])
+def test_weights_that_were_not_finite_and_a_result_that_was_not_measured(target: float) -> None:
+    document = describe(make_initialization(before=None, after=None, target=target, converged=False))
+    assert document.tone == "bad"
+    assert [one.text for one in document.numbers][:2] == ["not finite", "not measured"]
+
+
+def test_the_plan_and_what_else_was_measured_have_sections() -> None:
+    weight = PlannedWeight(name="fc1", shape=(16, 64), fan_in=(64.0,), fan_out=(16.0,), std=(0.125,))
+    plan = SchemePlan(scheme="lecun", layers=(weight,))
+    result = replace(make_initialization(), after=rich_report(), plan=plan)
+    sections = {section.heading: section for section in describe(result).sections}
+    assert list(sections) == [
+        "Before and after", "Learning rate", "Search", "Spectrum", "Jacobian norms and bounds",
+        "Activations and gradients", "Scheme", "Procedure",
+    ]  # fmt: skip
+    (table,) = sections["Scheme"].blocks
+    assert isinstance(table, Table)
+    assert table.columns[-1].cells == ["0.125"]

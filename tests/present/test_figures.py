@@ -1,0 +1,131 @@
+"""Matplotlib figures show the numbers of the document, at a paper's size, whatever the numbers are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from document_examples import (
+    every_block,
+    hostile_report,
+    make_initialization,
+    make_layer,
+    make_report,
+    rich_report,
+)
+
+from hessinit.present import describe, draw, to_figure
+from hessinit.present.document import HeatMap, LineChart
+from hessinit.present.figures import draw_charts, positions
+
+mpl.use("Agg")
+
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    yield
+    pyplot.close("all")
+
+
+def drawn(axes: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """The numbers of each labelled line."""
+    lines = [line for line in axes.lines if not line.get_label().startswith("_")]
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in lines}
+
+
+def same(found: list[float], wanted: list[float | None], is_log: bool) -> bool:
+    def shown(value: float | None) -> float:
+        is_held = value is not None and math.isfinite(value) and (value > 1e-100 or not is_log)
+        return math.nan if value is None or not is_held else value
+
+    return found == pytest.approx([shown(value) for value in wanted], nan_ok=True)
+
+
+CHARTS = [
+    *((rich_report(), chart.name) for chart in describe(rich_report()).charts),
+    (make_initialization(), "norms"),
+    (make_initialization(), "search"),
+    (hostile_report(), "norms"),
+]
+
+
+@pytest.mark.parametrize(("result", "name"), CHARTS, ids=[name for _, name in CHARTS])
+def test_a_figure_holds_the_numbers_of_the_chart(result: Any, name: str) -> None:
+    chart, (axes,) = describe(result).chart(name), draw(result, name)
+    axes.figure.canvas.draw()
+    if not isinstance(chart, LineChart):
+        return
+    lines = drawn(axes)
+    for series in chart.series:
+        x, y = lines[series.name]
+        assert x == positions(series)
+        assert same(y, list(series.y), chart.log_y)
+    for rule in chart.rules:
+        assert set(lines[rule.label][0 if rule.upright else 1]) == {rule.value}
+    assert (axes.get_yscale() == "log") == chart.log_y
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (chart.x_label, chart.y_label)
+
+
+def test_every_block_can_be_drawn_with_hostile_names_and_numbers() -> None:
+    charts = every_block().charts
+    axes = draw_charts(charts)
+    axes[0].figure.canvas.draw()
+    heat = next(chart for chart in charts if isinstance(chart, HeatMap))
+    (image,) = axes[charts.index(heat)].images
+    assert image.get_array().tolist() == [[2.0, None], [0.1, 0.5]] or same(
+        image.get_array().filled(math.nan).ravel().tolist(), [2.0, math.nan, 0.1, 0.5], False
+    )
+    texts = [text.get_text() for text in axes[charts.index(heat)].texts]
+    assert texts == [text for row in heat.texts for text in row]
+
+
+def test_numbers_that_the_axis_cannot_hold_are_named_at_its_edge() -> None:
+    layers = [
+        make_layer(name, norm) for name, norm in (("a", 0.0), ("b", math.inf), ("c", math.nan), ("d", 1.0))
+    ]
+    (axes,) = draw(make_report(*layers))
+    assert [text.get_text() for text in axes.texts] == ["0", "inf", "nan"]
+    low, high = axes.get_ylim()
+    assert low < 0.1 < 10 < high
+
+
+def test_a_dollar_sign_in_a_name_is_not_mathematics() -> None:
+    (axes,) = draw(make_report(make_layer("a$_$b"), make_layer("$\\frac$")))
+    axes.figure.canvas.draw()
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a$_$b", "$\\frac$"]
+
+
+def test_figures_fit_a_column_or_a_page() -> None:
+    assert to_figure(rich_report()).get_size_inches()[0] == 3.5
+    assert to_figure(hostile_report()).get_size_inches()[0] == 7.0
+    labels = draw(hostile_report())[0].get_xticklabels()
+    assert 10 < len(labels) < 70
+
+
+def test_several_charts_share_a_figure_and_own_axes_make_none() -> None:
+    upper, lower = draw(rich_report(), ["jacobians", "bounds"])
+    assert upper.figure is lower.figure
+    assert upper.get_xlabel() == ""
+    before, axes = pyplot.get_fignums(), Figure().subplots(2)
+    assert draw(rich_report(), ["jacobians", "bounds"], axes) == list(axes)
+    assert pyplot.get_fignums() == before
+    with pytest.raises(ValueError, match="there are 1 charts for 2 axes; pass one for each"):
+        draw(rich_report(), "norms", axes)
+
+
+@pytest.mark.parametrize("name", [chart.name for chart in describe(rich_report()).charts])
+def test_a_legend_hides_no_data_and_labels_do_not_overlap(name: str) -> None:
+    (axes,) = draw(rich_report(), name)
+    axes.figure.canvas.draw()
+    if axes.get_legend():
+        assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    left, right = axes.get_window_extent().intervalx
+    inside = [box for box in boxes if left <= (box.x0 + box.x1) / 2 <= right]
+    assert all(one.x1 < other.x0 for one, other in zip(inside, inside[1:], strict=False))

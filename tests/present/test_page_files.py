@@ -1,0 +1,232 @@
+"""Pages and notebook fragments as text: safe whatever the names are, and with nothing to load."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import pytest
+from document_examples import (
+    HOSTILE,
+    every_block,
+    hostile_report,
+    make_initialization,
+    rich_report,
+    three_layers,
+)
+
+from hessinit.present import document as doc
+from hessinit.present import to_notebook, to_page
+from hessinit.present.page import (
+    brief,
+    css_color,
+    headings,
+    legend,
+    render_fragment,
+    render_page,
+    rows,
+    write_island,
+)
+from hessinit.present.words import shorten
+
+PRESENT = files("hessinit.present")
+VENDOR, ASSETS = PRESENT / "vendor", PRESENT / "assets"
+LONG = "encoder" * 1400 + ".end"
+
+
+class Elements(HTMLParser):
+    """Every tag with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def small_document(**changes: object) -> doc.Document:
+    rates = doc.RateLine(name="r", caption="c", description="d", best=1.0, stable=2.0)
+    sections = [doc.Section(name, [rates], name) for name in ("one", "two")]
+    return doc.Document(**{"title": "t", "verdict": [], "sections": sections, **changes})  # type: ignore[arg-type]
+
+
+def test_a_page_is_under_a_megabyte_with_two_hundred_layers() -> None:
+    assert len(to_page(hostile_report()).encode()) < 1_000_000
+
+
+def test_a_page_loads_nothing_and_runs_only_its_own_scripts() -> None:
+    elements = Elements(render_page(every_block())).found
+    pairs = [(name, value) for _, attributes in elements for name, value in attributes.items()]
+    assert all(
+        value and (value.startswith("#") or value == "data:,") for name, value in pairs if name == "href"
+    )
+    assert not any(name == "src" or name.startswith("on") for name, _ in pairs)
+    policy = next(a["content"] for _, a in elements if a.get("http-equiv") == "Content-Security-Policy") or ""
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-eval" not in policy
+    assert policy.count("unsafe-inline") == 1  # of the styles
+    assert sum(tag == "script" and "type" not in attributes for tag, attributes in elements) == 2
+
+
+def test_a_page_carries_the_licences_of_its_libraries_which_are_those_of_the_readme() -> None:
+    text, readme = render_page(every_block()), (VENDOR / "README.md").read_text(encoding="utf-8")
+    for licence in ("d3.LICENSE.txt", "plot.LICENSE.txt"):
+        assert (VENDOR / licence).read_text(encoding="utf-8") in text
+    for name in ("d3.min.js", "plot.umd.min.js"):
+        row = next(line for line in readme.splitlines() if line.startswith(f"| `{name}`"))
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() in row
+
+
+def test_a_chart_cannot_leave_its_island() -> None:
+    text = render_page(every_block())
+    islands = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+    assert len(islands) == 5
+    assert not any("<" in island for island in islands)
+    assert [json.loads(island)["kind"] for island in islands] == ["depth", "lines", "lines", "heat", "rates"]
+    assert json.loads(islands[0])["layers"][1] == HOSTILE[1]
+
+
+def test_an_island_has_words_for_numbers_that_json_cannot_hold() -> None:
+    series = doc.Series(name="n", y=[math.nan, math.inf, -math.inf, None, 1.0], color="sky")
+    chart = doc.LineChart(name="", caption="", description="", layers="abcde", series=[series], y_label="y")
+    (found,) = json.loads(write_island(chart))["series"]
+    assert found["y"] == ["nan", "inf", "-inf", None, 1.0]
+    assert found["color"] == "var(--sky)"
+
+
+@pytest.mark.parametrize("color", ["pink", "red; background: url"])
+def test_an_unknown_colour_is_refused_with_the_known_ones(color: str) -> None:
+    with pytest.raises(ValueError, match=rf"color='{color}' is unknown; choose from 'blue', .*, or 'ramp:0'"):
+        css_color(color)
+
+
+def test_control_characters_are_shown_everywhere() -> None:
+    hostile = "a\x1b[2J\u2028\u202e"
+    document = small_document(title=hostile, verdict=[hostile], sections=[doc.Section(hostile, [])])
+    text = render_page(document)
+    own = text[text.index("<title>") :].split("<script>")[0] + text[: text.index("<style>")]
+    assert not re.search("[\x1b\u2028\u202e]", own)
+    assert "a\\x1b[2J\\u2028\\u202e" in own
+
+
+def test_columns_of_a_group_have_a_common_heading() -> None:
+    cells = ["1", "2"]
+    names = doc.Column("name", ["a", "b"], is_number=False)
+    grouped = [doc.Column(name, cells, group="G") for name in ("paper", "ours")]
+    table = doc.Table("t", [names, *grouped, doc.Column("alone", cells)])
+    upper, lower = headings(table)
+    assert [(one.text, one.across, one.down, one.column) for one in upper] == [
+        ("name", 1, 2, 0), ("G", 2, 1, None), ("alone", 1, 2, 3),
+    ]  # fmt: skip
+    assert [(one.text, one.classes, one.column) for one in lower] == [
+        ("paper", "number begins", 1), ("ours", "number", 2),
+    ]  # fmt: skip
+    assert [cell.classes for cell in rows(table)[0]] == ["", "number begins", "number", "number"]
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        rows(doc.Table("t", [doc.Column("a", ["1"]), doc.Column("b", [])]))
+
+
+def test_cells_sort_by_their_numbers() -> None:
+    column = doc.Column("x", ["~1,230", "× 0.21", "1.2e-07 ± 3", "inf", "–", "nan", "-3"])
+    keys = [row[0].key for row in rows(doc.Table("t", [column]))]
+    assert keys == ["1230.0", "0.21", "1.2e-07", "inf", "", "", "-3.0"]
+
+
+def test_one_series_needs_no_legend() -> None:
+    one = doc.Series(name="norms", y=[1.0])
+    chart = {"name": "", "caption": "c", "description": "d", "layers": ["a"], "y_label": "y"}
+    assert legend(doc.LineChart(series=[one], **chart)) == []
+    assert [item[:2] for item in legend(doc.LineChart(series=[one, one], **chart))] == [("norms", "line")] * 2
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_has_contrast_on_every_surface_in_both_themes_and_lines_on_dark_cards() -> None:
+    css = (ASSETS / "colors.css").read_text(encoding="utf-8")
+    themes = [dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r"\{[^{}]*\}", css)]
+    assert len(themes) == 3
+    assert themes[1] == themes[2]  # dark by the system and by the button
+    assert {name: themes[0][name] for name in doc.COLORS} == doc.COLORS
+    for theme in themes:
+        for ink in ("ink", "muted", "link", "good", "fair", "bad"):
+            assert all(contrast(theme[ink], theme[paper]) >= 4.5 for paper in ("page", "card", "tint")), ink
+    assert all(contrast(themes[1][color], themes[1]["card"]) >= 4.5 for color in doc.COLORS)
+
+
+def test_a_table_with_links_replaces_the_table_of_contents() -> None:
+    document = small_document()
+    assert '<nav aria-label="On this page">' in render_page(document)
+    column = doc.Column("name", ["one"], is_number=False, links=["#one"])
+    linked = doc.Section("", [doc.Table("overview", [column])])
+    assert "<nav" not in render_page(small_document(sections=[linked, *document.sections]))
+
+
+def test_names_of_ten_thousand_letters_are_cut_and_whole_in_the_title() -> None:
+    table = doc.Table("t", [doc.Column("name", [LONG, "b"], is_number=False)])
+    text = render_page(small_document(sections=[doc.Section("", [table])]))
+    assert f' title="{LONG}"' in text
+    assert text.count(LONG) == 2  # the title and what sorting goes by
+    assert shorten(LONG).endswith("encoder.end")
+    assert len(shorten(LONG)) == 80
+    text = str(brief(f"Note: <b>{'x' * 200}</b> & more"))
+    assert text.startswith('Note: <span title="&lt;b&gt;xxx')
+    assert text.endswith("&lt;/b&gt;</span> &amp; more")
+    page = render_page(small_document(title="my scheme " * 1200))
+    assert f"<title>{shorten('my scheme ' * 1200, 140)}</title>" in page
+
+
+def test_a_page_has_a_text_alternative_for_each_chart() -> None:
+    for text in (to_page(rich_report()), to_page(make_initialization())):
+        elements = Elements(text).found
+        ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+        drawings = [a for _, a in elements if a.get("class") == "drawing"]
+        assert len(drawings) == sum(tag == "figure" for tag, _ in elements) > 0
+        assert {a["aria-labelledby"] for a in drawings} | {a["aria-describedby"] for a in drawings} <= set(
+            ids
+        )
+        assert len(ids) == len(set(ids))
+        assert all(re.findall(r'<p class="description" id="[^"]*">(.+)</p>', text))
+
+
+@pytest.mark.parametrize("text", [to_notebook(hostile_report()), render_fragment(every_block())])
+def test_a_fragment_runs_nothing_loads_nothing_and_styles_only_itself(text: str) -> None:
+    elements = Elements(text).found
+    assert {tag for tag, _ in elements} <= {
+        "div", "style", "table", "thead", "tbody", "tr", "th", "td", "p", "span", "wbr",
+    }  # fmt: skip
+    names = {name for _, attributes in elements for name in attributes}
+    assert names <= {"class", "scope", "title", "colspan", "rowspan"}
+    style = text[text.index("<style>") + 7 : text.index("</style>")]
+    rules = [line for line in style.split("\n") if "{" in line and not line.startswith("@media")]
+    assert all(
+        part.strip().startswith(".hessinit-result ")
+        for rule in rules
+        for part in rule.split("{")[0].split(",")
+    )
+    assert not re.search("[\x1b\u2028\u202e]", text)
+
+
+def test_a_fragment_shows_what_the_terminal_shows() -> None:
+    text = to_notebook(three_layers())
+    cells = re.findall(r"<t[hd][^>]*>(?:<span[^>]*></span>)?([^<]*)</t[hd]>", text)
+    assert cells == [
+        "layer", "weight", "‖H‖", "verdict", "fc1", "(256, 784)", "0.31", "ok", "fc2", "(256, 256)",
+        "1.84", "ok", "fc3", "(10, 256)", "64", "sharp", "network", "1,234", "64.5", "sharp",
+    ]  # fmt: skip
+    assert '<span class="dot sharp"></span>sharp' in text
+    assert '<p class="verdict">fc3 is 206 times sharper than fc1.' in text

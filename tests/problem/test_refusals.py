@@ -1,0 +1,391 @@
+"""What cannot be measured is refused before any work is done: the value, the rule, the way out."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import hessinit
+from tiny import LOSS, Calling, batch, inputs, labels, network
+
+
+def check_refused(message: str, model: Any, loss: Any, data: Any, **options: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd, "grad", lambda *_, **__: pytest.fail("work was begun"))
+        with pytest.raises(hessinit.ProblemError, match=message):
+            hessinit.measure(model, loss, data, **options)
+
+
+def nested() -> Any:
+    return torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)]), labels(2)
+
+
+def broken(value: float) -> torch.Tensor:
+    return inputs().index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(value))
+
+
+def dicts() -> Any:
+    return DataLoader([{"x": x, "labels": y} for x, y in zip(*batch(), strict=True)], batch_size=3)
+
+
+NO_PAIR = "it must be \\(inputs, targets\\), or an iterable of such pairs"
+BATCHES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: None, f"batch is a NoneType; {NO_PAIR}"),
+    (lambda: 3, f"batch is a int; {NO_PAIR}"),
+    (lambda: "digits", f"batch is a str; {NO_PAIR}"),
+    (inputs, f"batch is a Tensor; {NO_PAIR}"),
+    (lambda: {"x": inputs()}, f"batch is a dict; {NO_PAIR}"),
+    (lambda: TensorDataset(*batch()), f"batch is a TensorDataset; {NO_PAIR}"),
+    (lambda: (inputs(), inputs(), labels()), "a tuple of 3 tensors; .*\\(\\(x1, x2\\), targets\\)"),
+    (lambda: [batch(), batch(), (inputs(), inputs(), labels())], "batch 2 is a tuple of 3; every batch must"),
+    (dicts, "batch 0 is a dict with keys \\['x', 'labels'\\]; .*b\\['labels'\\]"),
+    (nested, "a nested tensor.*a padded tensor with a mask, or a packed sequence"),
+    (list, "batch is an empty iterable"),
+    (lambda: iter(()), "batch is an empty iterable"),
+    (lambda: itertools.repeat(batch(1)), "more than 1000 batches.*itertools.islice\\(batch, 8\\)"),
+    (
+        lambda: (inputs()[:0], labels()[:0]),
+        "the batch is empty .*shape \\(0,\\)\\); pass at least one example",
+    ),
+    (lambda: [batch(), (inputs()[:0], labels()[:0])], "batch 1: the batch is empty"),
+    (lambda: [(inputs()[:0], None)], "batch 0: the batch is empty"),
+    (lambda: (numpy.ones((6, 4)), [0, 1]), "no tensor that counts examples; convert arrays with torch.as_te"),
+    (
+        lambda: (inputs(6), labels(5)),
+        "inputs have 6 examples \\(shape \\(6, 4\\)\\) and targets 5 \\(shape \\(5,",
+    ),
+    (lambda: [batch(), (inputs(4), labels(6))], "batch 1: inputs have 4 examples"),
+    # Twelve targets for six inputs might be two positions an example, but this output has none.
+    (
+        lambda: (inputs(6), labels(12)),
+        "output of shape \\(6, 3\\) and targets of shape \\(12,\\): .*same examples",
+    ),
+    (lambda: (broken(torch.nan), labels()), "the inputs hold 1 NaN or inf among 24 values; clean them first"),
+    (lambda: [batch(), (broken(-torch.inf), labels())], "batch 1: the inputs hold 1 NaN or inf"),
+    (
+        lambda: (inputs().double() * 1e300, labels()),
+        "beyond the range of torch.float32; .*dtype=torch.float64",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(("data", "message"), BATCHES, ids=[message[:30] for _, message in BATCHES])
+def test_data_that_cannot_be_measured(data: Callable[[], Any], message: str) -> None:
+    check_refused(message, network(), LOSS, data())
+
+
+def test_masks_of_minus_infinity_and_masked_nan_targets_are_no_reason_to_refuse() -> None:
+    mask = torch.zeros(6, 4).index_fill(1, torch.tensor([2]), -torch.inf)
+    data = ((inputs(), mask), labels())
+    report = hessinit.measure(network(), LOSS, data, forward=lambda model, x: model(x[0] * x[1].exp()))
+    expected = hessinit.measure(network(), LOSS, (inputs() * mask.exp(), labels()))
+    assert report.network.norm == expected.network.norm
+    target = torch.ones(6, 3)
+    target[4:] = torch.nan
+
+    def masked(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        known = ~target.isnan()
+        return (output[known] - target[known]).square().mean()
+
+    report = hessinit.measure(network(), masked, (inputs(), target))
+    expected = hessinit.measure(network(), nn.MSELoss(), (inputs()[:4], target[:4]))
+    assert report.network.norm == pytest.approx(expected.network.norm, rel=1e-3)
+
+
+# Models -----------------------------------------------------------------------------------------------------
+
+
+class Parametrized(nn.Module):
+    def __init__(self, matrix: torch.Tensor) -> None:
+        super().__init__()
+        trained = matrix.is_floating_point() or matrix.is_complex()
+        self.matrix = nn.Parameter(matrix, requires_grad=trained)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(self.matrix.dtype) @ self.matrix).abs().float()
+
+
+class Scripted(torch.jit.ScriptModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 3))
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x) * scale
+
+
+def elsewhere(device: str) -> nn.Module:
+    class Elsewhere(nn.Parameter):
+        device = property(lambda self: torch.device(device_name))  # type: ignore[assignment]
+
+    device_name = device
+    model = network() if device != "mps" else nn.Linear(4, 3, bias=False)
+    last: Any = model[2] if isinstance(model, nn.Sequential) else model
+    last.weight = Elsewhere(last.weight.detach())
+    return model
+
+
+def not_finite() -> nn.Module:
+    model = network()
+    with torch.no_grad():
+        model[0].bias[1], model[2].weight[0, 0] = torch.nan, torch.inf
+    return model
+
+
+def overflowing() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3))
+    for layer in model:
+        nn.init.constant_(layer.weight, 1e15)
+    return model
+
+
+def overflowing_alone() -> nn.Module:
+    model = nn.Linear(4, 3)
+    nn.init.constant_(model.weight, 3e38)
+    return model
+
+
+def checkpointed(reentrant: bool) -> Calling:
+    return Calling(lambda net, x: checkpoint(net[2], net[1](net[0](x)), use_reentrant=reentrant))
+
+
+ONE_DICT = {"data": ({"x": inputs()}, labels())}
+ONE_TUPLE = {"data": ((inputs(), inputs()), labels())}
+MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
+    (lambda: lambda x: x, "model is a function; it must be a torch.nn.Module", {}),
+    (lambda: nn.Linear, "model is a type; .* Pass an instance, not the class", {}),
+    (nn.ReLU, "the model has no parameters", {}),
+    (lambda: nn.LayerNorm(4), "no parameter of two or more dimensions.*layers=\\['weight', 'bias'\\]", {}),
+    (
+        lambda: network().requires_grad_(False),
+        "all 2 are frozen .*Unfreeze some, or name.*layers=\\['0', '2'",
+        {},
+    ),
+    (
+        lambda: Parametrized(torch.ones(4, 3, dtype=torch.int8)),
+        "matrix has dtype torch.int8.*floating-point",
+        {},
+    ),
+    (
+        lambda: Parametrized(torch.ones(4, 3, dtype=torch.complex64)),
+        "torch.complex64.*view_as_real.*leave this",
+        {},
+    ),
+    (
+        lambda: Parametrized(torch.eye(4, 3).to_sparse()),
+        "matrix is a sparse tensor.*dense weight.*layers=",
+        {},
+    ),
+    (
+        lambda: Parametrized(torch.eye(4, 3).to_sparse_csr()),
+        "matrix is a sparse tensor .torch.sparse_csr",
+        {},
+    ),
+    (lambda: network(device="meta"), "0.weight is on the meta device.*to_empty", {}),
+    (lambda: nn.LazyLinear(3), "weight is lazy and has no shape yet; run the model on a batch once", {}),
+    (
+        lambda: elsewhere("cuda:1"),
+        "different devices \\(0.weight on cpu, 2.weight on cuda:1\\); .*model.to\\(",
+        {},
+    ),
+    (lambda: elsewhere("mps"), "an Apple GPU \\(mps\\), which has no float64.*model.cpu\\(\\)", {}),
+    (
+        lambda: Calling(None, Scripted()),
+        "inner is a TorchScript module.*pass the module it was made from",
+        {},
+    ),
+    (
+        not_finite,
+        "0.bias holds NaN or inf \\(it is the first parameter that does\\); initialize it again",
+        {},
+    ),
+    (overflowing, "output holds NaN or inf \\(2 is the first layer whose output does\\).*torch.float64", {}),
+    (overflowing_alone, "the Linear itself is the first layer", {}),
+    (
+        lambda: Calling(lambda net, x: (net(x), x)),
+        "the model returned a tuple of 2; .*model\\(x\\)\\[0\\]",
+        {},
+    ),
+    (lambda: Calling(lambda net, x: [net(x)]), "the model returned a list of 1; .*model\\(x\\)\\[0\\]", {}),
+    (
+        lambda: Calling(lambda net, x: {"out": net(x)}),
+        "a dict with keys \\['out'\\]; .*model\\(x\\)\\['out'\\]",
+        {},
+    ),
+    (
+        lambda: Calling(lambda n, x: types.SimpleNamespace(logits=n(x))),
+        "a SimpleNamespace; .*x\\).logits",
+        {},
+    ),
+    (lambda: Calling(lambda net, x: None), "a NoneType; curvature needs one tensor", {}),
+    (lambda: Calling(lambda net, x: net(x).argmax(1)), "the model's output has dtype torch.int64", {}),
+    (
+        lambda: Calling(lambda net, x: net(x).bfloat16()),
+        "output has dtype torch.bfloat16.*Leave the cast out",
+        {},
+    ),
+    (
+        lambda: Calling(lambda net, x: net(x).detach()),
+        "does not depend on any measured weight.*Remove the det",
+        {},
+    ),
+    (network, "forward= returned a tuple of 2", {"forward": lambda model, x: (model(x), x)}),
+    (network, "forward is a int; it must be callable as forward\\(model, inputs\\)", {"forward": 3}),
+    (lambda: TwoInputs(4, 3), "called with one dict, failed.*scale.*model\\(\\*\\*x\\)", ONE_DICT),
+    (lambda: TwoInputs(4, 3), "called with one tuple, failed.*model\\(\\*x\\)", ONE_TUPLE),
+    (
+        lambda: Calling(lambda net, x: net(x.bfloat16()), network(dtype=torch.bfloat16)),
+        "converted to float32 or better.*same dtype.*x.to\\(self.linear.weight.dtype\\)",
+        {},
+    ),
+    (lambda: checkpointed(False), "recomputes activations.*gradient_checkp", {"dtype": torch.float64}),
+    (lambda: checkpointed(True), "reentrant checkpoints.*use_reentrant=False", {}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize(
+    ("build", "message", "options"), MODELS, ids=[message[:30] for _, message, _ in MODELS]
+)
+def test_models_that_cannot_be_measured(
+    build: Callable[[], Any], message: str, options: dict[str, Any]
+) -> None:
+    check_refused(message, build(), LOSS, **{"data": batch(), **options})
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support:UserWarning")
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
+def test_sharded_weights_are_refused(mesh: Any) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import distribute_module
+
+    sharded = distribute_module(network(), mesh)
+    check_refused("0.weight is sharded \\(DTensor\\).*Measure before", sharded, LOSS, batch())
+    wrapped = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
+    check_refused("the model is sharded \\(FSDP\\).*full_state_dict", wrapped, LOSS, batch())
+
+
+# Losses -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (None, "loss is a NoneType; it must be callable as loss\\(output, target\\)"),
+        (nn.MSELoss, "loss is the class MSELoss; pass an instance: MSELoss\\(\\)"),
+        (nn.CrossEntropyLoss(reduction="none"), 'loss has shape \\(6,\\); .*reduction="mean"'),
+        (lambda output, target: 1.0, "the loss returned a float; it must return a scalar tensor"),
+        (lambda output, target: output.argmax(), "the loss has dtype torch.int64"),
+        (lambda output, target: torch.ones(()), "not a function of the model's output"),
+        (lambda output, target: output.detach().sum(), "not a function of the model's output"),
+        (lambda output, target: nn.Parameter(torch.ones(())) ** 2, "not a function of the model's output"),
+        (lambda output, target: -output.sum().abs().neg().log(), "the loss is nan.*check the targets"),
+        (
+            lambda output, target: F.cross_entropy(output.div_(2), target),
+            "changes the model's output in place",
+        ),
+        (lambda output, target: (output + torch.nan * target[:1, None]).sum(), "the loss is nan"),
+    ],
+)
+def test_a_loss_must_be_a_number_and_a_function_of_the_output(loss: Any, message: str) -> None:
+    check_refused(message, network(), loss, batch())
+
+
+def test_a_penalty_on_the_weights_inside_the_loss_is_not_missed() -> None:
+    model = network()
+    check_refused(
+        "the loss depends on 0.weight not only through the model's output: by a penalty.*Leave a penalty.*2c",
+        model,
+        lambda output, target: F.cross_entropy(output, target) + model[0].weight.square().sum(),
+        batch(),
+    )
+
+
+def test_targets_that_make_the_loss_nan_are_counted() -> None:
+    target = torch.randn(6, 3)
+    target[2, 0] = torch.nan
+    check_refused("the targets hold 1 NaN or inf", network(), nn.MSELoss(), (inputs(), target))
+
+
+@pytest.mark.parametrize("loss", [nn.NLLLoss(), nn.L1Loss()])
+def test_a_loss_that_is_linear_in_the_output_is_refused_not_measured_as_zero(loss: nn.Module) -> None:
+    model = nn.Sequential(network(), nn.LogSoftmax(1))
+    data = inputs(), labels() if isinstance(loss, nn.NLLLoss) else inputs(6, 3)
+    linear = "linear in the model's output.*move log_softmax into the loss"
+    with pytest.raises(hessinit.ProblemError, match=linear):
+        hessinit.measure(model, loss, data)
+    with pytest.raises(hessinit.ProblemError, match='measure the exact Hessian: curvature="hessian"'):
+        hessinit.measure(model, loss, data, curvature="both")
+    if isinstance(loss, nn.NLLLoss):
+        exact = hessinit.measure(model, loss, data, curvature="hessian").network.norm
+        within = hessinit.measure(network(), LOSS, batch(), curvature="hessian").network.norm
+        assert exact == pytest.approx(within, rel=1e-3)
+
+
+# Options ----------------------------------------------------------------------------------------------------
+
+WHOLE = "must be a whole number"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"curvature": "hessain"}, "curvature='hessain' is unknown; .*Did you mean 'hessian'?"),
+        ({"curvature": None}, "curvature=None is unknown; choose from 'gauss-newton', 'hessian', 'both'"),
+        ({"estimator": "lanzcos"}, "estimator='lanzcos' is unknown; .*Did you mean 'lanczos'?"),
+        ({"dropout": "freez"}, "dropout='freez' is unknown; .*Did you mean 'freeze'?"),
+        ({"dtype": torch.bfloat16}, "dtype=torch.bfloat16 is not supported; choose torch.float32"),
+        ({"dtype": "float64"}, "dtype=float64 is not supported; choose torch.float32"),
+        ({"curvature": "hessian", "estimator": "gram"}, "'gram' measures Gauss-Newton.*'auto' or 'lanczos'"),
+        *(
+            ({"tolerance": value}, "tolerance=.* must be a relative error between 0 and 1, such as 1e-3")
+            for value in (0, -1e-3, 1, 5.0, float("nan"), float("inf"), "small", None)
+        ),
+        ({"max_iterations": 0}, f"max_iterations=0 {WHOLE}, 1 or more"),
+        ({"max_iterations": 0.5}, f"max_iterations=0.5 {WHOLE}, 1 or more"),
+        ({"top": -1}, f"top=-1 {WHOLE}, 0 or more"),
+        ({"top": 2.5}, f"top=2.5 {WHOLE}, 0 or more"),
+        ({"seed": -1}, f"seed=-1 {WHOLE}, 0 or more"),
+        ({"seed": None}, f"seed=None {WHOLE}, 0 or more"),
+        ({"seed": 2**70}, f"seed={2**70} {WHOLE}, 0 or more"),
+        ({"top": 3, "max_iterations": 1}, "top=3 with max_iterations=1.*pass max_iterations=3 or more"),
+        ({"layers": []}, "layers=\\[\\] names no layer; leave it out to measure every weight"),
+        ({"layers": "3"}, "layers='3' fits no parameter of the model; its layers are 0, 2\\."),
+        ({"layers": ["0", "encoder.*"]}, "layers='encoder.\\*' fits no parameter"),
+        ({"layers": 5}, "layers=5 holds a int; pass names or globs"),
+        ({"layers": ["0", None]}, "holds a NoneType; pass names or globs"),
+    ],
+)
+def test_options_outside_their_range(options: dict[str, Any], message: str) -> None:
+    check_refused(message, network(), LOSS, batch(), **options)
+
+
+def test_the_nearest_layer_is_offered() -> None:
+    model = nn.Sequential()
+    model.add_module("encoder", nn.Linear(4, 5))
+    model.add_module("decoder", nn.Linear(5, 3))
+    offered = "layers are encoder, decoder. Did you mean 'encoder'?"
+    check_refused(offered, model, LOSS, batch(), layers="encodr")

@@ -1,0 +1,309 @@
+"""Results as JSON: a round trip for every kind, a table of broken files, and atomic writes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from every_kind import (
+    COMPARISON,
+    EVERY_KIND,
+    FORMS,
+    INITIALIZATION,
+    PLAN,
+    REPORT,
+    REPRODUCTION,
+    TRACKING,
+    make_run,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_examples import make_layer, make_report
+
+import hessinit
+from hessinit.results.estimates import Estimate
+from hessinit.results.result import Result, from_plain, to_plain
+
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+every_kind = pytest.mark.parametrize("result", EVERY_KIND.values(), ids=EVERY_KIND)
+
+
+@every_kind
+def test_every_kind_comes_back_equal_from_strict_json(result: Result, tmp_path: Path) -> None:
+    text = result.to_json()
+    data = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert list(data)[:2] == ["kind", "schema"]
+    assert text.isascii()
+    back = type(result).from_json(text)
+    assert (back, hash(back), back.to_json()) == (result, hash(result), text)
+    assert type(result).from_dict(result.to_dict()) == result
+    result.save(tmp_path / "result.json")
+    assert hessinit.load(tmp_path / "result.json") == type(result).load(tmp_path / "result.json") == result
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+@every_kind
+def test_every_kind_is_frozen_and_survives_a_copy(result: Result) -> None:
+    with pytest.raises(FrozenInstanceError):
+        setattr(result, fields(result)[0].name, None)  # type: ignore[arg-type]
+    assert copy.deepcopy(result) == pickle.loads(pickle.dumps(result)) == result
+
+
+@every_kind
+def test_every_kind_prints_and_shows_itself(result: Result) -> None:
+    assert str(result).strip()
+    assert "<" in result._repr_html_()
+    assert len(repr(result)) < 2000
+
+
+@pytest.mark.parametrize(
+    "result", [REPORT, INITIALIZATION, COMPARISON, TRACKING, REPRODUCTION], ids=lambda one: one.KIND
+)
+def test_pages_are_written_whole(result: Result, tmp_path: Path) -> None:
+    result.to_html(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.rstrip().endswith("</html>")
+
+
+def test_every_bit_of_a_number_survives() -> None:
+    back = hessinit.CurvatureReport.from_json(REPORT.to_json())
+    assert back["tied"].norm.hex() == (0.1 + 0.2).hex()
+    assert back.network.norm == 5e-324
+    assert math.isnan(back["fc2"].norm)
+
+
+floats = st.floats(allow_nan=True, allow_infinity=True)
+texts = st.text(st.characters(), max_size=8) | st.sampled_from(["inf", "nan", "\ud800", "\x1b[2J", "[red]"])
+estimates = st.builds(Estimate, floats, floats, st.booleans(), texts, st.integers(0, 10**6))
+
+
+@given(
+    name=texts,
+    top=estimates,
+    bottom=estimates,
+    loss=floats,
+    versions=st.dictionaries(texts, texts, max_size=2),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_report_comes_back_equal_and_prints(
+    name: str, top: Estimate, bottom: Estimate, loss: float, versions: dict[str, str]
+) -> None:
+    layer = make_layer(name, top=top, bottom=bottom, engine_reason=name)
+    report = make_report(layer, network=layer, loss=loss, versions=versions, notes=(name,))
+    assert hessinit.CurvatureReport.from_json(report.to_json()) == report
+    assert str(report)
+
+
+def test_equality_counts_every_number_but_not_the_time_of_runs() -> None:
+    assert make_report(loss=1.0) != make_report(loss=1.0 + 2**-52)
+    assert make_report(loss=math.nan) == make_report(loss=math.nan) != make_report(loss=math.inf)
+    assert make_report(loss=2) == make_report(loss=2.0)
+    assert make_report(seconds=1.0) != make_report(seconds=2.0)
+    assert REPORT != 3
+    slower = tuple(replace(run, seconds=9.0) for run in COMPARISON.runs)
+    assert replace(COMPARISON, runs=slower, seconds=9.0) == COMPARISON
+    assert replace(COMPARISON, runs=(make_run("he", 0.1, 0.6), COMPARISON.runs[1])) != COMPARISON
+
+
+def test_what_belongs_to_the_model_is_neither_stored_nor_compared_nor_pickled() -> None:
+    undone = []
+    applied = replace(INITIALIZATION, _go_back=lambda: undone.append(1), _save_weights=undone.append)
+    assert applied == INITIALIZATION
+    assert applied.applied
+    assert "_go_back" not in applied.to_json()
+    applied.undo()
+    applied.save_weights("there")
+    assert undone == [1, "there"]
+    for copied in (pickle.loads(pickle.dumps(applied)), hessinit.Initialization.from_json(applied.to_json())):
+        assert not copied.applied
+        with pytest.raises(ValueError, match="nothing to undo: this is a dry run, or a copy"):
+            copied.undo()
+        with pytest.raises(ValueError, match="no weights to save: this is a dry run, or a copy"):
+            copied.save_weights("there")
+    with pytest.raises(ValueError, match="nothing to undo"):
+        PLAN.undo()
+
+
+def test_rows_of_a_field_have_a_line_each() -> None:
+    lines = COMPARISON.to_json().splitlines()
+    assert sum(line.startswith('    {"scheme": ') for line in lines) == 2
+    assert '  "seeds": [0],' in lines
+    assert COMPARISON.to_dict()["experiment"] == "compare"  # the file's own kind is another matter
+
+
+def change(result: Result, path: str, value: Any) -> str:
+    data = result.to_dict()
+    *way, last = path.split(".")
+    place: Any = data
+    for step in way:
+        place = place[int(step) if step.isdigit() else step]
+    if value is KeyError:
+        del place[last]
+    else:
+        place[last] = value
+    return json.dumps(data)
+
+
+CURVE = to_plain(REPRODUCTION.findings.figures[0].curves[0])
+CUT = r"r\.json cannot be read as 'hessinit {}': {}\. Was the file edited or cut\?$"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json", r"r\.json is not JSON \(.*\)\. Give a file that hessinit wrote"),
+        ("", r"r\.json is not JSON"),
+        (b"\xff\xfe\x00", r"r\.json is not JSON"),
+        ('{"kind": "hessinit comparison', r"r\.json is not JSON"),
+        ("[" * 100_000, r"r\.json is not JSON"),
+        ("[]", r"r\.json holds a list without a kind; what can be read back is 'hessinit curv"),
+        ("[1, 2]", r"r\.json\[0\] holds a int without a kind"),
+        ('{"weights": 1}', r"holds a dict without a kind"),
+        ('{"kind": "hessinit demonstration"}', r"holds 'hessinit demonstration'; what can be read back"),
+        ('{"kind": 7, "schema": 1}', r"holds 7; what can be"),
+        (change(REPORT, "loss", math.inf), r"r\.json is not JSON \(Infinity is not a JSON number\)"),
+        (change(REPORT, "schema", 99), r"schema 99 of 'hessinit curvature report', .* reads 3\. Upgrade"),
+        (change(REPORT, "schema", 1), r"schema 1 of .*Make the result again"),
+        (change(REPORT, "schema", True), r"schema True of "),
+        (change(REPORT, "schema", KeyError), r"schema None of "),
+        (change(REPORT, "network", KeyError), CUT.format("curvature report", "'network' is missing in it")),
+        (change(REPORT, "colour", "green"), CUT.format("curvature report", "'colour' is unknown in it")),
+        (change(REPORT, "layers.0.top.value", KeyError), r"'value' is missing in layers\[0\]\.top"),
+        (change(REPORT, "layers.0.top.value", None), r"layers\[0\]\.top\.value is None, not a number"),
+        (change(REPORT, "layers.0.top.value", True), r"top\.value is True, not a number"),
+        (change(REPORT, "layers.0.top.value", "much"), r"top\.value is 'much', not a number"),
+        (change(REPORT, "layers.0.top.products", 1.5), r"top\.products is 1\.5, not int"),
+        (change(REPORT, "layers.0.top.products", True), r"top\.products is True, not int"),
+        (change(REPORT, "layers.0.top.converged", 1), r"top\.converged is 1, not bool"),
+        (change(REPORT, "layers.0.name", 7), r"layers\[0\]\.name is 7, not str"),
+        (change(REPORT, "layers", 3), r"layers is 3, not tuple"),
+        (change(REPORT, "network", []), r"network is \[\], not LayerCurvature"),
+        (change(REPORT, "versions", {"torch": 2}), r"versions\['torch'\] is 2, not str"),
+        (change(REPORT, "curvature", "hessain"), r"'hessain' is unknown; .* Did you mean 'hessian'\?"),
+        (change(REPORT, "layers.0.spread.norms", []), r"a spread needs the norm of at least one batch"),
+        (change(REPORT, "layers.1.density.nodes", []), r"nodes has 0 numbers and weights has 1"),
+        (change(INITIALIZATION, "after.kind", "hessinit comparison"), r"after holds 'hessinit comp"),
+        (change(INITIALIZATION, "plan.schema", 9), r"plan has schema 9 of 'hessinit scheme plan'"),
+        (change(COMPARISON, "experiment", "race"), r"kind='race' is unknown; choose from 'compare', 'sweep'"),
+        (change(COMPARISON, "runs.1.norms", KeyError), r"'norms' is missing in runs\[1\]"),
+        (change(TRACKING, "losses", [[1]]), r"losses\[0\] is \[1\], not tuple\[int, float\]"),
+        (change(FORMS, "layers.0.exact", ["x" * 99]), r"exact\[0\] is 'x{56}…, not a number"),
+        (change(REPRODUCTION, "findings.figures.0.curves.0.y", []), r"the curve 'he' has lists of different"),
+        (
+            change(REPRODUCTION, "findings.figures.0.curves", [CURVE] * 201),
+            r"the figure 'figure-1' has 201 curves, and 200 can be drawn",
+        ),
+        (change(REPRODUCTION, "findings.tables.0.cells.0.within", 1), r"within is 1, not bool"),
+    ],
+)  # fmt: skip
+def test_a_broken_file_is_answered_with_what_is_wrong(
+    tmp_path: Path, text: str | bytes, message: str
+) -> None:
+    path = tmp_path / "r.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message):
+        hessinit.load(path)
+
+
+def test_a_file_of_another_kind_is_refused_by_the_kind_that_was_asked_for() -> None:
+    with pytest.raises(ValueError, match="the text holds 'hessinit comparison', not 'hessinit tracking'"):
+        hessinit.Tracking.from_json(COMPARISON.to_json())
+
+
+def test_what_is_not_plain_data_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"cannot hold 1j, a complex; it holds plain data, so convert it"):
+        make_report(loss=1j).to_json()
+
+
+def test_a_list_of_results_loads_as_a_list(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps([REPRODUCTION.to_dict(), COMPARISON.to_dict()]))
+    assert hessinit.load(tmp_path / "r.json") == [REPRODUCTION, COMPARISON]
+
+
+def test_types_that_fields_may_have_are_read() -> None:
+    assert from_plain(dict[str, tuple[float, ...]], {"a": [1, "nan", "-inf"]})["a"][::2] == (1.0, -math.inf)
+    assert from_plain(int | None, None) is None
+    assert from_plain(tuple[int, str], [1, "a"]) == (1, "a")
+    assert to_plain({1: (None, True)}) == {"1": [None, True]}
+
+
+def test_a_log_of_json_lines_is_a_tracking(tmp_path: Path) -> None:
+    late = ("points", "losses", "seconds", "spent")
+    header = {**{key: value for key, value in TRACKING.to_dict().items() if key not in late}, "lines": True}
+    point, stride = to_plain(TRACKING.points[0]), {"losses": [[1, 2.5], [2, "inf"]], "stride": 1}
+    end = {"line": "end", "seconds": 1.0, "spent": None, "losses": [], "stride": 1}
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, (header, {**point, **stride}, end))) + "\n")
+    assert hessinit.load(path) == hessinit.Tracking.load(path) == TRACKING
+    path.write_text("\n".join(map(json.dumps, (header, {**point, **stride}))) + '\n{"line": "e')
+    assert hessinit.load(path) == TRACKING  # killed: the time of the last point counts
+    path.write_text(json.dumps(header) + "\nbroken\n" + json.dumps(end) + "\n")
+    with pytest.raises(ValueError, match=r"line 2 of .*log\.jsonl is not a tracked point"):
+        hessinit.load(path)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (RECORDS / "paper").glob("*.json")))
+def test_committed_records_of_the_paper_load(name: str) -> None:
+    path = RECORDS / "paper" / name
+    assert hessinit.load(path).to_json() == path.read_text(encoding="utf-8")
+
+
+def test_committed_comparisons_of_the_arena_load() -> None:
+    path = RECORDS / "arena" / "relu-3.json"
+    assert hessinit.load(path).to_json() == path.read_text(encoding="utf-8")
+
+
+def fail(descriptor: int) -> None:
+    raise OSError("disk full")
+
+
+def test_a_save_that_fails_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    REPORT.save(path)
+    with pytest.raises(TypeError, match="cannot hold"):
+        make_report(loss=object()).save(path)
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        make_report().save(path)
+    assert hessinit.load(path) == REPORT
+    assert os.listdir(tmp_path) == ["r.json"]
+
+
+def test_a_save_keeps_links_and_gives_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(tmp_path / "r.json")
+    REPORT.save(tmp_path / "link.json")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "link.json").is_symlink()
+    assert hessinit.load(tmp_path / "r.json") == REPORT
+    assert (tmp_path / "r.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda path: REPORT.save(path / "no" / "r.json"),
+            FileNotFoundError,
+            "the folder .*no does not exist",
+        ),
+        (lambda path: REPORT.save(path), ValueError, r"is not a file\. Give the name of a file"),
+        (lambda path: hessinit.load(path / "gone.json"), FileNotFoundError, r"gone\.json"),
+    ],
+)
+def test_paths_that_cannot_be_used_are_named(
+    tmp_path: Path, call: Callable[[Path], Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        call(tmp_path)

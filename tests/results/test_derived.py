@@ -1,0 +1,186 @@
+"""What follows from the stored numbers, against closed forms: norms, verdicts, rates, spreads, lookups."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+from every_kind import FORMS, POINT, REPRODUCTION, TRACKING
+from report_examples import make_estimate, make_layer, make_report, make_three_layers
+
+from hessinit.results.curvature_report import LayerCurvature, judge
+from hessinit.results.estimates import Estimate, Spread
+from hessinit.results.quadratic_forms import QuadraticForm
+
+inf, nan = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("norm", "verdict"),
+    [
+        (0.0, "vanishing"), (0.00099, "vanishing"), (0.001, "flat"), (0.099, "flat"), (0.1, "ok"),
+        (10.0, "ok"), (10.01, "sharp"), (1000.0, "sharp"), (1000.1, "exploding"), (inf, "exploding"),
+        (nan, "exploding"),
+    ],
+)  # fmt: skip
+def test_a_verdict_changes_exactly_at_its_threshold(norm: float, verdict: str) -> None:
+    assert judge(norm) == make_layer(norm=norm).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("top", "bottom", "norm", "error", "converged"),
+    [
+        ((3.0, 0.1, True), (-4.0, 0.2, True), 4.0, 0.2, True),
+        ((10.0, 0.01, True), (-1.0, 5.0, False), 10.0, 0.01, True),  # cannot be the larger one
+        ((10.0, 0.01, True), (-9.0, 5.0, False), 10.0, 4.0, False),  # could be
+        ((inf, 0.5, True), (-9.0, nan, False), inf, 0.5, False),
+        ((nan, 0.0, True), (-3.0, 0.0, True), nan, 0.0, True),
+        ((3.0, 0.0, True), (nan, 0.0, True), nan, 0.0, True),
+    ],
+)
+def test_the_norm_is_the_end_that_is_larger_in_absolute_value(
+    top: tuple[float, float, bool],
+    bottom: tuple[float, float, bool],
+    norm: float,
+    error: float,
+    converged: bool,
+) -> None:
+    layer = make_layer(top=make_estimate(*top, products=5), bottom=make_estimate(*bottom, products=2))
+    found = (layer.norm, layer.error, layer.products, layer.converged)
+    assert found == pytest.approx((norm, error, 7, converged), nan_ok=True)
+    assert ("raise max_products" in layer.reason) == (not converged)
+    assert (layer.top_eigenvalue, layer.bottom_eigenvalue) == pytest.approx((top[0], bottom[0]), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("exact", "approximate", "gap"),
+    [
+        (5.2, 2.0, 2.6), (0.0, 0.0, 1.0), (1.0, 0.0, inf), (0.0, 2.0, 0.0), (inf, 2.0, inf), (1.0, inf, 0.0),
+        (nan, 0.0, nan), (nan, 1.0, nan), (inf, inf, nan), (1.0, nan, nan),
+    ],
+)  # fmt: skip
+def test_the_gap_is_exact_over_approximate(exact: float, approximate: float, gap: float) -> None:
+    layer = make_layer(norm=exact, curvature="hessian", approximation=make_estimate(approximate))
+    assert layer.gap == pytest.approx(gap, nan_ok=True)
+    assert make_layer().gap is None
+
+
+@pytest.mark.parametrize(
+    ("bottom", "error", "indefinite"),
+    [(-0.5, 0.0, True), (-0.005, 0.0, False), (-0.5, 0.6, False), (0.5, 0.0, False)],
+)
+def test_a_layer_is_indefinite_beyond_its_error(bottom: float, error: float, indefinite: bool) -> None:
+    assert make_layer(norm=1.0, bottom=make_estimate(bottom, error)).indefinite is indefinite
+
+
+def test_fields_are_given_by_name_and_choices_are_checked() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        LayerCurvature("fc1", (), (4, 3), "hessian", make_estimate(1.0), make_estimate(0.0))  # type: ignore[misc]
+    with pytest.raises(ValueError, match=r"'hessain' is unknown; choose from .*Did you mean 'hessian'\?"):
+        make_layer(curvature="hessain")
+    with pytest.raises(ValueError, match=r"curvature='bth' is unknown; choose from .* Did you mean 'both'\?"):
+        make_report(curvature="bth")
+    assert make_layer(shape=(10, 3, 5, 5)).parameters == 750
+
+
+def test_a_spread_agrees_with_the_statistics_module_at_any_scale() -> None:
+    norms = (0.3, 1.7, 0.9, 4.1)
+    for scale in (1.0, 2.0**-990, 2.0**990):
+        spread = Spread(tuple(scale * norm for norm in norms))
+        assert spread.mean / scale == pytest.approx(statistics.fmean(norms), rel=1e-15)
+        assert spread.standard_deviation / scale == pytest.approx(statistics.stdev(norms), rel=1e-14)
+        assert spread.standard_error / scale == pytest.approx(statistics.stdev(norms) / 2, rel=1e-14)
+        assert (spread.smallest, spread.largest) == (0.3 * scale, 4.1 * scale)
+    assert Spread((2.0,)).mean == 2.0
+    assert Spread((1.0, inf)).mean == Spread((1.0, inf)).largest == inf
+    unknown = (
+        Spread((2.0,)).standard_error,
+        Spread((1.0, nan)).smallest,
+        Spread((1.0, inf)).standard_deviation,
+    )
+    assert all(map(math.isnan, unknown))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "relative"), [(-2.0, 0.5, 0.25), (0.0, 0.0, 0.0), (0.0, 0.1, inf)]
+)
+def test_a_relative_error_is_over_the_absolute_value(value: float, error: float, relative: float) -> None:
+    assert Estimate(value, error, True, "").relative_error == relative
+
+
+def test_a_layer_is_found_by_name_alias_and_position() -> None:
+    report = make_report(make_layer("embed", aliases=("head",)), make_layer("fc", 2.0))
+    assert report["embed"] is report["head"] is report[0] is report[-2]
+    assert [layer.name for layer in report] == ["embed", "fc"] == list(report.names)
+    assert (len(report), "head" in report, report["fc"] in report, "network" in report) == (
+        2,
+        True,
+        True,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("fc4", r"no layer is called 'fc4'\. Did you mean .*'fc1'.*\?"),
+        ("fc3.weight", r"Did you mean .*'fc3'.*\?"),
+        ("encoder", r"no layer is called 'encoder'\. The layers are 'fc1', 'fc2', 'fc3'\."),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_or_all(key: str, message: str) -> None:
+    with pytest.raises(KeyError, match=message):
+        make_three_layers()[key]
+
+
+@pytest.mark.parametrize("norm", [64.0, 0.0, inf, nan])
+def test_the_learning_rates_are_one_and_two_over_the_network_norm(norm: float) -> None:
+    report, inverse = make_report(network=norm), inf if norm == 0 else 1 / norm
+    assert (report.learning_rate, report.stable_learning_rate) == pytest.approx(
+        (inverse, 2 * inverse), nan_ok=True
+    )
+
+
+def test_the_sharpest_and_flattest_are_by_norm_and_nan_is_sharpest() -> None:
+    report = make_three_layers()
+    assert (report.sharpest.name, report.flattest.name) == ("fc3", "fc1")
+    broken = make_report(make_layer("a", nan), make_layer("b", inf), make_layer("c", 1.0))
+    assert (broken.sharpest.name, broken.flattest.name) == ("a", "c")
+    with pytest.raises(ValueError, match="the report has no layers, so none is the sharpest or flattest"):
+        make_report().sharpest
+
+
+def test_a_report_has_converged_when_every_norm_has() -> None:
+    doubtful = make_estimate(1.0, converged=False)
+    assert make_three_layers().converged
+    assert not make_report(make_layer(top=doubtful)).converged
+    assert not make_report(make_layer(approximation=doubtful)).converged
+    assert not make_report(network=make_layer("network", top=doubtful)).converged
+
+
+def test_crossings_count_a_return_to_the_limit_only_after_falling_below_it() -> None:
+    ratios = [0.5, 1.0, 1.2, 0.95, 1.1, nan, 0.8, None, 1.3]
+    points = tuple(replace(POINT, step=step, lr_over_limit=ratio) for step, ratio in enumerate(ratios))
+    assert replace(TRACKING, points=points).crossings == (1, 8)
+    assert (TRACKING.overhead, replace(TRACKING, spent=0.25).overhead) == (0.1, 0.25)
+    assert (POINT.stable_norm, points[0].stable_norm, points[7].stable_norm) == pytest.approx(
+        (20, 60, nan), nan_ok=True
+    )
+
+
+def test_quadratic_forms_and_reproductions_summarize_their_rows() -> None:
+    form = QuadraticForm(
+        name="a", shape=(2, 2), exact=(3.0, 0.0, 1.0), theorem1=(2.0, 0.0, 0.0), length=(1.0, 2.0, 0.0)
+    )
+    assert (form.error_to_approximation, form.error_to_exact) == ((0.5, 0.0, inf), (1 / 3, 0.0, 1.0))
+    assert (form.ratio, form.within(0.5), form.within(0.4, "exact")) == (2.0, 2 / 3, 2 / 3)
+    assert form.rayleigh == pytest.approx((3.0, 0.0, nan), nan_ok=True)
+    with pytest.raises(ValueError, match="rtol=-1 must be a relative error, 0 or more"):
+        form.within(-1)
+    with pytest.raises(ValueError, match="relative_to='exat' is unknown; .*Did you mean 'exact'"):
+        form.within(1, "exat")
+    assert FORMS["fc1"].draws == 1
+    assert (len(REPRODUCTION.judged), REPRODUCTION.within) == (1, 1)
+    assert REPRODUCTION.findings.tables[0].cell("0.1", "dense3") is None

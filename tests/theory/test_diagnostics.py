@@ -1,0 +1,597 @@
+"""Diagnostics against module hooks, closed forms, and units whose state is known."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hessinit.curvature.evaluation import evaluate
+from hessinit.problem.problem import Problem
+from hessinit.results.curvature_report import Diagnostics
+from hessinit.theory.diagnostics import SATURATED_BELOW, diagnose
+from zoo import PROBLEMS
+from zoo.problem import Problem as ZooProblem
+from zoo.snapshot import differences, snapshot
+
+LOSS = nn.CrossEntropyLoss()
+SQUARED = nn.MSELoss()
+
+
+def diagnosis(model: nn.Module, loss: Any, batch: Any, **options: Any) -> dict[str, Diagnostics]:
+    """By layer, as the report names it."""
+    problem = Problem(model, loss, batch, **options)
+    with problem.settings():
+        found = diagnose(problem, evaluate(problem))
+    assert list(found) == [layer.parameter for layer in problem.layers]
+    return {layer.name: found[layer.parameter] for layer in problem.layers}
+
+
+class Seen:
+    """What a module gave, at every call, and the loss gradient by it."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+
+    def value(self) -> Tensor:
+        return torch.cat([value.flatten() for value in self.values])
+
+    def gradient(self) -> Tensor:
+        return torch.cat([gradient.flatten() for gradient in self.gradients])
+
+
+def watch(
+    model: nn.Module, loss: Callable[..., Tensor], batch: tuple[Any, Any], names: list[str]
+) -> tuple[dict[str, Seen], nn.Module]:
+    """Run a copy with hooks on modules and on what they give, and `.backward()`; it keeps its `.grad`s."""
+    model = copy.deepcopy(model)
+    seen = {name: Seen() for name in names}
+    for name in names:
+
+        def hook(module: nn.Module, given: Any, output: Tensor, one: Seen = seen[name]) -> None:
+            one.values.append(output.detach().clone())
+            output.register_hook(one.gradients.append)
+
+        model.get_submodule(name).register_forward_hook(hook)
+    loss(model(batch[0]), batch[1]).backward()
+    return seen, model
+
+
+def assert_like(found: Diagnostics, value: Tensor, gradient: Tensor, before: Tensor | None = None) -> None:
+    """Means and standard deviations to six figures of what they are made of."""
+    pairs = [
+        (found.activation_mean, found.activation_std, value),
+        (found.gradient_mean, found.gradient_std, gradient),
+    ]
+    for mean, std, given in pairs:
+        truth = given.detach()
+        size = float(truth.double().square().mean().sqrt())
+        assert size > 0
+        assert abs(mean - float(truth.double().mean())) < 2e-6 * size
+        assert abs(std - float(truth.double().std(correction=0))) < 2e-6 * size
+    if before is not None:
+        truth_before = float(before.double().std(correction=0))
+        assert abs(found.preactivation_std - truth_before) < 2e-6 * truth_before
+
+
+def labels(*shape: int) -> Tensor:
+    return torch.randint(3, shape)
+
+
+class Residual(nn.Module):
+    """Additions of all kinds: of a bias apart, of the input, of another branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        x = self.relu(x + self.second(x))
+        return self.head(x)
+
+
+MODELS: dict[str, tuple[Any, Any, dict[str, tuple[str, str]]]] = {
+    "perceptron": (
+        lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.GELU(), nn.Linear(6, 3)),
+        lambda: (torch.randn(9, 5), labels(9)),
+        {"0": ("0", "1"), "2": ("2", "3"), "4": ("4", "4")},
+    ),
+    "convolutions, in place": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, bias=False), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3, groups=2, padding=1),
+            nn.SiLU(inplace=True), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 3, 2, stride=2),
+            nn.LeakyReLU(0.1, inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3),
+        ),
+        lambda: (torch.randn(5, 2, 6, 6), labels(5)),
+        {"0": ("0", "1"), "2": ("2", "3"), "5": ("5", "6"), "9": ("9", "9")},
+    ),
+    "one example without a batch dimension in its convolution": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(0), nn.Linear(16, 6), nn.Unflatten(0, (2, 3)),
+        ),
+        lambda: (torch.randn(2, 6), labels(2)),
+        {"0": ("0", "1"), "3": ("3", "3")},
+    ),
+    "transformer": (
+        lambda: nn.Sequential(
+            nn.TransformerEncoderLayer(4, 2, dim_feedforward=6, batch_first=True, dropout=0.0),
+            nn.Linear(4, 3), nn.Flatten(0, 1),
+        ),
+        lambda: (torch.randn(4, 3, 4), labels(12)),
+        {"0.linear2": ("0.linear2", "0.linear2"), "1": ("1", "1")},
+    ),
+    "sequences, a layer used twice": (
+        lambda: nn.Sequential(*[nn.Linear(4, 4), nn.Sigmoid()] * 2, nn.Linear(4, 3), nn.Flatten(0, 1)),
+        lambda: (torch.randn(4, 3, 4), labels(12)),
+        {"0": ("0", "1"), "4": ("4", "4")},
+    ),
+    "residual connections": (
+        Residual,
+        lambda: (torch.randn(9, 6), labels(9)),
+        {"first": ("first", "first"), "second": ("second", "second"), "head": ("head", "head")},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_numbers_are_those_that_hooks_see(kind: str) -> None:
+    build, data, places = MODELS[kind]
+    model, batch = build(), data()
+    found = diagnosis(model, LOSS, batch)
+    before, _ = watch(model, LOSS, batch, [own for own, _ in places.values()])
+    after, worked = watch(model, LOSS, batch, [last for _, last in places.values()])
+    for name, (own, last) in places.items():
+        assert (found[name].activation != "") == (own != last)
+        assert_like(found[name], after[last].value(), after[last].gradient(), before[own].value())
+        norm = float(worked.get_parameter(f"{name}.weight").grad.norm())
+        assert found[name].weight_gradient_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_attention_and_the_transformers_own_activation_are_found() -> None:
+    model = nn.TransformerEncoderLayer(4, 2, dim_feedforward=6, batch_first=True, dropout=0.0)
+    model = nn.Sequential(model, nn.Linear(4, 3), nn.Flatten(0, 1))
+    batch = torch.randn(4, 3, 4), labels(12)
+    found = diagnosis(model, LOSS, batch)
+    own, _ = watch(model, LOSS, batch, ["0.linear1"])
+    assert found["0.linear1"].activation == "relu"
+    expected = F.relu(own["0.linear1"].value()).double()
+    assert found["0.linear1"].activation_mean == pytest.approx(float(expected.mean()), rel=1e-5)
+    attention = model[0].self_attn
+    qkv = F.linear(batch[0], attention.in_proj_weight, attention.in_proj_bias).detach().double()
+    assert found["0.self_attn.in_proj_weight"].activation_mean == pytest.approx(float(qkv.mean()), rel=1e-4)
+    assert found["0.self_attn.in_proj_weight"].activation_std == pytest.approx(
+        float(qkv.std(correction=0)), rel=1e-5
+    )
+
+
+def test_the_gates_of_an_lstm_are_those_of_one_written_by_hand() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    model, batch = Last(), (torch.randn(5, 4, 2), labels(5))
+    found = diagnosis(model, LOSS, batch)
+    lstm, state, cell = model.lstm, torch.zeros(5, 3), torch.zeros(5, 3)
+    from_input, from_state = [], []
+    for step in range(4):
+        from_input.append(F.linear(batch[0][:, step], lstm.weight_ih_l0, lstm.bias_ih_l0))
+        from_state.append(F.linear(state, lstm.weight_hh_l0, lstm.bias_hh_l0))
+        for gates in (from_input[-1], from_state[-1]):
+            gates.retain_grad()
+        i, f, g, o = (from_input[-1] + from_state[-1]).chunk(4, dim=1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        state = o.sigmoid() * cell.tanh()
+    LOSS(model.head(state), batch[1]).backward()
+    for name, gates in (("lstm.weight_ih_l0", from_input), ("lstm.weight_hh_l0", from_state)):
+        assert found[name].activation == ""
+        assert_like(found[name], torch.stack(gates).detach(), torch.stack([gate.grad for gate in gates]))
+
+
+class Functional(nn.Module):
+    """No submodule at all: matrices, einsum, a bias added apart, everything overwritten in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bias = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(6))
+        self.second, self.third = nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(5, 3))
+        self.taken: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = (x @ self.first).add_(self.bias)
+        self.taken["first before"] = own.detach().clone()
+        hidden = own.view(2, -1, 6).relu_().view(-1, 6)
+        self.taken["first"] = hidden
+        mixed = torch.einsum("ni,oi->no", hidden, self.second)
+        self.taken["second before"] = mixed.detach().clone()
+        mixed = torch.tanh(mixed)
+        self.taken["second"] = mixed
+        output = mixed @ self.third
+        self.taken["third before"] = output.detach().clone()
+        return output.mul_(2.0)
+
+
+def test_a_functional_model_is_seen_through_in_spite_of_overwriting() -> None:
+    model, batch = Functional(), (torch.randn(8, 4), labels(8))
+    found = diagnosis(model, LOSS, batch)
+    loss = LOSS(model(batch[0]), batch[1])
+    gradients = torch.autograd.grad(loss, [model.taken["first"], model.taken["second"]])
+    assert found["second"].activation == "tanh"
+    assert_like(found["second"], model.taken["second"], gradients[1], model.taken["second before"])
+    # Written into through a view: torch's graph has no single node for the activation.
+    third = model.taken["third before"].double()
+    assert found["third"].activation_std == pytest.approx(float(third.std(correction=0)), rel=1e-6)
+    first = model.taken["first before"].double()
+    assert found["first"].preactivation_std == pytest.approx(float(first.std(correction=0)), rel=1e-6)
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return 2 * (x @ weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return 2 * gradient @ weight.t(), 2 * x.t() @ gradient
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 5))
+        self.head = nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(Doubling.apply(x, self.weight).relu_())
+
+
+def test_a_function_of_ones_own_and_a_normalized_weight_are_followed_to_the_data() -> None:
+    model, batch = Custom(), (torch.randn(8, 4), labels(8))
+    found = diagnosis(model, LOSS, batch)
+    own = (2 * batch[0] @ model.weight).detach()
+    hidden = own.relu().requires_grad_()
+    output = model.head(hidden)
+    output.retain_grad()
+    LOSS(output, batch[1]).backward()
+    assert found["weight"].activation == "relu"
+    assert_like(found["weight"], hidden.detach(), hidden.grad, own)
+    for part in ("original0", "original1"):
+        assert_like(found[f"head.parametrizations.weight.{part}"], output.detach(), output.grad)
+
+
+def test_an_embedding_is_its_rows_not_their_sum_with_the_positions() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 3)
+            self.positions = nn.Parameter(torch.randn(2, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head((self.words(x) + self.positions).mean(dim=1))
+
+    model, batch = Words(), (torch.randint(7, (6, 2)), labels(6))
+    found = diagnosis(model, LOSS, batch)
+    seen, _ = watch(model, LOSS, batch, ["words"])
+    assert_like(found["words"], seen["words"].value(), seen["words"].gradient())
+    summed = seen["words"].value() + model.positions.detach().repeat(6, 1).flatten()
+    assert_like(found["positions"], summed, seen["words"].gradient())
+
+
+def test_tied_weights_pool_their_uses() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.words(x))
+
+    model, batch = Tied(), (torch.randint(5, (6,)), torch.randint(5, (6,)))
+    found = diagnosis(model, LOSS, batch)
+    seen, _ = watch(model, LOSS, batch, ["words", "head"])
+    assert list(found) == ["words"]
+    assert_like(
+        found["words"],
+        torch.cat([seen["words"].value(), seen["head"].value()]),
+        torch.cat([seen["words"].gradient(), seen["head"].gradient()]),
+    )
+
+
+def test_data_that_are_no_tensors_still_show_what_the_layers_give() -> None:
+    class Holder:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    x, y = torch.randn(8, 4), labels(8)
+    plain = diagnosis(net, LOSS, (x, y))
+    held = diagnosis(net, LOSS, (Holder(x), y), forward=lambda model, holder: model(holder.tensor))
+    assert held == plain
+
+
+def kill(module: nn.Module, units: int) -> nn.Module:
+    with torch.no_grad():
+        module.bias.zero_()
+        module.bias[:units] = -1000.0
+        module.bias[units:] = 2.0
+    return module
+
+
+RELU_LIKE: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
+    "hardtanh": lambda: nn.Hardtanh(0.0, 2.5),
+    "threshold": lambda: nn.Threshold(0.5, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", RELU_LIKE)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_dead_units_are_counted(name: str, inplace: bool) -> None:
+    activation = RELU_LIKE[name]()
+    activation.inplace = inplace
+    model = nn.Sequential(kill(nn.Linear(4, 8), 3), activation, nn.Linear(8, 2))
+    found = diagnosis(model, SQUARED, (torch.randn(20, 4), torch.randn(20, 2)))
+    assert found["0"].activation == name
+    assert found["0"].dead == 3 / 8
+    assert found["2"].dead is None
+
+
+def test_a_unit_that_one_example_wakes_is_alive() -> None:
+    inputs = -torch.ones(9, 1)
+    inputs[4] = 1.0
+    dense = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        dense.weight[:] = torch.tensor([[1.0], [0.0]])
+    model = nn.Sequential(dense, nn.ReLU(), nn.Linear(2, 1))
+    found = diagnosis(model, SQUARED, (inputs, torch.ones(9, 1)))
+    assert found["0"].dead == 0.5
+    batches = [(inputs[:4], torch.ones(4, 1)), (inputs[4:], torch.ones(5, 1))]
+    assert diagnosis(model, SQUARED, batches)["0"].dead == 0.5
+    assert diagnosis(model, SQUARED, batches[:1])["0"].dead == 1.0
+
+
+def test_a_convolutions_units_are_its_channels() -> None:
+    model = nn.Sequential(kill(nn.Conv2d(2, 5, 3), 2), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 9, 2))
+    assert diagnosis(model, SQUARED, (torch.randn(4, 2, 5, 5), torch.randn(4, 2)))["0"].dead == 2 / 5
+
+
+def test_a_sequences_units_are_its_features() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense, self.head = kill(nn.Linear(4, 6), 1), nn.Linear(7, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.dense(x).transpose(1, 2).relu().mean(dim=1))
+
+    model = Turned()
+    assert diagnosis(model, SQUARED, (torch.randn(3, 7, 4), torch.randn(3, 2)))["dense"].dead == 1 / 6
+
+
+BOUNDED: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Tensor]]] = {
+    "tanh": (nn.Tanh, torch.tanh),
+    "sigmoid": (nn.Sigmoid, torch.sigmoid),
+    "hardtanh": (lambda: nn.Hardtanh(-0.7, 1.3), lambda u: u.clamp(-0.7, 1.3)),
+    "hardsigmoid": (nn.Hardsigmoid, nn.functional.hardsigmoid),
+}
+
+
+class Erf(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.erf(x)
+
+
+BOUNDED["erf"] = (Erf, torch.erf)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_saturated_entries_are_those_of_small_slope(name: str) -> None:
+    build, function = BOUNDED[name]
+    dense = nn.Linear(3, 50)
+    with torch.no_grad():
+        dense.weight.mul_(5)
+    inputs = torch.randn(40, 3)
+    own = dense(inputs).detach()
+    model = nn.Sequential(dense, build(), nn.Linear(50, 2))
+    found = diagnosis(model, SQUARED, (inputs, torch.randn(40, 2)))["0"]
+
+    def slope(u: Tensor) -> Tensor:
+        u = u.clone().requires_grad_()
+        return torch.autograd.grad(function(u).sum(), u)[0]
+
+    largest = slope(torch.linspace(-1, 1, 2001)).max()
+    expected = (slope(own) < SATURATED_BELOW * largest).double().mean()
+    assert found.activation == name
+    assert 0.05 < expected < 0.95
+    assert found.saturated == pytest.approx(float(expected), abs=1e-3)
+    assert found.dead is None
+
+
+def test_the_low_end_of_relu6_is_silence_not_saturation() -> None:
+    dense = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(dense.weight)
+    inputs = torch.tensor([[-9.0], [-1.0], [1.0], [5.9], [6.0], [9.0], [70.0], [2.0]])
+    found = diagnosis(nn.Sequential(dense, nn.ReLU6(), nn.Linear(1, 1)), SQUARED, (inputs, inputs))["0"]
+    assert (found.saturated, found.dead) == (3 / 8, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [("leaky_relu", nn.LeakyReLU(0.1)), ("gelu", nn.GELU()), ("selu", nn.SELU()), ("elu", nn.ELU())],
+)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_others_have_neither(name: str, activation: nn.Module, inplace: bool) -> None:
+    activation.inplace = inplace
+    model = nn.Sequential(kill(nn.Linear(4, 8), 3), activation, nn.Linear(8, 2))
+    found = diagnosis(model, SQUARED, (torch.randn(9, 4), torch.randn(9, 2)))["0"]
+    assert (found.activation, found.dead, found.saturated) == (name, None, None)
+
+
+def test_an_activation_that_others_share_its_input_with_is_not_the_layers() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            own = self.dense(x)
+            return own * own.sigmoid()
+
+    assert diagnosis(Gated(), SQUARED, (torch.randn(9, 4), torch.randn(9, 2)))["dense"].activation == ""
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_units_behind_a_normalization_are_judged_by_what_the_activation_gets(training: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    ).train(training)
+    with torch.no_grad():
+        model[0].bias.fill_(-50.0)  # dead without the normalization, which revives them
+        model[1].running_mean.fill_(-50.0)
+        model[1].bias[:2] = -50.0  # dead because of it
+    batch = torch.randn(9, 1, 6, 6), torch.randint(3, (9,))
+    assert diagnosis(model, nn.CrossEntropyLoss(), batch)["0"].dead == 0.5
+
+
+def test_saturation_behind_a_normalization() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3))
+    with torch.no_grad():
+        model[1].weight.fill_(100.0)
+        model[0].weight.mul_(1e-3)
+    batch = torch.randn(50, 5), torch.randint(3, (50,))
+    assert diagnosis(model, nn.CrossEntropyLoss(), batch)["0"].saturated > 0.9
+
+
+def test_an_identity_gives_its_inputs_on() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(2))
+    inputs = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
+    found = diagnosis(model, nn.MSELoss(reduction="sum"), (inputs, torch.zeros(2, 2)))["weight"]
+    assert found.activation == ""
+    assert found.activation_mean == 4.0
+    assert found.activation_std == found.preactivation_std == pytest.approx(math.sqrt(5))
+    assert (found.gradient_mean, found.gradient_std) == (8.0, pytest.approx(2 * math.sqrt(5)))
+    assert found.weight_gradient_norm == pytest.approx(float((2 * inputs.T @ inputs).norm()))
+
+
+def test_an_unused_weight_has_nothing_but_a_reason() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    model.add_module("spare", nn.Linear(4, 4))
+    found = diagnosis(
+        model, nn.MSELoss(), (torch.randn(9, 3), torch.randn(9, 2)), forward=lambda net, x: net[0](x)
+    )
+    assert found["spare"] == Diagnostics(reason="the forward does not use it")
+    assert found["0"].activation_std is not None
+
+
+def test_a_weight_that_never_meets_the_batch_says_so() -> None:
+    model = nn.Embedding(3, 2)
+    found = diagnosis(
+        model, nn.MSELoss(), (torch.randn(3, 2), torch.randn(3, 2)), forward=lambda net, x: net.weight
+    )["weight"]
+    assert found.activation_std is None
+    assert found.weight_gradient_norm > 0
+    assert found.reason == "it never meets the batch"
+
+
+def test_biases_are_diagnosed_when_they_are_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    batch = torch.randn(9, 3), torch.randn(9, 2)
+    found = diagnosis(model, nn.MSELoss(), batch, layers=["0.bias", "0.weight"])
+    weight, bias = found["0"], found["0.bias"]
+    assert (bias.activation, bias.activation_std) == ("relu", weight.activation_std)
+
+
+SOME = [
+    case if at % 6 == 0 else pytest.param(case, marks=pytest.mark.sweep) for at, case in enumerate(PROBLEMS)
+]
+
+
+@pytest.mark.parametrize("problem", SOME, ids=str)
+def test_the_whole_zoo_is_diagnosed_and_left_as_found(problem: ZooProblem) -> None:
+    model, loss, batch = problem.build()
+    if not isinstance(batch, tuple):
+        batch = list(batch)
+    before = snapshot(model, loss, batch)
+    options = {name: value for name, value in problem.options.items() if name in ("layers", "dropout")}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using padding='same'")
+        found = diagnosis(model, loss, batch, forward=problem.forward, **options)
+    assert differences(before, snapshot(model, loss, batch)) == []
+    for name, layer in found.items():
+        if layer.reason == "the forward does not use it":
+            assert "unused" in name
+            continue
+        numbers = [value for value in vars(layer).values() if isinstance(value, float)]
+        assert len(numbers) >= 6
+        assert all(math.isfinite(number) for number in numbers)
+        assert layer.activation_std >= 0
+
+
+def test_nothing_is_kept_alive_afterwards() -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        hidden = net[0](x)
+        seen.append(weakref.ref(hidden))
+        return net[2](hidden.relu())
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    gc.collect()
+    gc.disable()
+    try:
+        diagnosis(model, nn.MSELoss(), (torch.randn(9, 3), torch.randn(9, 2)), forward=forward)
+        assert [hidden() for hidden in seen] == [None] * len(seen)
+    finally:
+        gc.enable()
+
+
+def test_the_model_comes_back_when_the_forward_raises() -> None:
+    model, calls = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), []
+
+    def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        output = net(x)
+        calls.append(torch.utils._python_dispatch._len_torch_dispatch_stack())
+        if calls[-1]:
+            raise ZeroDivisionError("while it is watched")
+        return output
+
+    batch = torch.randn(9, 3), torch.randn(9, 2)
+    before = snapshot(model, None, batch)
+    with pytest.raises(ZeroDivisionError, match="while it is watched"):
+        diagnosis(model, nn.MSELoss(), batch, forward=forward)
+    assert differences(before, snapshot(model, None, batch)) == []
+    assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 0
+
+
+def test_a_model_in_half_precision_is_diagnosed_in_single() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).bfloat16()
+    inputs, targets = torch.randn(9, 3), torch.randn(9, 2)
+    found = diagnosis(model, nn.MSELoss(), (inputs, targets))["0"]
+    dense, head = (nn.Linear(3, 4), nn.Linear(4, 2))
+    for single, half in ((dense, model[0]), (head, model[2])):
+        single.load_state_dict({name: value.float() for name, value in half.state_dict().items()})
+    hidden = dense(inputs).tanh().detach().requires_grad_()
+    nn.MSELoss()(head(hidden), targets).backward()
+    assert_like(found, hidden.detach(), hidden.grad)

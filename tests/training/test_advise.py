@@ -1,0 +1,487 @@
+"""The verb `advise`: stability limits against runs of torch's own optimizers and dense fp64 matrices."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dense import dense_curvature, in_double
+from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, advise, measure
+from hessinit.curvature.preconditioner import AdamRule
+from hessinit.results.advice import Descent, judge_warmup
+from hessinit.results.estimates import Estimate
+from tiny import LOSS, batch, inputs, labels, network
+from zoo import PROBLEMS, Problem
+from zoo.snapshot import differences, snapshot
+from zoo.truth import true_matrices
+
+TIGHT: dict[str, Any] = {"tolerance": 1e-6, "dtype": torch.float64}
+SPECTRUM = torch.tensor([0.01, 0.3, 1.0, 2.5], dtype=torch.float64)
+SECOND_MOMENT = torch.tensor([0.02, 1.5, 0.7, 0.4], dtype=torch.float64)
+FIXED = 1 - 1e-13  # a β₂ that leaves v where it is
+
+RULES = [
+    Descent(),
+    Descent(momentum=0.9),
+    Descent(momentum=0.5, nesterov=True),
+    Descent(momentum=0.9, weight_decay=0.2),
+    AdamRule(beta2=FIXED),
+    AdamRule(beta1=0.5, beta2=FIXED, eps=0.1),
+    AdamRule(beta2=FIXED, weight_decay=0.3, decoupled=True),
+]
+
+
+def build(rule: Descent | AdamRule, weights: Tensor, lr: float) -> torch.optim.Optimizer:
+    decay = rule.weight_decay
+    if isinstance(rule, Descent):
+        momentum, nesterov = rule.momentum, rule.nesterov
+        return torch.optim.SGD([weights], lr, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    kind = torch.optim.AdamW if rule.decoupled else torch.optim.Adam
+    return kind([weights], lr, betas=(rule.beta1, rule.beta2), eps=rule.eps, weight_decay=decay)
+
+
+def grows(rule: Descent | AdamRule, lr: float) -> bool:
+    """Whether ½ Σ λ w² is larger after 600 steps of torch's optimizer than after 200."""
+    weights = torch.full_like(SPECTRUM, 1e-3).requires_grad_()
+    optimizer = build(rule, weights, lr)
+    if isinstance(rule, AdamRule):  # a long past, so that its mean of squares stays as it is
+        weights.grad = torch.zeros_like(weights)
+        optimizer.step()
+        with torch.no_grad():
+            weights.fill_(1e-3)
+        optimizer.state[weights]["step"] = torch.tensor(1e9, dtype=torch.float64)
+        optimizer.state[weights]["exp_avg_sq"].copy_(SECOND_MOMENT.square() * (1 - rule.beta2**1e9))
+    early = math.inf
+    for step in range(600):
+        weights.grad = SPECTRUM * weights.detach()
+        optimizer.step()
+        # Not too far, or squared gradients would move even a fixed second moment.
+        if not float(weights.detach().abs().max()) < 100:
+            return True
+        early = float(weights.detach().abs().max()) if step == 200 else early
+    return float(weights.detach()[-1].abs()) > early  # the slow directions shrink; the fast one may grow
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_torch_leaves_stability_at_the_limit(rule: Descent | AdamRule) -> None:
+    if isinstance(rule, Descent):
+        limit = rule.stability_limit(2.5 + rule.weight_decay)
+    else:
+        limit = rule.stability_limit(float((SPECTRUM / (SECOND_MOMENT + rule.eps)).max()))
+    assert not grows(rule, 0.99 * limit)
+    assert grows(rule, 1.01 * limit)
+
+
+@pytest.mark.parametrize("rule", [replace(rule, weight_decay=0.0) for rule in RULES[:5]], ids=str)
+def test_along_a_constant_gradient_no_step_is_longer_than_one_over_the_norm(rule: Descent | AdamRule) -> None:
+    rule = rule if isinstance(rule, Descent) else AdamRule(beta1=0.8, beta2=0.9, eps=0.0)
+    weights = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimizer = build(rule, weights, rule.best(4.0))
+    steps = []
+    for _ in range(400):
+        before = weights.item()
+        weights.grad = torch.ones_like(weights)
+        optimizer.step()
+        steps.append(before - weights.item())
+    assert max(steps) == pytest.approx(1 / 4, rel=1e-6)
+
+
+def test_the_norm_with_weight_decay_counts_both_extremes() -> None:
+    def exactly(value: float) -> Estimate:
+        return Estimate(value, 0.0, True, "known", 1)
+
+    assert Descent(weight_decay=0.5).norm(exactly(2.0), exactly(-3.0)).value == 2.5
+    assert Descent(weight_decay=0.5).norm(exactly(1.0), exactly(-3.0)).value == 2.5
+    loose = Estimate(-1.9, 0.5, False, "stopped", 3)
+    found = Descent().norm(exactly(2.0), loose)
+    assert (found.value, found.converged, found.reason, found.products) == (2.0, False, "stopped", 4)
+    assert found.error == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_gradient_descent_has_the_rates_of_the_report(curvature: str) -> None:
+    report = measure(network(), LOSS, batch(), curvature=curvature, **TIGHT)
+    advice = advise(network(), LOSS, batch(), curvature=curvature, **TIGHT)
+    assert advice.norm.value == pytest.approx(report.network.norm, rel=1e-6)
+    assert advice.learning_rate == pytest.approx(report.learning_rate, rel=1e-6)
+    assert advice.stable_learning_rate == pytest.approx(2 / report.network.norm, rel=1e-6)
+    assert (advice.weights, advice.parameters, advice.examples) == (("0", "2"), 35, 6)
+    heavy = report.advice("momentum", momentum=0.8, lr=100.0)
+    assert heavy.stable_learning_rate == pytest.approx(3.6 / report.network.norm)
+    assert heavy.learning_rate == pytest.approx(0.2 / report.network.norm)
+
+
+def gradients(problem: Problem) -> list[tuple[float, Tensor, list[Tensor]]]:
+    """For each batch: its share of the examples, its gradient, and those of its eight parts, in fp64."""
+    model, loss, data = problem.build()
+    pairs = [data] if isinstance(data, tuple) else list(data)
+    total = sum(len(targets) for _, targets in pairs)
+
+    def gradient(given: Tensor, targets: Tensor) -> Tensor:
+        double = in_double(model)
+        weights = [p for p in double.parameters() if p.ndim >= 2 and p.requires_grad]
+        value = in_double(loss)(double(in_double(given)), in_double(targets))
+        found = torch.autograd.grad(value, weights, materialize_grads=True)
+        return torch.cat([part.flatten() for part in found])
+
+    rows = []
+    for given, targets in pairs:
+        count = min(8, len(targets))
+        parts = [gradient(given[k::count], targets[k::count]) for k in range(count)]
+        rows.append((len(targets) / total, gradient(given, targets), parts))
+    return rows
+
+
+NAMES = {"linear_regression", "mlp_one_example", "mlp_relu", "mlp_gelu", "mlp_wide_output_few_examples"}
+CONVOLUTIONS = [p.name for p in PROBLEMS if p.name.startswith("conv")][:2]
+CHOSEN = [p for p in PROBLEMS if p.name in {*NAMES, *CONVOLUTIONS} and p.forward is None and not p.options]
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+@pytest.mark.parametrize("problem", CHOSEN, ids=str)
+def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvature: str) -> None:
+    assert len(CHOSEN) >= 6
+    matrix = true_matrices(problem, curvature).network
+    rows = gradients(problem)
+    gradient = sum(share * g for share, g, _ in rows)
+    square = sum(share * g.square() for share, g, _ in rows)
+    if all(len(parts) > 1 for _, _, parts in rows):
+        noise = sum(share * torch.stack(parts).var(0) / len(parts) for share, _, parts in rows)
+        square = torch.maximum(square, noise)
+    moves, eps = square > 0, 1e-4
+    root = torch.zeros_like(square)
+    root[moves] = (square[moves].sqrt() + eps) ** -0.5
+    truth = float(torch.linalg.eigvalsh(root[:, None] * matrix * root).abs().max())
+    step = gradient / (gradient.abs() + eps)
+    bend = float(step @ matrix @ step)
+    first = float(gradient @ step) / bend if bend > 0 else math.inf
+    model, loss, data = problem.build()
+    advice = advise(model, loss, data, optimizer="adam", eps=eps, curvature=curvature, **TIGHT)
+    assert advice.norm.value == pytest.approx(truth, rel=1e-5)
+    assert advice.learning_rate == pytest.approx(min(1 / truth, first), rel=1e-5)
+    assert advice.stable_learning_rate == pytest.approx(min(38 / truth, 2 * first), rel=1e-5)
+    assert advice.frozen == int((~moves).sum())
+
+
+def test_adams_first_step_lowers_a_quadratic_most_at_its_rate_and_not_at_all_at_the_limit() -> None:
+    torch.manual_seed(3)
+    model, data = nn.Linear(5, 2, bias=False).double(), torch.randn(20, 5, dtype=torch.float64)
+    target = torch.randn(20, 2, dtype=torch.float64)  # a linear model with a squared loss is a quadratic
+    advice = advise(model, nn.MSELoss(), (data, target), optimizer="adam")
+    assert "first step" in advice.stable_reason
+    weight = model.weight.detach().clone()
+
+    def loss_after(lr: float) -> float:
+        with torch.no_grad():
+            model.weight.copy_(weight)
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(data), target).backward()
+        optimizer.step()
+        return float(nn.functional.mse_loss(model(data), target).detach())
+
+    best = advice.stable_learning_rate / 2
+    assert loss_after(best) < min(loss_after(0.98 * best), loss_after(1.02 * best))
+    assert loss_after(advice.stable_learning_rate) == pytest.approx(advice.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_batches_of_one_size_count_as_mini_batches(reduction: str) -> None:
+    loss = nn.CrossEntropyLoss(reduction=reduction)
+    pairs = [(inputs(12)[k::3], labels(12)[k::3]) for k in range(3)]
+    found = advise(network(), loss, pairs, optimizer="adam", **TIGHT)
+    rows = []
+    for given, targets in pairs:
+        model = network(dtype=torch.float64)
+
+        def gradient(some: Tensor, those: Tensor, model: nn.Module = model) -> Tensor:
+            weights = [p for p in model.parameters() if p.ndim == 2]
+            parts = torch.autograd.grad(loss(model(some.double()), those), weights)
+            return torch.cat([part.flatten() for part in parts])
+
+        # One of the three stands for all; one of its four parts for all of it.
+        times = (3, 4) if reduction == "sum" else (1, 1)
+        parts = [times[0] * times[1] * gradient(given[k : k + 1], targets[k : k + 1]) for k in range(4)]
+        rows.append((times[0] * gradient(given, targets), torch.stack(parts).var(0) / 4))
+    square = torch.maximum(
+        torch.stack([g.square() for g, _ in rows]).mean(0), torch.stack([noise for _, noise in rows]).mean(0)
+    )
+    matrix = dense_curvature(network(), nn.CrossEntropyLoss(), pairs, "gauss-newton").network
+    root = (square.sqrt() + 1e-8) ** -0.5
+    factor = 12 if reduction == "sum" else 1
+    truth = factor * float(torch.linalg.eigvalsh(root[:, None] * matrix * root).max())
+    assert found.norm.value == pytest.approx(truth, rel=1e-5)
+
+
+def test_weights_without_gradient_do_not_count() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    advice = advise(model, nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)), optimizer="adam")
+    assert (advice.frozen, advice.learning_rate, advice.stable_learning_rate) == (2, math.inf, math.inf)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    nn.init.constant_(model[0].bias[:2], -100.0)  # two dead units: 8 weights before them, 6 after
+    advice = advise(model, LOSS, batch(), optimizer="adam")
+    assert advice.frozen == 8 + 6
+    assert 0 < advice.learning_rate < math.inf
+
+
+def test_a_batch_that_cannot_be_split_is_noted_and_flat_targets_of_a_text_can() -> None:
+    def whole(output: Tensor, target: Tensor) -> Tensor:
+        if len(output) != 6:
+            raise ValueError("only six at once")
+        return LOSS(output, target)
+
+    assert "could not be split" in " ".join(advise(network(), whole, batch(), optimizer="adam").notes)
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
+    tokens, following = torch.randint(7, (8, 5)), torch.randint(7, (8, 5))
+
+    def flat(output: Tensor, target: Tensor) -> Tensor:
+        return LOSS(output.flatten(0, 1), target.flatten())
+
+    in_rows = advise(model, flat, (tokens, following), optimizer="adam")
+    in_one = advise(model, flat, (tokens, following.flatten()), optimizer="adam")
+    assert in_one.learning_rate == pytest.approx(in_rows.learning_rate, rel=1e-5)
+    assert "could not be split" not in " ".join(in_one.notes)
+
+
+def test_adams_decay_is_left_out_with_a_note_and_that_of_adamw_counts() -> None:
+    plain, decayed = (advise(network(), LOSS, batch(), optimizer="adam", weight_decay=w) for w in (0.0, 0.1))
+    assert decayed.learning_rate == plain.learning_rate
+    assert "is not included in the advice" in " ".join(decayed.notes)
+    decoupled = advise(network(), LOSS, batch(), optimizer="adamw", weight_decay=0.1)
+    assert decoupled.learning_rate == pytest.approx(1 / (plain.norm.value + 0.1))
+
+
+INSTANCES: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), {}),
+    "weight decay": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2), {"weight_decay": 0.2}),
+    "ignored dampening": (lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5), {}),
+    "nesterov": (
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.7, nesterov=True),
+        {"optimizer": "nesterov", "momentum": 0.7},
+    ),
+    "adam": (
+        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.99), eps=1e-4),
+        {"optimizer": "adam", "betas": (0.8, 0.99), "eps": 1e-4},
+    ),
+    "adamw": (lambda p: torch.optim.AdamW(p, lr=0.1), {"optimizer": "adamw"}),
+}
+
+
+@pytest.mark.parametrize(("build", "named"), INSTANCES.values(), ids=INSTANCES)
+def test_a_torch_optimizer_is_read_and_nothing_is_changed(build: Any, named: dict[str, Any]) -> None:
+    model = network()
+    optimizer = build(model.parameters())
+    state, before = copy.deepcopy(optimizer.state_dict()), snapshot(model, LOSS, batch())
+    advice = advise(model, LOSS, batch(), optimizer=optimizer, **TIGHT)
+    expected = advise(model, LOSS, batch(), lr=0.1, **named, **TIGHT)
+    assert {**advice.to_dict(), "seconds": 0} == {**expected.to_dict(), "seconds": 0}
+    assert not differences(before, snapshot(model, LOSS, batch()))
+    assert optimizer.state_dict() == state
+
+
+@pytest.mark.parametrize("decays", [(0.3, 0.3), (40.0, 0.0), (0.0, 40.0)])
+@pytest.mark.parametrize("rates", [(0.01, 0.01), (0.01, 0.04)])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_groups_with_rates_and_decays_of_their_own_have_the_dense_limit(
+    kind: Any, rates: tuple[float, float], decays: tuple[float, float]
+) -> None:
+    """The truth: the largest eigenvalue of the dense matrix in coordinates where all groups move alike."""
+    model = network(dtype=torch.float64)
+    data = (inputs(12).double(), labels(12))
+    groups = [
+        {"params": model[place].parameters(), "lr": rate, "weight_decay": decay}
+        for place, rate, decay in zip((0, 2), rates, decays, strict=True)
+    ]
+    advice = advise(model, LOSS, data, optimizer=kind(groups), tolerance=1e-8)
+    sizes = torch.tensor([model[0].weight.numel(), model[2].weight.numel()])
+    relative = torch.repeat_interleave(torch.tensor(rates).double() / max(rates), sizes)
+    decay = torch.diag(torch.repeat_interleave(torch.tensor(decays).double(), sizes))
+    matrix = dense_curvature(model, LOSS, data, "gauss-newton").network
+    if kind is torch.optim.SGD:
+        scaled = relative.sqrt()[:, None] * (matrix + decay) * relative.sqrt()
+        limit = 2 / float(torch.linalg.eigvalsh(scaled).max())
+    else:
+        ones = advise(model, LOSS, data, optimizer="adam", tolerance=1e-8)  # only to know that P is right
+        weights = [model[0].weight, model[2].weight]
+
+        def gradient(given: Tensor, targets: Tensor) -> Tensor:
+            parts = torch.autograd.grad(LOSS(model(given), targets), weights)
+            return torch.cat([part.flatten() for part in parts])
+
+        whole = gradient(*data)
+        noise = torch.stack([gradient(data[0][k::8], data[1][k::8]) for k in range(8)]).var(0) / 8
+        scale = torch.maximum(whole.square(), noise).sqrt() + 1e-8
+        root = scale.rsqrt()
+        assert ones.norm.value == pytest.approx(
+            float(torch.linalg.eigvalsh(root[:, None] * matrix * root).max()), rel=1e-6
+        )
+        root = (relative / scale).sqrt()
+        scaled = root[:, None] * matrix * root + 19 * decay * relative
+        step = relative * whole / (whole.abs() + 1e-8)
+        first = float(whole @ step) / float(step @ matrix @ step)
+        limit = min(38 / float(torch.linalg.eigvalsh(scaled).max()), 2 * first)
+    assert advice.stable_learning_rate == pytest.approx(limit, rel=1e-6)
+    assert advice.lr == max(rates)
+    differ = len(set(rates)) > 1 or len(set(decays)) > 1
+    assert differ == any("Parameter groups differ" in note for note in advice.notes)
+
+
+def test_groups_that_differ_only_where_nothing_is_measured_are_one() -> None:
+    model = network()
+    biases, weights = ([one for one in model.parameters() if one.ndim == n] for n in (1, 2))
+    groups = [{"params": biases}, {"params": weights, "decoupled_weight_decay": True, "weight_decay": 0.1}]
+    advice = advise(model, LOSS, batch(), optimizer=torch.optim.Adam(groups))
+    assert advice.optimizer == "AdamW(betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1)"
+    assert not any("groups" in note for note in advice.notes)
+
+
+def test_the_rate_that_a_warmup_leads_to_counts_unless_another_is_given() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e3)
+    torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1e-6)
+    assert advise(model, LOSS, batch(), optimizer=optimizer).lr == 1e3
+    assert advise(model, LOSS, batch(), optimizer=optimizer, lr=7.0).lr == 7.0
+
+
+def test_weights_outside_the_optimizer_and_steps_before_are_noted() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    advice = advise(model, LOSS, batch(), optimizer=optimizer, **TIGHT)
+    assert advice.weights == ("2",)
+    assert advice.norm.value == pytest.approx(measure(model, LOSS, batch(), **TIGHT)["2"].norm, rel=1e-6)
+    assert "1 of 2 weights" in advice.notes[0]
+    stepped = torch.optim.Adam(model.parameters())
+    LOSS(model(batch()[0]), batch()[1]).backward()
+    stepped.step()
+    assert "has stepped already" in advise(model, LOSS, batch(), optimizer=stepped).notes[0]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_rate_above_the_limit_wants_a_warmup_unless_the_network_is_flat(optimizer: str) -> None:
+    sharp, flat = network(), network()
+    with torch.no_grad():
+        sharp[2].weight.mul_(8)
+        flat[0].weight.mul_(0.1)
+        flat[2].weight.mul_(0.1)
+    for model, advised in ((sharp, True), (flat, False)):
+        limit = advise(model, LOSS, batch(), optimizer=optimizer).stable_learning_rate
+        assert not advise(model, LOSS, batch(), optimizer=optimizer, lr=0.9 * limit).warmup.advised
+        warmup = advise(model, LOSS, batch(), optimizer=optimizer, lr=3 * limit).warmup
+        assert (warmup.advised, warmup.steps) == (advised, 150 if advised else 0)
+        assert (": lower the " in warmup.reason) == (not advised)
+
+
+def test_the_length_of_a_warmup_and_its_reasons() -> None:
+    assert not judge_warmup(0.1, 0.05, 0.1).advised
+    assert "lr = 0.2 is 2 times the stable" in judge_warmup(0.2, 0.05, 0.1).reason
+    assert "more than a warmup usually makes up for" in judge_warmup(1.0, 0.05, 0.1).reason
+    assert not judge_warmup(None, 0.05, 0.1).advised
+    assert judge_warmup(None, 0.0, 0.0).reason.startswith("No ")
+    assert "sets no limit" in judge_warmup(3.0, math.inf, math.inf).reason
+    assert [judge_warmup(lr, 0.05, 0.1).steps for lr in (0.1001, 1e8)] == [51, 2000]
+
+
+class Renamed(torch.optim.Adam):
+    pass
+
+
+class Stepping(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+def test_a_subclass_counts_if_it_steps_as_its_parent() -> None:
+    model = network()
+    assert advise(model, LOSS, batch(), optimizer=Renamed(model.parameters())).optimizer.startswith("Adam(")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (Stepping, "the optimizer is a Stepping, whose stability limit is not known"),
+        (torch.optim.RMSprop, "the optimizer is a RMSprop, whose stability limit is not known"),
+        (lambda p: torch.optim.SGD([torch.zeros(2, 2)]), "holds none of the measured weights"),
+        (lambda p: torch.optim.SGD(p, maximize=True), "the optimizer maximizes"),
+        (lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.5), "has dampening=0.5, for which no"),
+        (
+            lambda p: torch.optim.SGD([{"params": p[:2]}, {"params": p[2:], "momentum": 0.9}]),
+            r"differ in more than .* \(momentum 0 and 0.9\).*layers=\['2.weight'\]",
+        ),
+        (
+            lambda p: torch.optim.Adam([{"params": p[:2]}, {"params": p[2:], "maximize": True}]),
+            "maximize False and True",
+        ),
+    ],
+)
+def test_optimizers_without_a_known_limit_are_refused(build: Any, message: str) -> None:
+    model = network()
+    with pytest.raises(ProblemError, match=message):
+        advise(model, LOSS, batch(), optimizer=build(list(model.parameters())))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"optimizer": "adma"}, "Did you mean 'adam'?"),
+        ({"optimizer": "rmsprop"}, "optimizer='rmsprop' is unknown; choose from 'sgd', 'momentum'"),
+        ({"optimizer": torch.optim.Adam}, "Pass an instance, not the class."),
+        ({"optimizer": None}, "optimizer is a NoneType; it must be a torch.optim.Optimizer"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9 is no setting of optimizer='adam'"),
+        ({"optimizer": "sgd", "eps": 1e-8}, "eps=1e-08 is no setting of optimizer='sgd'"),
+        ({"optimizer": "sgd", "momentum": 0.9}, "momentum=0.9 and optimizer='sgd' do not go together"),
+        ({"optimizer": "momentum", "momentum": 1.0}, "momentum=1.0 must be a number from 0"),
+        ({"optimizer": "adam", "betas": 0.9}, "betas=0.9 must be two numbers"),
+        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas[1]=1.0 must be a number from 0"),
+        ({"optimizer": "adam", "eps": -1.0}, "eps=-1.0 must be a finite number"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0 must be a finite number, 0 or more"),
+        ({"lr": -0.1}, "lr=-0.1 must be a finite number above 0"),
+        ({"lr": True}, "lr=True must be a finite number above 0"),
+        ({"curvature": "both"}, "curvature='both' is unknown"),
+        ({"tolerance": 2}, "tolerance=2 must be a relative error"),
+        ({"strict": 1}, "strict=1 must be True or False"),
+        ({"layers": "fc9"}, "layers='fc9' fits no parameter"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProblemError, match=re.escape(message)):
+        advise(network(), LOSS, batch(), **arguments)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ProblemError, match="momentum=0.9 was given, and the optimizer has its own"):
+        advise(model, LOSS, batch(), optimizer=optimizer, momentum=0.9)
+
+
+def test_a_norm_that_did_not_converge_warns_or_raises() -> None:
+    hasty: dict[str, Any] = {"optimizer": "adam", "max_iterations": 2, "tolerance": 1e-9}
+    with pytest.warns(ConvergenceWarning, match="did not reach tolerance=1e-09"):
+        advice = advise(network(), LOSS, batch(), **hasty)
+    assert not advice.converged
+    assert "~" in str(advice)
+    with pytest.raises(ConvergenceError, match="did not reach tolerance=1e-09"):
+        advise(network(), LOSS, batch(), strict=True, **hasty)
+
+
+def test_the_same_seed_gives_the_same_bits_as_plain_data() -> None:
+    one, two = (advise(network(), LOSS, batch(), optimizer="adam", lr=100.0) for _ in range(2))
+    assert {**one.to_dict(), "seconds": 0} == {**two.to_dict(), "seconds": 0}
+    plain = json.loads(one.to_json())
+    assert (plain["kind"], plain["learning_rate"]) == ("hessinit learning-rate advice", one.learning_rate)
+    assert all(reason.endswith(".") for reason in (one.learning_rate_reason, one.stable_reason))
+
+
+def test_a_flat_loss_sets_no_limit() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    advice = advise(model, nn.MSELoss(), (torch.zeros(3, 2), torch.zeros(3, 2)))
+    assert advice.learning_rate == advice.stable_learning_rate == math.inf
+    assert "sets no limit" in advice.learning_rate_reason

@@ -1,0 +1,440 @@
+"""A test that fails when a start is unsound: what it says, and what it lets pass."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hessinit import ConvergenceWarning, ProblemError, advise, assert_sound, initialize_, measure
+
+ROOT = Path(__file__).parents[2]
+SQUARES = nn.MSELoss()
+FIT = "fit the weights: hessinit.initialize_(model, loss, batch, lr="
+
+
+def quadratic(size: float = 1.0) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    """One weight of two numbers with H = size·I, in closed form: 2/2·XᵀX for X = √size·I."""
+    model = nn.Sequential()
+    model.add_module("fc", nn.Linear(2, 1, bias=False, dtype=torch.float64))
+    nn.init.ones_(model.fc.weight)
+    inputs = size**0.5 * torch.eye(2, dtype=torch.float64)
+    return model, SQUARES, (inputs, torch.zeros(2, 1, dtype=torch.float64))
+
+
+def message(*arguments: object, **options: object) -> str:
+    with pytest.raises(AssertionError) as failure:
+        assert_sound(*arguments, **options)
+    return re.sub(r"(?<=in )\S+(?= s )", "#", str(failure.value))
+
+
+def paragraphs(*arguments: object, **options: object) -> list[str]:
+    """What is said before the table, one paragraph unfolded, one way out."""
+    said, _, _ = message(*arguments, **options).partition("\n\n")
+    failed, _, way_out = said.partition("\nWay out")
+    return [failed.replace("\n", " "), "Way out" + way_out.replace("\n", " ")]
+
+
+def test_a_sound_network_gets_its_report_and_stays_as_it_was() -> None:
+    model, loss, batch = quadratic()
+    before = model.fc.weight.detach().clone()
+    report = assert_sound(model, loss, batch, lr=0.5, seed=3)
+    assert report.network.norm == pytest.approx(1.0, rel=1e-9)
+    assert report.seed == 3
+    assert {**report.to_dict(), "seconds": 0} == {
+        **measure(model, loss, batch, seed=3).to_dict(),
+        "seconds": 0,
+    }
+    assert torch.equal(model.fc.weight, before)
+    assert model.fc.weight.grad is None
+
+
+def test_a_vanishing_layer_is_named_with_its_norm_the_rule_the_way_out_and_the_table() -> None:
+    assert (
+        message(*quadratic(1e-4))
+        == """\
+not sound: fc vanishes (‖H‖ = 0.0001 is below smallest=0.001): it hardly moves the loss.
+Way out: fit the weights: hessinit.initialize_(model, loss, batch, lr=…).
+
+ layer     weight      ‖H‖   verdict
+───────────────────────────────────────
+ fc        (1, 2)   0.0001   vanishing
+───────────────────────────────────────
+ network   2        0.0001   vanishing
+
+fc has ‖H‖ = 0.0001 (vanishing). fc vanishes (‖H‖ is below 0.001): it hardly moves the loss.
+Gradient descent is unstable above lr = 2/‖H‖ = 20000; 10000 is best guaranteed for these weights.
+1 layer in # s by the Gram engine: few outputs, 1 shared backward pass. Gauss-Newton on 2
+examples; loss 0.0001."""
+    )
+
+
+def test_an_exploding_layer_is_named_and_the_network_with_it() -> None:
+    assert paragraphs(*quadratic(4e3)) == [
+        "not sound: fc and the network explode: ‖H‖ = 4000 is above largest=1000.",
+        "Way out: fit the weights: hessinit.initialize_(model, loss, batch, lr=…).",
+    ]
+    assert assert_sound(*quadratic(4e3), largest=5000.0).network.norm == pytest.approx(4000)
+
+
+def test_the_limits_are_those_given_and_themselves_allowed() -> None:
+    norm = measure(*quadratic(0.25)).network.norm
+    assert assert_sound(*quadratic(0.25), smallest=norm, largest=norm * 1.001)
+    failed, _ = paragraphs(*quadratic(0.25), smallest=0.5)
+    assert failed.startswith("not sound: fc vanishes (‖H‖ = 0.25 is below smallest=0.5)")
+    failed, _ = paragraphs(*quadratic(0.25), smallest=0.1, largest=0.2)
+    assert failed == "not sound: fc and the network explode: ‖H‖ = 0.25 is above largest=0.2."
+
+
+def test_a_rate_is_judged_by_the_stable_one_of_the_optimizer() -> None:
+    # H = I: plain descent is stable up to 2, momentum 0.9 up to 3.8 (closed forms).
+    failed, way_out = paragraphs(*quadratic(), lr=6.0)
+    allowed = "at most times_stable=2.5 times it is allowed."
+    assert failed == f"not sound: lr=6 is 3 times the stable rate of SGD, 2; {allowed}"
+    assert way_out == f"Way out: lower lr to 5 or less, or {FIT}6)."
+    assert assert_sound(*quadratic(), lr=4.9)
+    assert assert_sound(*quadratic(), lr=6.0, optimizer="momentum")
+    failed, way_out = paragraphs(*quadratic(), lr=10.0, optimizer="momentum")
+    assert failed.startswith("not sound: lr=10 is 2.6 times the stable rate of SGD(momentum=0.9), 3.8;")
+    assert way_out == (
+        "Way out: lower lr to 9.5 or less, or fit the weights: hessinit.initialize_(model, loss, batch, "
+        "lr=10, optimizer='momentum')."
+    )
+
+
+def test_times_stable_of_one_insists_on_the_stable_rate() -> None:
+    assert assert_sound(*quadratic(), lr=1.99, times_stable=1)
+    failed, way_out = paragraphs(*quadratic(), lr=2.01, times_stable=1)
+    assert failed == (
+        "not sound: lr=2.01 is just above 1 times the stable rate of SGD, 2; at most times_stable=1 times it "
+        "is allowed."
+    )
+    assert "lower lr to 1.9 or less" in way_out or "lower lr to 2 or less" in way_out
+
+
+def test_the_rate_of_an_optimizer_of_torch_is_read() -> None:
+    model, loss, batch = quadratic()
+    failed, way_out = paragraphs(
+        model, loss, batch, optimizer=torch.optim.SGD(model.parameters(), lr=10.0, momentum=0.9)
+    )
+    assert failed.startswith("not sound: lr=10 is 2.6 times the stable rate of SGD(momentum=0.9), 3.8;")
+    assert "lr=10, optimizer='momentum', momentum=0.9)" in way_out
+    assert assert_sound(model, loss, batch, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+@pytest.mark.parametrize("as_word", [True, False])
+def test_an_adaptive_rate_is_judged_by_advise_and_no_new_weights_are_offered(as_word: bool) -> None:
+    model, loss, batch = quadratic()
+    stable = advise(model, loss, batch, optimizer="adam").stable_learning_rate
+    optimizer = "adam" if as_word else torch.optim.Adam(model.parameters(), lr=3 * stable)
+    rate = {"lr": 3 * stable} if as_word else {}
+    failed, way_out = paragraphs(model, loss, iter([batch]), optimizer=optimizer, **rate)
+    assert "is 3 times the stable rate of Adam" in failed
+    assert re.fullmatch(r"Way out: lower lr to \S+ or less\.", way_out)
+    assert assert_sound(model, loss, batch, optimizer="adam", lr=0.9 * stable)
+
+
+def test_with_a_rate_a_layer_may_be_as_sharp_as_the_rate_allows() -> None:
+    assert assert_sound(*quadratic(4e3), lr=4e-4).network.norm == pytest.approx(4000)
+    failed, _ = paragraphs(*quadratic(4e3), lr=4e-4, largest=1000.0)
+    assert failed == "not sound: fc and the network explode: ‖H‖ = 4000 is above largest=1000."
+
+
+def test_what_is_wrong_is_said_together_in_lines_of_at_most_100_columns() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[2].weight.mul_(1e-3)
+    batch = (30 * torch.randn(16, 8), torch.arange(16) % 3)
+    text = message(model, nn.CrossEntropyLoss(), batch, lr=30.0)
+    assert max(map(len, text.splitlines())) <= 100
+    unfolded = text.replace("\n", " ")
+    assert re.match(
+        r"not sound: layer 0 vanishes \(‖H‖ = \S+ is below smallest=0\.001\): it hardly", unfolded
+    )
+    assert re.search(r" lr=30 is \S+ times the stable rate of SGD, ", unfolded)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("rate", [0.001, 0.01, 0.1])
+def test_the_way_out_leads_out(activation: type[nn.Module], rate: float) -> None:
+    sizes = [(16, 32), (32, 32), (32, 32), (32, 32), (32, 32)]
+    hidden = [part for size in sizes for part in (nn.Linear(*size), activation())]
+    model, loss = nn.Sequential(*hidden, nn.Linear(32, 10)), nn.CrossEntropyLoss()
+    batch = (torch.rand(64, 16), torch.arange(64) % 10)
+    with torch.no_grad():
+        model[0].weight.mul_(100)
+        model[-1].weight.mul_(1e-4)
+    with pytest.raises(AssertionError, match=re.escape(f"lr={rate:g})")):
+        assert_sound(model, loss, batch, lr=rate)
+    # The result says so where a rate is so small that its target is out of reach.
+    initialize_(model, loss, batch, lr=rate, max_sharpening=1e9)
+    assert assert_sound(model, loss, batch, lr=rate)
+
+
+def test_weights_that_are_not_finite_are_a_failure() -> None:
+    model, loss, batch = quadratic()
+    with torch.no_grad():
+        model.fc.weight[0, 1] = torch.nan
+    assert (
+        message(model, loss, batch, lr=0.1)
+        == """\
+not sound: fc.weight holds NaN or inf (it is the first parameter that does); initialize it again
+before measuring.
+Way out: draw new weights: hessinit.initialize_(model, loss, batch, lr=0.1).
+
+There is no table: nothing can be measured there."""
+    )
+
+
+def test_an_output_or_a_loss_that_is_not_finite_is_a_failure() -> None:
+    model, _, batch = quadratic()
+    failed, _ = paragraphs(model, lambda out, target: (out - target).pow(2).mean() / 0, batch)
+    assert failed.startswith("not sound: the loss is inf though the model's output is finite")
+    with torch.no_grad():
+        model.fc.weight.fill_(1e308)
+    failed, _ = paragraphs(model, SQUARES, (100 * batch[0], batch[1]))
+    assert failed.startswith("not sound: the model's output holds NaN or inf (fc is the first layer whose")
+
+
+def test_curvature_that_is_not_finite_is_a_failure_whatever_the_limit() -> None:
+    model, _, batch = quadratic()
+    nn.init.zeros_(model.fc.weight)
+
+    def steep(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 1e300 * (1e5 * (output - target)).pow(2).mean()
+
+    for options in ({}, {"lr": 1e-300}, {"largest": 1e308}):
+        failed, _ = paragraphs(model, steep, batch, **options)
+        assert re.search(r"fc and the network explode: ‖H‖ = ~(inf|nan) is ", failed), failed
+        assert "tolerance" not in failed
+
+
+def test_a_norm_that_did_not_converge_does_not_pass() -> None:
+    model = nn.Linear(12, 4, bias=False)
+    problem = (model, nn.CrossEntropyLoss(), (torch.randn(32, 12), torch.arange(32) % 4))
+    unfinished = {"max_iterations": 1, "estimator": "lanczos"}
+    with pytest.warns(ConvergenceWarning):
+        assert not measure(*problem, **unfinished).converged
+    failed, way_out = paragraphs(*problem, **unfinished)
+    assert failed.startswith("not sound: weight and the network did not reach tolerance=0.001 (stopped")
+    assert way_out == "Way out: raise max_iterations= or tolerance=."
+
+
+def test_layers_and_the_other_options_of_measure_pass_through() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-6)
+    batch = (torch.randn(8, 4), torch.arange(8) % 2)
+    failed, _ = paragraphs(model, nn.CrossEntropyLoss(), batch)
+    assert failed.startswith("not sound: layer 0 vanishes")
+    report = assert_sound(model, nn.CrossEntropyLoss(), batch, layers="1", curvature="hessian", network=False)
+    assert (report.names, report.curvature) == (("1",), "hessian")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lr": 0}, "lr=0 must be a finite number above 0"),
+        ({"lr": "fast"}, "lr='fast' must be a finite number above 0"),
+        ({"smallest": -1}, "smallest=-1 must be a finite number, 0 or more"),
+        ({"smallest": "x"}, "smallest='x' must be a finite number, 0 or more"),
+        ({"smallest": 2.0, "largest": 1.0}, r"largest=1.0 must be a number above smallest=2.0"),
+        ({"largest": "x"}, "largest='x' must be a number above smallest=0.001"),
+        ({"largest": float("nan")}, "largest=nan must be a number above"),
+        ({"times_stable": 0}, "times_stable=0 must be a finite number above 0; 1 insists"),
+        ({"optimizer": "adm"}, "optimizer='adm' is unknown; .* Did you mean 'adam'"),
+        ({"optimizer": torch.optim.SGD}, "optimizer is a type; it must be a word"),
+        ({"lr": 0.1, "network": False}, "network=False and a rate do not go together"),
+        ({"curvature": "hessain"}, "curvature='hessain' is unknown"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(options: dict[str, object], words: str) -> None:
+    class Untouchable(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("called")
+
+    with pytest.raises(ProblemError, match=words):
+        assert_sound(Untouchable(2, 1), SQUARES, (torch.eye(2), torch.zeros(2, 1)), **options)
+
+
+def test_data_that_cannot_be_measured_stay_an_error_not_a_failure() -> None:
+    model, loss, (inputs, targets) = quadratic()
+    with pytest.raises(ProblemError, match="the inputs hold 4 NaN or inf"):
+        assert_sound(model, loss, (inputs * torch.nan, targets))
+    with pytest.raises(ProblemError, match="the targets hold 2 NaN or inf; clean them"):
+        assert_sound(model, loss, (inputs, targets * torch.nan))
+
+
+def classifier(*layers: nn.Module) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    return nn.Sequential(*layers), nn.CrossEntropyLoss(), (torch.randn(32, 5), torch.arange(32) % 3)
+
+
+def test_a_saturated_start_is_a_failure() -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    with torch.no_grad():
+        model[2].weight.mul_(1e6)
+    failed, way_out = paragraphs(model, loss, batch)
+    assert failed.startswith("not sound: the loss is saturated: it bends at smaller outputs of the model")
+    assert way_out.startswith("Way out: draw new weights: hessinit.initialize_(")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sound"),
+    [
+        ("running_mean", torch.nan, False),
+        ("running_var", torch.inf, False),
+        ("mask", -torch.inf, True),
+        ("mask", torch.nan, False),
+    ],
+)
+def test_buffers_must_be_finite_but_for_masks(name: str, value: float, sound: bool) -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+    model[1].register_buffer("mask", torch.zeros(16))  # in train mode the statistics are not used, either
+    getattr(model[1], name)[3] = value
+    before = model[1].running_var.clone()
+    if sound:
+        assert assert_sound(model, loss, batch)
+    else:
+        text = message(model, loss, batch)
+        assert text.startswith(f"not sound: the buffer 1.{name} holds NaN or inf.\nWay out: reset it")
+        assert re.search(r"^ 0 +\(16, 5\)", text, re.M)  # and there is the table
+    assert torch.equal(model[1].running_var, before)
+
+
+def test_a_model_in_half_precision_must_be_finite_in_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).eval().half()
+    batch = torch.randn(32, 5), torch.zeros(32, 3)
+    assert assert_sound(model, SQUARES, batch, largest=1e30)
+    with torch.no_grad():
+        model[0].weight.mul_(1000)
+        model[3].weight.mul_(1000)
+    assert not model(batch[0].half()).isfinite().all()
+    states, drawn = [one.clone() for one in model.state_dict().values()], torch.get_rng_state()
+    failed, way_out = paragraphs(model, SQUARES, batch, largest=1e30)
+    assert failed == (
+        "not sound: in the model's own torch.float16 its output holds NaN or inf, though not in float32."
+    )
+    assert way_out == "Way out: train in torch.bfloat16 or float32, or scale the weights down."
+    assert all(map(torch.equal, states, model.state_dict().values()))
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert assert_sound(model.float(), SQUARES, batch, largest=1e30)
+
+
+class LowRank(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(5, 3).requires_grad_(False)
+        self.down, self.up = nn.Linear(5, 2, bias=False), nn.Linear(2, 3, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.base(inputs) + self.up(self.down(inputs))
+
+
+def test_a_layer_behind_a_zero_weight_fails_in_its_own_words_unless_it_is_allowed() -> None:
+    model, loss, batch = classifier(LowRank())
+    failed, way_out = paragraphs(model, loss, batch)
+    assert failed == (
+        "not sound: layer 0.down does not move the loss at all (‖H‖ = 0): is the zero weight of layer 0.up "
+        "behind it meant, as in residual branches or LoRA?"
+    )
+    assert way_out.startswith(
+        "Way out: if so, name the other layers in layers=, or pass smallest=0; if not, "
+    )
+    assert assert_sound(model, loss, batch, smallest=0)
+    assert assert_sound(model, loss, batch, layers="*up")
+
+
+def test_a_layer_that_is_dead_is_asked_about() -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+    nn.init.constant_(model[0].bias, -100)
+    failed, way_out = paragraphs(model, loss, batch)
+    assert failed == (
+        "not sound: layer 0 and layer 2 do not move the loss at all (‖H‖ = 0): does the forward use them, or "
+        "are the units around them dead?"
+    )
+    assert way_out == "Way out: fit the weights: hessinit.initialize_(model, loss, batch, lr=…)."
+
+
+def test_groups_with_rates_of_their_own_are_judged_together() -> None:
+    """½ Σ a w² with a = (4, 1) at rates (r, 4 r): both at 4 r, stable up to a largest rate of 2."""
+    model = nn.ModuleDict({"a": nn.Linear(1, 1, bias=False), "b": nn.Linear(1, 1, bias=False)}).double()
+
+    def forward(both: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([2 * both["a"](inputs[:, :1]), both["b"](inputs[:, :1])], dim=1)
+
+    batch = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 2, 1, dtype=torch.float64)
+
+    def optimizer(rate: float, **decay: float) -> torch.optim.Optimizer:
+        slow = {"params": model["a"].parameters(), "lr": rate / 4}
+        return torch.optim.SGD([slow, {"params": model["b"].parameters(), **decay}], lr=rate)
+
+    problem = (model, SQUARES, batch)
+    assert assert_sound(*problem, optimizer=optimizer(1.99), forward=forward, times_stable=1)
+    failed, way_out = paragraphs(*problem, optimizer=optimizer(2.01), forward=forward, times_stable=1)
+    assert failed.startswith("not sound: lr=2.01 is just above 1 times the stable rate of SGD, 2;")
+    assert way_out.startswith("Way out: lower lr to 2 or less, or fit") or "lower lr to 1.9 or" in way_out
+    # A decay of 3 on the curvature of 1: stable up to 2/(1 + 3).
+    failed, _ = paragraphs(
+        *problem, optimizer=optimizer(1.0, weight_decay=3.0), forward=forward, times_stable=1
+    )
+    assert "is 2 times the stable rate of SGD(weight_decay=3), 0.5;" in failed
+
+
+def test_adaptive_groups_are_judged_at_their_own_rates() -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    stable = advise(model, loss, batch, optimizer="adam", layers="2").stable_learning_rate
+
+    def optimizer(rate: float) -> torch.optim.Optimizer:
+        groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
+        return torch.optim.Adam(groups, lr=rate)
+
+    assert assert_sound(model, loss, batch, optimizer=optimizer(0.99 * stable), times_stable=1)
+    failed, _ = paragraphs(model, loss, batch, optimizer=optimizer(3 * stable), times_stable=1)
+    assert "is 3 times the stable rate of Adam" in failed
+
+
+TEST_FILE = """
+import torch
+from torch import nn
+
+import hessinit
+
+
+def test_the_start_is_sound():
+    torch.manual_seed(0)
+    layers = [part for _ in range(8) for part in (nn.Linear(16, 16), nn.Sigmoid())]
+    batch = torch.randn(32, 16), torch.arange(32) % 4
+    hessinit.assert_sound(nn.Sequential(*layers, nn.Linear(16, 4)), nn.CrossEntropyLoss(), batch, lr=0.1)
+"""
+
+
+def test_pytest_shows_the_table(tmp_path: Path) -> None:
+    (tmp_path / "test_start.py").write_text(TEST_FILE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_start.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(
+        r"^E\s+AssertionError: not sound: layer 0, layer 2, layer 4 and \d more vanish \(‖H‖ = ",
+        done.stdout,
+        re.M,
+    )
+    assert re.search(r"^E\s+layer +weight +‖H‖ +verdict$", done.stdout, re.M)
+    assert re.search(r"^E\s+0 +\(16, 16\) +\S+ +vanishing$", done.stdout, re.M)
+    way_out = r"^E\s+Way out: fit the weights: hessinit.initialize_\(model, loss, batch, lr=0.1\)\.$"
+    assert re.search(way_out, done.stdout, re.M)

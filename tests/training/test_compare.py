@@ -1,0 +1,440 @@
+"""Runs of compare and sweep against a loop written by hand, and what they refuse."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import digit_problem as problem
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hessinit import Comparison, apply_scheme_, measure, sweep
+from hessinit.errors import ProblemError
+from hessinit.training.data import read_data
+from hessinit.training.loop import has_diverged
+from hessinit.training.seeds import derive
+
+MODEL = problem.build()
+
+
+def _losses(comparison: Comparison) -> list[tuple[float, ...]]:
+    return [run.losses for run in comparison.runs]
+
+
+def _train_by_hand(steps: int, rate: float, seed: int, warmup: int = 0) -> list[float]:
+    """SGD from PyTorch's default weights: epochs are permutations, the remainder of each is dropped."""
+    images, labels = problem.data()
+    torch.manual_seed(derive(seed, "build"))
+    model = problem.build()
+    order_of = torch.Generator().manual_seed(derive(seed, "batches"))
+    losses: list[float] = []
+    while len(losses) < steps:
+        order = torch.randperm(400, generator=order_of)
+        for first in range(0, 384, 32):
+            chosen = order[first : first + 32]
+            loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            factor = min(1.0, (len(losses) + 1) / warmup) if warmup else 1.0
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter -= rate * factor * gradient
+            losses.append(loss.item())
+    return losses[:steps]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "asked", "steps", "warmup"),
+    [("default", None, 120, 0), ("default+warmup", 7, 120, 7), ("default+warmup", None, 20, 4)],
+)
+def test_a_run_is_the_loop_written_by_hand(scheme: str, asked: int | None, steps: int, warmup: int) -> None:
+    settings: dict[str, Any] = {"schemes": [scheme], "learning_rates": [0.3], "seeds": [5]}
+    (run,) = problem.small(**settings, steps=steps, warmup=asked).runs
+    losses = _train_by_hand(steps, 0.3, 5, warmup)
+    length, last = math.ceil(steps / 50), max(10, steps // 10)
+    chunks = [sum(losses[first : first + length]) / length for first in range(0, steps, length)]
+    assert run.losses == pytest.approx(chunks, rel=5.1e-5)  # curves keep five digits
+    assert run.first_loss == pytest.approx(losses[0], rel=1e-6)
+    assert run.final_loss == pytest.approx(sum(losses[-last:]) / last, rel=1e-5)
+    assert (run.steps_done, run.diverged, run.note) == (steps, False, "")
+
+
+def test_initial_norms_are_those_of_the_seeds_weights_on_the_seeds_batch() -> None:
+    comparison = problem.small(schemes=["he"], seeds=[3])
+    torch.manual_seed(derive(3, "build"))
+    model = problem.build()
+    images, labels = problem.data()
+    chosen = torch.randperm(400, generator=torch.Generator().manual_seed(derive(3, "starting batch")))[:32]
+    source = torch.Generator().manual_seed(derive(3, "start"))
+    apply_scheme_(model, "he", sample=images[chosen], generator=source)
+    report = measure(model, problem.LOSS, (images[chosen], labels[chosen]), tolerance=1e-4)
+    assert comparison.layers == ("1", "3")
+    for name, norm in [("1", report["1"].norm), ("3", report["3"].norm), ("network", report.network.norm)]:
+        assert comparison.norm("he", layer=name) == pytest.approx(norm, rel=0.02)
+    first, second = comparison.runs
+    assert first.norms is not None
+    assert second.norms is None  # measured once: these weights do not depend on the rate
+    assert comparison.norm("he", 0.5) == comparison.norm("he", 0.1)
+
+
+def test_neither_measuring_nor_what_a_scheme_draws_changes_the_masks_of_dropout() -> None:
+    schemes = {"kept": problem.keep, "drawing": lambda *arguments: torch.rand(3)}
+    settings: dict[str, Any] = {"build": problem.build_with_dropout, "schemes": schemes}
+    with_norms, without = problem.small(**settings), problem.small(**settings, curvature_at_start=False)
+    assert math.isnan(without.norm("kept"))
+    assert with_norms.norm("kept") > 0
+    assert _losses(with_norms) == _losses(without)
+    assert _losses(without)[:4] == _losses(without)[4:]
+
+
+def test_norms_of_a_two_layer_net_scale_as_the_square_of_the_std() -> None:
+    generator = torch.Generator().manual_seed(3)
+    data = torch.randn(64, 6, generator=generator), torch.randn(64, 4, generator=generator)
+    stds = (2.0, 1.0, 0.1)
+    swept = sweep(
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)), nn.MSELoss(), data, stds=stds, seeds=2,
+        steps=10, workers=1,
+    )  # fmt: skip
+    assert (swept.kind, swept.stds, swept.schemes) == ("sweep", stds, ("std 2.0", "std 1.0", "std 0.1"))
+    for layer in ("0", "1"):
+        unit = swept.norm("std 1.0", layer=layer)
+        for std, scheme in zip(stds, swept.schemes, strict=True):
+            # Each layer's block is 2/(n·k) · Jᵀ J, and J is linear in the other layer's weights.
+            assert swept.norm(scheme, layer=layer) == pytest.approx(unit * std**2, rel=0.02)
+
+
+def test_a_sweep_writes_the_std_and_zero_biases_into_its_layers_only() -> None:
+    models: list[Any] = []
+
+    def build() -> nn.Module:
+        models.append(nn.Sequential(nn.Flatten(), nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10)))
+        return models[-1]  # type: ignore[no-any-return]
+
+    sweep(
+        build, problem.LOSS, problem.data(), stds=[0.05], layers="1", learning_rate=1e-12, seeds=1, steps=10,
+        workers=1,
+    )  # fmt: skip
+    untouched, _, trained = models
+    assert trained[1].weight.std().item() == pytest.approx(0.05, rel=0.03)
+    assert trained[1].bias.abs().max().item() < 1e-9
+    assert torch.allclose(trained[3].weight, untouched[3].weight, atol=1e-9)
+
+
+def test_a_run_that_meets_infinity_stops_and_is_marked() -> None:
+    comparison = problem.small(schemes=["he"], learning_rates=[0.1, 1e30], seeds=1)
+    broken = comparison.runs_of("he", 1e30)[0]
+    assert broken.diverged
+    assert not math.isfinite(broken.final_loss)
+    assert 1 <= broken.steps_done < 12
+    assert (comparison.loss("he", 1e30), comparison.diverged("he", 1e30)) == (math.inf, 1)
+    assert comparison.best == ("he", 0.1)
+
+
+def test_a_finite_loss_that_grows_is_a_divergence() -> None:
+    (run,) = problem.small(
+        build=lambda: nn.Linear(2, 1), loss=nn.MSELoss(), schemes=["default"], learning_rates=[1.0], seeds=1,
+        data=(torch.eye(2).repeat(20, 1) + 1, torch.ones(40, 1)),
+    ).runs  # fmt: skip
+    assert math.isfinite(run.final_loss)  # 2/‖H‖ is far below 1: each step multiplies the error
+    assert (run.diverged, run.steps_done) == (True, 12)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([2.0] * 5 + [2.2] * 15, True),  # without noise, 5 % are enough
+        ([2.0] * 5 + [2.09] * 15, False),
+        ([2.3] + [90.0, 110.0, 80.0, 120.0, 100.0] * 4, True),  # jumps at once, and stays there, noisily
+        ([2.3, 230.0] + [24.0, 22.0, 25.0] * 6, True),  # jumps, and comes back in part
+        ([2.3, 230.0] + [2.0, 1.9, 2.1] * 6, False),  # jumps, and recovers
+        ([1.5**step for step in range(12)], True),
+        ([-3.0] * 10 + [-2.0] * 10, True),
+        ([-3.0, -2.0, -4.0, -1.5, -3.5, -2.5] * 4, False),
+        ([1.0, math.inf], True),
+        ([math.nan], True),
+    ],
+)
+def test_divergence_is_told_from_chance(losses: list[float], expected: bool) -> None:
+    assert has_diverged(losses, 10) is expected
+
+
+def test_a_forward_that_refuses_nan_is_a_divergence_too() -> None:
+    def refuse(model: nn.Module, images: Tensor) -> Tensor:
+        output: Tensor = model(images)
+        if not output.isfinite().all():
+            raise ValueError("no such numbers here")
+        return output
+
+    (run,) = problem.small(forward=refuse, schemes=["default"], learning_rates=[1e38], seeds=1).runs
+    assert run.diverged
+    assert "no such numbers here" in run.note
+
+
+def test_a_scheme_that_fails_stops_nothing_and_says_why() -> None:
+    comparison = problem.small(schemes={"he": "he", "odd": problem.fail}, seeds=1)
+    assert comparison.loss("he", 0.1) < 3
+    assert not comparison.applies("odd")
+    for run in comparison.runs_of("odd", 0.1):
+        assert (run.steps_done, run.diverged, run.note) == (0, False, "this scheme refuses the model")
+    assert math.isnan(comparison.loss("odd", 0.1))
+
+
+def test_a_curvature_that_cannot_be_measured_is_a_note() -> None:
+    (run,) = problem.small(
+        loss=lambda output, _: output.abs().mean(), schemes=["default"], learning_rates=[0.1], seeds=1
+    ).runs
+    assert (run.norms, run.steps_done) == (None, 12)
+    assert run.note.startswith("The initial curvature was not measured: ")
+
+
+def test_a_scheme_of_ones_own_gets_the_rate_a_seed_and_a_copy_of_the_same_batch() -> None:
+    seen: list[tuple[float, int, float]] = []
+
+    def look(model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:
+        assert (batch[0].shape, batch[1].shape) == ((32, 1, 8, 8), (32,))
+        seen.append((lr, seed, float(batch[0].sum())))
+        batch[0].mul_(100.0)  # reaches neither the measurement nor another scheme
+
+    comparison = problem.small(schemes={"one": look, "other": look, "kept": problem.keep})
+    assert comparison.rate_dependent == ("one", "other", "kept")
+    assert all(run.norms is not None for run in comparison.runs)  # they may depend on the rate
+    assert comparison.norm("one") == comparison.norm("kept")
+    assert {rate for rate, _, _ in seen} == {0.1, 0.5}
+    assert len({(seed, total) for _, seed, total in seen}) == 2  # one batch and one number for each seed
+
+
+def test_a_function_whose_name_ends_in_warmup_has_one() -> None:
+    kept = {"mine+warmup": problem.keep, "mine": problem.keep}
+    schemes = {**kept, "named+warmup": "default", "word": "default+warmup"}
+    comparison = problem.small(schemes=schemes, warmup=12, seeds=1)
+    losses = {scheme: comparison.loss(scheme, 0.5) for scheme in schemes}
+    assert losses["mine+warmup"] == losses["named+warmup"] == losses["word"] != losses["mine"]
+    assert comparison.warmup == 12
+
+
+def test_hessinit_is_initialized_for_each_rate() -> None:
+    comparison = problem.small(schemes=["hessinit", "hessinit+warmup"], seeds=1)
+    assert comparison.rate_dependent == ("hessinit", "hessinit+warmup")
+    assert comparison.norm("hessinit", 0.1) > 1.5 * comparison.norm("hessinit", 0.5)
+
+
+def test_optimizers_by_name_and_by_function() -> None:
+    by_function = problem.small(
+        optimizer=lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9), seeds=1
+    )
+    assert _losses(problem.small(optimizer="momentum", seeds=1)) == _losses(by_function)
+    adam = problem.small(optimizer="adam", learning_rates=[0.01], seeds=1)
+    other = problem.small(optimizer=problem.adam_without_momentum, learning_rates=[0.01], seeds=1)
+    assert adam.runs[0].first_loss == other.runs[0].first_loss
+    assert adam.runs[0].final_loss != other.runs[0].final_loss
+    assert other.optimizer == "digit_problem.adam_without_momentum"
+
+
+def test_the_callers_generators_and_threads_stay_and_frozen_weights_too() -> None:
+    models: list[Any] = []
+
+    def build() -> nn.Module:
+        models.append(problem.build_partly_frozen())
+        return models[-1]  # type: ignore[no-any-return]
+
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)  # noqa: NPY002 - the global state is what this is about
+    before = torch.get_num_threads()
+    problem.small(schemes={"default": "default", "drawn": problem.draw}, build=build, learning_rates=[0.5])
+    assert torch.get_num_threads() == before
+    assert torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(1)))
+    assert random.random() == random.Random(1).random()
+    assert numpy.random.random_sample() == numpy.random.RandomState(1).random_sample()  # noqa: NPY002
+    first, _, trained, *_ = models
+    assert torch.equal(first[1].weight, trained[1].weight)
+    assert not torch.equal(first[3].weight, trained[3].weight)
+
+
+def test_every_epoch_holds_every_example_once_and_drops_the_remainder() -> None:
+    numbers = torch.arange(13)
+    batches = read_data((numbers, numbers * 10), batch_size=3, steps=10).minibatches(seed=0)
+    epochs = [list(itertools.islice(batches, 4)) for _ in range(2)]
+    orders = [torch.cat([batch.inputs for batch in epoch]).tolist() for epoch in epochs]
+    assert all(len(set(order)) == 12 for order in orders)
+    assert orders[0] != orders[1]
+    assert all(torch.equal(batch.targets, batch.inputs * 10) for epoch in epochs for batch in epoch)
+
+
+def test_ready_batches_are_cycled_in_an_order_of_the_seed() -> None:
+    ready = read_data([(torch.full((2,), index), torch.zeros(2)) for index in range(5)], 64, 10)
+    orders = [
+        [int(batch.inputs[0]) for batch in itertools.islice(ready.minibatches(seed), 10)]
+        for seed in (1, 1, 2)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0][:5]) == sorted(orders[0][5:]) == list(range(5))
+
+
+def test_a_list_a_loader_and_an_endless_generator_give_the_same_runs() -> None:
+    cut = problem.ready_batches(40)
+
+    def endless() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield from cut
+
+    loader: DataLoader[Any] = DataLoader(TensorDataset(*problem.data()), batch_size=40)
+    settings = {"schemes": ["default"], "steps": 10, "seeds": 1}
+    by_list, by_loader = problem.small(data=cut, **settings), problem.small(data=loader, **settings)
+    assert by_list == by_loader == problem.small(data=endless(), **settings)
+    assert (by_list.batch_size, by_list.examples) == (40, 400)
+    assert problem.small(data=problem.ready_batches(200), **settings).batch_size == 200  # two are no pair
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loader_that_shuffles_gives_the_same_runs_whatever_was_drawn_before(own: bool) -> None:
+    generator = torch.Generator().manual_seed(3) if own else None
+    loader: DataLoader[Any] = DataLoader(
+        TensorDataset(*problem.data()), batch_size=40, shuffle=True, generator=generator
+    )
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(problem.small(data=loader, schemes=["default"], seeds=1))
+        assert torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(seed)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_model_that_writes_into_its_inputs_changes_no_data(ready: bool) -> None:
+    data = problem.ready_batches(40) if ready else [tuple(part.clone() for part in problem.data())]
+    before = [images.clone() for images, _ in data]
+    settings: dict[str, Any] = {
+        "build": lambda: nn.Sequential(nn.Dropout(0.2, inplace=True), problem.build()),
+        "data": data if ready else data[0],
+        "seeds": 1,
+    }
+    first = problem.small(**settings)
+    assert all(map(torch.equal, before, [images for images, _ in data]))
+    assert all(run in first.runs for run in problem.small(**settings, schemes=("he", "default")).runs)
+
+
+def test_inputs_of_other_kinds_go_through_forward_and_losses_may_need_no_targets() -> None:
+    images, labels = problem.data()
+    halves = problem.small(
+        data=((images[..., :4], images[..., 4:]), labels),
+        forward=lambda model, pair: model(torch.cat(pair, dim=-1)),
+        seeds=1,
+    )
+    assert _losses(problem.small(seeds=1)) == _losses(halves)
+    without = problem.small(
+        build=lambda: nn.Linear(64, 64), data=(images.flatten(1), None), schemes=["default"], seeds=1,
+        loss=lambda output, _: output.square().mean(),
+    )  # fmt: skip
+    assert without.runs[0].final_loss < without.runs[0].first_loss
+
+
+@pytest.mark.parametrize(("terminal", "progress"), [(True, True), (True, False), (False, True)])
+def test_progress_is_shown_on_a_terminal_only(
+    terminal: bool, progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    problem.small(curvature_at_start=False, progress=progress)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("8/8" in err) if terminal and progress else err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"build": MODEL}, "build is a Sequential; it must be a function that makes a new model for every"),
+        ({"build": 3}, "build is a int; it must be a function"),
+        ({"build": lambda: MODEL}, r"build\(\) returned the same model twice.*copy.deepcopy\(model\)"),
+        ({"build": lambda: nn.Sequential(MODEL)}, "models that share their weights"),
+        ({"build": lambda: 3}, "model is a int; it must be a torch.nn.Module"),
+        ({"build": lambda: problem.build().to("meta")}, r"build\(\) puts its weights on the device 'meta'"),
+        ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss; pass an instance"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"the loss has shape \(32,\); it must be a single"),
+        ({"loss": lambda output, target: torch.ones(())}, "does not depend on any trainable parameter"),
+        ({"forward": 3}, "forward is a int; it must be callable"),
+        ({"schemes": []}, r"schemes=\[\] holds no scheme; name at least one"),
+        ({"schemes": ["he", "he"]}, "schemes holds 'he' twice"),
+        ({"schemes": ["orthogonl"]}, "schemes='orthogonl' is unknown.*Did you mean 'orthogonal'?"),
+        ({"schemes": ["kaiming"]}, "schemes='kaiming' is unknown.*Did you mean 'he'?"),
+        ({"schemes": ["he+warmpu"]}, r"schemes='he\+warmpu' is unknown.*Did you mean 'he\+warmup'?"),
+        ({"schemes": [problem.draw]}, "schemes holds a function without a name.*{'draw': draw}"),
+        ({"schemes": {"one": 3}}, "schemes holds 3, a int; a scheme is a name, such as 'he', or a function"),
+        ({"schemes": 5}, "schemes=5 must be a list of names"),
+        ({"learning_rates": []}, "learning_rates is empty; give at least one number"),
+        ({"learning_rates": 0.1}, r"learning_rates=0.1 must be a list of numbers, such as \[0.01, 0.1\]"),
+        ({"learning_rates": [0.1, 0]}, "0 in learning_rates must be a number above 0"),
+        ({"learning_rates": [float("inf")]}, "inf in learning_rates must be a number above 0"),
+        ({"learning_rates": ["0.1"]}, "'0.1' in learning_rates must be a number above 0"),
+        ({"learning_rates": [0.1, 0.1]}, "learning_rates holds 0.1 twice"),
+        ({"seeds": 0}, "seeds=0 must be a whole number, 1 or more"),
+        ({"seeds": []}, "seeds is empty; give at least one number, or pass how many"),
+        ({"seeds": [1, 1]}, "seeds holds 1 twice"),
+        ({"seeds": [-1]}, "a seed in seeds=-1 must be a whole number, 0 or more"),
+        ({"steps": 9}, "steps=9 must be a whole number, 10 or more"),
+        ({"steps": 12.5}, "steps=12.5 must be a whole number, 10 or more"),
+        ({"batch_size": 0}, "batch_size=0 must be a whole number, 1 or more"),
+        ({"batch_size": 401}, "data hold 400 examples, fewer than batch_size=401; pass batch_size=400 or"),
+        ({"warmup": 13}, "warmup=13 is longer than the run; it must be at most steps=12"),
+        ({"warmup": 3}, r"warmup=3 would change nothing, .*such as 'default\+warmup', or leave warmup out"),
+        ({"optimizer": "sgdd"}, "optimizer='sgdd' is unknown; choose from 'sgd', 'momentum', 'adam'"),
+        ({"optimizer": torch.optim.SGD(MODEL.parameters())}, "optimizer is a SGD of one model.*lambda"),
+        ({"optimizer": lambda parameters, lr: 3}, "optimizer returned a int; it must be called as"),
+        ({"workers": 0}, "workers=0 must be a whole number, 1 or more"),
+        ({"executor": 3, "workers": None}, "executor is a int; it must be a concurrent.futures.Executor"),
+        ({"executor": 3}, "workers=1 and executor= are both given"),
+        ({"device": "gpu7"}, "device='gpu7' cannot be used here.*Leave it out"),
+        ({"device": "meta"}, "device='meta' cannot be used here: it holds no numbers"),
+        ({"progress": 1}, "progress=1 must be True or False"),
+        ({"curvature_at_start": None}, "curvature_at_start=None must be True or False"),
+        ({"folder": __file__}, "folder='.*' is a file; pass the name of a folder"),
+        ({"folder": Path(__file__).parent}, "holds other things .*; pass a folder of its own"),
+        ({"folder": 3}, "folder=3 must be the path of a folder"),
+        ({"data": torch.ones(3, 2)}, r"data is a Tensor; it must be \(inputs, targets\) with all examples"),
+        ({"data": 7}, r"data is a int; it must be \(inputs, targets\)"),
+        ({"data": []}, "data is empty; it must hold at least one batch"),
+        ({"data": (torch.ones(1, 2), torch.ones(1))}, r"the data hold 1 example, .*; pass batch_size=1\.$"),
+        ({"data": (torch.ones(5, 2), torch.ones(4))}, "inputs have 5 examples .* and targets 4"),
+        ({"data": (torch.ones(3), torch.ones(3), torch.ones(3))}, "is a tuple of 3 tensors"),
+        (
+            {"data": [(torch.ones(3), torch.ones(3)), torch.ones(2)] * 2},
+            r"data\[1\] is a Tensor; every batch",
+        ),
+        ({"data": [(torch.ones(3), torch.ones(2))] * 3}, r"data\[0\]: inputs have 3 examples"),
+        (
+            {"data": (torch.ones(7, 50, 3), torch.ones(50))},
+            r"the inputs of data have shape \(7, 50, 3\), and",
+        ),
+    ],
+)
+def test_bad_arguments_of_compare_are_refused_before_any_run(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        problem.small(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"stds": []}, "stds is empty; give at least one number"),
+        ({"stds": [0.1, 0.0]}, "0.0 in stds must be a number above 0"),
+        ({"stds": 0.1}, r"stds=0.1 must be a list of numbers, such as \[0.5, 0.05\]"),
+        ({"learning_rate": 0}, "0 in learning_rate must be a number above 0"),
+        ({"layers": []}, r"layers=\[\] names no layer"),
+        ({"layers": [3]}, "holds a int; pass names or globs"),
+        ({"layers": ["fc9"]}, "layers='fc9' fits no parameter of the model; its layers are 1, 3"),
+        ({"layers": "*.bias"}, "names no weight of two or more dimensions"),
+        ({"warmup": 0}, "warmup=0 must be a whole number, 1 or more"),
+    ],
+)
+def test_bad_arguments_of_sweep_are_refused_before_any_run(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        sweep(problem.build, problem.LOSS, problem.data(), **{"steps": 12, "workers": 1, **arguments})

@@ -1,0 +1,330 @@
+"""Finished runs are kept and never made again, after any interruption; other settings are refused.
+
+Runs in this process, in worker processes and on executors give the same numbers.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import digit_problem as problem
+import pytest
+import torch
+from torch import nn
+
+from hessinit import Comparison
+from hessinit.errors import ProblemError
+from hessinit.results.result import write_text
+from hessinit.training.run_folder import create_text, file_name
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parents[1] / "src"
+
+
+def _stamps(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in sorted((folder / "runs").glob("*.json"))}
+
+
+def _path(folder: Path, scheme: str, rate: float, seed: int) -> Path:
+    return folder / "runs" / file_name(f"{scheme}, lr {rate!r}, seed {seed}")
+
+
+def test_more_schemes_rates_and_seeds_reuse_what_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    first = problem.small(folder=folder)
+    stamps = _stamps(folder)
+    assert len(stamps) == 8
+    assert problem.small(folder=folder) == first
+    assert _stamps(folder) == stamps
+    more = {"schemes": ("he", "glorot", "default"), "learning_rates": (0.5, 0.02, 0.1), "seeds": 3}
+    assert problem.small(folder=folder, **more) == problem.small(**more)
+    after = _stamps(folder)
+    assert len(after) == 27
+    assert {name: after[name] for name in stamps} == stamps
+    assert problem.small(folder=folder, learning_rates=[0.5]).norm("he") == first.norm("he")
+
+
+def test_ones_own_functions_and_runs_that_are_not_finite_come_back_too(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"schemes": {"drawn": problem.draw, "odd": problem.fail}}
+    settings |= {"optimizer": problem.adam_without_momentum, "learning_rates": [0.5, 1e30]}
+    problem.small(folder=tmp_path, **{**settings, "learning_rates": [1e30]}, seeds=[1])
+    whole = problem.small(folder=tmp_path, **settings)
+    assert whole == problem.small(**settings) == problem.small(folder=tmp_path, **settings)
+    assert Comparison.from_json(whole.to_json()) == whole
+
+
+def test_norms_that_an_interrupted_run_would_have_measured_are_measured_later(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"schemes": ["he"], "seeds": 1, "folder": tmp_path}
+    whole = problem.small(**settings)
+    _path(tmp_path, "he", 0.1, 0).unlink()  # the one that measured
+    narrow = problem.small(**settings, learning_rates=[0.5])
+    assert narrow.norm("he") == whole.norm("he")
+    assert narrow.runs[0].losses == whole.runs[1].losses
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("used")
+    problem.small(folder=folder, schemes=["default", "he", "he+warmup"], warmup=3, seeds=1)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 13}, "steps was 12 there and is 13 here"),
+        ({"batch_size": 16}, "batch_size was 32 there and is 16 here"),
+        ({"optimizer": "adam"}, "optimizer was 'sgd' there and is 'adam' here"),
+        ({"data": tuple(tensor.flip(0) for tensor in problem.data())}, "hash of the data was"),
+        ({"build": problem.build_with_dropout}, "model differs"),
+        ({"build": problem.build_partly_frozen}, "parameters differs"),
+        ({"build": problem.build_larger}, "loss of a new model was '2.3.*' there and is"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss of a new model was"),
+        ({"loss": nn.MultiMarginLoss()}, r"loss was 'CrossEntropyLoss\(\)' there and is 'MultiMarginLoss"),
+        ({"forward": lambda model, x: model(x)}, "forward was 'None' there and is '.*<lambda>' here"),
+        ({"curvature_at_start": False}, "curvature_at_start was True there and is False here"),
+        ({"schemes": {"he": "glorot"}}, "'he', which was he and is glorot here; give the new one another"),
+        ({"schemes": {"he": problem.draw}}, "'he', which was he and is digit_problem.draw here"),
+        ({"schemes": ["he+warmup"], "warmup": 4}, "was he with 3 steps of warmup and is he with 4 steps"),
+    ],
+)
+def test_other_settings_are_refused(used: Path, changes: dict[str, Any], message: str) -> None:
+    before = {path: path.read_bytes() for path in used.rglob("*.json")}
+    with pytest.raises(ProblemError, match=f"(?s)folder='.*' .*{message}.*another folder"):
+        problem.small(**{"folder": used, "seeds": 1, **changes})
+    assert {path: path.read_bytes() for path in used.rglob("*.json")} == before
+
+
+def test_files_that_were_edited_or_moved_are_named(tmp_path: Path, used: Path) -> None:
+    problem.small(folder=tmp_path, seeds=1, steps=13)
+    path = _path(tmp_path, "he", 0.1, 0)
+    whole = path.read_text()
+    data = json.loads(whole)
+    data["value"].pop("losses")
+    for text, message in [
+        (whole[:50], "cannot be read .*Delete it, and it is run again"),
+        (json.dumps(data), "is not a whole run: .*losses"),
+        (_path(used, "he", 0.1, 0).read_text(), "belongs to another experiment or run .*Delete it"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ProblemError, match=f"{path.name} {message}"):
+            problem.small(folder=tmp_path, seeds=1, steps=13)
+    (tmp_path / "experiment.json").unlink()
+    with pytest.raises(ProblemError, match=r"holds other things \(runs\) but no experiment.json"):
+        problem.small(folder=tmp_path, seeds=1, steps=13)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "file/inside"])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProblemError, match=r"(?s)folder='.*' cannot be used: .*Pass a folder"):
+        problem.small(folder=tmp_path / name)
+
+
+def test_of_two_experiments_that_begin_at_once_one_creates_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.json"
+    with ThreadPoolExecutor(8) as threads:
+        created = list(threads.map(lambda number: create_text(path, str(number)), range(64)))
+    assert sum(created) == 1
+    assert path.read_text() == str(created.index(True))
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = iter(range(100))
+
+    def full(path: Path, text: str) -> None:
+        if next(written) == 3:  # the record, and two runs
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_text(path, text)
+
+    monkeypatch.setattr("hessinit.training.run_folder.write_text", full)
+    with pytest.raises(ProblemError, match="No space left on device. 2 runs are kept there; .*continues"):
+        problem.small(folder=tmp_path)
+    monkeypatch.undo()
+    assert problem.small(folder=tmp_path) == problem.small()
+
+
+def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
+    calls = iter(range(100))
+
+    def interrupted(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        if next(calls) == 30:  # one forward to check, twelve steps for each run
+            raise KeyboardInterrupt
+        output: torch.Tensor = model(images)
+        return output
+
+    settings: dict[str, Any] = {"forward": interrupted, "curvature_at_start": False}
+    with pytest.raises(KeyboardInterrupt, match="2 of 8 runs are kept in .*The same call continues from"):
+        problem.small(folder=tmp_path, **settings)
+    calls = iter(range(100))
+    with pytest.raises(KeyboardInterrupt, match="stopped after 2 of 8 runs, and none is kept; pass folder="):
+        problem.small(**settings)
+    calls = iter(range(1000, 2000))
+    whole = problem.small(folder=tmp_path, **settings)
+    assert [run.losses for run in whole.runs] == [run.losses for run in problem.small().runs]
+
+
+SCRIPT = """
+import sys
+import digit_problem as problem
+
+if __name__ == "__main__":
+    problem.small(
+        folder=sys.argv[1], workers=int(sys.argv[2]), forward=problem.call_slowly,
+        learning_rates=(0.1, 0.2, 0.5),
+    )
+"""
+
+
+def _begin(folder: Path, workers: int) -> subprocess.Popen[str]:
+    """Start the script in a process group of its own, and wait until it has finished another run."""
+    script = folder.with_name("script.py")
+    script.write_text(SCRIPT)
+    known, deadline = len(_stamps(folder)), time.monotonic() + 300
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(folder), str(workers)],
+        env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    while len(_stamps(folder)) <= known and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert process.poll() is None, process.communicate()
+    return process
+
+
+def _children(pid: int) -> list[Path]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path(f"/proc/{child}/stat") for child in found]
+
+
+def _wait_for_end_of(processes: list[Path]) -> None:
+    deadline = time.monotonic() + 300
+    while any(stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z" for stat in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_killed_or_interrupted_it_ends_its_workers_continues_and_gives_the_same_table(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    process = _begin(folder, workers=2)
+    workers = _children(process.pid)
+    assert len(workers) >= 2
+    process.kill()
+    _wait_for_end_of(workers)
+    process.communicate()
+    killed = _stamps(folder)
+
+    process = _begin(folder, workers=2)
+    workers = _children(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    _, errors = process.communicate(timeout=300)
+    _wait_for_end_of(workers)
+    assert errors.count("Traceback") == 1, errors
+    assert f"of 12 runs are kept in {folder}. The same call continues from there." in errors
+
+    assert len(killed) < len(_stamps(folder)) < 12
+    settings: dict[str, Any] = {"learning_rates": (0.1, 0.2, 0.5)}
+    whole = problem.small(folder=folder, forward=problem.call_slowly, **settings)
+    assert whole.runs == problem.small(**settings).runs
+    after = _stamps(folder)
+    assert len(after) == 12
+    assert {name: after[name] for name in killed} == killed
+
+
+SETTINGS: dict[str, Any] = {
+    "build": problem.build_with_dropout,  # draws in every step
+    "schemes": {"default": "default", "lsuv": "lsuv", "drawn": problem.draw, "odd": problem.fail},
+    "optimizer": problem.adam_without_momentum,
+    "learning_rates": (0.01, 0.03),
+}
+
+
+def test_processes_threads_and_another_order_give_the_same_bits(capfd: pytest.CaptureFixture[str]) -> None:
+    alone = problem.small(**SETTINGS)
+    before = torch.random.get_rng_state()
+    assert problem.small(**SETTINGS, workers=2) == alone
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert capfd.readouterr() == ("", "")
+    with ThreadPoolExecutor(3) as executor:
+        assert problem.small(**SETTINGS, workers=None, executor=executor) == alone
+        assert executor.submit(int).result() == 0  # the executor stays open
+    schemes = dict(reversed(SETTINGS["schemes"].items()))
+    shuffled = problem.small(**{**SETTINGS, "schemes": schemes, "seeds": (1, 0)})
+    assert all(run in shuffled.runs for run in alone.runs)
+
+
+class StubbornError(Exception):
+    """Cannot be made anew from its arguments, so no process can send it to another."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def _refuse(model: Any, images: torch.Tensor) -> torch.Tensor:
+    if multiprocessing.parent_process() is not None:
+        raise StubbornError("this", "that")
+    output: torch.Tensor = model(images)
+    return output
+
+
+def test_processes_of_an_executor_get_the_callers_dtype_and_send_their_errors_back() -> None:
+    images, labels = problem.data()
+    settings = {"data": (images.double(), labels), "schemes": ["he"], "seeds": 1}
+    torch.set_default_dtype(torch.float64)
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+            elsewhere: dict[str, Any] = {**settings, "workers": None, "executor": executor}
+            assert problem.small(**elsewhere) == problem.small(**settings)
+            assert not labels.is_shared()
+            with pytest.raises(RuntimeError, match="^StubbornError: this and that$"):
+                problem.small(
+                    **{**elsewhere, "schemes": ["default"]}, forward=_refuse, curvature_at_start=False
+                )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    wrong = labels.clone()
+    wrong[300:] = 99  # not in every mini-batch: the check of the first model finds nothing
+    with ThreadPoolExecutor(1) as threads, pytest.raises(IndexError, match="Target 99 is out of bounds"):
+        problem.small(data=(images, wrong), batch_size=1, steps=60, workers=None, executor=threads)
+
+
+def test_what_cannot_be_sent_to_other_processes_is_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ProblemError, match="cannot be sent to other processes: .*lambda.*Pass workers=1"):
+        problem.small(build=lambda: problem.build(), workers=2)
+    script = tmp_path / "script.py"
+    script.write_text("import hessinit\n")
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    for file, message in [(str(script), "script.py would run as a whole.*__name__"), ("<stdin>", "from <st")]:
+        monkeypatch.setattr(main, "__file__", file, raising=False)
+        with pytest.raises(ProblemError, match=f"{message}.*Or pass workers=1"):
+            problem.small(workers=2)
+    monkeypatch.delattr(main, "__file__")
+    monkeypatch.setattr(main, "build_here", problem.build, raising=False)
+    monkeypatch.setattr(problem.build, "__module__", "__main__")
+    monkeypatch.setattr(problem.build, "__qualname__", "build_here")
+    with pytest.raises(ProblemError, match="interactive session.*into a file.*workers=1"):
+        problem.small(workers=2)
+
+
+def test_without_a_wish_for_workers_it_runs_here_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    comparison = problem.small(build=lambda: problem.build(), workers=None)
+    assert comparison.notes[0].startswith("All runs were made in one process, one after another: ")
+    assert comparison.runs == problem.small().runs

@@ -1,0 +1,456 @@
+"""The log of a tracker: JSON lines written as they come, resumed after a kill; TensorBoard and W&B."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_loops import LOSS, batches, tracked, train
+
+import tiny
+from hessinit import ProblemError, Tracker, Tracking, track
+from hessinit.results.initialization import Initialization
+
+TESTS = Path(__file__).parents[1]
+SEARCHED = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])}
+
+
+def start(path: Path | str, model: torch.nn.Module | None = None, **options: Any) -> Tracker:
+    settings: dict[str, Any] = {"every": 1, "max_overhead": 1.0, "log_to": None, "warn": False}
+    return track(model or tiny.network(), LOSS, tiny.batch(), path=path, **{**settings, **options})
+
+
+def run(path: Path, steps: int = 3, **options: Any) -> Tracking:
+    tracker = start(path, **options)
+    for loss in range(steps):
+        tracker.step(float(loss))
+    return tracker.close()
+
+
+def test_the_file_has_a_header_and_a_line_for_each_point_at_once(tmp_path: Path) -> None:
+    tracker = start(tmp_path / "run.jsonl", every=2, optimizer="sgd", lr=0.1, each_layer=True)
+    tracker.step(2.0)
+    tracker.step(torch.tensor(1.5))
+    header, *points = map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines())
+    assert (header["kind"], header["optimizer"]) == ("hessinit tracking", "SGD")
+    assert [point["step"] for point in points] == [0, 2]
+    assert points[1]["losses"] == [[1, 2.0], [2, 1.5]]
+    assert points[1]["layers"] == tracker.tracking.points[1].layers
+    tracker.step(1.0)
+    tracking = tracker.close()
+    assert Tracking.from_json((tmp_path / "run.jsonl").read_text()) == tracking
+    assert Tracking.load(tmp_path / "run.jsonl") == tracking
+    assert tracking.losses == ((1, 2.0), (2, 1.5), (3, 1.0))
+
+
+def test_an_earlier_trackers_file_is_kept_as_a_backup_and_any_other_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "curvature.jsonl"
+    run(path)
+    before = path.read_bytes()
+    assert len(run(path, steps=1).points) == 2
+    assert (tmp_path / "curvature.jsonl.bak").read_bytes() == before
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(
+        ProblemError, match=r"mine.txt' exists and is not a tracker's file, so it is not over"
+    ):
+        start(tmp_path / "mine.txt")
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_the_default_file_is_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with track(tiny.network(), LOSS, tiny.batch()) as tracker:
+        pass
+    assert os.listdir(tmp_path) == ["curvature.jsonl"]
+    assert tracker.path == Path("curvature.jsonl")
+
+
+def test_every_beginning_of_a_file_is_readable(tmp_path: Path) -> None:
+    """Wherever a kill cuts it: all whole lines count, and only half a header is no tracking."""
+    tracker = start(tmp_path / "run.jsonl", every=2, optimizer="sgd", lr=0.1)
+    model = tiny.network()
+    train(model, batches(5), torch.optim.SGD(model.parameters(), lr=0.1), tracker)
+    tracker.close()
+    content = (tmp_path / "run.jsonl").read_bytes()
+    header = content.index(b"\n")
+    ends = [place for place, byte in enumerate(content) if byte == ord("\n")][1:4]
+    for length in range(header + 1, len(content), 7):
+        found = Tracking.from_json(content[:length])
+        assert len(found.points) == sum(end <= length for end in ends), length
+    with pytest.raises(ValueError, match="is not JSON"):
+        Tracking.from_json(content[: header - 5])
+
+
+def test_a_killed_training_leaves_its_points(tmp_path: Path) -> None:
+    script = (
+        "import torch, tiny, time\n"
+        "from hessinit import track\n"
+        "tracker = track(tiny.network(), tiny.LOSS, tiny.batch(), every=1, max_overhead=1.0, path='run.jsonl')\n"
+        "while True:\n"
+        "    tracker.step(1.0)\n"
+    )
+    path = tmp_path / "run.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, env=SEARCHED)
+    try:
+        patience = time.monotonic() + 300
+        while time.monotonic() < patience and not (path.exists() and path.read_bytes().count(b"\n") > 4):
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    killed = Tracking.load(path)
+    assert len(killed.points) >= 3
+    assert [point.step for point in killed.points] == list(range(len(killed.points)))
+    tracker = start(path, resume=True)
+    assert tracker.path == path
+    assert tracker.steps == killed.points[-1].step
+    tracker.step(0.5)
+    assert [point.step for point in tracker.close().points] == list(range(len(killed.points) + 1))
+    assert Tracking.load(path) == tracker.tracking
+
+
+def test_resuming_goes_on_in_the_file_with_its_steps_its_time_and_half_a_line_cut(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    first = start(path, every=2, optimizer="sgd", lr=0.1)
+    for loss in (3.0, 2.5, 2.0):
+        first.step(loss)
+    done = first.close()
+    with path.open("a") as file:
+        file.write('{"step": 99, "sec')
+    second = start(path, every=2, resume=True, optimizer="sgd", lr=0.1)
+    assert second.steps == 3
+    assert second.tracking.seconds >= done.seconds
+    second.step(1.5)
+    tracking = second.close()
+    assert [point.step for point in tracking.points] == [0, 2, 4]
+    assert tracking.losses == ((1, 3.0), (2, 2.5), (3, 2.0), (4, 1.5))
+    assert Tracking.load(path) == tracking
+    assert '"step": 99' not in path.read_text()
+
+
+def test_going_back_takes_out_what_came_after_also_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    tracker = start(path, every=10)
+    for step in range(1, 51):
+        tracker.step(float(step))
+    tracker.steps = 12
+    assert [point.step for point in tracker.tracking.points] == [0, 10]
+    assert tracker.tracking.losses[-1] == (12, 12.0)
+    assert Tracking.load(path).points == tracker.tracking.points  # were it killed here
+    assert Tracking.load(path).losses == tracker.tracking.losses
+    assert tracker.measure().training_loss is None  # that of step 50 is another training's
+    for _ in range(5):
+        tracker.step(0.5)
+    tracking = tracker.close()
+    assert [point.step for point in tracking.points] == [0, 10, 12]
+    assert [step for step, _ in tracking.losses] == list(range(1, 18))
+    assert tracking.losses[12:] == tuple((step, 0.5) for step in range(13, 18))
+    assert Tracking.load(path) == tracking
+
+
+def test_setting_the_step_that_it_is_at_writes_nothing(tmp_path: Path) -> None:
+    tracker = start(tmp_path / "run.jsonl")
+    tracker.step(1.0)
+    before = (tmp_path / "run.jsonl").read_text()
+    for step in (1, 5, 5):
+        tracker.steps = step
+    assert (tmp_path / "run.jsonl").read_text() == before
+
+
+def test_resuming_where_there_is_no_file_begins_one(tmp_path: Path) -> None:
+    assert [point.step for point in run(tmp_path / "run.jsonl", steps=1, resume=True).points] == [0, 1]
+
+
+def test_failures_are_told_once_also_after_resuming(tmp_path: Path) -> None:
+    model, path = tiny.network(), tmp_path / "run.jsonl"
+    tracker = start(path, model)
+    with torch.no_grad():
+        model[0].weight.fill_(math.nan)
+    tracker.step()
+    tracker.close()
+    good = tiny.network()
+    again = start(path, good, resume=True)
+    with torch.no_grad():
+        good[0].weight.fill_(math.nan)
+    again.step()
+    tracking = again.close()
+    (note,) = tracking.notes
+    assert note.startswith("Steps 1 to 2 (2 measurements): 0.weight holds NaN")
+    assert Tracking.load(path) == tracking
+
+
+def test_another_curvature_is_not_put_into_the_same_record(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    run(path)
+    before = path.read_bytes()
+    with pytest.raises(ProblemError, match="tracks curvature='gauss-newton', not 'hessian'"):
+        start(path, resume=True, curvature="hessian")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_other_settings_are_those_of_the_file_from_then_on(tmp_path: Path, ends: bool) -> None:
+    path = tmp_path / "run.jsonl"
+    run(path)
+    tracker = start(path, resume=True, every=2, max_overhead=0.9, optimizer="adam", lr=0.1)
+    tracker.step()
+    tracking = tracker.close() if ends else tracker.tracking
+    read = Tracking.load(path)
+    assert (read.every, read.max_overhead) == (tracking.every, tracking.max_overhead) == (2, 0.9)
+    assert read.notes == tracking.notes
+    assert "optimizer was '' and is 'Adam" in read.notes[-1]
+    assert read.seconds == pytest.approx(tracking.seconds, abs=0.5)
+    assert read.seconds >= read.points[-1].seconds
+    if ends:
+        assert read == tracking
+
+
+@pytest.mark.parametrize("content", ["", "a,b", '{"kind": "other"}', '{"a": 1}\n'])
+def test_a_file_of_something_else_is_not_resumed(tmp_path: Path, content: str) -> None:
+    (tmp_path / "data.jsonl").write_text(content)
+    with pytest.raises(ProblemError, match=r"cannot resume: .*data.jsonl (is not|holds) "):
+        start(tmp_path / "data.jsonl", resume=True)
+    assert (tmp_path / "data.jsonl").read_text() == content
+
+
+def test_a_line_in_the_middle_that_was_edited_is_named(tmp_path: Path) -> None:
+    tracker = start(tmp_path / "run.jsonl")
+    tracker.step()
+    tracker.close()
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    lines[1] = lines[1][:-5]
+    with pytest.raises(ValueError, match="line 2 of the text is not a tracked point"):
+        Tracking.from_json("\n".join(lines) + "\n")
+
+
+def test_an_exception_in_a_with_closes_the_file_and_passes(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="mine"), start(tmp_path / "run.jsonl"):
+        raise KeyError("mine")
+    assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])["line"] == "end"
+
+
+def test_a_long_training_keeps_a_thousand_losses_evenly(tmp_path: Path) -> None:
+    tracker = start(tmp_path / "run.jsonl", every=1700, each_layer=False)
+    for step in range(1, 5001):
+        tracker.step(float(step))
+    tracking = tracker.close()
+    steps = [step for step, _ in tracking.losses]
+    assert 500 <= len(steps) <= 1000
+    assert {after - before for before, after in zip(steps, steps[1:], strict=False)} == {8}
+    assert all(step == loss for step, loss in tracking.losses)
+    read = Tracking.load(tmp_path / "run.jsonl")
+    assert read == tracking
+    again = start(tmp_path / "run.jsonl", every=1700, resume=True)
+    for step in range(5001, 6001):
+        again.step(float(step))
+    assert again.close().losses == tuple((step, float(step)) for step in range(8, 6001, 8))
+
+
+def test_a_file_that_cannot_be_written_does_not_end_a_training(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    tracker = start(tmp_path / "folder" / "run.jsonl")
+    shutil.rmtree(tmp_path / "folder")
+    tracker.step(1.0)
+    tracking = tracker.close()
+    assert [point.step for point in tracking.points] == [0, 1]
+    assert "run.jsonl could not be written at step 1: " in tracking.notes[-1]
+
+
+def test_what_a_full_disk_did_not_take_follows_when_there_is_room_again(tmp_path: Path) -> None:
+    tracker = start(tmp_path / "run.jsonl")
+    tracker.step(1.0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, ((tmp_path / "run.jsonl").stat().st_size + 100, limits[1])
+    )  # half a line fits
+    try:
+        tracker.step(2.0)
+        tracker.step(3.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [point.step for point in Tracking.load(tmp_path / "run.jsonl").points] == [0, 1]
+    tracker.step(4.0)
+    assert [point.step for point in Tracking.load(tmp_path / "run.jsonl").points] == [0, 1, 2, 3, 4]
+    tracking = tracker.close()
+    assert Tracking.load(tmp_path / "run.jsonl") == tracking
+    told = [note for note in tracking.notes if " could not be written at step " in note]
+    assert len(told) == 1
+    assert "run.jsonl could not be written at step 2: " in told[0]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_file_that_was_taken_away_is_begun_anew_with_what_follows(tmp_path: Path, resumed: bool) -> None:
+    tracker = start(tmp_path / "run.jsonl")
+    if resumed:
+        tracker.close()
+        tracker = start(tmp_path / "run.jsonl", resume=True)
+    (tmp_path / "run.jsonl").rename(tmp_path / "moved.jsonl")
+    tracker.step(1.0)
+    assert Tracking.load(tmp_path / "run.jsonl").points == tracker.close().points[1:]
+    assert [point.step for point in Tracking.load(tmp_path / "moved.jsonl").points] == [0]
+
+
+def test_a_training_that_changes_its_folder_writes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tracker = start("run.jsonl")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    tracker.step()
+    assert Tracking.load(tmp_path / "run.jsonl").points == tracker.close().points
+    assert os.listdir(tmp_path / "other") == []
+
+
+def test_an_initialization_and_a_name_travel(tmp_path: Path) -> None:
+    tracker = start(tmp_path / "run.jsonl")
+    tracker.name = "mine"
+    tracker.initialization = Initialization(
+        before=None,
+        after=None,
+        scales={},
+        target=1.0,
+        rule="network",
+        scheme="keep",
+        converged=True,
+        reason="x",
+    )
+    tracking = tracker.close()
+    read = Tracking.load(tmp_path / "run.jsonl")
+    assert read == tracking
+    assert (read.name, read.initialization) == ("mine", tracker.initialization)
+
+
+def test_a_function_gets_every_scalar_by_name() -> None:
+    seen: list[tuple[dict[str, float], int]] = []
+    tracker = tracked(
+        tiny.network(), tiny.batch(), "sgd", lr=0.1, each_layer=True, log_to=lambda *call: seen.append(call)
+    )
+    tracker.step()
+    points = tracker.close().points
+    assert [step for _, step in seen] == [0, 1]
+    assert seen[1][0] == {
+        "hessinit/norm": points[1].norm,
+        "hessinit/lr_times_norm": 0.1 * points[1].norm,
+        "hessinit/lr_over_limit": points[1].lr_over_limit,
+        "hessinit/loss": points[1].loss,
+        "hessinit/layers/0": points[1].layers["0"],
+        "hessinit/layers/2": points[1].layers["2"],
+    }
+
+
+def test_what_is_not_known_is_not_logged() -> None:
+    seen: list[dict[str, float]] = []
+    tracked(tiny.network(), tiny.batch(), log_to=[lambda values, step: seen.append(values)])
+    assert set(seen[0]) == {"hessinit/norm", "hessinit/loss"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tensorboard's own dependencies
+def test_tensorboard_reads_back_what_was_tracked(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        tracker = tracked(tiny.network(), tiny.batch(), "sgd", lr=0.1, log_to=writer)
+        tracker.step()
+        tracker.step()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    points = tracker.close().points
+    for name in ("norm", "lr_over_limit", "lr_times_norm"):
+        read = events.Scalars(f"hessinit/{name}")
+        assert [event.step for event in read] == [0, 1, 2]
+        assert [event.value for event in read] == pytest.approx(
+            [getattr(point, name) for point in points], rel=1e-6
+        )
+
+
+WANDB = """
+import glob, json, struct, wandb, tiny
+from wandb.proto.wandb_internal_pb2 import Record
+from hessinit import track
+
+def records(data, place=7, text=b""):  # LevelDB's log: blocks of 32 KiB, pieces with a head of 7 bytes
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        text += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield Record.FromString(text)
+            text = b""
+
+def read(items):
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+run = wandb.init(project="hessinit-test", mode="offline", dir=".")
+options = {"optimizer": "sgd", "lr": 0.1, "every": 2, "max_overhead": 1.0, "path": None}
+tracker = track(tiny.network(), tiny.LOSS, tiny.batch(), **options)
+for step in range(5):
+    run.log({"train/loss": 1.0 - 0.1 * step}, step=10 * step)  # a step count of its own
+    tracker.step()
+    run.log({"train/late": step}, step=10 * step)
+tracker.step()
+tracker.step()  # two points without a row of the user's in between
+tracker.step()
+tracking = tracker.close()
+run.finish()
+wandb.teardown()  # the process that writes has ended: finish() does not wait for the file
+with open(glob.glob("wandb/offline-run-*/*.wandb")[0], "rb") as file:
+    rows = [read(one.history.item) for one in records(file.read()) if one.HasField("history")]
+points = [[point.step, point.norm] for point in tracking.points]
+print(json.dumps({"rows": rows, "points": points, "notes": tracking.notes}))
+"""
+
+
+@pytest.mark.sweep
+def test_an_active_run_of_wandb_is_found_and_has_an_axis_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    known = {name: value for name, value in SEARCHED.items() if not name.startswith("WANDB_")}
+    environment = {
+        **known, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path),
+    }  # fmt: skip
+    command = [sys.executable, "-c", WANDB]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "ignored" not in done.stderr  # W&B's word for what it drops
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+
+    def values(name: str) -> list[Any]:
+        return [row[name] for row in found["rows"] if name in row]
+
+    ours = [[step, norm] for step, norm in zip(values("hessinit/step"), values("hessinit/norm"), strict=True)]
+    assert ours == found["points"]
+    assert values("hessinit/step") == [0, 2, 4, 6, 8]
+    assert values("train/loss") == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6])
+    assert values("train/late") == [0, 1, 2, 3, 4]
+    assert not any("Logging" in note for note in found["notes"])
+
+
+def test_a_sink_that_fails_is_left_alone_and_training_goes_on() -> None:
+    calls = []
+
+    def full(values: dict[str, float], step: int) -> None:
+        calls.append(step)
+        if step:
+            raise OSError("no space left on device")
+
+    tracker = tracked(tiny.network(), tiny.batch(), log_to=full)
+    for _ in range(3):
+        tracker.step()
+    tracking = tracker.close()
+    assert calls == [0, 1]
+    assert len(tracking.points) == 4
+    assert tracking.notes == ("Logging stopped at step 1: OSError: no space left on device",)
