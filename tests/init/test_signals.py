@@ -14,7 +14,7 @@ from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.gain import gain
 from hessinit.init.initialize import initialize_
 from hessinit.init.mean_field import MAX_GROWTH, capped_stds
-from hessinit.init.weight_uses import find_weight_uses
+from hessinit.init.weights import find_weight_uses
 
 SAMPLES = 4096
 DENSE = [(64, 16), (16, 64), (64, 64)]

@@ -23,9 +23,8 @@ from hessinit.init.defaults import NOT_SCALED, Config, Goal, NetworkTraits, read
 from hessinit.init.mean_field import capped_stds
 from hessinit.init.scales import ScaledModel, Setting, allows_small_output, read_once, scaling_path
 from hessinit.init.search import LayersRule, NetworkRule, Outcome
-from hessinit.init.targets import Target, find_targets, snapshot
 from hessinit.init.trace import WeightUse
-from hessinit.init.weight_uses import find_weight_uses
+from hessinit.init.weights import Target, find_targets, find_weight_uses, snapshot
 from hessinit.measurement.measure import note_unchecked
 from hessinit.problem.batches import read_batches
 from hessinit.problem.layers import check_present

@@ -25,8 +25,8 @@ from hessinit.curvature.engines import (
 )
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.init import defaults
-from hessinit.init.targets import Target
 from hessinit.init.trace import WeightUse, parametrized_name
+from hessinit.init.weights import Target
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.layers import all_finite, layer_name

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 from hessinit.errors import ProblemError
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.trace import BY_SHAPE, Context, WeightUse
-from hessinit.init.weight_uses import TracedWeights, block_views, fans_of, find_weight_uses
+from hessinit.init.weights import TracedWeights, block_views, fans_of, find_weight_uses
 from zoo import PROBLEMS
 from zoo.problem import Problem
 from zoo.snapshot import differences, snapshot
