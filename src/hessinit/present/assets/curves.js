@@ -128,7 +128,7 @@ function drawSeries(chart, curve, radius) {
   }
   if (chart.depth || !isLine || points.length < 12) {
     const cross = curve.symbol === "cross", hollow = curve.hollow || cross;
-    const dots = (stroke, strokeWidth) => Plot.dot(points.filter((point) => point.held), {
+    const dots = (stroke, strokeWidth) => Plot.dot(points.filter((point) => cross || point.held), {
       x: "x", y: "y", r: hollow ? radius + 1.4 : radius, symbol: SYMBOLS[curve.symbol] ?? "circle",
       fill: hollow ? "none" : curve.color, stroke, strokeWidth,
     });
@@ -140,7 +140,7 @@ function drawSeries(chart, curve, radius) {
 
 // What the axis cannot hold stands at its edge, with its name where there is room for one.
 function drawEdges(curves, y, scaleX) {
-  const beyond = curves.flatMap((curve) => curve.points.filter((point) => !point.held));
+  const beyond = curves.flatMap((curve) => curve.points.filter((point) => curve.symbol !== "cross" && !point.held));
   const marks = [];
   for (const edge of ["low", "high"]) {
     const low = edge === "low";
