@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hessinit.demo import problem, trying
 from typer.testing import CliRunner
 
 from hessinit import CurvatureReport, Initialization, Tracking, measure
 from hessinit.cli import app
-from hessinit.demo import problem, trying
 
 # Numbers differ between machines, and what training makes of them by more than the last digit; with them go
 # the table's spaces, the bars and the wrapping.

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import resource
 from collections.abc import Callable
 
 import pytest
@@ -82,7 +80,6 @@ HEAVY = {
     "matplotlib",
     "jinja2",
     "hessinit.measurement.measure",
-    "hessinit.training",
     "hessinit.training",
 }
 

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hessinit.demo import problem
 
 from hessinit import CurvatureReport, load, measure
-from hessinit.demo import problem
 
 from .conftest import read_to_the_end
 

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 
 import pytest
 import safetensors.torch
-import torch
 
 from hessinit import initialize_, measure
-from hessinit.init.defaults import ADAPTIVE, SCALINGS
 from hessinit.results.initialization import Initialization
 
 from .exact_problems import EXACT

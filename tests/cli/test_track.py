@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -10,11 +9,10 @@ import time
 
 import pytest
 
-from hessinit.cli.tailing import Lines
 from hessinit.results.track_record import Tracking
 from hessinit.training.train_and_track import train_and_track
 
-from .conftest import SOURCE, on_a_terminal
+from .conftest import SOURCE
 from .exact_problems import EXACT
 
 SMALL = ("--steps", "20", "--batch-size", "4", "--every", "5", "--share", "1")

@@ -245,7 +245,7 @@ def test_each_scheme_is_shown_at_its_own_best_rate_and_all_at_each_rate():
     losses = {("he", 0.1): (1.0,), ("he", 1.0): (1.5,), ("lsuv", 0.1): (1.4,), ("lsuv", 1.0): (0.5,)}
     document = describe(make_comparison({**losses, ("bad", 0.1): (9.0,), ("bad", 1.0): (9.0,)}))
     assert [series.name for series in chart(document, "losses").series] == ["lsuv, lr 1", "he, lr 0.1"]
-    assert chart(document, "losses").description.endswith("Final losses: lsuv, lr 1 0.5, he, lr 0.1 1.")
+    assert chart(document, "losses").description.endswith("Final losses: lsuv 0.5, he 1.")
     assert [series.name for series in chart(document, "lr 1").series[:2]] == ["lsuv", "he"]
     with pytest.raises(ValueError, match="there is no chart 'lr 9' here; there are 'heat map', 'losses'"):
         document.chart("lr 9")
@@ -264,11 +264,10 @@ def test_the_curvature_stands_beside_the_stability_limit_of_sgd():
     assert [series.name for series in chart(warm, "layers").series] == ["he"]
 
 
-def test_a_sweep_shows_curvature_over_std_and_losses_with_errors_over_curvature():
+def test_a_sweep_shows_losses_with_errors_over_the_curvature_and_every_layer():
     document = describe(make_sweep({1.0: (math.inf, 0.5), 0.1: (1.0, 1.2)}, {1.0: 80.0, 0.1: 8.0}))
-    norms = chart(document, "norms")
-    assert (line(norms, "network").x, line(norms, "network").y) == ([0.1, 1.0], [8.0, 80.0])
-    assert (line(norms, "fc1").y, norms.rules[0].value) == ([4.0, 40.0], 20.0)
+    layers = chart(document, "layers")
+    assert (layers.layers, [list(series.y) for series in layers.series]) == (("fc1",), [[40.0], [4.0]])
     found = chart(document, "final losses")
     trained = line(found, "std 0.1")
     assert (*trained.x, *trained.y, *trained.low, *trained.high) == pytest.approx((0.8, 1.1, 1.0, 1.2))

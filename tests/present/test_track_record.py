@@ -10,7 +10,7 @@ import pytest
 
 from hessinit.present import describe, draw, to_text
 from hessinit.present.document import HeatMap, LineChart, Table
-from hessinit.present.track_record import conclude_tracking, find_divergence, tracking_sections
+from hessinit.present.track_record import conclude_tracking, find_divergence, step_charts
 from hessinit.results.track_record import Tracking
 from result_examples import example_tracking, make_point
 
@@ -171,14 +171,9 @@ def test_a_limit_that_moves_is_a_curve():
 
 
 def test_two_runs_are_drawn_together():
-    sections = tracking_sections([("default", example_tracking(speed=0.2)), ("hessinit", example_tracking())])
-    found = [block for section in sections for block in section.blocks if isinstance(block, LineChart)]
-    assert [series.name for series in found[0].series] == ["default", "hessinit"]
+    found = step_charts([("default", example_tracking(speed=0.2)), ("hessinit", example_tracking())])
+    assert [[series.name for series in chart.series] for chart in found] == [["default", "hessinit"]] * 3
     assert len({series.color for series in found[0].series}) == 2
-    assert [chart.caption for chart in found[3:]] == [
-        "‖H‖ of each layer: default",
-        "‖H‖ of each layer: hessinit",
-    ]
 
 
 def test_many_layers_are_a_heat_map():

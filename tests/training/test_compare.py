@@ -377,7 +377,7 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"learning_rates": ["0.1"]}, "'0.1' in learning_rates must be a number above 0"),
         ({"learning_rates": [0.1, 0.1]}, "learning_rates holds 0.1 twice"),
         ({"seeds": 0}, "seeds=0 must be a whole number, 1 or more"),
-        ({"seeds": []}, "seeds is empty; give at least one number, or pass how many"),
+        ({"seeds": []}, "seeds is empty; give at least one number, such as .*, or how many"),
         ({"seeds": [1, 1]}, "seeds holds 1 twice"),
         ({"seeds": [-1]}, "a seed in seeds=-1 must be a whole number, 0 or more"),
         ({"steps": 9}, "steps=9 must be a whole number, 10 or more"),

@@ -509,6 +509,7 @@ class LayersRule:
         flat = [name for name in self.names if not self._first.get(name, 0.0) > 0]
         self.names = [name for name, keep in zip(self.names, start, strict=True) if name not in flat]
         if not self.names:
+            self.model.scale_({})
             return Outcome((), "no layer has curvature (‖H‖ = 0), so no scale gives it any", tuple(flat))
         at = np.full(len(self.names), start[0])
         self._outputs.clear()  # of vectors that had other names

@@ -28,7 +28,6 @@ from hessinit.present.words import (
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, window
 
 MOST_NOTES = 6
-MOST_LINES = 6  # layers that have lines of their own over the std
 RATES_WITH_ERRORS = 3  # a terminal has room for standard errors beside so many losses
 WARMUP = "+warmup"
 SGD_LIMIT = 2.0  # lr·‖H‖ above which gradient descent diverges on a quadratic; other optimizers differ
@@ -71,7 +70,7 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
         verdict=conclude_comparison(comparison),
         numbers=_key_numbers(comparison),
         sections=[
-            *(_sweep_sections(comparison) if is_sweep else _compare_sections(comparison)),
+            *_sections(comparison),
             doc.Section("All results", [*_table_blocks(comparison), *facts]),
         ],
         footer=write_versions(f"Seeds {', '.join(map(str, comparison.seeds))}", comparison.versions),
@@ -410,22 +409,22 @@ def _range(numbers: Sequence[float], to: str = " to ") -> str:
     return to.join(dict.fromkeys(ends))
 
 
-def _compare_sections(comparison: Comparison) -> list[doc.Section]:
-    best: list[doc.Block] = [*_best_rates_chart(comparison)]
-    if len(comparison.learning_rates) > 1:  # a heading, or the first chart would be as small as the others
-        best.append(doc.Text("All schemes at each learning rate", "heading", page_only=True))
-        best += _rate_charts(comparison)
-    return [
-        doc.Section("Scheme and learning rate", [_heat_map(comparison)]),
-        *_section("Loss curves", best, _explain_curves(comparison)),
-        *_section("Curvature at initialization", _norm_charts(comparison)),
-    ]
-
-
-def _section(heading: str, blocks: Sequence[doc.Block], words: str = "") -> list[doc.Section]:
-    """Return a section, or none without blocks."""
-    text = [doc.Text(words, page_only=True)] if words else []
-    return [doc.Section(heading, [*text, *blocks])] if blocks else []
+def _sections(comparison: Comparison) -> list[doc.Section]:
+    norms = _norm_charts(comparison)
+    if comparison.kind == "sweep":
+        sections = [doc.Section("Curvature and loss", [_final_losses(comparison), *norms])]
+    else:
+        sections = [doc.Section("Scheme and learning rate", [_heat_map(comparison)])]
+    curves: list[doc.Block] = [*_best_rates_chart(comparison)]
+    by_rate = _rate_charts(comparison)
+    if by_rate:  # a heading, or the first chart would be as small as the others
+        curves += [doc.Text("All schemes at each learning rate", "heading", page_only=True), *by_rate]
+    if curves:
+        legend = "Lines are medians over seeds, bands their ranges; crosses mark divergence."
+        sections.append(doc.Section("Loss curves", [doc.Text(legend, page_only=True), *curves]))
+    if norms and comparison.kind == "compare":
+        sections.append(doc.Section("Curvature at initialization", norms))
+    return sections
 
 
 def _heat_map(comparison: Comparison) -> doc.HeatMap:
@@ -435,13 +434,14 @@ def _heat_map(comparison: Comparison) -> doc.HeatMap:
     shown = [loss for row in losses for loss in row if not math.isnan(loss)]
     lowest = [f"lr {format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()]
     crossed = "; ✗: diverged" if any(run.diverged for run in comparison.runs) else ""
+    told = f"Final loss for each scheme and learning rate. Lowest at {'; '.join(lowest)}."
     return doc.HeatMap(
-        name="heat map",
-        caption=f"Final loss; framed: lowest at that rate{crossed}",
-        description=f"Final loss for each scheme and learning rate. Lowest at {'; '.join(lowest)}.",
-        rows=schemes,
-        columns=[format_number(rate) for rate in rates],
-        values=losses,
+        "heat map",
+        f"Final loss; framed: lowest at that rate{crossed}",
+        told,
+        schemes,
+        [format_number(rate) for rate in rates],
+        losses,
         texts=[[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
         x_label="learning rate",
         y_label="scheme",
@@ -468,10 +468,10 @@ def _describe_cell(comparison: Comparison, scheme: str, rate: float) -> str:
 
 def _norm_charts(comparison: Comparison) -> list[doc.Block]:
     """Return ‖H‖ at initialization over the learning rate, with the stability limit, and over the layers."""
-    rates, look = comparison.learning_rates, looks(comparison.schemes)
+    rates, look = comparison.learning_rates, _looks(comparison)
     measured = [
         scheme
-        for scheme in rank_schemes(comparison)
+        for scheme in _order(comparison)
         if not math.isnan(comparison.norm(scheme))
         # Warmup changes no weights: the same scheme without it is enough.
         and not (scheme.endswith(WARMUP) and scheme.removesuffix(WARMUP) in comparison.schemes)
@@ -481,39 +481,24 @@ def _norm_charts(comparison: Comparison) -> list[doc.Block]:
         norms = {scheme: [comparison.norm(scheme, rate) for rate in rates] for scheme in measured}
         series = []
         for scheme, values in norms.items():
-            products = [format_number(rate * norm) for rate, norm in zip(rates, values, strict=True)]
-            details = [f"lr·‖H‖ = {product}" for product in products]
-            series.append(doc.Series(name=scheme, x=rates, y=_known(values), details=details, **look[scheme]))
+            products = [rate * norm for rate, norm in zip(rates, values, strict=True)]
+            details = [f"lr·‖H‖ = {format_number(product)}" for product in products]
+            known = [None if math.isnan(norm) else norm for norm in values]
+            series.append(doc.Series(scheme, known, rates, details=details, **look[scheme]))
         if comparison.optimizer == "sgd":
             limits = [SGD_LIMIT / rate for rate in rates]
-            series.append(
-                doc.Series(name="stability limit 2/lr", x=rates, y=limits, color="grey", dashed=True)
-            )
-        charts.append(
-            doc.LineChart(
-                name="norms",
-                caption="‖H‖ of the network at initialization, over the learning rate",
-                description=f"‖H‖ at initialization: {_write_ranges(norms)}.",
-                series=series,
-                x_label="learning rate",
-                y_label="‖H‖ of the network",
-                log_x=True,
-                log_y=True,
-            )
-        )
+            series.append(doc.Series("stability limit 2/lr", limits, rates, "grey", dashed=True))
+        caption = "‖H‖ of the network at initialization, over the learning rate"
+        told = f"‖H‖ at initialization: {_write_ranges(norms)}."
+        labels = ("‖H‖ of the network", "learning rate")
+        charts.append(doc.LineChart("norms", caption, told, series, *labels, log_x=True, log_y=True))
     if measured and comparison.layers:
         norms = {s: [comparison.norm(s, layer=layer) for layer in comparison.layers] for s in measured}
-        charts.append(
-            doc.LineChart(
-                name="layers",
-                caption="‖H‖ of every layer at initialization",
-                description=f"From the flattest to the sharpest layer: {_write_ranges(norms)}.",
-                series=[doc.Series(name=s, y=values, **look[s]) for s, values in norms.items()],
-                layers=comparison.layers,
-                y_label="‖H‖ at initialization",
-                log_y=True,
-            )
-        )
+        series = [doc.Series(scheme, values, **look[scheme]) for scheme, values in norms.items()]
+        caption = "‖H‖ of every layer at initialization"
+        told = f"From the flattest to the sharpest layer: {_write_ranges(norms)}."
+        layers: dict[str, Any] = {"layers": comparison.layers, "log_y": True}
+        charts.append(doc.LineChart("layers", caption, told, series, "‖H‖ at initialization", **layers))
     return charts
 
 
@@ -521,59 +506,50 @@ def _write_ranges(norms: Mapping[str, Sequence[float]]) -> str:
     return "; ".join(f"{scheme} {_range(values)}" for scheme, values in norms.items())
 
 
-def _known(numbers: Sequence[float]) -> list[float | None]:
-    return [None if math.isnan(number) else number for number in numbers]
+def _order(comparison: Comparison) -> tuple[str, ...]:
+    return comparison.schemes if comparison.kind == "sweep" else rank_schemes(comparison)
+
+
+def _looks(comparison: Comparison) -> dict[str, Any]:
+    if comparison.kind != "sweep":
+        return {**looks(comparison.schemes)}
+    colors = zip(comparison.schemes, ramp(comparison.stds), strict=True)
+    return {scheme: {"color": color} for scheme, color in colors}
 
 
 def _rate_charts(comparison: Comparison) -> list[doc.LineChart]:
-    """Return the loss curves of all schemes, one chart for each learning rate, on the same axis."""
-    names = {scheme: scheme for scheme in rank_schemes(comparison)}
-    look = looks(comparison.schemes)
-    charts = []
+    """Return the loss curves of all schemes, one chart for each of several learning rates, on one axis."""
+    order, charts = rank_schemes(comparison), []
     for rate in comparison.learning_rates:
         caption = f"lr {format_number(rate)}"
-        charts.append(_loss_chart(comparison, caption, caption, dict.fromkeys(names, rate), names, look))
-    return _on_one_axis(comparison, charts)
+        charts.append(_loss_chart(comparison, caption, caption, dict.fromkeys(order, rate)))
+    return _on_one_axis(comparison, charts) if len(charts) > 1 else []
 
 
 def _best_rates_chart(comparison: Comparison) -> list[doc.LineChart]:
     """Return the schemes that train, each at its own best rate; all of them if there is one rate."""
-    order, single = rank_schemes(comparison), comparison.learning_rates[0]
-    if len(comparison.learning_rates) == 1:
-        rates, names = dict.fromkeys(order, single), {scheme: scheme for scheme in order}
-        caption = f"All schemes at lr {format_number(single)}"
-    else:
-        best = {scheme: comparison.best_rate(scheme) for scheme in order}
-        rates = {scheme: rate for scheme, rate in best.items() if not math.isnan(rate)}
-        names = {scheme: f"{scheme}, lr {format_number(rate)}" for scheme, rate in rates.items()}
-        caption = "Each scheme at its own best learning rate"
-    look = looks(comparison.schemes)
-    return _on_one_axis(comparison, [_loss_chart(comparison, "losses", caption, rates, names, look)])
+    order, (first, *others) = _order(comparison), comparison.learning_rates
+    rates = {scheme: comparison.best_rate(scheme) if others else first for scheme in order}
+    rates = {scheme: rate for scheme, rate in rates.items() if not math.isnan(rate)}
+    caption = "Each scheme at its own best learning rate" if others else f"Loss at lr {format_number(first)}"
+    chart = _loss_chart(comparison, "losses", caption, rates)
+    if others:
+        named = [f"{one.name}, lr {format_number(rates[one.name])}" for one in chart.series]
+        series = [replace(one, name=name) for one, name in zip(chart.series, named, strict=True)]
+        chart = replace(chart, series=series)
+    return _on_one_axis(comparison, [chart])
 
 
-def _loss_chart(
-    comparison: Comparison,
-    name: str,
-    caption: str,
-    rates: Mapping[str, float],
-    names: Mapping[str, str],
-    look: Mapping[str, Any],
-) -> doc.LineChart:
+def _loss_chart(comparison: Comparison, name: str, caption: str, rates: Mapping[str, float]) -> doc.LineChart:
     """Return the loss curve of each scheme at its rate."""
-    series, ends = [], []
+    series, ends, look = [], [], _looks(comparison)
     for scheme, rate in rates.items():
         runs = [run for run in comparison.runs_of(scheme, rate) if run.applies]
         if runs:
-            series += loss_series(runs, comparison.steps, names[scheme], look[scheme])
-            ends.append(f"{names[scheme]} {_write_end(comparison, scheme, rate)}")
-    return doc.LineChart(
-        name=name,
-        caption=caption,
-        description=f"Training loss over the steps. Final losses: {', '.join(ends) or 'none'}.",
-        series=series,
-        x_label="step",
-        y_label="training loss",
-    )
+            series += loss_series(runs, comparison.steps, scheme, look[scheme])
+            ends.append(f"{scheme} {_write_end(comparison, scheme, rate)}")
+    told = f"Training loss over the steps. Final losses: {', '.join(ends) or 'none'}."
+    return doc.LineChart(name, caption, told, series, "training loss", "step")
 
 
 def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, Any]) -> list[doc.Series]:
@@ -591,7 +567,7 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, A
     if len(runs) > 1:
         band = {"low": list(map(min, columns)), "high": list(map(max, columns))}
     x, y = middles[: len(columns)], list(map(statistics.median, columns))
-    line = doc.Series(name=name, x=x, y=y, **band, **look)
+    line = doc.Series(name, y, x, **band, **look)
     diverged = sum(run.diverged for run in runs)
     if not diverged:
         return [line]
@@ -601,7 +577,7 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, A
         step, loss = (middles[len(longest) - 1], longest[-1]) if longest else (0.0, math.inf)
     details = [f"{diverged} of {count(len(runs), 'seed')} diverged"]
     marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, "details": details}
-    return [line, doc.Series(name=name, x=[step], y=[loss], **marks, **look)]
+    return [line, doc.Series(name, [loss], [step], **marks, **look)]
 
 
 def _on_one_axis(comparison: Comparison, charts: Sequence[doc.LineChart]) -> list[doc.LineChart]:
@@ -649,79 +625,27 @@ def _write_end(comparison: Comparison, scheme: str, rate: float) -> str:
     return "diverged" if math.isnan(loss) else format_number(loss)
 
 
-def _explain_curves(comparison: Comparison) -> str:
-    several = "Lines are medians over seeds, bands their ranges. " if len(comparison.seeds) > 1 else ""
-    crosses = "Crosses mark divergence." if any(run.diverged for run in comparison.runs) else ""
-    return (several + crosses).strip()
-
-
-def _sweep_sections(comparison: Comparison) -> list[doc.Section]:
-    (rate,) = comparison.learning_rates
-    names = {scheme: f"std {std:g}" for scheme, std in zip(comparison.schemes, comparison.stds, strict=True)}
-    look = {scheme: {"color": color} for scheme, color in zip(names, ramp(comparison.stds), strict=True)}
-    caption = f"Loss over the steps at lr {format_number(rate)}, by std"
-    curves = _loss_chart(comparison, "losses", caption, dict.fromkeys(names, rate), names, look)
-    final = [_final_losses(comparison, names, look), *_norms_over_std(comparison)]
-    return [
-        *_section("Curvature and loss", final),
-        *_section("Loss curves", _on_one_axis(comparison, [curves]), _explain_curves(comparison)),
-    ]
-
-
-def _final_losses(comparison: Comparison, names: Mapping[str, str], look: Mapping[str, Any]) -> doc.LineChart:
+def _final_losses(comparison: Comparison) -> doc.LineChart:
     """Return the final loss of each std with its standard error, over lr·‖H‖, or over the std without it."""
     (rate,) = comparison.learning_rates
-    places = [rate * comparison.norm(scheme, rate) for scheme in names]
+    places = [rate * comparison.norm(scheme, rate) for scheme in comparison.schemes]
     label, rules = "lr·‖H‖ at initialization", [doc.Rule(SGD_LIMIT, "lr·‖H‖ = 2", upright=True)]
     if any(map(math.isnan, places)):
         label, rules, places = "std of the weights", [], list(comparison.stds)
-    series = []
-    for (scheme, name), place in zip(names.items(), places, strict=True):
-        loss, error = _trained_loss(comparison, scheme, rate), comparison.error(scheme, rate)
+    losses = {scheme: _trained_loss(comparison, scheme, rate) for scheme in comparison.schemes}
+    series, look = [], _looks(comparison)
+    for (scheme, loss), place in zip(losses.items(), places, strict=True):
+        error = comparison.error(scheme, rate)
         point: dict[str, Any] = {"y": [loss], "details": [str(MeanLoss(loss, error))]}
         if math.isnan(loss):
             diverged = f"{_diverged_seeds(comparison, scheme, rate)} diverged"
             point = {"y": [math.inf], "details": [diverged], "symbol": "cross"}
         elif not math.isnan(error):
             point |= {"low": [loss - error], "high": [loss + error]}
-        series.append(doc.Series(name=name, x=[place], points=True, **point, **look[scheme]))
-    told = ", ".join(f"{name} {_write_end(comparison, scheme, rate)}" for scheme, name in names.items())
-    return doc.LineChart(
-        name="final losses",
-        caption=f"Final loss over {label.removeprefix('std of ')}",
-        description=f"Final losses: {told}.",
-        series=series,
-        x_label=label,
-        y_label="final loss",
-        log_x=min(places) > 0,
-        log_y=spans_much([one.y[0] for one in series if one.y[0] is not None and one.y[0] < math.inf]),
-        rules=rules if comparison.optimizer == "sgd" else (),
-    )
-
-
-def _norms_over_std(comparison: Comparison) -> list[doc.Block]:
-    """Return ‖H‖ at initialization over the std: the network, and the layers if they are few."""
-    (rate,) = comparison.learning_rates
-    layers = comparison.layers if len(comparison.layers) <= MOST_LINES else ()
-    schemes = dict(sorted(zip(comparison.stds, comparison.schemes, strict=True)))
-    series = []
-    for layer, color in zip((NETWORK, *layers), ("vermilion", *ramp(range(len(layers)))), strict=True):
-        norms = [comparison.norm(scheme, rate, layer) for scheme in schemes.values()]
-        drawn: dict[str, Any] = {"x": list(schemes), "y": _known(norms), "points": len(schemes) == 1}
-        series.append(doc.Series(name=layer, color=color, dashed=layer != NETWORK, **drawn))
-    norms = [comparison.norm(scheme, rate) for scheme in schemes.values()]
-    if all(map(math.isnan, norms)):
-        return []
-    limit = doc.Rule(SGD_LIMIT / rate, f"stability limit 2/lr = {format_number(SGD_LIMIT / rate)}")
-    chart = doc.LineChart(
-        name="norms",
-        caption="‖H‖ at initialization, over the std",
-        description=f"‖H‖ of the network: {_range(norms)}.",
-        series=series,
-        x_label="std of the weights",
-        y_label="‖H‖ at initialization",
-        log_x=min(schemes) > 0,
-        log_y=True,
-        rules=[limit] if comparison.optimizer == "sgd" else (),
-    )
-    return [chart]
+        series.append(doc.Series(scheme, x=[place], points=True, **point, **look[scheme]))
+    told = ", ".join(f"{scheme} {_write_end(comparison, scheme, rate)}" for scheme in losses)
+    log_y = spans_much([loss for loss in losses.values() if not math.isnan(loss)])
+    caption, told = f"Final loss over {label}", f"Final losses: {told}."
+    chart = doc.LineChart("final losses", caption, told, series, "final loss", label, log_y=log_y)
+    limits = rules if comparison.optimizer == "sgd" else []
+    return replace(chart, log_x=min(places) > 0, rules=limits)

@@ -11,7 +11,7 @@ from itertools import takewhile
 from hessinit.present import document as doc
 from hessinit.present.comparison import describe_comparison
 from hessinit.present.initialization import describe_initialization
-from hessinit.present.track_record import Runs, conclude_tracking, tracking_sections
+from hessinit.present.track_record import Runs, conclude_tracking, step_charts
 from hessinit.present.words import format_number, format_times
 from hessinit.results.comparison import Comparison, window
 from hessinit.results.initialization import Initialization
@@ -57,8 +57,8 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     limits = doc.Text(
         "One network at one rate is an example, not evidence: run hessinit compare on your own.", "note"
     )
+    training = [*first.blocks, reason, *step_charts(runs), *verdicts]
     final = [doc.KeyNumber(name, f"{100 * accuracy[name]:.0f} %", "held-out accuracy") for name, _ in runs]
-    charts = tracking_sections(runs)[0].blocks
     return doc.Document(
         title="Two initializations of one network",
         verdict=[*first.verdict, *seeds.verdict],
@@ -68,7 +68,7 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
         sections=[
             doc.Section("Curvature of each layer", [explained, *before, *layers.blocks], "layers"),
             *rates,
-            doc.Section("Training from both", [*first.blocks, reason, *charts, *verdicts], "training"),
+            doc.Section("Training from both", training, "training"),
             doc.Section("Other seeds and schemes", [*seeds.sections[-1].blocks, limits], "seeds"),
         ],
         footer=seeds.footer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hessinit.present import document as doc
@@ -275,16 +276,9 @@ def figure_chart(figure: Figure) -> doc.LineChart:
         first, last = (min(finite), max(finite)) if symbol else (finite[0], finite[-1])
         broken = ", diverged" if len(finite) < len(curve.y) or math.isnan(first) else ""
         told.append(f"{curve.name} from {format_number(first)} to {format_number(last)}{broken}")
-    return doc.LineChart(
-        name=figure.name,
-        caption=figure.title,
-        description=f"{figure.y_label} over {figure.x_label}: {'; '.join(told) or 'nothing was measured'}.",
-        series=series,
-        x_label=figure.x_label,
-        y_label=figure.y_label,
-        log_x=figure.log_x,
-        log_y=figure.log_y,
-    )
+    what = f"{figure.y_label} over {figure.x_label}: {'; '.join(told) or 'nothing was measured'}."
+    chart = doc.LineChart(figure.name, figure.title, what, series, figure.y_label, figure.x_label)
+    return replace(chart, log_x=figure.log_x, log_y=figure.log_y)
 
 
 def _curve_series(curve: Curve, look: Any, symbol: str) -> list[doc.Series]:

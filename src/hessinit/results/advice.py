@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from hessinit.errors import ProblemError, choose
-from hessinit.results.curvature_report import CurvatureReport, largest_magnitude
+from hessinit.results.curvature_report import largest_magnitude
 from hessinit.results.estimates import Estimate
 from hessinit.results.result import Result, presenter
 
 DESCENTS = ("sgd", "momentum", "nesterov")
-USUAL_MOMENTUM = 0.9
 
 # The curvature usually falls in the first steps, so initialize_ aims at twice the stable rate (κ = 4); with
 # κ = 8 a network of those it was chosen on diverged. On another batch the two may look a quarter more.
@@ -90,7 +89,7 @@ def named_descent(optimizer: str, momentum: float | None, weight_decay: float | 
             f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent has none. "
             "Pass optimizer='momentum' or 'nesterov', or leave it out."
         )
-    usual = 0.0 if optimizer == "sgd" else USUAL_MOMENTUM
+    usual = 0.0 if optimizer == "sgd" else 0.9
     return Descent(
         momentum=usual if momentum is None else momentum,
         nesterov=optimizer == "nesterov",
@@ -235,33 +234,4 @@ def advise_descent(
         norm=norm,
         notes=(*notes, say.flat_initialization(norm.value)) if flat else notes,
         **facts,
-    )
-
-
-def advise_from_report(
-    report: CurvatureReport,
-    optimizer: object,
-    lr: float | None,
-    momentum: float | None,
-    weight_decay: float | None,
-) -> LearningRateAdvice:
-    """Return the advice for gradient descent on the report's network."""
-    if not isinstance(optimizer, str) or optimizer in ("adam", "adamw"):
-        name = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
-        raise ProblemError(
-            f"a report cannot advise on {name!r}: it takes the word 'sgd', 'momentum' or 'nesterov', and "
-            "adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
-        )
-    return advise_descent(
-        named_descent(optimizer, momentum, weight_decay),
-        report.network.top,
-        report.network.bottom,
-        lr=check_rate(lr),
-        curvature=report.curvature,
-        loss=report.loss,
-        examples=report.examples,
-        weights=report.names,
-        parameters=report.network.parameters,
-        notes=report.notes,
-        versions=report.versions,
     )

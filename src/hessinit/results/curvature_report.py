@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hessinit.errors import choose
+from hessinit.errors import ProblemError, choose
 from hessinit.results.estimates import Density, Estimate, Spread
 from hessinit.results.result import ByName, PlainData, Result
 
@@ -299,9 +299,28 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
         Adam's depend on the gradient, too: `hessinit.advise` measures them.
         """
-        from hessinit.results.advice import advise_from_report
+        from hessinit.results.advice import advise_descent, check_rate, named_descent
 
-        return advise_from_report(self, optimizer, lr, momentum, weight_decay)
+        given: object = optimizer
+        if not isinstance(given, str) or given in ("adam", "adamw"):
+            name = given if isinstance(given, str) else type(given).__name__
+            raise ProblemError(
+                f"a report cannot advise on {name!r}: it takes the word 'sgd', 'momentum' or 'nesterov', and "
+                "adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
+            )
+        return advise_descent(
+            named_descent(optimizer, momentum, weight_decay),
+            self.network.top,
+            self.network.bottom,
+            lr=check_rate(lr),
+            curvature=self.curvature,
+            loss=self.loss,
+            examples=self.examples,
+            weights=self.names,
+            parameters=self.network.parameters,
+            notes=self.notes,
+            versions=self.versions,
+        )
 
     def __repr__(self) -> str:
         norm = f"{self.network.norm:.3g}"

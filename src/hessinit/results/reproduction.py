@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from hessinit.results.result import Plain, Result
 
-MOST_CURVES = 200  # in a figure
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -70,12 +68,6 @@ class Figure:
     log_x: bool = False
     log_y: bool = False
     style: str = "lines"  # or "points"
-
-    def __post_init__(self) -> None:
-        if len(self.curves) > MOST_CURVES:
-            raise ValueError(
-                f"the figure {self.name!r} has {len(self.curves):,} curves, and {MOST_CURVES} can be drawn"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

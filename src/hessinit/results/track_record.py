@@ -179,7 +179,8 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
     for number, line in enumerate(lines[1:], start=2):
         try:
             data = json.loads(line)
-            losses = _go_on(losses, [[int(step), loss] for step, loss in data.pop("losses")])
+            more = [[int(step), loss] for step, loss in data.pop("losses")]
+            losses = [pair for pair in losses if not more or pair[0] < more[0][0]] + more
             stride = int(data.pop("stride"))
             kind = data.pop("line", None)
             if kind is not None:
@@ -207,7 +208,3 @@ def _lines(text: str | bytes) -> list[str]:
     # A character may be cut in half at the end.
     written = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
     return [line for line in written.split("\n") if line.strip()]
-
-
-def _go_on(losses: list[list[Plain]], more: list[list[Plain]]) -> list[list[Plain]]:
-    return [pair for pair in losses if pair[0] < more[0][0]] + more if more else losses

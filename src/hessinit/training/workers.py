@@ -58,15 +58,16 @@ def run_jobs(
         return _as_they_finish(lambda job: executor.submit(_run_packed, packed, job), jobs), ()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(len(jobs), workers or cores)
+    here = ((job, work(job)) for job in jobs)
     if count <= 1:
-        return _run_here(work, jobs), ()
+        return here, ()
     try:
         packed = _pack(work)
         _check_main_file(b"__main__" in packed)
     except ProblemError as refusal:
         if workers is not None:
             raise
-        return _run_here(work, jobs), (f"All runs were made in one process, one after another: {refusal}",)
+        return here, (f"All runs were made in one process, one after another: {refusal}",)
     return _run_in_processes(packed, jobs, count), ()
 
 
@@ -88,11 +89,6 @@ def check_workers(workers: Any, executor: Any) -> None:
             f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
             "ProcessPoolExecutor() or a Dask client's get_executor()."
         )
-
-
-def _run_here(work: Work, jobs: Sequence[Job]) -> Results:
-    for job in jobs:
-        yield job, work(job)
 
 
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:

@@ -1,3 +1,5 @@
+"""Draws: their laws, their orthogonality, generators, precisions and parts of parameters."""
+
 from __future__ import annotations
 
 import math
@@ -60,45 +62,26 @@ def test_a_block_has_the_law_asked_for(distribution, std):
     assert kstest(unit[:20_000].numpy(), law.cdf).pvalue > 1e-3
 
 
-def test_the_laws_are_told_apart():
-    kurtoses = [float(law.stats("k")) for law, _, _ in LAWS.values()]
-    assert kurtoses == pytest.approx([0, -0.6344, -1.2], abs=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", DRAWS)
-def test_half_precision_gets_the_rounded_numbers_of_single_precision(kind, dtype):
-    single, half = torch.empty(64, 32, 3), torch.empty(64, 32, 3, dtype=dtype)
-    for block in (single, half):
-        DRAWS[kind](block, seeded(7))
-    assert torch.equal(half, single.to(dtype))
-
-
-@pytest.mark.parametrize("kind", DRAWS)
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(kind):
+def test_seeds_generators_and_half_precision(kind):
     first, again, other = (torch.empty(40, 30, 3) for _ in range(3))
     for block, seed in ((first, 1), (again, 1), (other, 2)):
         DRAWS[kind](block, seeded(seed))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize("kind", DRAWS)
-def test_a_given_generator_leaves_the_global_one_alone_and_none_means_the_global_one(kind):
-    block, again = torch.empty(20, 10), torch.empty(20, 10)
+    for dtype in (torch.bfloat16, torch.float16):  # the rounded numbers of single precision
+        half = torch.empty(40, 30, 3, dtype=dtype)
+        DRAWS[kind](half, seeded(1))
+        assert torch.equal(half, first.to(dtype))
     torch.manual_seed(5)
-    before = torch.get_rng_state()
-    generator = seeded()
-    DRAWS[kind](block, generator)
+    before, generator = torch.get_rng_state(), seeded()
+    DRAWS[kind](first, generator)
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.equal(generator.get_state(), seeded().get_state())
-    DRAWS[kind](block)
+    DRAWS[kind](first)  # from the global generator
     assert not torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(5)
-    DRAWS[kind](again)
-    assert torch.equal(block, again)
     DRAWS[kind](again, seeded(5))
-    assert torch.equal(block, again)
+    assert torch.equal(first, again)
 
 
 @pytest.mark.parametrize("kind", DRAWS)

@@ -346,7 +346,7 @@ def test_searches_and_tracking_check_once(verb: str) -> None:
         def follow(model: nn.Module) -> None:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             with hessinit.track(
-                model, LOSS, data, every=1, share=1, path=None, optimizer=optimizer, check=check
+                model, LOSS, data, every=1, max_overhead=1, path=None, optimizer=optimizer, check=check
             ) as tracker:
                 for _ in range(8 if many else 1):
                     tracker.step()

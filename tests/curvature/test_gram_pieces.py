@@ -8,7 +8,7 @@ from pieces import assert_right, split_into
 from torch import nn
 
 import hessinit
-from zoo import PROBLEMS, Problem
+from zoo import ZOO, Problem
 from zoo.truth import true_layers, true_network
 
 LOSS = nn.CrossEntropyLoss()
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("examples", [1, 2])
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("problem", ZOO)
 def test_every_problem_of_the_zoo_is_right_in_pieces(
     problem: Problem, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

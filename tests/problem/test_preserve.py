@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from torch import nn
 
 import hessinit
 from conftest import read_global_torch_state
-from hessinit.problem.preserve import untouched_random_state
 from tiny import LOSS, Calling, inputs, labels, network, raise_from
 from zoo.snapshot import differences, snapshot
 
@@ -166,30 +164,6 @@ def test_generators_go_on_as_if_nothing_had_been_drawn(kind: str) -> None:
     )
     hessinit.measure(model, LOSS, loader, dropout="freeze", trace=True, density=True)
     assert [first, DRAWS[kind]()] == undisturbed
-
-
-def test_threads_that_measure_at_once_leave_the_generators() -> None:
-    own = numpy.random.get_bit_generator()  # type: ignore[attr-defined]
-    first_is_in, second_is_in, first_is_out = threading.Event(), threading.Event(), threading.Event()
-
-    def measure_first() -> None:
-        with untouched_random_state():
-            first_is_in.set()
-            second_is_in.wait(0.1)  # were they not to take turns
-        first_is_out.set()
-
-    def measure_second() -> None:
-        first_is_in.wait()
-        with untouched_random_state():
-            second_is_in.set()
-            first_is_out.wait()
-
-    threads = [threading.Thread(target=one) for one in (measure_first, measure_second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert numpy.random.get_bit_generator() is own  # type: ignore[attr-defined]
 
 
 def test_a_weight_that_the_forward_renormalizes_is_not_written_to() -> None:

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from dense import dense_curvature, in_double, layer_parameters
-from zoo import PROBLEMS, Problem
+from zoo import PROBLEMS, ZOO, Problem
 from zoo.snapshot import differences, snapshot
 from zoo.truth import true_layers, true_matrices, true_network
 
 CURVATURES = ("gauss-newton", "hessian")
 WAYS = [("gauss-newton", "func"), ("hessian", "func"), ("hessian", "loops")]
 each_way = pytest.mark.parametrize(("curvature", "hessian_by"), WAYS)
-each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+each_problem = pytest.mark.parametrize("problem", ZOO)
 each_curvature = pytest.mark.parametrize("curvature", CURVATURES)
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
@@ -101,10 +101,8 @@ def test_every_truth_is_finite_and_zero_only_where_it_should_be(problem: Problem
     assert flat == list(problem.flat_layers)
 
 
-BY_FUNC = [problem for problem in PROBLEMS if problem.hessian_by == "func"]
-
-
-@pytest.mark.parametrize("problem", BY_FUNC, ids=str)
+@pytest.mark.sweep
+@pytest.mark.parametrize("problem", [one for one in PROBLEMS if one.hessian_by == "func"], ids=str)
 def test_forward_over_reverse_and_reverse_over_reverse_give_one_hessian(problem: Problem) -> None:
     truth = true_matrices(problem, "hessian").network
     other = true_matrices(dataclasses.replace(problem, hessian_by="loops"), "hessian").network

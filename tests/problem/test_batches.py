@@ -114,13 +114,6 @@ def test_targets_may_be_nested_and_absent() -> None:
     assert absent == plain
 
 
-@pytest.mark.parametrize("kind", [tuple, list])
-def test_a_pair_may_be_a_tuple_or_a_list(kind: type) -> None:
-    assert hessinit.measure(network(), LOSS, kind(batch())).batches == 1
-    dicts = kind([{"x": inputs()}, labels()])
-    assert hessinit.measure(network(), LOSS, dicts, forward=lambda model, x: model(x["x"])).batches == 1
-
-
 class PerBatch(nn.Module):
     """A mean, whatever its attribute says."""
 
@@ -154,13 +147,6 @@ def test_short_batches_count_for_what_they_hold(kind: str) -> None:
     assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
     assert (parts.examples, parts.batches) == (7, 3)
-
-
-def test_a_sum_behind_a_factor_and_an_offset_is_a_sum() -> None:
-    x, y = batch(7)
-    whole = hessinit.measure(network(), summed_behind_an_offset, (x, y), **EXACT)
-    parts = hessinit.measure(network(), summed_behind_an_offset, [(x[:3], y[:3]), (x[3:], y[3:])], **EXACT)
-    assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -323,11 +309,3 @@ def test_the_spread_holds_the_norm_of_every_batch_alone(curvature: str) -> None:
         assert row.spread is not None
         assert list(row.spread.norms) == pytest.approx(expected, rel=1e-8)
     assert all(row.spread is None for row in alone[0])
-
-
-def test_the_spread_of_a_sum_is_that_of_the_sums() -> None:
-    loss = nn.CrossEntropyLoss(reduction="sum")
-    report = hessinit.measure(network(), loss, [batch(4), batch(3)], dtype=torch.float64, tolerance=1e-8)
-    alone = hessinit.measure(network(), loss, batch(3), dtype=torch.float64, tolerance=1e-8)
-    assert report.network.spread is not None
-    assert report.network.spread.norms[1] == pytest.approx(alone.network.norm, rel=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -16,10 +15,9 @@ from torch.utils.flop_counter import flop_registry
 from dense import dense_curvature, ends
 from hessinit.errors import ProblemError
 from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
-from tiny import LOSS, Calling, batch, inputs, labels, network
-from zoo import PROBLEMS, Problem
+from tiny import LOSS, Calling, batch, inputs, network
+from zoo import ZOO, Problem
 from zoo.snapshot import differences, snapshot
 from zoo.truth import true_layers, true_matrices
 
@@ -41,7 +39,7 @@ def along(matrix: torch.Tensor, directions: torch.Tensor) -> list[float]:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 @pytest.mark.parametrize("draws", [1, 3])  # one by one, and batched where torch can
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("problem", ZOO)
 def test_the_whole_zoo_is_right_to_a_hundred_millionth_and_left_as_found(
     problem: Problem, draws: int
 ) -> None:
@@ -236,16 +234,6 @@ def test_tiny_directions_do_not_vanish_in_single_precision() -> None:
     assert small.exact[0] == pytest.approx(usual.exact[0] * 1e-60, rel=1e-5)
 
 
-def test_single_precision_is_the_default_and_right_to_a_ten_thousandth() -> None:
-    model = network()
-    single, double = (quadratic_form(model, LOSS, batch(), directions="gradient", dtype=kind)
-                      for kind in (None, torch.float64))  # fmt: skip
-    assert single.versions["dtype"] == "float32"
-    for one, other in zip(single, double, strict=True):
-        assert one.exact == pytest.approx(other.exact, rel=1e-4)
-        assert one.theorem1 == pytest.approx(other.theorem1, rel=1e-4)
-
-
 def test_frozen_dropout_keeps_one_mask() -> None:
     model = nn.Sequential(*network(), nn.Dropout(0.5))
     with pytest.raises(ProblemError, match=r"layer 3 \(Dropout\) is active"):
@@ -316,19 +304,6 @@ class MatrixProducts(TorchDispatchMode):
         if (packet := function._overloadpacket) in flop_registry:
             self.operations += flop_registry[packet](*arguments, **(settings or {}), out_val=result)
         return result
-
-
-def test_all_layers_of_a_five_layer_network_cost_little_arithmetic() -> None:
-    widths = (784, 512, 256, 128, 64, 10)
-    linear = [nn.Linear(*pair) for pair in zip(widths[:-1], widths[1:], strict=True)]
-    model = nn.Sequential(*(part for layer in linear for part in (layer, nn.Tanh())))
-    data = torch.randn(32, 784), torch.randint(10, (32,))
-    with MatrixProducts() as gradient:
-        torch.autograd.grad(LOSS(model(data[0]), data[1]), [layer.weight for layer in linear])
-    with MatrixProducts() as forms:
-        quadratic_form(model, LOSS, data, check=False)
-    assert gradient.operations == 2 * 32 * (3 * sum(layer.weight.numel() for layer in linear) - 784 * 512)
-    assert forms.operations < 3 * gradient.operations
 
 
 @pytest.mark.parametrize(
@@ -406,41 +381,3 @@ def test_the_share_within_counts_directions() -> None:
         row.within(1, relative_to="truth")
     with pytest.raises(ValueError, match="rtol=-1 must be a relative error"):
         row.within(-1)
-
-
-def test_rows_are_found_by_name_alias_and_position() -> None:
-    forms = make_forms(make_row("fc1", (1.0,), (1.0,), aliases=("head",)), make_row("fc2", (2.0,), (1.0,)))
-    assert forms["head"] is forms["fc1"] is forms[0]
-    assert [row.name for row in forms] == list(forms.names) == ["fc1", "fc2"]
-    assert len(forms) == 2
-    assert "head" in forms
-    assert "fc3" not in forms
-    with pytest.raises(KeyError, match="no layer is called 'fc3'. Did you mean 'fc2', 'fc1'"):
-        forms["fc3"]
-
-
-def test_json_is_strict_and_holds_every_number() -> None:
-    forms = make_forms(make_row("fc1", (math.inf,), (0.1,)))
-    read = json.loads(forms.to_json(), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
-    assert (read["kind"], read["schema"]) == ("hessinit quadratic forms", 1)
-    assert (read["layers"][0]["exact"], read["layers"][0]["theorem1"]) == (["inf"], [0.1])
-    assert read == forms.to_dict()
-
-
-def test_forms_come_back_from_json_equal() -> None:
-    forms = quadratic_form(network(), LOSS, batch(), draws=3)
-    assert QuadraticForms.from_json(forms.to_json()) == forms
-    with pytest.raises(ValueError, match="not 'hessinit quadratic forms'"):
-        QuadraticForms.from_json('{"kind": "hessinit curvature report", "schema": 2}')
-    with pytest.raises(ValueError, match="holds 'hessinit quadratic forms'"):
-        CurvatureReport.from_json(forms.to_json())
-
-
-def test_print_shows_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    forms = quadratic_form(network(), LOSS, (inputs(), labels()), draws=2)
-    print(forms)
-    printed = capsys.readouterr().out
-    assert printed == f"{forms}\n"
-    assert "gᵀHg in each layer along 2 random directions" in printed
-    assert repr(forms) == "<QuadraticForms of 2 layers: directions='random', 2 draws>"
