@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,15 +64,14 @@ def lanczos(
     max_iterations: int = 200,
     seed: int = 0,
     semidefinite: bool = False,
-    on_step: Callable[[int], object] | None = None,
 ) -> LanczosResult:
     """The largest and the smallest eigenvalue, each to `tolerance` times the spectral norm.
 
     Lanczos with full reorthogonalization, stopped by a bound on the error that is relative to the norm, hence
     the same for 1e-30·A and 1e30·A. Costs one product per step (typically 10 to 60) and keeps one vector per
     step. With which="top" only the largest eigenvalue has to converge (enough for a positive semidefinite
-    operator). `on_step` is called with the number of products so far. Not converging is a value: see
-    `converged` and `reason`.
+    operator). Not converging is a value: see `converged` and
+    `reason`.
 
     >>> import torch
     >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
@@ -97,8 +96,6 @@ def lanczos(
         process.step()
         if not process.finite:
             return _not_finite(process.steps + 1, which)
-        if on_step is not None:
-            on_step(process.steps)
         if process.steps == 1:
             checks.append((1, process.alphas[0], process.alphas[0]))
         last = process.exhausted or process.steps == limit
