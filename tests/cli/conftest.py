@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hessinit.cli import app
+from hessinit.cli.app import app
 
 SOURCE = Path(__file__).parents[2] / "src"
 

@@ -696,8 +696,7 @@ def test_tokens_positions_and_the_extra_key_of_attention_are_left_with_a_reason(
 
 @BOTH
 @pytest.mark.parametrize(
-    ("kind", "blocks", "moment"),
-    [("LSTM", (5,) * 4, 1.0), ("GRU", (5,) * 3, 1.0), ("RNN", (), 0.394294)],
+    ("kind", "blocks", "moment"), [("LSTM", (5,) * 4, 1.0), ("GRU", (5,) * 3, 1.0), ("RNN", (), 0.394294)]
 )
 def test_recurrent_layers(kind: str, blocks: tuple[int, ...], moment: float, with_sample: bool) -> None:
     model = Net(

@@ -370,9 +370,9 @@ def test_another_mode_than_at_the_first_point_is_noted() -> None:
     model[1].eval()
     tracker.step()
     notes = tracker.close().notes
-    differ = "mode, and in train mode at the first point: dropout and normalization may differ."
-    assert f"Steps 1 to 2 (2 measurements): The model was in eval {differ}" in notes
-    assert f"Step 4: 1 was in eval {differ}" in notes
+    differ = "in eval mode, other than at the first point: dropout and normalization may differ."
+    assert f"Steps 1 to 2 (2 measurements): The model {differ}" in notes
+    assert f"Step 4: 1 {differ}" in notes
     assert [bool(point.note) for point in tracker.tracking.points] == [False, True, True, False, True]
 
 

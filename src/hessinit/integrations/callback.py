@@ -54,7 +54,7 @@ class TrainedProblem:
 class TrackedRun:
     """One training run with its tracker. Every rank makes the same calls; the first one does the work."""
 
-    _open_files: ClassVar[set[Path]] = set()
+    _open_files: ClassVar[set[Path | None]] = set()
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class TrackedRun:
         self._tracker: Tracker | None = None
         self._tracking: Tracking | None = None
         self._state: Mapping[str, Any] = {}
+        self._file: Path | None = None
         self.initialization: Initialization | None = None
 
     def begin(
@@ -89,7 +90,7 @@ class TrackedRun:
         A resumed run continues the file named in its checkpoint. `make_problem` is called on the first rank.
         """
         self.close()
-        self._tracking = self.initialization = None
+        self._tracking = self.initialization = self._file = None
         model = unwrap(model)
         check_unsharded(model)
         problem: Any = on_first_rank(make_problem, model, doing="reading the batch")
@@ -114,8 +115,8 @@ class TrackedRun:
         """Complete the record; a second call does nothing."""
         if self._tracker is not None:
             self._tracking = self._tracker.close()
-            self._open_files.discard(_file_of(self._tracker))
             self._tracker = None
+            self._open_files.discard(self._file)
 
     def add_note(self, note: str) -> None:
         """Add a remark to the record, on the first rank."""
@@ -137,9 +138,9 @@ class TrackedRun:
     def state(self) -> dict[str, Any] | None:
         """For a checkpoint: the file, and its first norm, by which it is recognized; None on other ranks."""
         tracking = self.tracking
-        if self._tracker is None or tracking is None or not tracking.points:
+        if tracking is None or not tracking.points:
             return None
-        return {"file": str(_file_of(self._tracker)), "first_norm": tracking.points[0].norm}
+        return {"file": str(self._file), "first_norm": tracking.points[0].norm}
 
     def load_state(self, state: Any) -> None:
         """What the checkpoint holds that training resumes from, if anything."""
@@ -149,7 +150,8 @@ class TrackedRun:
         file = self._find_file(folder) if steps else None
         path = file or (folder / FILE if self._path is None else Path(self._path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.absolute() in self._open_files:
+        self._file = path.absolute()  # training may change the working directory
+        if self._file in self._open_files:
             raise ProblemError(f"another callback writes to {path}; pass path=, a file for each.")
         options = {"at_start": True, **self._options}
         measure_now = options.pop("at_start")
@@ -158,7 +160,7 @@ class TrackedRun:
             optimizer=problem.optimizer, forward=problem.forward, path=path, log_to=log_to,
             resume=file is not None, at_start=False, **options,
         )  # fmt: skip
-        self._open_files.add(_file_of(tracker))
+        self._open_files.add(self._file)
         try:
             tracker.steps = steps
             tracker.initialization = self.initialization or tracker.initialization
@@ -174,7 +176,7 @@ class TrackedRun:
                     )
         except BaseException:  # a warning that is an error, an interrupt
             tracker.close()
-            self._open_files.discard(_file_of(tracker))
+            self._open_files.discard(self._file)
             raise
         return tracker
 
@@ -189,11 +191,6 @@ class TrackedRun:
             if points and points[0].norm == self._state.get("first_norm"):
                 return place
         return None
-
-
-def _file_of(tracker: Tracker) -> Path:
-    assert tracker.path is not None
-    return tracker.path.absolute()
 
 
 def differs(trained: float, measured: float, times: float) -> bool:
@@ -249,6 +246,7 @@ def _optimizer_options(optimizer: torch.optim.Optimizer, model: nn.Module, layer
     if not lr:
         raise ProblemError("the optimizer's learning rate is 0.")
     rule = found.rule
+    assert rule is not None
     if isinstance(rule, AdamRule):
         return {"optimizer": "adamw" if rule.decoupled else "adam", "lr": lr}
     if not rule.momentum:

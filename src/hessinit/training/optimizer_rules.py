@@ -161,7 +161,8 @@ def find_stability_limit(
             found.norm.products, found.notes,
         )  # fmt: skip
     if isinstance(rule, Descent) and is_plain:
-        top, bottom = (found := extremes or engine.extremes(list(leaves))).top, found.bottom
+        extremes = extremes or engine.extremes(list(leaves))
+        top, bottom = extremes.top, extremes.bottom
         norm = rule.norm(top, bottom)
         limiting = max(top.value + rule.weight_decay, 0.0) if top_only else norm.value
         return StabilityLimit(
