@@ -102,7 +102,18 @@ def test_a_request_to_end_names_the_runs_that_are_kept(tmp_path):
     slow += "    import pathlib\n    if list(pathlib.Path('runs').glob('**/*.json*')):\n"
     slow += "        pathlib.Path('begun').touch()\n"
     (tmp_path / "slow.py").write_text(EXACT + slow, encoding="utf-8")
-    options = ["--start", "default", "--lr", "0.01", "--seeds", "50", "--steps", "10", "--batch-size", "4"]
+    options = [
+        "--schemes",
+        "default",
+        "--learning-rates",
+        "0.01",
+        "--seeds",
+        "50",
+        "--steps",
+        "10",
+        "--batch-size",
+        "4",
+    ]
     code, stdout, stderr = interrupt(
         tmp_path, signal.SIGTERM, "compare", "slow.py:slow", *options, "--folder", "runs", "--workers", "2"
     )

@@ -22,8 +22,8 @@ def _elsewhere(tmp_path, monkeypatch):
         ["measure", "net.py:problem", "--json"],
         ["initialize", "net.py:problem", "--lr", "0.1", "--json"],
         ["track", "net.py:problem", "--lr", "0.1", "--steps", "10", "--json"],
-        ["compare", "net.py:problem", *SMALL, "--start", "he", "--lr", "0.1", "--json"],
-        ["sweep", "net.py:problem", *SMALL, "--std", "0.1", "--json"],
+        ["compare", "net.py:problem", *SMALL, "--schemes", "he", "--learning-rates", "0.1", "--json"],
+        ["sweep", "net.py:problem", *SMALL, "--stds", "0.1", "--json"],
     ],
 )
 def test_the_file_runs_as_it_is_with_every_command(run, command):
@@ -112,5 +112,3 @@ def test_it_needs_no_torch(run_python):
         "print('torch' in sys.modules)"
     )
     assert result.stdout.splitlines()[-1] == "False", result.stderr
-
-
