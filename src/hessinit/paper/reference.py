@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 
-from hessinit.results.reproduction import Cell, Table
+from hessinit.results.reproduction import PaperCell, PaperTable
 from hessinit.results.result import Plain
 
 
@@ -31,7 +31,9 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, statistics.stdev(values) / math.sqrt(len(values)) if known else math.nan
 
 
-def mean_cell(row: str, column: str, values: Sequence[float], experiment: str = "", data: str = "") -> Cell:
+def mean_cell(
+    row: str, column: str, values: Sequence[float], experiment: str = "", data: str = ""
+) -> PaperCell:
     """The mean over seeds with its standard error, beside the printed number where there is one."""
     ours, error = mean_and_error(values)
     known = None if math.isnan(error) else error
@@ -41,7 +43,7 @@ def mean_cell(row: str, column: str, values: Sequence[float], experiment: str = 
 def judged_cell(
     row: str, column: str, ours: float, n: int, *, error: float | None, experiment: str = "", data: str = "",
     unit: str = "",
-) -> Cell:  # fmt: skip
+) -> PaperCell:  # fmt: skip
     """A number beside the printed one, and whether the claim about it holds.
 
     A claim is made about the paper's own data alone; on others the printed number is shown and not judged.
@@ -55,19 +57,19 @@ def judged_cell(
             if row in claim.get("rows", [row]) and column in claim.get("columns", [column]):
                 rule = claim["rule"]
         within = holds(rule, ours, paper) if rule else None
-    return Cell(
+    return PaperCell(
         row=row, column=column, ours=float(ours), error=error, n=n, rule=rule, within=within, unit=unit,
         paper=paper,
     )  # fmt: skip
 
 
-def make_table(title: str, corner: str, cells: Iterable[Cell], note: str = "") -> Table:
+def make_table(title: str, corner: str, cells: Iterable[PaperCell], note: str = "") -> PaperTable:
     """A table with the rows and columns of its cells, in their order."""
     cells = tuple(cells)
     rows, columns = (
         tuple(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column")
     )
-    return Table(title=title, corner=corner, rows=rows, columns=columns, cells=cells, note=note)
+    return PaperTable(title=title, corner=corner, rows=rows, columns=columns, cells=cells, note=note)
 
 
 def holds(rule: str, ours: float, paper: float) -> bool:
