@@ -86,8 +86,8 @@ def test_the_log_of_a_tracker_is_shown_also_when_it_was_killed(
         ("deep.json", b"[" * 100_000, "deep.json is not JSON (maximum recursion depth"),
         ("net.py", b"import torch", "net.py is not JSON (Expecting value"),
         ("zeros.json", bytes(8), "Give a file that hessinit wrote."),
-        ("list.json", b"[1, 2]", "list.json[0] holds a int without a kind"),
-        ("other.json", b'{"kind": "another"}', "other.json holds 'another'; what can be read back is 'hessinit"),
+        ("list.json", b"[1, 2]", "list.json[0] holds a JSON int"),
+        ("other.json", b'{"kind": "another"}', "other.json holds 'another'; what can be read back is"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_result_is_answered_in_one_line(
