@@ -1,4 +1,4 @@
-"""Does a start keep the variance of a deep network? Data pushed through 20 layers under several schemes.
+"""Does a scheme keep the variance of a deep network? Data pushed through 20 layers under several schemes.
 
 python benchmarks/deep_schemes.py            # about three minutes; writes results/deep_schemes.json and .png
 """
@@ -45,22 +45,29 @@ def by_torch(model: nn.Module, activation: str) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def by_hessinit(**options: bool) -> Callable[[nn.Module, str], None]:
-    def apply(model: nn.Module, activation: str) -> None:
-        hessinit.apply_scheme_(model, "he", **options)
+def by_hessinit(model: nn.Module, activation: str) -> None:
+    hessinit.apply_scheme_(model, "he")
 
-    return apply
+
+def without_dropout_factor(model: nn.Module, activation: str) -> None:
+    hessinit.apply_scheme_(model, "he", dropout=False)
+
+
+def without_correction(model: nn.Module, activation: str) -> None:
+    """The gain of the activation alone: gains that are given are not corrected."""
+    gains = {"*": hessinit.gain(ACTIVATIONS[activation]), "0": 1.0}
+    hessinit.apply_scheme_(model, "he", gains=gains)
 
 
 CONTESTANTS: dict[str, Callable[[nn.Module, str], None]] = {
     "torch kaiming": by_torch,
-    "he, no dropout factor": by_hessinit(dropout=False),
-    "he, drift=False": by_hessinit(drift=False),
-    "he": by_hessinit(),
+    "he, no dropout factor": without_dropout_factor,
+    "he, no correction": without_correction,
+    "he": by_hessinit,
 }
 STYLES = {
-    "torch kaiming": (GREY, "^"), "he, no dropout factor": (VERMILION, "D"), "he, drift=False": (GREEN, "s"),
-    "he": (BLUE, "o"),
+    "torch kaiming": (GREY, "^"), "he, no dropout factor": (VERMILION, "D"),
+    "he, no correction": (GREEN, "s"), "he": (BLUE, "o"),
 }  # fmt: skip
 
 

@@ -42,10 +42,10 @@ from torch import Tensor, nn  # noqa: E402
 
 from hessinit._version import __version__  # noqa: E402
 from hessinit.digits import load_digits  # noqa: E402
-from hessinit.measurement.measure import measure  # noqa: E402
-from hessinit.present.document import COLORS  # noqa: E402
 from hessinit.init.apply_scheme import apply_scheme_  # noqa: E402
 from hessinit.init.gain import gain  # noqa: E402
+from hessinit.measurement.measure import measure  # noqa: E402
+from hessinit.present.document import COLORS  # noqa: E402
 
 BLUE, GREEN, GREY, VERMILION = (COLORS[name] for name in ("blue", "green", "grey", "vermilion"))
 

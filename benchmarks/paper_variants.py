@@ -19,11 +19,10 @@ from torch import nn
 
 from hessinit.measurement.measure import measure
 from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.paper.experiment import Setting
-from hessinit.paper.minibatches import ImageSet, images_of
+from hessinit.paper.images import ImageSet, load_images
 from hessinit.paper.networks import dense, glorot_, lenet, normal_
-from hessinit.paper.printed import printed
-from hessinit.paper.quadratic_shares import APPROXIMATION, EXACT, divide, share_within
+from hessinit.paper.reference import printed
+from hessinit.paper.tables_2_3 import APPROXIMATION, EXACT, divide, share_within
 from hessinit.training.seeds import derive, generator, reproducible
 
 FIRST_SEED = 1_000_000
@@ -57,8 +56,8 @@ def main() -> None:
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
     )
     with reproducible():
-        mnist = images_of(Setting("variants", "mnist", "", (), chosen.folder))
-        cifar = images_of(Setting("variants", "cifar-10", "", (), chosen.folder))
+        mnist = load_images("mnist", chosen.folder)
+        cifar = load_images("cifar-10", chosen.folder)
         print("\nTable 2: tanh, Glorot uniform, MNIST")
         for hidden in SHAPES:
             build = lambda hidden=hidden: dense([784, *hidden, 10], "tanh")  # noqa: E731
@@ -99,7 +98,7 @@ def shares(
         forms = quadratic_form(model, LOSS, batch, layers=layers, seed=derive(seed, "directions"))
         for layer in layers:
             ratios[layer].append(divide(forms[layer].exact[0], forms[layer].theorem1[0]))
-    wanted = [list(row.values()) for row in printed(table)["rows"].values()]
+    wanted = [list(row.values()) for row in printed()[table]["rows"].values()]
     print(f"  {name}")
     for way in (APPROXIMATION, EXACT):
         found = [[share_within(ratios[layer], rtol, way)[0] for rtol in tolerances] for layer in layers]
@@ -123,7 +122,7 @@ def norms(
         batch = images.batch(images.draw(32, generator(seed, "hessian batch")), flat)
         report = measure(model, LOSS, batch, layers=layers, network=False)
         found.append([report[layer].norm for layer in layers])
-    wanted = printed(table)["rows"]["0.100"]
+    wanted = printed()[table]["rows"]["0.100"]
     means = [statistics.fmean(column) for column in zip(*found, strict=True)]
     factor = max(
         max(a / b, b / a) for a, b in zip(means, (wanted["Hessian 1"], wanted["Hessian 2"]), strict=True)

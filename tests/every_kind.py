@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 
-from report_examples import make_estimate, make_layer, make_report
-
-from hessinit.results.advice import LearningRateAdvice, Warmup
+from hessinit.results.advice import LearningRateAdvice, WarmupAdvice
 from hessinit.results.comparison import Comparison, Run
 from hessinit.results.curvature_report import Diagnostics, JacobianBounds
 from hessinit.results.estimates import Density, Spread
 from hessinit.results.initialization import Initialization, Measurement, PlannedWeight, SchemePlan
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
-from hessinit.results.reproduction import Cell, Curve, Figure, Findings, Reproduction, Table
+from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable, Reproduction
 from hessinit.results.result import Result
 from hessinit.results.track_record import TrackedPoint, Tracking
+from report_examples import make_estimate, make_layer, make_report
 
 one = make_estimate(1.0)
 REPORT = make_report(
@@ -24,7 +23,7 @@ REPORT = make_report(
         "\ud800\x1b[2J",
         jacobians=JacobianBounds(
             forward=one, forward_largest=2.0, backward=None, backward_largest=None, activation=1.0,
-            paper_bound=None, rigorous_bound=math.inf, lipschitz_bound=None, reason="no chain",
+            paper_bound=None, rigorous_bound=math.inf, reason="no chain",
         ),
         diagnostics=Diagnostics(activation="relu", dead=0.25, gradient_std=math.inf),
     ),
@@ -67,14 +66,15 @@ TRACKING = Tracking(
 )  # fmt: skip
 ADVICE = LearningRateAdvice(
     optimizer="SGD", learning_rate=0.1, learning_rate_reason="1/‖H‖", stable_learning_rate=math.inf,
-    stable_reason="2/‖H‖", warmup=Warmup(advised=False, steps=0, reason="stable"), norm=make_estimate(10.0),
+    stable_reason="2/‖H‖", warmup=WarmupAdvice(advised=False, steps=0, reason="stable"),
+    norm=make_estimate(10.0),
     curvature="gauss-newton", loss=2.3, examples=32, weights=("fc1",), parameters=12,
 )  # fmt: skip
 FORMS = QuadraticForms(
     layers=(QuadraticForm(name="fc1", shape=(4, 3), exact=(3.0,), theorem1=(math.nan,), length=(1.0,)),),
     directions="random", draws=1, loss=2.3, examples=32, seed=0,
 )  # fmt: skip
-FIGURE = Figure(
+FIGURE = PaperFigure(
     name="figure-1", title="Loss", x_label="step", y_label="loss",
     curves=(Curve(name="he", x=(0.0, 1.0), y=(2.0, math.inf), error=(0.1, 0.1)),),
 )  # fmt: skip
@@ -83,11 +83,11 @@ REPRODUCTION = Reproduction(
     about_variant="As printed.",
     findings=Findings(
         tables=(
-            Table(
+            PaperTable(
                 title="‖H‖", corner="std", rows=("0.1",), columns=("dense1", "dense2"),
                 cells=(
-                    Cell(row="0.1", column="dense1", ours=1.5, n=3, paper=1.4, rule="10 %", within=True),
-                    Cell(row="0.1", column="dense2", ours=1.5, n=1),
+                    PaperCell(row="0.1", column="dense1", ours=1.5, n=3, paper=1.4, rule="10 %", within=True),
+                    PaperCell(row="0.1", column="dense2", ours=1.5, n=1),
                 ),
             ),
         ),

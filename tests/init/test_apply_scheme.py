@@ -1,23 +1,25 @@
-"""`apply_scheme_`: the plan, what is written and what is not, undo."""
+"""`apply_scheme_`: the plan, what is written and what is not, undo, refusals."""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from networks import mlp, seeded
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from hessinit.errors import ProblemError
 from hessinit.init.apply_scheme import SCHEMES, apply_scheme_
-from hessinit.results.initialization import SchemePlan
+from tiny import Net
 from zoo.snapshot import differences, snapshot
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def small() -> nn.Sequential:
@@ -46,77 +48,31 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("scheme", EXPECTED)
-def test_the_plan_is_the_formula(scheme: str) -> None:
-    plan = apply_scheme_(small(), scheme, dry_run=True)
-    assert [layer.std[0] ** 2 for layer in plan] == pytest.approx(EXPECTED[scheme], rel=1e-6)
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_dry_run_touches_nothing(scheme: str) -> None:
-    model, sample, generator = small(), torch.randn(16, 8), seeded()
-    before, state = snapshot(model, None, sample), generator.get_state()
+def test_plan_dry_run_undo_and_seeds(scheme: str) -> None:
+    model, sample, generator = small(), torch.randn(16, 8), seeded(3)
+    before, state, global_state = snapshot(model, None, sample), generator.get_state(), torch.get_rng_state()
     plan = apply_scheme_(model, scheme, sample=sample, generator=generator, dry_run=True)
     assert differences(before, snapshot(model, None, sample)) == []
     assert torch.equal(generator.get_state(), state)
-    assert isinstance(plan, SchemePlan)
-    assert len(plan) == 2
     assert not plan.applied
-    with pytest.raises(ValueError, match="nothing to undo: this plan is a dry run"):
+    with pytest.raises(ValueError, match="nothing to undo: this is a dry run"):
         plan.undo()
+    if scheme in EXPECTED:
+        assert [layer.std[0] ** 2 for layer in plan] == pytest.approx(EXPECTED[scheme], rel=1e-6)
+    old, objects = weights(model), [id(parameter) for parameter in model.parameters()]
+    applied = apply_scheme_(model, scheme, sample=sample, generator=generator)
+    first = weights(model)
+    assert not same(old, first)
+    assert [layer.std for layer in plan] == [layer.std for layer in applied]
     assert all(layer.std for layer in plan)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_dry_run_tells_the_std_of_the_real_one(scheme: str) -> None:
-    model, sample = small(), torch.randn(16, 8)
-    planned = apply_scheme_(model, scheme, sample=sample, generator=seeded(), dry_run=True)
-    applied = apply_scheme_(model, scheme, sample=sample, generator=seeded())
-    assert [layer.std for layer in planned] == [layer.std for layer in applied]
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_undo_puts_every_bit_back_on_the_same_parameters(scheme: str) -> None:
-    model, sample = small(), torch.randn(16, 8)
-    before, objects = weights(model), [id(parameter) for parameter in model.parameters()]
-    applied: Any = apply_scheme_(model, scheme, sample=sample, generator=seeded())
-    assert not same(before, weights(model))
     assert [id(parameter) for parameter in model.parameters()] == objects
     applied.undo()
-    assert same(before, weights(model))
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_same_generator_gives_the_same_bits_and_leaves_the_global_one_alone(scheme: str) -> None:
-    model, sample = small(), torch.randn(16, 8)
-    state = torch.get_rng_state()
-    apply_scheme_(model, scheme, sample=sample, generator=seeded(3))
-    first = weights(model)
-    apply_scheme_(model, scheme, sample=sample, generator=seeded(3))
-    assert same(first, weights(model))
-    apply_scheme_(model, scheme, sample=sample, generator=seeded(4))
-    assert not same(first, weights(model))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_without_a_generator_the_global_seed_rules() -> None:
-    model = small()
-    torch.manual_seed(5)
-    apply_scheme_(model, "he")
-    first = weights(model)
-    torch.manual_seed(5)
-    apply_scheme_(model, "he")
-    assert same(first, weights(model))
-
-
-def test_default_without_dropout_is_what_torch_does() -> None:
-    model = nn.Sequential(nn.Linear(300, 200), nn.ReLU(), nn.Conv1d(200, 100, 1))
-    torch.manual_seed(7)
-    apply_scheme_(model, "default", sample=None, layers=["0"])
-    torch.manual_seed(7)
-    twin = nn.Linear(300, 200)
-    assert torch.equal(model[0].weight, twin.weight)
-    assert torch.equal(model[0].bias, twin.bias)
+    assert same(old, weights(model))
+    for seed in (3, 4):
+        apply_scheme_(model, scheme, sample=sample, generator=seeded(seed))
+        assert same(first, weights(model)) == (seed == 3)
+    assert torch.equal(torch.get_rng_state(), global_state)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -132,6 +88,23 @@ def test_half_precision_gets_the_rounded_numbers_of_single_precision(scheme: str
         assert torch.allclose(one.to(dtype).float(), other.float(), rtol=tolerance, atol=0.0)
 
 
+def test_without_a_generator_the_global_seed_decides_and_default_is_what_torch_does() -> None:
+    model = small()
+    found = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        apply_scheme_(model, "he")
+        found.append(weights(model))
+    assert same(*found)
+    model = nn.Sequential(nn.Linear(300, 200), nn.ReLU(), nn.Conv1d(200, 100, 1))
+    torch.manual_seed(7)
+    apply_scheme_(model, "default", layers=["0"])
+    torch.manual_seed(7)
+    twin = nn.Linear(300, 200)
+    assert torch.equal(model[0].weight, twin.weight)
+    assert torch.equal(model[0].bias, twin.bias)
+
+
 @pytest.mark.parametrize("distribution", ["normal", "truncated normal", "uniform"])
 def test_every_distribution_has_the_planned_std(distribution: str) -> None:
     model = nn.Linear(400, 300)
@@ -141,197 +114,30 @@ def test_every_distribution_has_the_planned_std(distribution: str) -> None:
     assert (float(model.weight.detach().abs().max()) / plan[0].std[0] < 2.3) == (distribution != "normal")
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(50, 16, padding_idx=0)
-        self.head = nn.Linear(16, 50, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.embed(tokens)))
+def tied(run: Any, **parts: Any) -> Net:
+    model = Net(run, **parts)
+    model.head.weight = model.embed.weight
+    return model
 
 
 def test_a_tied_weight_is_drawn_once_and_suits_its_larger_use() -> None:
-    model = Tied()
+    model = tied(
+        lambda net, x: net.head(torch.tanh(net.embed(x))), embed=nn.Embedding(50, 16),
+        head=nn.Linear(16, 50, bias=False),
+    )  # fmt: skip
     plan = apply_scheme_(model, "lecun", sample=torch.randint(50, (4, 5)), generator=seeded())
-    assert plan.layers[0].name == "embed"
-    assert plan.layers[0].aliases == ("head",)
-    assert len(plan) == 1
+    assert (plan[0].name, plan[0].aliases, len(plan)) == ("embed", ("head",), 1)
     assert plan[0].std == pytest.approx((1 / 4,))  # as a head: 1/√16; as an embedding it would be 1
     assert plan["head"] is plan[0]
-
-
-def test_the_padding_row_of_an_embedding_stays_zero() -> None:
-    model = nn.Sequential(nn.Embedding(10, 4, padding_idx=2), nn.Linear(4, 3))
-    apply_scheme_(model, "he", sample=torch.randint(10, (4, 5)), generator=seeded())
-    assert not bool(model[0].weight.detach()[2].any())
-    assert float(model[0].weight.detach()[3:].std()) > 0.5
-
-
-def test_biases_become_zero_or_stay() -> None:
-    model = small()
-    kept = model[0].bias.detach().clone()
-    apply_scheme_(model, "he", biases="keep")
-    assert torch.equal(model[0].bias, kept)
-    apply_scheme_(model, "he")
-    assert not bool(model[0].bias.any())
-
-
-def test_a_frozen_weight_is_unchanged_and_said_so() -> None:
-    model = small()
-    model[0].requires_grad_(False)
-    before = weights(model)
-    plan = apply_scheme_(model, "he", generator=seeded())
-    assert plan["0"].unchanged == "frozen"
-    assert plan["3"].unchanged == ""
-    after = weights(model)
-    assert torch.equal(before[0], after[0])
-    assert torch.equal(before[1], after[1])
-    assert not torch.equal(before[2], after[2])
-    assert "frozen" in str(plan)
-    assert "1 left alone" in str(plan)
-
-
-def test_a_sparse_weight_is_unchanged() -> None:
-    class Sparse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.matrix = nn.Parameter(torch.eye(8).to_sparse())
-
-        def forward(self, signal: Tensor) -> Tensor:
-            return torch.sparse.mm(self.matrix, signal.T).T
-
-    plan = apply_scheme_(nn.Sequential(Sparse(), nn.Linear(8, 3)), "he", generator=seeded())
-    assert plan["0.matrix"].unchanged == "a sparse tensor"
-    assert plan["1"].unchanged == ""
-
-
-def test_only_the_named_layers_are_drawn() -> None:
-    model = small()
-    before = weights(model)
-    plan = apply_scheme_(model, "he", layers="3", generator=seeded())
-    assert [layer.name for layer in plan] == ["3"]
-    assert torch.equal(model[0].weight, before[0])
-    assert not torch.equal(model[3].weight, before[2])
-    assert plan[0].dropout_factor == pytest.approx(0.8)  # the surroundings are seen all the same
-
-
-def test_a_parametrized_weight_is_written_through_its_parametrization() -> None:
-    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(200, 100)), nn.ReLU(), nn.Linear(100, 3))
-    plan: Any = apply_scheme_(model, "he", sample=torch.randn(4, 200), generator=seeded())
-    assert plan["0"].std == pytest.approx((200**-0.5,))
-    assert float(model[0].weight.detach().std()) == pytest.approx(200**-0.5, rel=0.02)
-    assert plan.notes == ()
-
-
-def test_a_parametrization_that_changes_its_weight_is_named() -> None:
-    model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(20, 10)), nn.ReLU(), nn.Linear(10, 3))
-    plan = apply_scheme_(model, "he", sample=torch.randn(4, 20), generator=seeded())
-    assert any("0: the parametrization changes its value" in note for note in plan.notes)
-
-
-@pytest.mark.parametrize("wrap", [parametrizations.orthogonal, parametrizations.spectral_norm])
-def test_undo_reaches_what_a_parametrization_keeps_in_buffers(wrap: Any) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(wrap(nn.Linear(16, 16)), nn.ReLU(), nn.Linear(16, 4)).eval()
-    sample = torch.randn(8, 16)
-    before = model(sample)
-    applied: Any = apply_scheme_(model, "he", generator=seeded())
-    assert not torch.equal(model(sample), before)
-    applied.undo()
-    assert torch.equal(model(sample), before)
-
-
-class Doubled(nn.Module):
-    def forward(self, weight: Tensor) -> Tensor:
-        return 2 * weight
-
-
-def test_a_weight_that_cannot_be_written_or_is_changed_by_the_forward_is_unchanged() -> None:
-    class Equalized(nn.Linear):
-        def forward(self, signal: Tensor) -> Tensor:
-            return nn.functional.linear(signal, self.weight * 0.1, self.bias)
-
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Equalized(4, 4))
-    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Doubled())
-    plan = apply_scheme_(model, "he", sample=torch.randn(3, 4))
-    assert plan["0"].unchanged == "its parametrization has no right_inverse"
-    assert plan["2"].unchanged == "the forward changes it before using it"
-
-
-def test_lsuv_leaves_a_weight_alone_whose_bias_is_too_large_and_says_so() -> None:
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-    nn.init.normal_(model[0].bias, std=3.0)
-    plan = apply_scheme_(model, "lsuv", sample=torch.randn(256, 64), biases="keep", generator=seeded())
-    assert plan["0"].std[0] == pytest.approx(1 / 8, rel=1e-3)
-    assert any("0: no scale gives variance 1" in note for note in plan.notes)
-    assert float(model(torch.randn(256, 64)).detach().std()) == pytest.approx(1, rel=0.2)
-
-
-def test_the_use_that_loses_is_told() -> None:
-    plan = apply_scheme_(Tied(), "he", sample=torch.randint(50, (4, 5)), dry_run=True)
+    plan = apply_scheme_(model, "he", sample=torch.randint(50, (4, 5)), dry_run=True)
     assert any("embed is drawn for its use as dense" in note for note in plan.notes)
-
-
-class Language(nn.Module):
-    """An embedding, a layer, and the embedding again as output layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.layer = nn.Embedding(100, 64), nn.Linear(64, 64)
-        self.head = nn.Linear(64, 100, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(nn.functional.layer_norm(self.layer(self.embed(tokens)), (64,)))
-
-
-class Recurrence(nn.Module):
-    """By hand, from a state of zeros."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.u, self.w, self.o = nn.Linear(8, 8), nn.Linear(16, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = x.new_zeros(len(x), 8)
-        for _ in range(3):
-            state = torch.tanh(self.u(state) + self.w(x))
-        return self.o(state)
-
-
-def test_lsuv_waits_for_the_first_use_that_is_not_zero() -> None:
-    model, sample = Recurrence(), torch.randn(64, 16)
-    plan = apply_scheme_(model, "lsuv", sample=sample, generator=seeded())
-    assert plan.notes == ()
-    first = torch.tanh(model.w(sample))
-    assert float(model.u(first).detach().std()) == pytest.approx(1, rel=0.01)
-
-
-class LearnedStart(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.start = nn.Parameter(torch.randn(4, 8))
-        self.query, self.keys, self.last = nn.Linear(8, 8), nn.Linear(16, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        keys = self.keys(x)
-        scores = self.query(self.start) @ keys.T
-        return self.last(torch.softmax(scores, -1) @ keys)
-
-
-@pytest.mark.parametrize("with_sample", [True, False])
-def test_a_layer_on_a_learned_start_is_drawn_and_the_start_unchanged(with_sample: bool) -> None:
-    plan = apply_scheme_(LearnedStart(), "he", sample=torch.randn(5, 16) if with_sample else None)
-    assert plan["query"].std == pytest.approx((8**-0.5,))
-    assert "learned input" in plan["start"].unchanged
-
-
-def test_lsuv_suits_a_tied_weight_to_the_use_that_would_explode() -> None:
-    model, tokens = Language(), torch.randint(100, (16, 12))
-    plan = apply_scheme_(model, "lsuv", sample=tokens, generator=seeded())
-    assert float(model(tokens).detach().std()) == pytest.approx(1, rel=0.05)
+    language = tied(
+        lambda net, x: net.head(nn.functional.layer_norm(net.layer(net.embed(x)), (64,))),
+        embed=nn.Embedding(100, 64), layer=nn.Linear(64, 64), head=nn.Linear(64, 100, bias=False),
+    )  # fmt: skip
+    tokens = torch.randint(100, (16, 12))
+    plan = apply_scheme_(language, "lsuv", sample=tokens, generator=seeded())
+    assert float(language(tokens).detach().std()) == pytest.approx(1, rel=0.05)
     assert any("embed is used again" in note for note in plan.notes)
 
 
@@ -342,12 +148,127 @@ def test_looked_up_embeddings_have_size_one(scheme: str, words: int) -> None:
     plan = apply_scheme_(model, scheme, sample=tokens, generator=seeded())
     assert plan["0"].std == (1.0,)
     assert float(model[0](tokens).detach().square().mean()) == pytest.approx(1, rel=0.15)
+    padded = nn.Sequential(nn.Embedding(words, 32, padding_idx=2), nn.Linear(32, 5))
+    apply_scheme_(padded, scheme, sample=tokens, generator=seeded())
+    assert padded[0].weight.detach().any(dim=1).tolist() == [at != 2 for at in range(words)]
+
+
+def test_frozen_sparse_unwritable_and_changed_weights_are_unchanged_with_a_reason() -> None:
+    model = small()
+    model[0].requires_grad_(False)
+    before = weights(model)
+    plan = apply_scheme_(model, "he", generator=seeded())
+    assert [layer.unchanged for layer in plan] == ["frozen", ""]
+    assert [torch.equal(*pair) for pair in zip(before, weights(model), strict=True)][:3] == [
+        True,
+        True,
+        False,
+    ]
+    sparse = Net(
+        lambda net, x: torch.sparse.mm(net.matrix, x.T).T, matrix=nn.Parameter(torch.eye(8).to_sparse())
+    )
+    plan = apply_scheme_(nn.Sequential(sparse, nn.Linear(8, 3)), "he", generator=seeded())
+    assert [plan[name].unchanged for name in ("0.matrix", "1")] == ["a sparse tensor", ""]
+    equalized = Net(
+        lambda net, x: nn.functional.linear(x, net.weight * 0.1), weight=nn.Parameter(torch.eye(4))
+    )
+    doubled = Net(lambda net, weight: 2 * weight)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), equalized)
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", doubled)
+    plan = apply_scheme_(model, "he", sample=torch.randn(3, 4))
+    assert plan["0"].unchanged == "its parametrization has no right_inverse"
+    assert plan["2"].unchanged == "the forward changes it before using it"
+
+
+def test_only_the_named_layers_are_drawn_and_biases_become_zero_or_stay() -> None:
+    model = small()
+    before = weights(model)
+    plan = apply_scheme_(model, "he", layers="3", biases="keep", generator=seeded())
+    assert [layer.name for layer in plan] == ["3"]
+    assert [torch.equal(*pair) for pair in zip(before, weights(model), strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert plan[0].dropout_factor == pytest.approx(0.8)  # the context is seen all the same
+    apply_scheme_(model, "he")
+    assert not bool(model[0].bias.any())
+
+
+def test_parametrized_weights_are_written_through_and_undone() -> None:
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(200, 100)), nn.ReLU(), nn.Linear(100, 3))
+    plan = apply_scheme_(model, "he", sample=torch.randn(4, 200), generator=seeded())
+    assert plan["0"].std == pytest.approx((200**-0.5,))
+    assert float(model[0].weight.detach().std()) == pytest.approx(200**-0.5, rel=0.02)
+    assert plan.notes == ()
+    for wrap in (parametrizations.orthogonal, parametrizations.spectral_norm):
+        torch.manual_seed(0)
+        model = nn.Sequential(wrap(nn.Linear(16, 16)), nn.ReLU(), nn.Linear(16, 4)).eval()
+        sample = torch.randn(8, 16)
+        before = model(sample)
+        plan = apply_scheme_(model, "he", generator=seeded())
+        assert any("0: the parametrization changes its value" in note for note in plan.notes)
+        assert not torch.equal(model(sample), before)
+        plan.undo()
+        assert torch.equal(model(sample), before)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (4, 4)])
+@pytest.mark.parametrize("kind", ["householder", "matrix_exp", "cayley"])
+def test_orthogonal_parametrizations_of_every_shape_are_written_through(
+    kind: str, shape: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    first = parametrizations.orthogonal(nn.Linear(*shape), orthogonal_map=kind)
+    model = nn.Sequential(first, nn.Tanh(), nn.Linear(shape[1], 3))
+    apply_scheme_(model, "orthogonal", sample=torch.randn(8, shape[0]))
+    weight = model[0].weight.detach()
+    gram = weight @ weight.T if shape[0] > shape[1] else weight.T @ weight
+    assert torch.allclose(gram, gram[0, 0] * torch.eye(len(gram)), atol=1e-5)
+
+
+def test_lsuv_with_large_biases_zero_states_and_stds_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    nn.init.normal_(model[0].bias, std=3.0)
+    plan = apply_scheme_(model, "lsuv", sample=torch.randn(256, 64), biases="keep", generator=seeded())
+    assert plan["0"].std[0] == pytest.approx(1 / 8, rel=1e-3)
+    assert any("0: no scale gives variance 1" in note for note in plan.notes)
+    assert float(model(torch.randn(256, 64)).detach().std()) == pytest.approx(1, rel=0.2)
+
+    def recurrence(net: Any, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), 8)
+        for _ in range(3):
+            state = torch.tanh(net.u(state) + net.w(x))
+        return net.o(state)
+
+    model, sample = (
+        Net(recurrence, u=nn.Linear(8, 8), w=nn.Linear(16, 8), o=nn.Linear(8, 3)),
+        torch.randn(64, 16),
+    )
+    assert apply_scheme_(model, "lsuv", sample=sample, generator=seeded()).notes == ()
+    assert float(model.u(torch.tanh(model.w(sample))).detach().std()) == pytest.approx(1, rel=0.01)
+    model, sample = mlp(4, nn.Tanh), torch.rand(64, 64)
+    plan = apply_scheme_(model, "lsuv", sample=sample, gains={"1": 0.5})
+    assert float(model[:2](sample).detach().std()) == pytest.approx(0.5, rel=0.01)
+    assert float(model(sample).detach().std()) == pytest.approx(1.0, rel=0.01)
+    assert (plan["1"].gain, plan["3"].gain) == (0.5, pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("with_sample", [True, False])
+def test_a_layer_on_a_learned_input_is_drawn_and_the_input_unchanged(with_sample: bool) -> None:
+    def perceive(net: Any, x: Tensor) -> Tensor:
+        keys = net.keys(x)
+        return net.last(torch.softmax(net.query(net.start) @ keys.T, -1) @ keys)
+
+    parts = {"query": nn.Linear(8, 8), "keys": nn.Linear(16, 8), "last": nn.Linear(8, 3)}
+    model = Net(perceive, start=nn.Parameter(torch.randn(4, 8)), **parts)
+    plan = apply_scheme_(model, "he", sample=torch.randn(5, 16) if with_sample else None)
+    assert plan["query"].std == pytest.approx((8**-0.5,))
+    assert "learned input" in plan["start"].unchanged
 
 
 def test_a_plan_is_plain_data() -> None:
-    import json
-    import pickle
-
     applied = apply_scheme_(small(), "he", generator=seeded())
     assert applied.applied
     assert applied == apply_scheme_(small(), "he", dry_run=True)
@@ -355,7 +276,6 @@ def test_a_plan_is_plain_data() -> None:
     assert travelled == applied
     assert not travelled.applied
     assert json.loads(json.dumps(applied.to_dict()))["layers"][1]["name"] == "3"
-    assert repr(applied) == "<SchemePlan 'he' of 2 weights, applied>"
 
 
 def test_lengths_through_changing_widths_are_told_to_be_rough_where_they_are() -> None:
@@ -368,23 +288,19 @@ def test_lengths_through_changing_widths_are_told_to_be_rough_where_they_are() -
     assert "the gain of tanh is that of size 1" in note
 
 
-def test_a_name_beats_a_glob_in_gains_and_numpy_numbers_count() -> None:
-    import numpy
-
-    plan = apply_scheme_(small(), "he", gains={"3": numpy.float32(2.0), "*": 1.0}, dry_run=True)
+def test_gains_override_and_a_name_beats_a_glob() -> None:
+    plan = apply_scheme_(
+        small(), "he", gains={"3": numpy.float32(2.0), "*": 1.0}, dropout=False, dry_run=True
+    )
     assert (plan["0"].gain, plan["3"].gain) == (1.0, 2.0)
+    assert plan["3"].std == pytest.approx((2 / math.sqrt(6),))
 
 
-def test_threads_do_not_disturb_each_other() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    models = [small() for _ in range(32)]
+def test_threads_and_inference_mode_disturb_nothing() -> None:
+    models = [small() for _ in range(16)]
     with ThreadPoolExecutor(8) as pool:
         plans = list(pool.map(lambda model: apply_scheme_(model, "he", generator=seeded()), models))
     assert len({tuple(layer.std for layer in plan) for plan in plans}) == 1
-
-
-def test_inference_mode_around_the_call_changes_nothing() -> None:
     model = small()
     with torch.inference_mode():
         apply_scheme_(model, "lsuv", sample=torch.randn(16, 8))
@@ -392,15 +308,65 @@ def test_inference_mode_around_the_call_changes_nothing() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_gains_override_what_was_found() -> None:
-    plan = apply_scheme_(small(), "he", gains={"3": 2.0}, dropout=False, dry_run=True)
-    assert plan["3"].gain == 2.0
-    assert plan["3"].std == pytest.approx((2 / math.sqrt(6),))
+# --- Refusals ---
 
 
-def test_a_model_on_its_own_weights_gets_the_same_optimizer_state() -> None:
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    apply_scheme_(model, "he", generator=seeded())
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    assert [id(parameter) for parameter in held] == [id(parameter) for parameter in model.parameters()]
+def bare() -> Net:
+    parts = {"soft": nn.Softmax(dim=-1), "one": nn.Linear(4, 4), "two": nn.Linear(4, 2)}
+    return Net(lambda net, x: net.two(net.soft(net.one(x))), **parts)
+
+
+def branching() -> Net:
+    return Net(lambda net, x: net.fc(x) if x.sum() > 0 else net.fc(-x), fc=nn.Linear(4, 4))
+
+
+REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
+    ("scheme='orthognal' is unknown.*Did you mean 'orthogonal'", small, "orthognal", {}),
+    ("scheme='Kaiming' is unknown.*Did you mean 'he'", small, "Kaiming", {}),
+    ("scheme='kaiming_normal_' is unknown.*mean 'he'", small, "kaiming_normal_", {}),
+    ("scheme='xavier' is unknown.*Did you mean 'glorot'", small, "xavier", {}),
+    ("distribution='gauss' is unknown", small, "he", {"distribution": "gauss"}),
+    ("distribution='uniform' has no meaning for", small, "orthogonal", {"distribution": "uniform"}),
+    ("residual='scale' is unknown.*Did you mean 'scaled'", small, "he", {"residual": "scale"}),
+    ("biases='zeros' is unknown.*Did you mean 'zero'", small, "he", {"biases": "zeros"}),
+    ("generator is a int; pass torch.Generator", small, "he", {"generator": 3}),
+    ("model is a type.*instance, not the class", lambda: nn.Linear, "he", {}),
+    ("scheme='lsuv' measures.*pass sample=", small, "lsuv", {}),
+    ("pass sample=", branching, "he", {}),
+    ("no weight of two or more dimensions", lambda: nn.LayerNorm(3), "he", {}),
+    (r"softmax before two is not elementwise.*gains={'two': 1.0}.*lsuv", bare, "he", {}),
+    (r"gains names 'fc9', which fits no weight", small, "he", {"gains": {"fc9": 1.0}}),
+    (r"gains\['3'\] is -1; a gain is a positive number", small, "he", {"gains": {"3": -1}}),
+    ("gains is a list; it must map names", small, "he", {"gains": [1.0]}),
+    ("gains holds the key 3", small, "he", {"gains": {3: 1.0}}),
+    ("gains has no meaning for scheme='lecun'", small, "lecun", {"gains": {"3": 1.0}}),
+    ("dropout='no' must be True or False", small, "he", {"dropout": "no"}),
+    ("layers='0.bias' names no weight of two", small, "he", {"layers": "0.bias"}),
+    ("layers='fc9' fits no parameter", small, "he", {"layers": "fc9"}),
+    ("the forward fails on the sample", small, "he", {"sample": torch.ones(2, 5)}),
+    (
+        "a dropout of p = 1 stands next to 1",
+        lambda: nn.Sequential(nn.Dropout(1.0), nn.Linear(3, 3)),
+        "he",
+        {},
+    ),
+    ("the output of 0 on this sample is 0 everywhere", small, "lsuv", {"sample": torch.zeros(4, 8)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "build", "scheme", "options"), REFUSED, ids=[one[0][:40] for one in REFUSED]
+)
+def test_bad_input_is_refused(message: str, build: Any, scheme: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ProblemError, match=f"(?s){message}"):
+        apply_scheme_(build(), scheme, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_zero_fan_is_refused_and_what_has_a_way_out_is_not() -> None:
+    with pytest.raises(ProblemError, match=r"0 has shape \(0, 4\): a fan is zero"):
+        apply_scheme_(nn.Sequential(nn.Linear(4, 0), nn.Linear(0, 3)), "he")
+    assert apply_scheme_(bare(), "he", gains={"two": 2.0})["two"].gain == 2.0
+    assert apply_scheme_(bare(), "lsuv", sample=torch.randn(16, 4)).applied
+    assert apply_scheme_(bare(), "glorot").applied
+    assert apply_scheme_(nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0)), "he").applied

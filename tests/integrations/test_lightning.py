@@ -17,6 +17,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import nn
 
 import hessinit
+from adamw_truth import dense_adamw_limit
 from hessinit.integrations.lightning import CurvatureCallback
 from hessinit.training.track import Budget
 from integrations.launching import HERE, run_on_two_ranks
@@ -50,7 +51,9 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize(
+    "package", ["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.sweep)]
+)
 def test_a_run_is_measured_at_the_start_and_followed(package: str, tmp_path: Path) -> None:
     library = importlib.import_module(package)
     network = plain_network()
@@ -93,7 +96,7 @@ def test_weights_are_initialized_for_the_optimizers_rate_before_the_first_step(t
     assert (result.lr, result.kappa, result.converged) == (0.5, 4, True)
     assert callback.tracking.points[0].norm == pytest.approx(8, rel=0.06)
     assert callback.tracking.initialization == result
-    assert any("beyond the edge of stability on purpose" in note for note in callback.tracking.notes)
+    assert any("above the stability limit on purpose" in note for note in callback.tracking.notes)
     assert all(one is other for one, other in zip(network.parameters(), parameters, strict=True))
     assert (tmp_path / "run.jsonl").exists()
 
@@ -116,6 +119,22 @@ def test_momentum_and_adam_are_told_apart(optimizer: Any, lr: float, kind: str, 
         assert result.target == pytest.approx(4 / (5 * lr))
     else:  # the scheme alone decides: nothing is scaled
         assert set(result.scales.values()) == {1.0}
+
+
+def test_groups_of_adamw_have_the_dense_limit(tmp_path: Path) -> None:
+    module = digits_module(lightning, nn.Sequential(nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 10))).double()
+    groups = [
+        {"params": module.network[0].parameters(), "lr": 1e-3, "weight_decay": 40.0},
+        {"params": module.network[2].parameters(), "lr": 4e-3, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    module.configure_optimizers = lambda: optimizer
+    batch = digits(16)[0].double(), digits(16)[1]
+    limit = dense_adamw_limit(module, LOSS, batch, optimizer)
+    callback = CurvatureCallback(LOSS, batch=batch, tolerance=1e-8)
+    trainer_of(lightning, tmp_path, callback, max_steps=1, precision="64-true").fit(module, loader())
+    point = callback.tracking.points[0]
+    assert (point.lr, point.stable_learning_rate) == (4e-3, pytest.approx(limit, rel=1e-6))
 
 
 def test_the_rate_that_a_schedule_works_towards_counts(tmp_path: Path) -> None:
@@ -161,6 +180,7 @@ def test_accumulated_batches_count_as_one_step(tmp_path: Path) -> None:
     assert [loss for _, loss in callback.tracking.losses] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.sweep
 def test_with_manual_optimization_the_training_loss_is_the_mean_over_the_batches_of_a_step(
     tmp_path: Path,
 ) -> None:
@@ -216,6 +236,7 @@ def test_a_training_step_with_another_loss_is_noted(
     assert all(f"where loss(output, target) is {measured:.3g}" in note for note in noted)
 
 
+@pytest.mark.sweep
 def test_the_edge_of_stability_is_announced_unless_it_should_not(tmp_path: Path) -> None:
     def fit(**options: Any) -> None:
         module = digits_module(lightning, plain_network(), lr=1000.0)
@@ -273,12 +294,15 @@ def test_several_optimizers_leave_the_sharpness_without_a_rate(tmp_path: Path) -
         (2, None),
         (4, None),
     ]
-    assert any("There are 2 optimizers, so no single rate" in note for note in callback.tracking.notes)
+    assert any(
+        "There are 2 optimizers, so no single learning rate" in note for note in callback.tracking.notes
+    )
     refusing = CurvatureCallback(LOSS, initialize=True)
     with pytest.raises(hessinit.ProblemError, match=r"not one optimizer.*initialize=\{'lr': 0.1"):
         trainer_of(lightning, tmp_path, refusing, max_epochs=1).fit(module, loader(32))
 
 
+@pytest.mark.sweep
 def test_the_batch_may_be_given_or_made_from_the_first_one(tmp_path: Path) -> None:
     given = []
     for batch in (digits(8), lambda caught: (caught[0][:8], caught[1][:8])):
@@ -322,8 +346,8 @@ def test_the_optimizer_that_a_module_hands_out_is_read_by_every_verb() -> None:
     network, batch = plain_network(), digits()
     groups = [{"params": network[0].parameters(), "lr": 1e9}, {"params": network[2].parameters()}]
     optimizer = LightningOptimizer(torch.optim.SGD(groups, lr=0.1, momentum=0.9))
-    advice = hessinit.advise(network, LOSS, batch, optimizer=optimizer, layers="2")
-    assert (advice.optimizer, advice.lr) == ("SGD(momentum=0.9)", 0.1)
+    advice = hessinit.advise(network, LOSS, batch, optimizer=optimizer)
+    assert (advice.optimizer, advice.lr) == ("SGD(momentum=0.9)", 1e9)
     with pytest.raises(AssertionError, match=r"lr=1e\+09 is .* times the stable"):
         hessinit.assert_sound(network, LOSS, batch, optimizer=optimizer)
     assert hessinit.track(network, LOSS, batch, optimizer=optimizer, path=None, warn=False).tracking.optimizer

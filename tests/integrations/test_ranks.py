@@ -22,6 +22,7 @@ def test_alone_the_work_is_done_and_nothing_is_sent() -> None:
     share_weights(model)
 
 
+@pytest.mark.sweep
 def test_two_ranks_share_every_kind_of_weight_and_every_failure(tmp_path: Path) -> None:
     said, told = run_on_two_ranks(HERE / "rank_script.py", tmp_path)
     assert "rank 0: IndexError: list index out of range" in said

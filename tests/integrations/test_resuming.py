@@ -1,4 +1,4 @@
-"""Runs that go on from a checkpoint: in their own file, with their own examples, or with a word about it."""
+"""Runs that resume from a checkpoint: in their own file, with their own examples, or with a note."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 import lightning.pytorch as lightning
 import pytest
 import torch
-from hessinit.integrations.remembering import Memory, digest_examples, digest_start, small_copy
 from torch import Tensor
 
 import hessinit
-from hessinit.integrations import remembering
-from hessinit.integrations.lightning import CurvatureCallback
+from hessinit import ProblemError, Tracking
+from hessinit.integrations.lightning import CurvatureCallback, small_copy
 from hessinit.integrations.transformers import CurvatureCallback as TrainersCallback
-from hessinit.results.track_record import Tracking
 from hessinit.training.track import Budget
 from integrations.lightning_digits import (
     LOSS,
@@ -49,7 +47,7 @@ def fit(
     module = digits_module(lightning, plain_network())
     callback = CurvatureCallback(LOSS, every=2, **options)
     trainer = trainer_of(lightning, folder, callback, max_epochs=epochs)
-    torch.manual_seed(seed + epochs)  # the loader shuffles in another order when training goes on
+    torch.manual_seed(seed + epochs)  # the loader shuffles in another order when training resumes
     fit_from(checkpoint, trainer, module, loader(shuffle=True), weights_only=True)
     trainer.save_checkpoint(folder / f"{seed}.ckpt")
     return module, callback.tracking
@@ -59,89 +57,44 @@ def norms(tracking: Tracking) -> list[tuple[int, float]]:
     return [(point.step, point.norm) for point in tracking.points]
 
 
-def test_lightning_goes_on_in_the_file_of_its_own_run(tmp_path: Path) -> None:
-    _, first = fit(tmp_path, seed=1)
-    _, second = fit(tmp_path, seed=2)
-    untouched = (tmp_path / "curvature.jsonl").read_bytes()
-    _, resumed = fit(tmp_path, seed=2, epochs=2, checkpoint=tmp_path / "2.ckpt")
-    assert norms(first)[0] != norms(second)[0]
-    assert norms(resumed)[:2] == norms(second)[:2]
-    assert [point.step for point in resumed.points] == [0, 2, 4, 6, 8]
-    assert (tmp_path / "curvature.jsonl").read_bytes() == untouched
-    assert norms(Tracking.from_json((tmp_path / "curvature-2.jsonl").read_bytes())) == norms(resumed)
-
-
-def test_an_earlier_run_is_gone_on_with_beside_a_later_one(tmp_path: Path) -> None:
-    _, first = fit(tmp_path, seed=1)
-    fit(tmp_path, seed=2)
-    _, resumed = fit(tmp_path, seed=1, epochs=2, checkpoint=tmp_path / "1.ckpt")
-    assert norms(resumed)[:2] == norms(first)[:2]
-    assert norms(Tracking.from_json((tmp_path / "curvature.jsonl").read_bytes())) == norms(resumed)
-
-
-def test_the_trainer_goes_on_in_the_file_of_its_own_run(tmp_path: Path) -> None:
-    def train(rate: float, checkpoint: str | None = None) -> Tracking:
-        callback = TrainersCallback(every=2, warn=False)
-        trainer = trainer_of_transformers(
-            tmp_path, callback, learning_rate=rate, save_strategy="steps", save_steps=2
-        )
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return callback.tracking
-
-    train(0.1)
-    second = train(0.3)  # its checkpoints take the place of the first one's
-    untouched = (tmp_path / "curvature.jsonl").read_bytes()
-    resumed = train(0.3, str(tmp_path / "checkpoint-2"))
-    assert norms(resumed)[0] == norms(second)[0]
-    assert [point.norm for point in resumed.points] == pytest.approx(
-        [point.norm for point in second.points], rel=1e-5
-    )
-    assert (tmp_path / "curvature.jsonl").read_bytes() == untouched
-    assert not (tmp_path / "curvature-3.jsonl").exists()
-
-
-def test_another_runs_file_of_the_same_name_is_not_gone_on_with(tmp_path: Path) -> None:
-    fit(tmp_path, seed=1)
-    (tmp_path / "curvature.jsonl").unlink()
-    fit(tmp_path, seed=2)
-    _, resumed = fit(tmp_path, seed=1, epochs=2, checkpoint=tmp_path / "1.ckpt")
-    assert [point.step for point in resumed.points] == [4, 6, 8]
-    assert any(
-        "went on at step 4; the record of the steps before is not known" in one for one in resumed.notes
-    )
-    assert (tmp_path / "curvature-2.jsonl").exists()
-
-
-def test_a_run_that_was_moved_finds_its_file_in_the_new_folder(tmp_path: Path) -> None:
+def test_lightning_continues_its_file_also_in_a_folder_that_was_moved(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
-    fit(old, seed=1)
+    _, first = fit(old, seed=1)
     old.rename(new)
     _, resumed = fit(new, seed=1, epochs=2, checkpoint=new / "1.ckpt")
+    assert norms(resumed)[:2] == norms(first)[:2]
     assert [point.step for point in resumed.points] == [0, 2, 4, 6, 8]
+    assert norms(Tracking.load(new / "curvature.jsonl")) == norms(resumed)
     assert not old.exists()
 
 
-def test_another_curvature_starts_another_record(tmp_path: Path) -> None:
+def test_a_file_of_another_run_is_not_continued_but_kept(tmp_path: Path) -> None:
     fit(tmp_path, seed=1)
-    _, resumed = fit(tmp_path, seed=1, epochs=2, checkpoint=tmp_path / "1.ckpt", curvature="hessian")
-    assert (resumed.curvature, len(resumed.points)) == ("hessian", 3)
+    _, other = fit(tmp_path, seed=2)
+    _, resumed = fit(tmp_path, seed=1, epochs=2, checkpoint=tmp_path / "1.ckpt")
+    assert [point.step for point in resumed.points] == [4, 6, 8]
+    assert any("resumed at step 4; the earlier record was not found" in note for note in resumed.notes)
+    assert norms(Tracking.load(tmp_path / "curvature.jsonl.bak")) == norms(other)
+    _, sharper = fit(tmp_path, seed=1, epochs=3, checkpoint=tmp_path / "1.ckpt", curvature="hessian")
+    assert (sharper.curvature, len(sharper.points)) == ("hessian", 3)  # another curvature is another record
 
 
-def test_two_callbacks_go_on_in_two_files(tmp_path: Path) -> None:
-    def run(epochs: int, checkpoint: Path | None = None) -> list[Tracking]:
-        both = [CurvatureCallback(LOSS, every=2), CurvatureCallback(LOSS, every=2, batch=digits(8))]
+def test_two_callbacks_need_two_files(tmp_path: Path) -> None:
+    def run(epochs: int, paths: list[Path | None], checkpoint: Path | None = None) -> list[Tracking]:
+        both = [CurvatureCallback(LOSS, every=2, path=path, batch=digits(8)) for path in paths]
         trainer = trainer_of(lightning, tmp_path, *both, max_epochs=epochs)
         trainer.fit(digits_module(lightning, plain_network()), loader(), ckpt_path=checkpoint)
         trainer.save_checkpoint(tmp_path / "both.ckpt")
         return [one.tracking for one in both]
 
-    run(1)
-    resumed = run(2, tmp_path / "both.ckpt")
-    stored = [
-        norms(Tracking.from_json(path.read_bytes())) for path in sorted(tmp_path.glob("curvature*.jsonl"))
-    ]
-    assert all(norms(one) in stored for one in resumed)
+    with pytest.raises(ProblemError, match="another callback writes to .*curvature.jsonl; pass path="):
+        run(1, [None, None])
+    paths = [None, tmp_path / "other.jsonl"]
+    run(1, paths)
+    resumed = run(2, paths, tmp_path / "both.ckpt")
+    assert [[point.step for point in one.points] for one in resumed] == [[0, 2, 4, 6, 8]] * 2
+    assert norms(Tracking.load(tmp_path / "other.jsonl")) == norms(resumed[1])
 
 
 def test_lightning_measures_the_same_examples_again(tmp_path: Path) -> None:
@@ -155,54 +108,8 @@ def test_lightning_measures_the_same_examples_again(tmp_path: Path) -> None:
     module, resumed = fit(tmp_path, seed=1, epochs=2, checkpoint=tmp_path / "1.ckpt", batch=first)
     before, after = caught
     assert torch.equal(before[0], after[0])
-    assert torch.equal(before[1], after[1])
     truth = hessinit.measure(module.network, LOSS, before, tolerance=1e-4)
     assert resumed.points[-1].norm == pytest.approx(truth.network.norm, rel=0.02)
-    assert not any("other examples" in note for note in resumed.notes)
-
-
-def test_other_examples_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "_MOST_BYTES", 10)
-    fit(tmp_path, seed=1)
-    _, resumed = fit(tmp_path, seed=1, epochs=2, checkpoint=tmp_path / "1.ckpt")
-    assert any("From step 4 on other examples are measured than before" in note for note in resumed.notes)
-
-
-def test_a_collator_that_masks_at_random_masks_alike_again(tmp_path: Path) -> None:
-    for seed, checkpoint in ((1, None), (2, str(tmp_path / "checkpoint-2"))):
-        callback = TrainersCallback(every=2, warn=False)
-        trainer = trainer_of_transformers(
-            tmp_path, callback, model="masked BERT", collator=Masking(), save_strategy="steps", save_steps=2
-        )
-        torch.manual_seed(seed)
-        trainer.train(resume_from_checkpoint=checkpoint)
-    assert [point.step for point in callback.tracking.points] == [0, 2, 4]
-    assert not any("other examples" in note for note in callback.tracking.notes)
-
-
-def test_a_file_is_told_by_its_first_point(tmp_path: Path) -> None:
-    file = tmp_path / "run.jsonl"
-    assert digest_start(file) == ""
-    file.write_text('{"kind": "hessinit tracking"}\n{"norm": 1.0, "seconds"')  # a killed run
-    assert digest_start(file) == ""
-    file.write_text('{"kind": "hessinit tracking"}\n{"norm": 1.0, "seconds": 0.25}\n')
-    found = digest_start(file)
-    file.write_text('{"kind": "another header"}\n{"norm": 1.0, "seconds": 0.25}\n{"norm": 2.0}\n')
-    assert digest_start(file) == found != ""
-    file.write_text('{"kind": "hessinit tracking"}\n{"norm": 1.0, "seconds": 0.26}\n')
-    assert digest_start(file) != found
-    assert Memory.read({"file": 3}) is Memory.read(None) is None
-
-
-def test_examples_are_told_by_every_bit() -> None:
-    batch = {"x": torch.zeros(2, 3).bfloat16(), "y": [torch.tensor([1, 2]), torch.zeros(0)]}
-    found = digest_examples(batch)
-    assert found == digest_examples(
-        {"x": torch.zeros(2, 3).bfloat16(), "y": (torch.tensor([1, 2]), torch.zeros(0))}
-    )
-    assert found != digest_examples({**batch, "x": torch.zeros(3, 2).bfloat16()})
-    assert found != digest_examples({**batch, "x": -torch.zeros(2, 3).bfloat16()})
-    assert digest_examples(iter([batch])) == ""  # looking would use it up
 
 
 def test_only_a_small_and_plain_batch_goes_into_a_checkpoint() -> None:
@@ -213,3 +120,19 @@ def test_only_a_small_and_plain_batch_goes_into_a_checkpoint() -> None:
     assert copied[1]["name"] == "kept"
     assert small_copy((torch.ones(3), object())) is None
     assert small_copy(torch.empty(2**24)) is None
+
+
+def test_the_trainer_continues_its_file_and_a_collator_masks_alike_again(tmp_path: Path) -> None:
+    found = []
+    for seed, checkpoint in ((1, None), (2, str(tmp_path / "checkpoint-2"))):
+        callback = TrainersCallback(every=2, warn=False)
+        trainer = trainer_of_transformers(
+            tmp_path, callback, model="masked BERT", collator=Masking(), save_strategy="steps", save_steps=2
+        )
+        torch.manual_seed(seed)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        found.append(callback.tracking)
+    first, resumed = found
+    assert [point.step for point in resumed.points] == [0, 2, 4]
+    assert norms(resumed)[0] == norms(first)[0]
+    assert norms(Tracking.load(tmp_path / "curvature.jsonl")) == norms(resumed)

@@ -1,124 +1,257 @@
-"""The word2vec experiment from plan to findings, on a small corpus."""
+"""Word2vec: losses, gradients and steps by hand, curvature against dense fp64 autograd, and findings."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-from dataclasses import replace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
+from torch.autograd.functional import hessian, jacobian
+from torch.func import functional_call
 
-from hessinit.measurement.measure import measure
-from hessinit.paper import word2vec, word2vec_design
-from hessinit.paper.experiment import Setting
-from hessinit.paper.skip_gram import MODELS, normal_
-from hessinit.paper.skip_gram_training import draw_batches
-from hessinit.paper.word2vec import EXPERIMENT, final_loss, thin_out
-from hessinit.paper.word2vec_design import DESIGNS, ROWS, Design
-from hessinit.training.seeds import derive, generator
+from hessinit.paper import word2vec
+from hessinit.paper.experiments import Setting, find_experiment, run_job
+from hessinit.paper.text import Text, Vocabulary
+from hessinit.paper.word2vec import MODELS, ROWS, Design, SkipGram, draw_batches, read_sweep
+from hessinit.results.result import Plain
+from hessinit.training.workers import Job
+
+EXPERIMENT = find_experiment("word2vec")
+VOCABULARY, DIMENSION, PAIRS, NEGATIVES = 7, 3, 9, 2
+WEIGHTS = ("centre.weight", "context.weight")
+COUNTS = (400, 100, 50, 25, 20, 5)
+models = pytest.mark.parametrize("kind", MODELS)
+
+
+def tiny(kind: str, std: float) -> tuple[SkipGram, tuple[torch.Tensor, torch.Tensor]]:
+    source = torch.Generator().manual_seed(3)
+    model = SkipGram(VOCABULARY, DIMENSION, kind == "negative").double()
+    for name in WEIGHTS:
+        torch.nn.init.normal_(model.get_parameter(name), 0.0, std, generator=source)
+    words = torch.randint(VOCABULARY, (PAIRS, 2 + NEGATIVES), generator=source)
+    if kind == "softmax":
+        return model, (words[:, 0], words[:, 1])
+    labels = torch.zeros(PAIRS, 1 + NEGATIVES, dtype=torch.float64)
+    labels[:, 0] = 1
+    return model, (words, labels)
+
+
+def softmax_by_hand(centre: Any, context: Any, words: Any, targets: Any) -> tuple[float, list[Any]]:
+    gradients = [np.zeros_like(centre), np.zeros_like(context)]
+    total = 0.0
+    for word, target in zip(words, targets, strict=True):
+        scores = context @ centre[word]
+        shares = np.exp(scores) / np.exp(scores).sum()
+        total -= np.log(shares[target])
+        shares[target] -= 1
+        gradients[0][word] += context.T @ shares
+        gradients[1] += np.outer(shares, centre[word])
+    return total / len(words), [gradient / len(words) for gradient in gradients]
+
+
+def negative_by_hand(centre: Any, context: Any, words: Any, labels: Any) -> tuple[float, list[Any]]:
+    gradients = [np.zeros_like(centre), np.zeros_like(context)]
+    total = 0.0
+    for row in words:
+        for place, other in enumerate(row[1:]):
+            sign = 1 if place == 0 else -1
+            score = context[other] @ centre[row[0]]
+            total += np.log1p(np.exp(-sign * score))
+            slope = -sign / (1 + np.exp(sign * score))
+            gradients[0][row[0]] += slope * context[other]
+            gradients[1][other] += slope * centre[row[0]]
+    return total / len(words), [gradient / len(words) for gradient in gradients]
+
+
+BY_HAND = {"softmax": softmax_by_hand, "negative": negative_by_hand}
+
+
+@models
+def test_a_step_is_the_rate_times_the_gradient_by_hand(kind: str) -> None:
+    model, (words, targets) = tiny(kind, std=0.8)
+    before = [model.get_parameter(name).detach().clone().numpy() for name in WEIGHTS]
+    expected, gradients = BY_HAND[kind](*before, words.numpy(), targets.numpy())
+    assert model.train_([(words, targets)], 0.7) == [pytest.approx(expected, rel=1e-12)]
+    for name, old, gradient in zip(WEIGHTS, before, gradients, strict=True):
+        after = model.get_parameter(name).detach().numpy()
+        np.testing.assert_allclose(after, old - 0.7 * gradient, rtol=1e-9, atol=1e-12)
+
+
+def dense_hessian(model: SkipGram, words: Any, targets: Any) -> tuple[Any, Any, int]:
+    """The exact Hessian and Gauss-Newton of both weights together, written out."""
+    weights = [model.get_parameter(name).detach() for name in WEIGHTS]
+    sizes = [weight.numel() for weight in weights]
+
+    def scores(flat: torch.Tensor) -> torch.Tensor:
+        parts = flat.split(sizes)
+        named = {name: part.view(VOCABULARY, DIMENSION) for name, part in zip(WEIGHTS, parts, strict=True)}
+        return functional_call(model, named, (words,))
+
+    flat = torch.cat([weight.flatten() for weight in weights])
+    exact = hessian(lambda at: model.loss(scores(at), targets), flat)
+    output = scores(flat)
+    outer = hessian(lambda z: model.loss(z, targets), output).reshape(output.numel(), output.numel())
+    slopes = jacobian(scores, flat).reshape(output.numel(), len(flat))
+    return exact, slopes.T @ outer @ slopes, sizes[0]
+
+
+def norm(matrix: torch.Tensor) -> float:
+    return torch.linalg.eigvalsh(matrix).abs().max().item()
+
+
+@models
+@pytest.mark.parametrize("std", [0.05, 1.0])
+def test_measured_norms_are_those_of_the_dense_hessian(kind: str, std: float) -> None:
+    model, batch = tiny(kind, std)
+    exact, approximation, border = dense_hessian(model, *batch)
+    found = model.measure(batch, seed=0)
+    assert found["centre"] == pytest.approx(norm(exact[:border, :border]), rel=0.01)
+    assert found["context"] == pytest.approx(norm(exact[border:, border:]), rel=0.01)
+    assert found["exact"] == pytest.approx(norm(exact), rel=0.01)
+    assert found["network"] == pytest.approx(norm(approximation), rel=0.01)
+    for block in (slice(None, border), slice(border, None)):  # bilinear: Gauss-Newton is exact in a block
+        torch.testing.assert_close(exact[block, block], approximation[block, block], rtol=1e-9, atol=1e-15)
+
+
+def make_text() -> Text:
+    source = np.random.default_rng(0)
+    centres = source.integers(len(COUNTS), size=600)
+    contexts = (centres + source.integers(1, 3, size=600)) % len(COUNTS)
+    vocabulary = Vocabulary(tuple("abcdef"), COUNTS, sum(COUNTS))
+    return Text(vocabulary, np.stack([centres, contexts], 1).astype(np.int32), "made")
+
+
+def batches(kind: str, seed: int = 0, steps: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(draw_batches(kind, make_text(), steps=steps, seed=seed))
+
+
+def test_every_pair_is_used_once_before_any_is_used_again_and_seeds_change_the_order() -> None:
+    words = torch.cat([torch.stack(batch, dim=1) for batch in batches("softmax")])
+    assert sorted(words.tolist()) == sorted(make_text().pairs.tolist())
+    twice = torch.cat([torch.stack(batch, dim=1) for batch in batches("softmax", steps=12)])
+    assert torch.equal(twice[600:], words)
+    first, again, other = (batches("negative", seed)[0][0] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first[:, :2], other[:, :2])
+    assert not torch.equal(first[:, 2:], other[:, 2:])
+
+
+def test_negatives_come_behind_the_same_pairs_and_follow_counts_to_the_power_three_quarters() -> None:
+    for (words, targets), (rows, labels) in zip(batches("softmax"), batches("negative"), strict=True):
+        assert torch.equal(rows[:, :2], torch.stack([words, targets], dim=1))
+        assert labels.tolist() == [[1, 0, 0, 0, 0, 0]] * 100
+    drawn = torch.cat([rows[:, 2:].flatten() for rows, _ in batches("negative", steps=200)])
+    found = np.bincount(drawn.numpy(), minlength=len(COUNTS))
+    weights = np.array(COUNTS) ** 0.75
+    assert stats.chisquare(found, weights / weights.sum() * found.sum()).pvalue > 1e-3
+    assert stats.chisquare(found, np.array(COUNTS) / sum(COUNTS) * found.sum()).pvalue < 1e-12
+
+
+@models
+def test_training_lowers_the_loss_and_divergence_is_infinite_from_then_on(kind: str) -> None:
+    some = batches(kind, steps=100)
+    model = SkipGram(len(COUNTS), 4, kind == "negative")
+    model.initialize_(some[0], "0.3", 1.0, seed=0)
+    losses = model.train_(some, 3.0)
+    # Two contexts follow each word with equal chances: no model can tell them apart.
+    floor = math.log(2) if kind == "softmax" else 0.0
+    assert floor < np.mean(losses[-10:]) < 0.75 * np.mean(losses[:3])
+    model.initialize_(some[0], "3", 1.0, seed=0)
+    diverged = model.train_(some, 1e30)
+    assert math.isfinite(diverged[0])
+    assert diverged[-1] == math.inf
+    assert not any(map(math.isnan, diverged))
+    assert len(diverged) == 100
 
 
 @pytest.fixture
-def setting(tmp_path, monkeypatch):
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     words = [a + b for a in "bdfgk" for b in ("alo", "ero", "imu", "obe", "uta")]
     chosen = random.Random(0)
     lines = [" ".join(chosen.choices(words, k=8)) + "." for _ in range(200)]
     (tmp_path / "wiki.txt").write_text("\n".join(lines), encoding="utf-8")
     small = Design({"softmax": 20, "negative": 25}, (16, 64), (0.025, 0.1), 20)
-    monkeypatch.setitem(word2vec_design.DESIGNS, "wikipedia", small)
-    word2vec._read_text.cache_clear()
-    yield Setting("word2vec", "wikipedia", "mean", (0, 1), str(tmp_path), str(tmp_path / "cache"))
-    word2vec._read_text.cache_clear()
+    monkeypatch.setitem(word2vec.DESIGNS, "wikipedia", small)
+    word2vec.read_text.cache_clear()
+    yield Setting("word2vec", "wikipedia", "mean", (0,), str(tmp_path), str(tmp_path / "cache"))
+    word2vec.read_text.cache_clear()
 
 
-def job_of(setting, **wanted):
-    return next(job for job in EXPERIMENT.plan(setting) if wanted.items() <= job.parameters.items())
+def run(setting: Setting, key: str) -> Plain:
+    job = next(job for job in EXPERIMENT.plan(setting) if job.key == key)
+    return run_job(Job(key, (setting, job.parameters)))["value"]
 
 
-def test_source_is_that_of_the_corpus_and_the_counted_text_is_kept(setting, tmp_path):
+def test_plan_and_configuration(setting: Setting, tmp_path: Path) -> None:
     assert EXPERIMENT.prepare(setting).startswith("wiki.txt (md5 ")
     assert len(list((tmp_path / "cache").glob("wikipedia-*.npz"))) == 2
-
-
-def test_plan_has_a_job_for_each_model_dimension_start_and_seed(setting):
     jobs = EXPERIMENT.plan(setting)
-    assert len(jobs) == 2 * 2 * len(ROWS) * 2
-    assert len({job.key for job in jobs}) == len(jobs)
-    assert all(job.cost > 0 for job in jobs)
-
-
-@pytest.mark.parametrize("data", DESIGNS)
-def test_planned_costs_are_within_the_budget(data):
-    setting = Setting("word2vec", data, "mean", tuple(range(EXPERIMENT.seeds)))
-    assert sum(job.cost for job in EXPERIMENT.plan(setting)) < {"wikipedia": 1200, "docstrings": 120}[data]
-    assert len(DESIGNS[data].rates) * DESIGNS[data].steps >= word2vec_design.CURVE_POINTS
-
-
-def test_configuration_is_strict_json_and_names_the_rates(setting):
+    assert len({job.key for job in jobs}) == len(jobs) == 2 * 2 * len(ROWS)
     plain = EXPERIMENT.configure(setting)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert plain["learning rates"] == [2.5, 10.0]
     assert plain["pairs"] == 2000
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("row", ["0.3", "hessinit"])
-def test_a_job_gives_the_same_strict_json_every_time(setting, model, row):
-    job = job_of(setting, model=model, dimension=16, row=row, seed=1)
-    first, second = EXPERIMENT.run(job), EXPERIMENT.run(job)
-    assert json.dumps(first, allow_nan=False) == json.dumps(second, allow_nan=False)
-    assert json.loads(json.dumps(first)) == first
-    assert set(first) == {"0.025", "0.1"}
-    for result in first.values():
-        assert len(result["curve"]) == 10
-        assert result["converged"] is True
-        assert result["remark"] if row == "hessinit" else result["remark"] == ""
+@models
+def test_jobs_give_the_same_json_every_time(setting: Setting, kind: str) -> None:
+    first, again = (run(setting, f"{kind}-16-hessinit-0") for _ in range(2))
+    assert json.loads(json.dumps(first, allow_nan=False)) == first == again
+    plain = run(setting, f"{kind}-16-0.03-0")
+    for rate in ("0.025", "0.1"):
+        assert len(first[rate]["curve"]) == 10
+        assert first[rate]["converged"] is True
+        assert first[rate]["remark"]
+        assert plain[rate]["remark"] == ""
+    assert plain["0.1"]["final"] < plain["0.025"]["final"] < plain["0.1"]["first"]
 
 
-def test_a_job_draws_nothing_from_the_global_generator(setting):
-    before = torch.get_rng_state()
-    EXPERIMENT.run(job_of(setting, model="negative", dimension=16, row="0.1", seed=0))
-    assert torch.equal(before, torch.get_rng_state())
+def invented(setting: Setting, loss: Any) -> dict[str, Plain]:
+    """Norms of 4·std² for the network; the final loss is a function of the std."""
+    results = {}
+    for job in EXPERIMENT.plan(setting):
+        row = job.parameters["row"]
+        std = 1.0 if row == "hessinit" else float(row)
+        run = {
+            "centre": std**2,
+            "context": std,
+            "network": 4 * std**2,
+            "exact": 1.0 + std,
+            "final": loss(std),
+        }
+        results[job.key] = dict.fromkeys(("0.025", "0.1"), run)
+    return results
 
 
-def test_norms_are_those_of_the_first_batch_before_any_step(setting):
-    result = EXPERIMENT.run(job_of(setting, model="negative", dimension=16, row="0.3", seed=1))["0.1"]
-    text = word2vec.text_of(setting, "negative")
-    model = MODELS["negative"](len(text.vocabulary.words), 16)
-    normal_(model, 0.3, generator(1, "weights"))
-    batch = next(draw_batches("negative", text, size=100, steps=1, seed=1, negatives=5))
-    report = measure(model.double(), model.loss, batch, tolerance=1e-6, seed=derive(0, "others"))
-    for name in ("centre", "context"):
-        assert result[name] == pytest.approx(report[name].norm, rel=0.01)
-    assert result["network"] == pytest.approx(report.network.norm, rel=0.01)
-    assert result["first"] == pytest.approx(report.loss, rel=1e-5)
-
-
-def test_the_higher_rate_ends_lower_from_a_gentle_start(setting):
-    result = EXPERIMENT.run(job_of(setting, model="negative", dimension=16, row="0.03", seed=0))
-    assert result["0.1"]["final"] < result["0.025"]["final"] < result["0.1"]["first"]
-
-
-def test_all_jobs_together_give_tables_figures_and_sentences(setting):
-    setting = replace(setting, seeds=(0,))
-    results = {job.key: EXPERIMENT.run(job) for job in EXPERIMENT.plan(setting)}
+@pytest.mark.parametrize(
+    ("loss", "verdicts"),
+    [
+        (lambda std: abs(math.log(4 * std**2)), (4, 0)),  # the nearer ‖H‖ is to 1, the better
+        (lambda std: -abs(math.log(4 * std**2)), (0, 4)),
+        (lambda std: math.sin(50 * std), (0, 0)),
+    ],
+)
+def test_findings_of_known_results(setting: Setting, loss: Any, verdicts: tuple[int, int]) -> None:
+    results = invented(setting, loss)
     findings = EXPERIMENT.conclude(setting, results)
-    assert findings == EXPERIMENT.conclude(setting, json.loads(json.dumps(results)))
-    assert [figure.name for figure in findings.figures] == [
-        "word2vec-softmax", "word2vec-softmax-curves", "word2vec-negative", "word2vec-negative-curves"
-    ]  # fmt: skip
+    support, contradict = verdicts
+    expected = f"Of 4 sweeps, each one model at one rate, {support} support and {contradict} contradict"
+    assert findings.sentences[0].startswith(expected)
+    assert [figure.name for figure in findings.figures] == ["word2vec-softmax", "word2vec-negative"]
     assert len(findings.tables) == 2 * (2 + 2)
-    for table in findings.tables:
-        assert all(table.cell(cell.row, cell.column) is cell for cell in table.cells)
-
-
-def test_final_loss_is_the_mean_of_the_last_tenth():
-    assert final_loss([100.0] * 18 + [1.0, 2.0]) == 1.5
-    assert final_loss([7.0, 3.0]) == 3.0
-    assert final_loss([1.0] * 19 + [math.inf]) == math.inf
-
-
-def test_curves_are_means_of_equal_pieces():
-    assert thin_out([float(number) for number in range(40)]) == [1.5 + 4 * place for place in range(10)]
+    norms, claim = findings.tables[0], findings.tables[2]
+    assert norms.rows == (*ROWS[:-1], "hessinit, 0.025", "hessinit, 0.1")
+    assert norms.cell("0.1", "‖H‖ network").ours == pytest.approx(0.04)
+    assert norms.cell("0.3", "loss at 0.1").ours == pytest.approx(loss(0.3))
+    rho = claim.cell("network", "ρ, ‖H‖").ours
+    assert rho == pytest.approx(1 if support else -1) or verdicts == (0, 0)
+    points = read_sweep(setting, results, "softmax", 0.1)
+    assert points.factor("summed ‖H‖") == 100
+    assert points.factor("lr·‖H‖") == pytest.approx(10)

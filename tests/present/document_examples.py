@@ -70,7 +70,6 @@ def rich_report() -> CurvatureReport:
         jacobians = JacobianBounds(
             forward=make_estimate(norm / 10), forward_largest=norm / 5, backward=make_estimate(1 / norm),
             backward_largest=2 / norm, activation=1.0, paper_bound=norm / 2, rigorous_bound=3 * norm,
-            lipschitz_bound=None,
         )  # fmt: skip
         diagnostics = Diagnostics(activation="relu", activation_std=std, gradient_std=std / 100, dead=0.25)
         eigenvalues = tuple(make_estimate(norm / rank) for rank in (1, 2, 3))

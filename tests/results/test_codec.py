@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hessinit
 from every_kind import (
     COMPARISON,
     EVERY_KIND,
@@ -24,13 +28,9 @@ from every_kind import (
     TRACKING,
     make_run,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from report_examples import make_layer, make_report
-
-import hessinit
 from hessinit.results.estimates import Estimate
 from hessinit.results.result import Result, from_plain, to_plain
+from report_examples import make_layer, make_report
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -154,7 +154,6 @@ def change(result: Result, path: str, value: Any) -> str:
     return json.dumps(data)
 
 
-CURVE = to_plain(REPRODUCTION.findings.figures[0].curves[0])
 CUT = r"r\.json cannot be read as 'hessinit {}': {}\. Was the file edited or cut\?$"
 
 
@@ -166,9 +165,9 @@ CUT = r"r\.json cannot be read as 'hessinit {}': {}\. Was the file edited or cut
         (b"\xff\xfe\x00", r"r\.json is not JSON"),
         ('{"kind": "hessinit comparison', r"r\.json is not JSON"),
         ("[" * 100_000, r"r\.json is not JSON"),
-        ("[]", r"r\.json holds a list without a kind; what can be read back is 'hessinit curv"),
-        ("[1, 2]", r"r\.json\[0\] holds a int without a kind"),
-        ('{"weights": 1}', r"holds a dict without a kind"),
+        ("[]", r"r\.json holds a JSON list; what can be read back is 'hessinit curv"),
+        ("[1, 2]", r"r\.json\[0\] holds a JSON int"),
+        ('{"weights": 1}', r"holds an object without a kind"),
         ('{"kind": "hessinit demonstration"}', r"holds 'hessinit demonstration'; what can be read back"),
         ('{"kind": 7, "schema": 1}', r"holds 7; what can be"),
         (change(REPORT, "loss", math.inf), r"r\.json is not JSON \(Infinity is not a JSON number\)"),
@@ -199,10 +198,6 @@ CUT = r"r\.json cannot be read as 'hessinit {}': {}\. Was the file edited or cut
         (change(TRACKING, "losses", [[1]]), r"losses\[0\] is \[1\], not tuple\[int, float\]"),
         (change(FORMS, "layers.0.exact", ["x" * 99]), r"exact\[0\] is 'x{56}…, not a number"),
         (change(REPRODUCTION, "findings.figures.0.curves.0.y", []), r"the curve 'he' has lists of different"),
-        (
-            change(REPRODUCTION, "findings.figures.0.curves", [CURVE] * 201),
-            r"the figure 'figure-1' has 201 curves, and 200 can be drawn",
-        ),
         (change(REPRODUCTION, "findings.tables.0.cells.0.within", 1), r"within is 1, not bool"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from every_kind import COMPARISON, FORMS, POINT, REPRODUCTION, TRACKING, make_run
+from every_kind import FORMS, POINT, REPRODUCTION, TRACKING
 from report_examples import make_estimate, make_layer, make_report, make_three_layers
 
 from hessinit.results.curvature_report import LayerCurvature, judge
@@ -158,23 +158,6 @@ def test_a_report_has_converged_when_every_norm_has() -> None:
     assert not make_report(make_layer(top=doubtful)).converged
     assert not make_report(make_layer(approximation=doubtful)).converged
     assert not make_report(network=make_layer("network", top=doubtful)).converged
-
-
-def test_a_comparison_names_the_best_scheme_among_those_that_train() -> None:
-    assert COMPARISON.best == ("he", 0.1)
-    assert (COMPARISON.diverged("lsuv", 0.1), COMPARISON.loss("lsuv", 0.1)) == (1, inf)
-    assert (COMPARISON.norm("he"), COMPARISON.norm("he", 0.1, "fc1"), COMPARISON.layers) == (
-        4.0,
-        3.0,
-        ("fc1",),
-    )
-    again = replace(make_run("he", 0.1, 1.5), seed=1)
-    two = replace(COMPARISON, schemes=("he",), seeds=(0, 1), runs=(make_run("he", 0.1, 0.5), again))
-    assert (two.loss("he", 0.1), two.error("he", 0.1)) == pytest.approx((1.0, 0.5))
-    with pytest.raises(ValueError, match="scheme='glorot' was not compared; choose from 'he', 'lsuv'"):
-        COMPARISON.runs_of("glorot", 0.1)
-    with pytest.raises(ValueError, match="no scheme trains with every seed at any rate"):
-        _ = replace(COMPARISON, schemes=("lsuv",)).best
 
 
 def test_crossings_count_a_return_to_the_limit_only_after_falling_below_it() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adamw_truth import dense_adamw_limit
 from dense import dense_curvature, in_double
 from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, advise, measure
 from hessinit.curvature.preconditioner import AdamRule
@@ -303,34 +304,16 @@ def test_groups_with_rates_and_decays_of_their_own_have_the_dense_limit(
         {"params": model[place].parameters(), "lr": rate, "weight_decay": decay}
         for place, rate, decay in zip((0, 2), rates, decays, strict=True)
     ]
-    advice = advise(model, LOSS, data, optimizer=kind(groups), tolerance=1e-8)
-    sizes = torch.tensor([model[0].weight.numel(), model[2].weight.numel()])
-    relative = torch.repeat_interleave(torch.tensor(rates).double() / max(rates), sizes)
-    decay = torch.diag(torch.repeat_interleave(torch.tensor(decays).double(), sizes))
-    matrix = dense_curvature(model, LOSS, data, "gauss-newton").network
+    optimizer = kind(groups)
+    advice = advise(model, LOSS, data, optimizer=optimizer, tolerance=1e-8)
     if kind is torch.optim.SGD:
-        scaled = relative.sqrt()[:, None] * (matrix + decay) * relative.sqrt()
-        limit = 2 / float(torch.linalg.eigvalsh(scaled).max())
+        sizes = torch.tensor([model[0].weight.numel(), model[2].weight.numel()])
+        relative = torch.repeat_interleave(torch.tensor(rates).double() / max(rates), sizes)
+        decay = torch.diag(torch.repeat_interleave(torch.tensor(decays).double(), sizes))
+        matrix = dense_curvature(model, LOSS, data, "gauss-newton").network + decay
+        limit = 2 / float(torch.linalg.eigvalsh(relative.sqrt()[:, None] * matrix * relative.sqrt()).max())
     else:
-        ones = advise(model, LOSS, data, optimizer="adam", tolerance=1e-8)  # only to know that P is right
-        weights = [model[0].weight, model[2].weight]
-
-        def gradient(given: Tensor, targets: Tensor) -> Tensor:
-            parts = torch.autograd.grad(LOSS(model(given), targets), weights)
-            return torch.cat([part.flatten() for part in parts])
-
-        whole = gradient(*data)
-        noise = torch.stack([gradient(data[0][k::8], data[1][k::8]) for k in range(8)]).var(0) / 8
-        scale = torch.maximum(whole.square(), noise).sqrt() + 1e-8
-        root = scale.rsqrt()
-        assert ones.norm.value == pytest.approx(
-            float(torch.linalg.eigvalsh(root[:, None] * matrix * root).max()), rel=1e-6
-        )
-        root = (relative / scale).sqrt()
-        scaled = root[:, None] * matrix * root + 19 * decay * relative
-        step = relative * whole / (whole.abs() + 1e-8)
-        first = float(whole @ step) / float(step @ matrix @ step)
-        limit = min(38 / float(torch.linalg.eigvalsh(scaled).max()), 2 * first)
+        limit = dense_adamw_limit(model, LOSS, data, optimizer)
     assert advice.stable_learning_rate == pytest.approx(limit, rel=1e-6)
     assert advice.lr == max(rates)
     differ = len(set(rates)) > 1 or len(set(decays)) > 1

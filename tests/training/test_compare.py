@@ -84,12 +84,14 @@ def test_initial_norms_are_those_of_the_seeds_weights_on_the_seeds_batch() -> No
     assert comparison.norm("he", 0.5) == comparison.norm("he", 0.1)
 
 
-def test_measuring_changes_no_run_even_with_dropout() -> None:
-    with_norms = problem.small(build=problem.build_with_dropout)
-    without = problem.small(build=problem.build_with_dropout, curvature_at_start=False)
-    assert math.isnan(without.norm("he"))
-    assert with_norms.norm("he") > 0
+def test_neither_measuring_nor_what_a_scheme_draws_changes_the_masks_of_dropout() -> None:
+    schemes = {"kept": problem.keep, "drawing": lambda *arguments: torch.rand(3)}
+    settings: dict[str, Any] = {"build": problem.build_with_dropout, "schemes": schemes}
+    with_norms, without = problem.small(**settings), problem.small(**settings, curvature_at_start=False)
+    assert math.isnan(without.norm("kept"))
+    assert with_norms.norm("kept") > 0
     assert _losses(with_norms) == _losses(without)
+    assert _losses(without)[:4] == _losses(without)[4:]
 
 
 def test_norms_of_a_two_layer_net_scale_as_the_square_of_the_std() -> None:
@@ -375,7 +377,7 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"learning_rates": ["0.1"]}, "'0.1' in learning_rates must be a number above 0"),
         ({"learning_rates": [0.1, 0.1]}, "learning_rates holds 0.1 twice"),
         ({"seeds": 0}, "seeds=0 must be a whole number, 1 or more"),
-        ({"seeds": []}, "seeds is empty; give at least one number, or pass how many"),
+        ({"seeds": []}, "seeds is empty; give at least one number, such as .*, or how many"),
         ({"seeds": [1, 1]}, "seeds holds 1 twice"),
         ({"seeds": [-1]}, "a seed in seeds=-1 must be a whole number, 0 or more"),
         ({"steps": 9}, "steps=9 must be a whole number, 10 or more"),

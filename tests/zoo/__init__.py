@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from zoo import (
     attention,
     convolutions,
@@ -31,3 +33,16 @@ FAMILIES = (
     coupled,
 )
 PROBLEMS: tuple[Problem, ...] = tuple(problem for module in FAMILIES for problem in module.family.problems)
+
+# One of each structure. Where a test runs over the whole zoo, the others belong to the sweep.
+SOME = (
+    "mlp_relu", "mlp_gelu", "mlp_one_example", "conv2d_rectangular_strides", "conv_transpose1d", "max_pool2d",
+    "embedding_bag_mean", "tied_autoencoder", "instance_norm", "batch_norm2d_eval", "lstm_batch_first",
+    "multihead_attention", "encoder_layer_pre_norm", "loss_cross_entropy_everything_at_once",
+    "loss_one_minus_cosine_similarity", "residual_mlp", "sequence_outputs", "dropout_in_eval_mode",
+    "uneven_data_loader", "bilinear", "weight_read_beside_the_call", "loss_contrastive_between_outputs",
+)  # fmt: skip
+ZOO = [
+    pytest.param(problem, id=problem.name, marks=() if problem.name in SOME else pytest.mark.sweep)
+    for problem in PROBLEMS
+]

@@ -23,14 +23,16 @@ from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.init.context import is_homogeneous
 from hessinit.init.mean_field import variance_corrections
 from hessinit.init.sampling import DISTRIBUTIONS, Draft, Drawn, draw_values
-from hessinit.init.targets import Target, find_targets, snapshot
 from hessinit.init.trace import BY_SHAPE, Context, WeightUse
-from hessinit.init.weight_uses import (
+from hessinit.init.weights import (
     Fans,
+    Target,
     TracedWeights,
     block_views,
     fans_of,
+    find_targets,
     find_weight_uses,
+    snapshot,
     widths_change,
 )
 from hessinit.problem.layers import check_present

@@ -97,22 +97,68 @@ class Goal:
     kappa: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Config:
-    """The checked arguments of `initialize_`. `lr` is a rate, "auto" or None; `momentum` is 0 without any."""
+    """The arguments of `initialize_`, checked before any work; `momentum` is 0 for optimizers without it.
 
-    lr: float | str | None
-    target: float | None
-    optimizer: str
-    momentum: float
-    rule: str
-    scheme: str
-    scaling: str
-    biases: str
-    residual: str
-    tolerance: float
-    max_measurements: int
-    max_sharpening: float
+    >>> config = Config(lr=0.1, optimizer="momentum")
+    >>> config.lr, config.momentum, config.max_measurements
+    (0.1, 0.9, 10)
+    """
+
+    lr: Any = None
+    target: Any = None
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    rule: str = "network"
+    scheme: str = "auto"
+    scaling: str = "auto"
+    curvature: str = "gauss-newton"
+    biases: str = "auto"
+    residual: str = "auto"
+    tolerance: float = 0.05
+    max_measurements: Any = None
+    max_sharpening: float = MAX_SHARPENING
+
+    def __post_init__(self) -> None:
+        choose("rule", self.rule, ["network", "layers"])
+        choose("scheme", self.scheme, ["auto", "keep", *SCHEMES], SYNONYMS)
+        choose("scaling", self.scaling, ["auto", *SCALINGS])
+        choose("curvature", self.curvature, ["gauss-newton", "hessian"])
+        choose("biases", self.biases, ["auto", "zero", "keep"])
+        choose("residual", self.residual, ["auto", "plain", "scaled"])
+        choose("optimizer", self.optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
+        if self.rule == "layers" and self.scaling != "auto":
+            raise ProblemError(
+                f"scaling={self.scaling!r} has no meaning for rule='layers', which scales every weight; "
+                "leave it out."
+            )
+        if self.lr is not None and self.target is not None:
+            raise ProblemError(
+                f"lr={self.lr!r} and target={self.target!r} both set the norm to reach (lr means a target of "
+                f"{KAPPA:g}/lr, or {KAPPA_NORMALIZED:g}/lr for a normalized network); pass one of them."
+            )
+        if self.rule == "layers" and self.lr is not None and self.optimizer in ADAPTIVE:
+            raise ProblemError(
+                f"rule='layers' with optimizer={self.optimizer!r} and lr={self.lr!r}: its steps do not grow "
+                "with the gradient, so that no rate says how sharp a layer may be; pass target= instead."
+            )
+        if self.lr is not None and self.lr != "auto":
+            self.lr = _positive("lr", self.lr, "a learning rate such as 0.1, or 'auto'")
+        if self.target is not None:
+            self.target = _positive("target", self.target, "the ‖H‖ to reach, such as 1.0")
+        if not 0 <= _number(self.momentum) < 1:
+            raise ProblemError(f"momentum={self.momentum!r} must be a number from 0 up to, but not, 1.")
+        self.momentum = float(self.momentum) if self.optimizer in ("momentum", "nesterov") else 0.0
+        if not _number(self.max_sharpening) >= 1:
+            raise ProblemError(
+                f"max_sharpening={self.max_sharpening!r} must be 1 or more: how many times the loss of a "
+                "zero output the initial loss may be. Pass math.inf for no limit."
+            )
+        self.tolerance = check_tolerance(self.tolerance)
+        if self.max_measurements is None:
+            self.max_measurements = MAX_MEASUREMENTS[self.rule]
+        self.max_measurements = check_whole("max_measurements", self.max_measurements, at_least=1)
 
     @property
     def by_rate(self) -> bool:
@@ -151,68 +197,6 @@ class Config:
         if rate is None:
             return Goal(kappa, None, kappa)
         return Goal(kappa * shorter / rate, rate, kappa)
-
-
-def read_config(
-    *, lr: Any = None, target: Any = None, optimizer: Any = "sgd", momentum: Any = 0.9, rule: Any = "network",
-    scheme: Any = "auto", scaling: Any = "auto", curvature: Any = "gauss-newton", biases: Any = "auto",
-    residual: Any = "auto", dropout: Any = "freeze", tolerance: Any = 0.05, max_measurements: Any = None,
-    max_sharpening: Any = MAX_SHARPENING,
-) -> Config:  # fmt: skip
-    """The arguments of `initialize_`, checked before any work.
-
-    >>> config = read_config(lr=0.1, optimizer="momentum")
-    >>> config.lr, config.momentum, config.max_measurements
-    (0.1, 0.9, 10)
-    """
-    choose("rule", rule, ["network", "layers"])
-    choose("scheme", scheme, ["auto", "keep", *SCHEMES], SYNONYMS)
-    choose("scaling", scaling, ["auto", *SCALINGS])
-    choose("curvature", curvature, ["gauss-newton", "hessian"])
-    choose("biases", biases, ["auto", "zero", "keep"])
-    choose("residual", residual, ["auto", "plain", "scaled"])
-    choose("dropout", dropout, ["refuse", "freeze"])
-    choose("optimizer", optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
-    if rule == "layers" and scaling != "auto":
-        raise ProblemError(
-            f"scaling={scaling!r} has no meaning for rule='layers', which scales every weight; leave it out."
-        )
-    rate, norm = _read_goal(lr, target)
-    if rule == "layers" and lr is not None and optimizer in ADAPTIVE:
-        raise ProblemError(
-            f"rule='layers' with optimizer={optimizer!r} and lr={lr!r}: its steps do not grow with the "
-            "gradient, so that no rate says how sharp a layer may be; pass target= instead of lr=."
-        )
-    decay = _number(momentum)
-    if not 0 <= decay < 1:
-        raise ProblemError(f"momentum={momentum!r} must be a number from 0 up to, but not, 1.")
-    sharpening = _number(max_sharpening)
-    if not sharpening >= 1:
-        raise ProblemError(
-            f"max_sharpening={max_sharpening!r} must be 1 or more: how many times the loss of a zero output "
-            "the initial loss may be. Pass math.inf for no limit."
-        )
-    if max_measurements is None:
-        measurements = MAX_MEASUREMENTS[rule]
-    else:
-        measurements = check_whole("max_measurements", max_measurements, at_least=1)
-    heavy_ball = optimizer in ("momentum", "nesterov")
-    return Config(
-        rate, norm, optimizer, decay if heavy_ball else 0.0, rule, scheme, scaling, biases, residual,
-        check_tolerance(tolerance), measurements, sharpening,
-    )  # fmt: skip
-
-
-def _read_goal(lr: Any, target: Any) -> tuple[float | str | None, float | None]:
-    """A learning rate, "auto" or None; and a norm, where that was given instead."""
-    if lr is not None and target is not None:
-        raise ProblemError(
-            f"lr={lr!r} and target={target!r} both set the norm to reach (lr means a target of "
-            f"{KAPPA:g}/lr, or {KAPPA_NORMALIZED:g}/lr for a normalized network); pass one of them."
-        )
-    if lr is not None:
-        return (lr if lr == "auto" else _positive("lr", lr, "a learning rate such as 0.1, or 'auto'")), None
-    return None, None if target is None else _positive("target", target, "the ‖H‖ to reach, such as 1.0")
 
 
 def _positive(name: str, value: Any, meaning: str) -> float:

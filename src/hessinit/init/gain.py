@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy
@@ -39,8 +36,7 @@ def gain(activation: Activation, *, backward: bool = False) -> float:
 
     With `backward`, 1/√E f'(z)²: the gradient's size. The activation is any elementwise function: a module,
     its class, a function of tensors or a name; a PReLU counts with its present slopes. By quadrature in fp64,
-    right to 1e-9 also across kinks and jumps; takes about a millisecond, and nothing the second time for the
-    activations of torch.
+    right to 1e-9 also across kinks and jumps; takes about a millisecond.
 
     torch.nn.init.calculate_gain has 5/3 for tanh, 1 for sigmoid, 3/4 for SELU, and nothing for GELU:
 
@@ -83,10 +79,7 @@ def _moment(activation: Activation, *, slope: bool) -> float:
             return 1.0
         if forward is nn.PReLU.forward:
             return _prelu_moment(cast(nn.PReLU, function))
-    key = _cache_key(function)
-    if key is None:
-        return _integrate(function, slope)
-    return _integrate_once(_Cached(key, function), slope)
+    return _integrate(function, slope)
 
 
 def _resolve(activation: Activation) -> Function | nn.Module:
@@ -124,35 +117,6 @@ def _prelu_moment(module: nn.PReLU) -> float:
             f"{name_of(module)} has no gain: its slopes are not finite. Give them values first."
         )
     return moment
-
-
-@dataclass(frozen=True)
-class _Cached:
-    """A function that does not change as long as `key` stays the same."""
-
-    key: Hashable
-    function: Function | nn.Module = field(compare=False)
-
-
-def _cache_key(function: Function | nn.Module) -> Hashable | None:
-    """What a function of torch depends on; None for the user's own, which may change at any time."""
-    if not isinstance(function, nn.Module):
-        name, home = getattr(function, "__name__", ""), getattr(function, "__module__", None) or "torch"
-        known = any(getattr(place, name, None) is function for place in (torch, F))
-        return function if known and home.split(".")[0] == "torch" else None
-    state = chain(function.parameters(), function.buffers(), function.children())
-    if not type(function).__module__.startswith("torch.nn.modules.") or next(state, None) is not None:
-        return None
-    # Its settings, `training` among them, and any attribute that was set on it, as a `forward` of its own.
-    settings = sorted((name, value) for name, value in vars(function).items() if not name.startswith("_"))
-    if not all(value is None or isinstance(value, bool | int | float | str) for _, value in settings):
-        return None
-    return (type(function), type(function).forward, tuple(settings))
-
-
-@functools.lru_cache(maxsize=256)
-def _integrate_once(cached: _Cached, slope: bool) -> float:
-    return _integrate(cached.function, slope)
 
 
 def _integrate(function: Function | nn.Module, slope: bool) -> float:

@@ -19,17 +19,16 @@ from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, ProblemError
 from hessinit.init import defaults
 from hessinit.init.apply_scheme import apply_scheme_
-from hessinit.init.defaults import NOT_SCALED, Config, Goal, NetworkTraits, read_config
+from hessinit.init.defaults import NOT_SCALED, Config, Goal, NetworkTraits
 from hessinit.init.mean_field import capped_stds
 from hessinit.init.scales import ScaledModel, Setting, allows_small_output, read_once, scaling_path
 from hessinit.init.search import LayersRule, NetworkRule, Outcome
-from hessinit.init.targets import Target, find_targets, snapshot
 from hessinit.init.trace import WeightUse
-from hessinit.init.weight_uses import find_weight_uses
+from hessinit.init.weights import Target, find_targets, find_weight_uses, snapshot
 from hessinit.measurement.measure import note_unchecked
 from hessinit.problem.batches import read_batches
 from hessinit.problem.layers import check_present
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, ProblemOptions
 from hessinit.problem.validate import (
     check_arguments,
     check_dropout,
@@ -112,18 +111,17 @@ def initialize_(
     check_arguments(model, loss, forward, None, dropout, reduction, check)
     check_switches(dry_run=dry_run, strict=strict)
     seed = check_whole("seed", seed, at_least=0)
-    config = read_config(
-        lr=lr, target=target, optimizer=optimizer, momentum=momentum, rule=rule, scheme=scheme,
-        scaling=scaling, curvature=curvature, biases=biases, residual=residual, dropout=dropout,
-        tolerance=tolerance, max_measurements=max_measurements, max_sharpening=max_sharpening,
+    config = Config(
+        lr, target, optimizer, momentum, rule, scheme, scaling, curvature, biases, residual, tolerance,
+        max_measurements, max_sharpening,
     )  # fmt: skip
     inside = unwrap(model)
     check_present(inside)
     check_dropout(inside, dropout)
     named = layers if layers is None or isinstance(layers, str) else list(layers)
-    setting = Setting(
-        inside, loss, read_once(batch), named, forward, curvature, dropout, reduction, seed, check
-    )
+    options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
+    options |= {"reduction": reduction, "seed": seed}
+    setting = Setting(inside, loss, read_once(batch), options, curvature, check)
     for place, one in read_batches(setting.batch):  # before a scheme meets them in some layer
         check_finite_inputs(one.inputs, one, place)
     targets = find_targets(inside, named)
@@ -155,11 +153,11 @@ def initialize_(
 
 def _initialize(setting: Setting, targets: list[Target], config: Config) -> Initialization:
     """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
-    every_layer = config.rule == "layers"
+    every_layer, checked = config.rule == "layers", setting.check
     before, notes = _measure_before(setting, every_layer)
     restore, sizes = snapshot(targets), _sizes(targets)
     try:
-        uses = find_weight_uses(setting.model, setting.sample, setting.forward).uses
+        uses = find_weight_uses(setting.model, setting.sample, setting.options["forward"]).uses
     except ProblemError as failure:  # costs only the knowledge of where the weights are used
         uses = ()
         notes.append(f"the forward could not be traced ({failure}), so every weight is scaled.")
@@ -205,8 +203,8 @@ def _initialize(setting: Setting, targets: list[Target], config: Config) -> Init
         reason=reason,
         measurements=outcome.measurements,
         plan=plan,
-        notes=(*notes, *note_unchecked(setting.checked)),
-        seed=setting.seed,
+        notes=(*notes, *note_unchecked(checked)),
+        seed=setting.options["seed"],
     )
 
 
@@ -296,12 +294,12 @@ def _draw_scheme_(
         setting.model,
         config.scheme_name,
         sample=setting.sample,
-        forward=setting.forward,
-        layers=setting.layers,
+        forward=setting.options["forward"],
+        layers=setting.options["layers"],
         gains=gains,
         residual="scaled" if scaled else "plain",
         biases="keep" if config.biases == "keep" else "zero",
-        generator=torch.Generator().manual_seed(setting.seed),
+        generator=torch.Generator().manual_seed(setting.options["seed"]),
     )
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from hessinit.errors import ProblemError
 from hessinit.init.gain import second_moment, slope_moment
 from hessinit.init.trace import WeightUse
-from hessinit.init.weight_uses import fans_of
+from hessinit.init.weights import fans_of
 
 Function = Callable[[Tensor], Tensor]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,12 +25,12 @@ from hessinit.curvature.engines import (
 )
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.init import defaults
-from hessinit.init.targets import Target
 from hessinit.init.trace import WeightUse, parametrized_name
+from hessinit.init.weights import Target
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on, versions_of
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.layers import all_finite, layer_name
-from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.problem import Loss, Problem, ProblemOptions
 from hessinit.results.curvature_report import CurvatureReport
 
 TOLERANCE = 1e-3
@@ -50,24 +50,15 @@ class Setting:
     model: nn.Module
     loss: Loss
     batch: Any
-    layers: str | Iterable[str] | None
-    forward: Forward | None
+    options: ProblemOptions
     curvature: str
-    dropout: str
-    reduction: str
-    seed: int
     check: bool
-
-    def __post_init__(self) -> None:
-        self.checked = self.check
 
     def problem(self, measured: bool = False) -> Problem:
         """With the present weights; the first problem to be `measured` has its derivatives checked."""
         check, self.check = measured and self.check, self.check and not measured
-        return Problem(
-            self.model, self.loss, self.batch, layers=self.layers, forward=self.forward,
-            dropout=self.dropout, reduction=self.reduction, check=check, seed=self.seed,
-        )  # fmt: skip
+        options: ProblemOptions = {**self.options, "check": check}
+        return Problem(self.model, self.loss, self.batch, **options)
 
     @property
     def sample(self) -> Any:
@@ -110,7 +101,7 @@ class ScaledModel:
 
     def __init__(self, setting: Setting, targets: Sequence[Target], tolerance: float) -> None:
         self.setting = setting
-        self._settings = LanczosSettings(tolerance, 200, setting.seed)
+        self._settings = LanczosSettings(tolerance, 200, setting.options["seed"])
         self._base = {target.name: (target, target.value.clone(), target.snapshot()) for target in targets}
         self._factors = dict.fromkeys(self._base, 1.0)
 

@@ -19,14 +19,17 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from hessinit.curvature.loss_factor import LINEAR_LOSS, SATURATED_LOSS
 from hessinit.errors import ProblemError
-from hessinit.init.scales import OutputStatistics, ScaledModel, ScalingPath
 from hessinit.results.initialization import Measurement
+
+if TYPE_CHECKING:
+    from hessinit.init.scales import OutputStatistics, ScaledModel, ScalingPath
 
 Vector = npt.NDArray[np.float64]
 
@@ -509,6 +512,7 @@ class LayersRule:
         flat = [name for name in self.names if not self._first.get(name, 0.0) > 0]
         self.names = [name for name, keep in zip(self.names, start, strict=True) if name not in flat]
         if not self.names:
+            self.model.scale_({})
             return Outcome((), "no layer has curvature (‖H‖ = 0), so no scale gives it any", tuple(flat))
         at = np.full(len(self.names), start[0])
         self._outputs.clear()  # of vectors that had other names

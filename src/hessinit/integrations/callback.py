@@ -5,6 +5,7 @@ In a distributed job the first rank works while the others wait; its failure and
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import os
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed
-from torch import Tensor, nn
+from torch import nn
 
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ProblemError, did_you_mean
@@ -40,6 +41,20 @@ _FROM_TRAINER = {"optimizer", "lr", "resume"}
 _SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
 
 
+def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
+    """The callback class of the first of these packages that is installed."""
+    for package in packages:
+        try:
+            return getattr(importlib.import_module(package), name)
+        except ModuleNotFoundError as missing:
+            if missing.name not in (package, package.partition(".")[0]):
+                raise
+    extra = library.lower()
+    raise ImportError(
+        f"hessinit.integrations.{extra} needs {library}; install it with `pip install 'hessinit[{extra}]'`."
+    )
+
+
 @dataclass(frozen=True)
 class TrainedProblem:
     """The model in training, what it is measured on, and its optimizer."""
@@ -54,7 +69,7 @@ class TrainedProblem:
 class TrackedRun:
     """One training run with its tracker. Every rank makes the same calls; the first one does the work."""
 
-    _open_files: ClassVar[set[Path]] = set()
+    _open_files: ClassVar[set[Path | None]] = set()
 
     def __init__(
         self,
@@ -73,6 +88,7 @@ class TrackedRun:
         self._tracker: Tracker | None = None
         self._tracking: Tracking | None = None
         self._state: Mapping[str, Any] = {}
+        self._file: Path | None = None
         self.initialization: Initialization | None = None
 
     def begin(
@@ -89,7 +105,7 @@ class TrackedRun:
         A resumed run continues the file named in its checkpoint. `make_problem` is called on the first rank.
         """
         self.close()
-        self._tracking = self.initialization = None
+        self._tracking = self.initialization = self._file = None
         model = unwrap(model)
         check_unsharded(model)
         problem: Any = on_first_rank(make_problem, model, doing="reading the batch")
@@ -114,8 +130,8 @@ class TrackedRun:
         """Complete the record; a second call does nothing."""
         if self._tracker is not None:
             self._tracking = self._tracker.close()
-            self._open_files.discard(_file_of(self._tracker))
             self._tracker = None
+            self._open_files.discard(self._file)
 
     def add_note(self, note: str) -> None:
         """Add a remark to the record, on the first rank."""
@@ -137,9 +153,9 @@ class TrackedRun:
     def state(self) -> dict[str, Any] | None:
         """For a checkpoint: the file, and its first norm, by which it is recognized; None on other ranks."""
         tracking = self.tracking
-        if self._tracker is None or tracking is None or not tracking.points:
+        if tracking is None or not tracking.points:
             return None
-        return {"file": str(_file_of(self._tracker)), "first_norm": tracking.points[0].norm}
+        return {"file": str(self._file), "first_norm": tracking.points[0].norm}
 
     def load_state(self, state: Any) -> None:
         """What the checkpoint holds that training resumes from, if anything."""
@@ -149,7 +165,8 @@ class TrackedRun:
         file = self._find_file(folder) if steps else None
         path = file or (folder / FILE if self._path is None else Path(self._path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.absolute() in self._open_files:
+        self._file = path.absolute()  # training may change the working directory
+        if self._file in self._open_files:
             raise ProblemError(f"another callback writes to {path}; pass path=, a file for each.")
         options = {"at_start": True, **self._options}
         measure_now = options.pop("at_start")
@@ -158,7 +175,7 @@ class TrackedRun:
             optimizer=problem.optimizer, forward=problem.forward, path=path, log_to=log_to,
             resume=file is not None, at_start=False, **options,
         )  # fmt: skip
-        self._open_files.add(_file_of(tracker))
+        self._open_files.add(self._file)
         try:
             tracker.steps = steps
             tracker.initialization = self.initialization or tracker.initialization
@@ -174,7 +191,7 @@ class TrackedRun:
                     )
         except BaseException:  # a warning that is an error, an interrupt
             tracker.close()
-            self._open_files.discard(_file_of(tracker))
+            self._open_files.discard(self._file)
             raise
         return tracker
 
@@ -191,9 +208,20 @@ class TrackedRun:
         return None
 
 
-def _file_of(tracker: Tracker) -> Path:
-    assert tracker.path is not None
-    return tracker.path.absolute()
+class RunResults:
+    """The results of a callback's run; None on all ranks but the first."""
+
+    _run: TrackedRun
+
+    @property
+    def tracking(self) -> Tracking | None:
+        """The record of the run, so far."""
+        return self._run.tracking
+
+    @property
+    def initialization(self) -> Initialization | None:
+        """The result of `initialize_`, if it was called."""
+        return self._run.initialization
 
 
 def differs(trained: float, measured: float, times: float) -> bool:
@@ -249,6 +277,7 @@ def _optimizer_options(optimizer: torch.optim.Optimizer, model: nn.Module, layer
     if not lr:
         raise ProblemError("the optimizer's learning rate is 0.")
     rule = found.rule
+    assert rule is not None
     if isinstance(rule, AdamRule):
         return {"optimizer": "adamw" if rule.decoupled else "adam", "lr": lr}
     if not rule.momentum:
@@ -362,13 +391,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _share_text(text: str, device: torch.device) -> str:
-    """The first rank's text, on every rank; as plain bytes, so that nothing is unpickled."""
-    own = text.encode()
-    length = torch.tensor([len(own)], device=device)
-    torch.distributed.broadcast(length, src=0)
-    letters: Tensor = torch.zeros(int(length), dtype=torch.uint8, device=device)
-    if is_first_rank() and own:
-        letters.copy_(torch.tensor(list(own), dtype=torch.uint8))
-    if int(length):
-        torch.distributed.broadcast(letters, src=0)
-    return bytes(letters.tolist()).decode()
+    """The first rank's text, on every rank."""
+    shared = [text]
+    torch.distributed.broadcast_object_list(shared, src=0, device=device)
+    return shared[0]

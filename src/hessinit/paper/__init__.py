@@ -8,25 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hessinit.paper.gathering import load_records
-    from hessinit.paper.reproducing import reproduce
+    from hessinit.paper.experiments import load_records, reproduce
     from hessinit.results.reproduction import Reproduction
-
-# Loaded on first use: the command line's help needs the names of the experiments and not torch.
-_HOMES = {
-    "Reproduction": "hessinit.results.reproduction",
-    "load_records": "hessinit.paper.gathering",
-    "reproduce": "hessinit.paper.reproducing",
-}
 
 __all__ = ["Reproduction", "load_records", "reproduce"]
 
+ALL = "all"
+NAMES = ["table-1", "table-2", "table-3", "table-4", "table-5", "figure-1", "figure-2", "word2vec", ALL]
+PAGE = "reproduce.html"
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    # Loaded on first use: the command line's help needs the names of the experiments and not torch.
+    if name not in __all__:
         raise AttributeError(f"module 'hessinit.paper' has no attribute {name!r}")
-    import importlib
+    from hessinit.paper import experiments
 
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    return getattr(experiments, name)

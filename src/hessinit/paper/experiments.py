@@ -1,85 +1,393 @@
-"""All experiments of the paper, by name."""
+"""The verb `reproduce`: run experiments of the paper by name and compare them with its printed numbers."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import os
+import platform
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hessinit._version import __version__
 from hessinit.errors import ProblemError, choose
-from hessinit.paper import table_1, table_2, table_3, table_4, table_5, word2vec
-from hessinit.paper.experiment import Experiment, Setting
-from hessinit.paper.names import ALL, FIGURES, NAMES
-from hessinit.paper.scipy_extra import import_stats
-from hessinit.present.words import join_names
+from hessinit.paper import ALL, NAMES, PAGE
+from hessinit.paper.images import load_images
+from hessinit.problem.validate import check_switches, check_whole
+from hessinit.results.reproduction import Findings, Reproduction
+from hessinit.results.result import Plain, replacing, to_plain, write_text
+from hessinit.training.run_folder import RunFolder, describe_interruption
+from hessinit.training.seeds import reproducible
+from hessinit.training.workers import Job, WorkerLostError, check_workers, progress_bar, run_jobs, spinner
 
-EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (table_1, table_2, table_3, table_4, table_5, word2vec)
-}
-# Without it they would fail after all the work, and with it the work would be another setting's.
-NEED_SCIPY = ("table-1", "table-4", "table-5", "word2vec")
+# The figures are drawn from the results of the tables.
+FIGURES = {"figure-1": "table-4", "figure-2": "table-5"}
+# The module of each experiment, in the paper's order; imported only when it is run.
+MODULES = {
+    "table-1": "table_1", "table-2": "tables_2_3", "table-3": "tables_2_3", "table-4": "tables_4_5",
+    "table-5": "tables_4_5", "word2vec": "word2vec",
+}  # fmt: skip
+MOST_SEEDS = 100_000
 
 
-def check_means(experiments: list[Experiment]) -> None:
-    """Refuse at once what lacks a package."""
-    if any(each.name in NEED_SCIPY for each in experiments):
-        import_stats()
+@dataclass(frozen=True)
+class Setting:
+    """One experiment on one set of data in one variant."""
+
+    experiment: str
+    data: str
+    variant: str
+    seeds: tuple[int, ...]
+    data_dir: str | None = None  # where the files lie; no number depends on it
+    cache: str | None = None  # a folder where a text is kept once its words have been counted
 
 
-def choose_experiments(names: tuple[str, ...]) -> list[Experiment]:
-    """The experiments meant, each once, in the paper's order."""
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """How one of the paper's tables is made: jobs for every seed, and findings from their results.
+
+    `data` names the data sets it runs on, the paper's first and the embedded one last; `variants` are ways to
+    fill in what the paper leaves unsaid, each with a description, the default first.
+    """
+
+    name: str
+    title: str
+    data: tuple[str, ...]
+    variants: Mapping[str, str]
+    seeds: int
+
+    def prepare(self, setting: Setting) -> str:
+        """Read the data, so that a fault in them is told before any work; returns their source."""
+        return load_images(setting.data, setting.data_dir).source
+
+    def configure(self, setting: Setting) -> dict[str, Plain]:
+        """Everything that the numbers depend on, except the seeds."""
+        raise NotImplementedError
+
+    def plan(self, setting: Setting) -> list[Job]:
+        """The jobs; their keys are unique, and their parameters plain values."""
+        raise NotImplementedError
+
+    def run(self, setting: Setting, parameters: Mapping[str, Plain]) -> Plain:
+        """The result of one job: the same numbers whenever and wherever it is run."""
+        raise NotImplementedError
+
+    def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
+        """Tables, figures and sentences from the results of all jobs, by key."""
+        raise NotImplementedError
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment of that name.
+
+    >>> find_experiment("table-4").data
+    ('mnist', 'fashion-mnist', 'digits')
+    """
+    module = importlib.import_module(f"hessinit.paper.{MODULES[name]}")
+    found: Experiment = next(each for each in module.EXPERIMENTS if each.name == name)
+    return found
+
+
+def reproduce(
+    *names: str,
+    data: str = "paper",
+    data_dir: str | os.PathLike[str] | None = None,
+    seeds: int | None = None,
+    variant: str | None = None,
+    folder: str | os.PathLike[str] | None = "reproduction",
+    workers: int | None = None,
+    executor: Executor | None = None,
+    progress: bool = True,
+) -> tuple[Reproduction, ...]:
+    """Run experiments of the paper by name ("table-4", …, or "all"), and compare with what it prints.
+
+    `data` is "paper" for all sets of images and text that an experiment has, one of them by name, or "digits"
+    for what is embedded and needs no download. Files are looked for in `data_dir`; without it, images are
+    downloaded once into a cache. `seeds` is the number of restarts, by default as many as the experiment
+    needs; `variant` is another way to fill in what the paper leaves unsaid.
+
+    Every finished job is kept in `folder`, so that the same call continues after an interruption and gives
+    the same numbers as an undisturbed one. A record of each experiment, its figures, and the page
+    reproduce.html with everything in the folder are written there; None keeps and writes nothing.
+
+    >>> table, = reproduce("table-2", data="digits", seeds=4, folder=None, workers=1)
+    >>> print(table.name, table.findings.tables[0].columns)
+    table-2-digits ('rtol ≤ 0.5', 'rtol ≤ 1', 'rtol ≤ 1.5')
+    """
+    check_switches(progress=progress)
+    check_workers(workers, executor)
+    if seeds is not None and check_whole("seeds", seeds, at_least=1) > MOST_SEEDS:
+        raise ProblemError(f"seeds={seeds} must be at most {MOST_SEEDS}: no number here needs more.")
+    chosen = choose_experiments(names, data, variant)
+    where, root = _check_path("data_dir", data_dir), _check_path("folder", folder)
+    if root is not None:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as failure:
+            raise ProblemError(
+                f"folder={str(folder)!r} cannot be used ({failure}); pass another."
+            ) from failure
+    studies = []
+    for experiment, name in chosen:
+        with spinner(f"Reading {name} for {experiment.name} …", progress):
+            studies.append(Study(experiment, name, variant, seeds, where, root))
+    jobs = [job for study in studies for job in study.jobs]
+    missing = [job for study in studies for job in study.missing()]
+    total, left = (sum(job.cost for job in some) for some in (jobs, missing))
+    with progress_bar("Reproducing", total, total - left, progress, counts=False) as advance:
+        try:
+            found = {study.setting: study.conclude() for study in studies if not study.missing()}
+            results, _ = run_jobs(run_job, missing, workers, executor)
+            with contextlib.closing(results):
+                for job, result in results:
+                    study = next(each for each in studies if each.setting == job.parameters[0])
+                    study.store.add(job.key, result)
+                    advance(f"{study.name}: {job.key}", job.cost)
+                    if not study.missing():  # at once, for the other studies may take long
+                        found[study.setting] = study.conclude()
+            if root is not None:
+                write_page(root)
+        except (KeyboardInterrupt, WorkerLostError) as end:
+            undone = sum(len(study.missing()) for study in studies)
+            how = describe_interruption(root, len(jobs) - undone, len(jobs))
+            if isinstance(end, KeyboardInterrupt):
+                raise KeyboardInterrupt(how) from None
+            raise ProblemError(f"{end} It {how}") from end.__cause__
+        except OSError as failure:
+            raise ProblemError(
+                f"a file could not be written ({failure}). The results in {root} are kept, and the same call "
+                "continues from them."
+            ) from failure
+    return tuple(found[study.setting] for study in studies)
+
+
+def run_job(job: Job) -> Plain:
+    """The result of one job with its time and the revision of the code; the same numbers in every process."""
+    setting, parameters = job.parameters
+    with reproducible(), usual_torch(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the results say what did not converge
+        started = time.perf_counter()
+        value = find_experiment(setting.experiment).run(setting, parameters)
+        seconds = round(time.perf_counter() - started, 3)
+    return {"value": value, "seconds": seconds, "revision": revision()}
+
+
+@contextlib.contextmanager
+def usual_torch() -> Iterator[None]:
+    """The defaults of a new process, whatever the caller has set in this one."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+class Study:
+    """A setting, its jobs, and the folder with their results."""
+
+    def __init__(
+        self, experiment: Experiment, data: str, variant: str | None, seeds: int | None,
+        data_dir: Path | None, root: Path | None,
+    ) -> None:  # fmt: skip
+        self.experiment, self.root = experiment, root
+        self.setting = Setting(
+            experiment.name, data, variant or next(iter(experiment.variants)),
+            tuple(range(seeds or experiment.seeds)), None if data_dir is None else str(data_dir),
+            None if root is None else str(root / "corpus"),
+        )  # fmt: skip
+        self.name = name_of(self.setting)
+        with usual_torch():  # what is read here is kept for the jobs
+            self.source = experiment.prepare(self.setting)
+        self.configuration = experiment.configure(self.setting)
+        plan = experiment.plan(self.setting)
+        self.jobs = [Job(job.key, (self.setting, job.parameters), job.cost) for job in plan]
+        self.store = RunFolder(None if root is None else root / self.name)
+        # Results of other versions may differ in their last digits, and are not mixed.
+        about = {"experiment": experiment.name, "data": data, "variant": self.setting.variant}
+        source = {"source": self.source, "configuration": self.configuration, "versions": versions()}
+        self.store.open({**about, **source})
+
+    def missing(self) -> list[Job]:
+        return [job for job in self.jobs if job.key not in self.store.results]
+
+    def conclude(self) -> Reproduction:
+        """The findings from all results, with the record, which is written to the folder."""
+        try:
+            kept = {job.key: self.store.results[job.key] for job in self.jobs}
+            values = {key: result["value"] for key, result in kept.items()}
+            with usual_torch():
+                findings = self.experiment.conclude(self.setting, values)
+            revisions = sorted({str(result["revision"]) for result in kept.values()})
+            seconds = round(sum(float(result["seconds"]) for result in kept.values()), 3)
+        except Exception as failure:
+            if isinstance(failure, ProblemError) or not self.store.found:
+                raise
+            raise ProblemError(
+                f"nothing can be concluded from the results in {self.store.folder} "
+                f"({type(failure).__name__}: {failure}). Was one edited? Delete that one, or all, and they "
+                "are made again."
+            ) from failure
+        reproduction = Reproduction(
+            name=self.name,
+            experiment=self.experiment.name,
+            title=self.experiment.title,
+            data=self.setting.data,
+            variant=self.setting.variant,
+            about_variant=self.experiment.variants[self.setting.variant],
+            findings=findings,
+            seeds=self.setting.seeds,
+            configuration=self.configuration,
+            source=self.source,
+            revision=", ".join(revisions),
+            versions=versions(),
+            hardware=hardware(),
+            seconds=seconds,
+            results=values,
+        )
+        if self.root is not None:
+            reproduction.save(self.root / f"{self.name}.json")
+            write_figures(reproduction, self.root)
+        return reproduction
+
+
+def choose_experiments(
+    names: tuple[str, ...], data: str, variant: str | None
+) -> list[tuple[Experiment, str]]:
+    """The experiments meant, each once, in the paper's order, with each set of data they are to run on."""
     if not names:
         raise ProblemError(f"nothing to reproduce was named; name some of {', '.join(NAMES)}.")
     for name in names:
         choose("name", name, NAMES)
     wanted = {FIGURES.get(name, name) for name in names}
-    return [each for name, each in EXPERIMENTS.items() if name in wanted or ALL in wanted]
-
-
-def choose_data(experiments: list[Experiment], data: str) -> list[tuple[Experiment, str]]:
-    """Each experiment with each set of data it is to run on."""
-    known = dict.fromkeys(name for each in experiments for name in each.data[:-1])
-    others = {name for each in EXPERIMENTS.values() for name in each.data[:-1]} - {*known}
-    if data in others:
-        names = join_names([each.name for each in experiments])
-        raise ProblemError(
-            f"data={data!r} is not what {names} can be run on; choose from "
-            f"{', '.join(map(repr, ['paper', 'digits', *known]))}."
+    experiments = [find_experiment(name) for name in MODULES if name in wanted or ALL in wanted]
+    usual = dict.fromkeys(name for each in experiments for name in each.data[:-1])
+    choose("data", data, ["paper", "digits", *usual])
+    if variant is not None:
+        choose(
+            "variant", variant, list(dict.fromkeys(name for each in experiments for name in each.variants))
         )
-    choose("data", data, ["paper", "digits", *known])
-    return [(each, name) for each in experiments for name in _chosen(each, data)]
-
-
-def _chosen(experiment: Experiment, data: str) -> tuple[str, ...]:
-    *usual, embedded = experiment.data
-    if data == "digits":
-        return (embedded,)
-    return tuple(name for name in usual if data in ("paper", name))
-
-
-def choose_variant(experiment: Experiment, variant: str | None) -> str:
-    """The variant asked for, or the default; `check_variant` has looked at it."""
-    return next(iter(experiment.variants)) if variant is None else variant
-
-
-def check_variant(experiments: list[Experiment], variant: str | None) -> None:
-    """Refuse a variant that one of the experiments does not have, and say which have it."""
-    if variant is None:
-        return
-    without = [each for each in experiments if variant not in each.variants]
-    having = [each.name for each in EXPERIMENTS.values() if variant in each.variants]
-    if having and without:
-        only = f", which has {', '.join(map(repr, without[0].variants))}" if len(without) == 1 else ""
-        raise ProblemError(
-            f"variant={variant!r} is one of {join_names(having)}, and not of "
-            f"{join_names([each.name for each in without])}{only}; name only experiments that have it."
-        )
-    choose("variant", variant, list(dict.fromkeys(name for each in experiments for name in each.variants)))
+    for each in experiments:
+        if variant is not None and variant not in each.variants:
+            has = ", ".join(map(repr, each.variants))
+            raise ProblemError(f"{each.name} has no variant {variant!r}, only {has}; leave {each.name} out.")
+    return [
+        (each, name)
+        for each in experiments
+        for name in (each.data[-1:] if data == "digits" else each.data[:-1])
+        if data in ("paper", "digits", name)
+    ]
 
 
 def name_of(setting: Setting) -> str:
-    """What the files of a setting are called.
+    """The name of a setting's files.
 
     >>> name_of(Setting("table-4", "mnist", "one-hidden", (0,)))
     'table-4-mnist-one-hidden'
     """
-    default = next(iter(EXPERIMENTS[setting.experiment].variants))
+    default = next(iter(find_experiment(setting.experiment).variants))
     parts = [setting.experiment, setting.data, *([] if setting.variant == default else [setting.variant])]
     return "-".join(parts)
+
+
+def _check_path(argument: str, value: Any) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or not str(value):
+        raise ProblemError(f"{argument}={value!r} must be the path of a folder, or None.")
+    return Path(os.path.expanduser(value))  # a shell leaves --folder=~/x as it is
+
+
+# ── Records ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
+    """All records in a folder, by name; other files are ignored."""
+    found = []
+    for path in sorted(Path(folder).glob("*.json")):
+        with contextlib.suppress(ValueError, OSError, RecursionError):
+            found.append(Reproduction.load(path))
+    return found
+
+
+def write_page(folder: Path) -> None:
+    """Write the page of all records there."""
+    from hessinit.present.page import render_page
+    from hessinit.present.reproduction import describe_reproductions
+
+    write_text(folder / PAGE, render_page(describe_reproductions(load_records(folder))))
+
+
+def write_figures(reproduction: Reproduction, folder: Path) -> None:
+    """Draw every figure into a file of its own, such as figure-1-mnist.png."""
+    from hessinit.present.figures import draw_charts
+    from hessinit.present.reproduction import figure_chart
+
+    rest = reproduction.name.removeprefix(reproduction.experiment)
+    for figure in reproduction.findings.figures:
+        with replacing(folder / f"{figure.name}{rest}.png") as temporary:
+            drawn: Any = draw_charts([figure_chart(figure)])[0].figure
+            drawn.savefig(temporary, format="png", dpi=200)
+
+
+def round_numbers(value: Any) -> Plain:
+    """Plain data with seven significant digits, which is what float32 carries.
+
+    >>> round_numbers({"loss": [0.123456789, float("nan")], "steps": 12345678})
+    {'loss': [0.1234568, 'nan'], 'steps': 12345678}
+    """
+    if isinstance(value, dict):
+        return {key: round_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [round_numbers(item) for item in value]
+    return to_plain(float(f"{value:.7g}") if isinstance(value, float) else value)
+
+
+def versions() -> dict[str, str]:
+    """The versions that the numbers may depend on."""
+    found = {"hessinit": __version__}
+    for name in ("torch", "numpy", "scipy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return {**found, "python": platform.python_version()}
+
+
+def hardware() -> dict[str, str]:
+    """The machine, in words; nothing that names it."""
+    processor = platform.processor() or "unknown"
+    with contextlib.suppress(OSError, StopIteration):  # Linux names the processor in a file
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    system = f"{platform.system()} {platform.machine()}"
+    return {"processor": processor, "cores": str(os.cpu_count() or "unknown"), "system": system}
+
+
+@functools.cache
+def revision() -> str:
+    """The commit of a checkout, with "+ changes" where files differ from it; else the version."""
+    root = Path(__file__).parents[3]
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        if (root / ".git").exists():
+            commit = git("rev-parse", "--short=12", "HEAD")
+            return f"{commit} + changes" if git("status", "--porcelain", "--", "src") else commit
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return f"hessinit {__version__}"

@@ -1,10 +1,9 @@
-"""The networks of the paper: built with all weights zero, for an experiment draws them from its own seeds."""
+"""The paper's networks, built with all weights zero, and the rules by which experiments draw the weights."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -23,21 +22,14 @@ def dense(widths: Sequence[int], activation: str) -> nn.Sequential:
     >>> [name for name, _ in dense([784, 64, 10], "relu").named_children()]
     ['dense1', 'activation1', 'dense2']
     """
-    with torch.device("meta"):
-        return without_weights(nn.Sequential(dense_layers(widths, activation)))
+    return _add_dense(nn.Sequential(), widths, activation)
 
 
 def lenet(
-    shape: tuple[int, int, int],
-    *,
-    channels: tuple[int, int] = (6, 16),
-    kernel: int = 5,
-    pool: str = "average",
-    head: Sequence[int] = (120, 84),
-    classes: int = 10,
-    activation: str = "tanh",
-) -> nn.Sequential:
-    """Two convolutions, each followed by the activation and a pool of 2, then dense layers.
+    shape: tuple[int, int, int], *, channels: Sequence[int] = (6, 16), kernel: int = 5, pool: str = "average",
+    head: Sequence[int] = (120, 84), activation: str = "tanh",
+) -> nn.Sequential:  # fmt: skip
+    """Two convolutions, each followed by the activation and a pool of 2, then dense layers and ten outputs.
 
     The layers are conv1, conv2, dense1, dense2, …; the kernels have no padding. Images of fewer than 12
     pixels to a side get kernels of 3 with a padding of 1, which keep their size. A maximum is taken before
@@ -48,48 +40,37 @@ def lenet(
     """
     choose("activation", activation, list(ACTIVATIONS))
     choose("pool", pool, list(POOLS))
-    small = min(shape[1:]) < SMALL
-    kernel, padding = (3, 1) if small else (kernel, 0)
+    kernel, padding = (3, 1) if min(shape[1:]) < SMALL else (kernel, 0)
     sides = list(shape[1:])
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    with torch.device("meta"):
-        for number, (before, after) in enumerate(itertools.pairwise((shape[0], *channels)), start=1):
-            layers[f"conv{number}"] = nn.Conv2d(before, after, kernel, padding=padding)
-            after_it = {"pool": POOLS[pool](2), "conv_activation": ACTIVATIONS[activation]()}
-            for name in sorted(after_it, reverse=pool == "max"):
-                layers[f"{name}{number}"] = after_it[name]
-            sides = [(side + 2 * padding - kernel + 1) // 2 for side in sides]
-        layers["flatten"] = nn.Flatten()
-        layers.update(dense_layers([channels[-1] * sides[0] * sides[1], *head, classes], activation))
-        return without_weights(nn.Sequential(layers))
+    model = nn.Sequential()
+    for number, (before, after) in enumerate(itertools.pairwise((shape[0], *channels)), start=1):
+        convolution = nn.utils.skip_init(nn.Conv2d, before, after, kernel, padding=padding)
+        model.add_module(f"conv{number}", convolution)
+        after_it = {"pool": POOLS[pool](2), "conv_activation": ACTIVATIONS[activation]()}
+        for name in sorted(after_it, reverse=pool == "max"):
+            model.add_module(f"{name}{number}", after_it[name])
+        sides = [(side + 2 * padding - kernel + 1) // 2 for side in sides]
+    model.add_module("flatten", nn.Flatten())
+    return _add_dense(model, [channels[-1] * sides[0] * sides[1], *head, 10], activation)
 
 
-def dense_layers(widths: Sequence[int], activation: str) -> OrderedDict[str, nn.Module]:
+def _add_dense(model: nn.Sequential, widths: Sequence[int], activation: str) -> nn.Sequential:
     choose("activation", activation, list(ACTIVATIONS))
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, (before, after) in enumerate(itertools.pairwise(widths), start=1):
-        layers[f"dense{number}"] = nn.Linear(before, after)
+        model.add_module(f"dense{number}", nn.utils.skip_init(nn.Linear, before, after))
         if number < len(widths) - 1:
-            layers[f"activation{number}"] = ACTIVATIONS[activation]()
-    return layers
-
-
-def without_weights(model: nn.Sequential) -> nn.Sequential:
-    """From the meta device, where no random numbers are drawn, to the CPU, all parameters zero."""
-    model.to_empty(device="cpu")
+            model.add_module(f"activation{number}", ACTIVATIONS[activation]())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
     return model
 
 
-def glorot_(model: nn.Module, generator: torch.Generator, kind: str = "uniform") -> None:
-    """Every weight of two or more dimensions by Glorot's rule, uniform or normal; every bias zero."""
-    choose("kind", kind, ["uniform", "normal"])
-    draw_ = nn.init.xavier_uniform_ if kind == "uniform" else nn.init.xavier_normal_
+def glorot_(model: nn.Module, generator: torch.Generator) -> None:
+    """Every weight of two or more dimensions by Glorot's uniform rule; every bias zero."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
-            draw_(parameter, generator=generator)
+            nn.init.xavier_uniform_(parameter, generator=generator)
         else:
             nn.init.zeros_(parameter)
 
@@ -105,5 +86,5 @@ def default_(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def normal_(layer: nn.Module, std: float, generator: torch.Generator) -> None:
-    """The layer's weight from N(0, std²); its bias is left as it is."""
+    """The layer's weight from N(0, std²); its bias is unchanged."""
     nn.init.normal_(layer.get_parameter("weight"), 0.0, std, generator=generator)

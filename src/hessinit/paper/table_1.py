@@ -1,140 +1,285 @@
-"""Table 1: over initializations, gradients at the output of a three-layer network correlate."""
+"""Table 1: over initializations, gradients at the output of a three-layer network are correlated.
+
+Every sample is a network of its own, drawn by Glorot's uniform rule, that sees one image. Its gradients need
+no backward pass: the cross-entropy of a softmax has ∂L/∂z = p − y, and a dense layer's ∂z/∂h is its weight.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from hessinit.paper import correlation_findings, expected_correlations
-from hessinit.paper.correlations import Samples, draw_samples, join, pearson
-from hessinit.paper.experiment import Experiment, Job, Setting
-from hessinit.paper.minibatches import images_of, read_source
-from hessinit.results.reproduction import Findings
-from hessinit.results.result import Plain, to_plain
+from hessinit.errors import ProblemError
+from hessinit.paper.experiments import Experiment, Setting, round_numbers
+from hessinit.paper.images import load_images
+from hessinit.paper.reference import judged_cell, make_table, mean_cell
+from hessinit.results.reproduction import Findings, PaperTable
+from hessinit.results.result import Plain, read_number
 from hessinit.training.seeds import generator
+from hessinit.training.workers import Job
 
 OUTPUTS, LAYER = "loss by outputs", "loss by output, output by layer"
 SAMPLES = {OUTPUTS: 10_000, LAYER: 100_000}
-HIDDEN = (32, 32)
-CLASSES = 10
-ACTIVATIONS = ("relu", "tanh")
+HIDDEN, CLASSES = (32, 32), 10
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "tanh": torch.tanh}
 SHUFFLES = 40
 NETWORKS_AT_ONCE = 250  # their first weights, some 8 MB, stay near the processor
 SECONDS_PER_SAMPLE = 4e-5
+SIGNIFICANCE = 0.05
+Results = Mapping[str, Sequence[Plain]]  # of all seeds, by row
 
 
-def configure(setting: Setting) -> dict[str, Plain]:
-    """Every choice that the numbers depend on."""
+class CorrelationTable(Experiment):
+    """Pearson's correlation between gradients, with the one that formulas predict and a shuffled control."""
+
+    def prepare(self, setting: Setting) -> str:
+        pearson(torch.arange(3), torch.arange(3))  # a missing scipy is told before the work
+        return super().prepare(setting)
+
+    def configure(self, setting: Setting) -> dict[str, Plain]:
+        return {
+            "hidden widths": list(HIDDEN),
+            "classes": CLASSES,
+            "initialization": "Glorot uniform, biases zero",
+            "inputs": "pixels in [0, 1]",
+            "loss": "cross-entropy of a softmax",
+            "samples": dict(SAMPLES),
+            "activations": list(ACTIVATIONS),
+            "components": "outputs 0 and 1; output 0 by unit 0 of the layer before",
+            "shuffles": SHUFFLES,
+            "networks at once": NETWORKS_AT_ONCE,
+        }
+
+    def plan(self, setting: Setting) -> list[Job]:
+        short = {OUTPUTS: "outputs", LAYER: "layer"}
+        return [
+            Job(f"{short[row]}-{seed}", {"row": row, "seed": seed}, SAMPLES[row] * SECONDS_PER_SAMPLE)
+            for row, seed in itertools.product(SAMPLES, setting.seeds)
+        ]
+
+    def run(self, setting: Setting, parameters: Mapping[str, Plain]) -> Plain:
+        """r, its p-value and the predicted r, by activation; and p-values of shuffled samples."""
+        row, seed = parameters["row"], parameters["seed"]
+        drawn = draw_all(setting, row, seed)
+        found: dict[str, Plain] = {}
+        for activation, samples in drawn.items():
+            r, p = pearson(*choose_pair(setting.variant, row, samples))
+            found[activation] = {"r": r, "p": p, "expected r": expect(setting.variant, row, samples)}
+        one, other = choose_pair(setting.variant, row, drawn["relu"])
+        shuffling = generator(seed, f"shuffles, {row}")
+        shuffled = [other[torch.randperm(len(other), generator=shuffling)] for _ in range(SHUFFLES)]
+        return round_numbers({**found, "shuffled p": [pearson(one, each)[1] for each in shuffled]})
+
+    def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
+        plan = self.plan(setting)
+        by_row = {row: [results[job.key] for job in plan if job.parameters["row"] == row] for row in SAMPLES}
+        tables = tuple(make_tables(setting, by_row))
+        return Findings(tables=tables, sentences=tuple(write_sentences(setting, by_row)))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One row for each initialization."""
+
+    probabilities: Tensor  # (n, classes), the softmax of the logits
+    targets: Tensor  # (n, classes), one-hot
+    hidden: Tensor  # (n, units), the last hidden layer's output
+    weights: Tensor  # (n,), the weight from hidden unit 0 to logit 0
+
+
+def draw_all(setting: Setting, row: str, seed: int) -> dict[str, Samples]:
+    """The samples of a row by activation, some networks at a time."""
+    images, count = load_images(setting.data, setting.data_dir), SAMPLES[row]
+    choosing, weights = generator(seed, f"images, {row}"), generator(seed, f"weights, {row}")
+    different = 1 if setting.variant == "one-image" else count
+    chosen = torch.randint(images.examples, (different,), generator=choosing).expand(count)
+    parts = [
+        draw_samples(*images.batch(some, flat=True), [*HIDDEN, CLASSES], weights)
+        for some in chosen.split(NETWORKS_AT_ONCE)
+    ]
+    fields = list(vars(parts[0]["relu"]))
     return {
-        "hidden widths": list(HIDDEN),
-        "classes": CLASSES,
-        "initialization": "Glorot uniform, biases zero",
-        "inputs": "pixels in [0, 1]",
-        "loss": "cross-entropy of a softmax",
-        "samples": dict(SAMPLES),
-        "activations": list(ACTIVATIONS),
-        "components": "outputs 0 and 1; output 0 by unit 0 of the layer before",
-        "shuffles": SHUFFLES,
-        "networks at once": NETWORKS_AT_ONCE,
+        name: Samples(*(torch.cat([getattr(part[name], field) for part in parts]) for field in fields))
+        for name in ACTIVATIONS
     }
 
 
-def plan(setting: Setting) -> list[Job]:
-    """One job for each row and seed."""
-    return [
-        Job(
-            setting,
-            f"{'outputs' if row == OUTPUTS else 'layer'}-{seed}",
-            {"row": row, "seed": seed, "samples": samples},
-            samples * SECONDS_PER_SAMPLE,
-        )
-        for (row, samples), seed in itertools.product(SAMPLES.items(), setting.seeds)
-    ]
+def draw_samples(
+    inputs: Tensor, labels: Tensor, widths: Sequence[int], generator: torch.Generator
+) -> dict[str, Samples]:
+    """A network of its own for every row of `inputs`, the same weights for each activation.
+
+    A weight on a pixel that is 0 changes nothing, so it is not drawn: of MNIST's pixels four fifths are 0.
+    """
+    lit = gather_lit(inputs)
+    fans = itertools.pairwise([inputs.shape[1], *widths])
+    weights = []
+    for row, (before, after) in zip([lit.shape[1], *widths[:-1]], fans, strict=True):
+        bound = math.sqrt(6 / (before + after))
+        weights.append(torch.empty(len(lit), row, after).uniform_(-bound, bound, generator=generator))
+    targets = F.one_hot(labels, widths[-1]).to(inputs.dtype)
+    drawn = {}
+    for name, activation in ACTIVATIONS.items():
+        hidden = lit.unsqueeze(1)
+        for weight in weights[:-1]:
+            hidden = activation(torch.bmm(hidden, weight))
+        logits = torch.bmm(hidden, weights[-1]).squeeze(1)
+        drawn[name] = Samples(logits.softmax(1), targets, hidden.squeeze(1), weights[-1][:, 0, 0].clone())
+    return drawn
 
 
-def run(job: Job) -> Plain:
-    """r, its p-value and the r that a formula gives, by activation; and p-values of shuffled samples."""
-    row, seed = job.parameters["row"], job.parameters["seed"]
-    drawn = draw_all(job)
-    found: dict[str, Plain] = {}
-    for activation, samples in drawn.items():
-        r, p = pearson(*choose_pair(job.setting.variant, row, samples))
-        expected = expect(job.setting.variant, row, samples)
-        found[activation] = {"r": _rounded(r), "p": _rounded(p), "expected r": _rounded(expected)}
-    one, other = choose_pair(job.setting.variant, row, drawn["relu"])
-    shuffling = generator(seed, f"shuffles, {row}")
-    shuffled = [other[torch.randperm(len(other), generator=shuffling)] for _ in range(SHUFFLES)]
-    found["shuffled p"] = [_rounded(pearson(one, each)[1]) for each in shuffled]
-    return to_plain(found)
+def gather_lit(inputs: Tensor) -> Tensor:
+    """Each row's pixels that are not 0 moved to the front, and the columns left empty by all cut off.
+
+    >>> gather_lit(torch.tensor([[0.0, 0.5, 0.0, 0.2], [0.0, 0.0, 0.0, 0.7]])).tolist()
+    [[0.5, 0.20000000298023224], [0.699999988079071, 0.0]]
+    """
+    lit = inputs != 0
+    order = lit.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+    return inputs.gather(1, order)[:, : max(1, int(lit.sum(1).max()))]
 
 
-def draw_all(job: Job) -> dict[str, Samples]:
-    """The job's samples by activation, some networks at a time."""
-    images, row, seed = images_of(job.setting), job.parameters["row"], job.parameters["seed"]
-    count = job.parameters["samples"]
-    choosing, weights = generator(seed, f"images, {row}"), generator(seed, f"weights, {row}")
-    different = 1 if job.setting.variant == "one-image" else count
-    chosen = torch.randint(images.examples, (different,), generator=choosing).expand(count)
-    parts = [
-        draw_samples(*images.batch(some, flat=True), [*HIDDEN, CLASSES], ACTIVATIONS, weights)
-        for some in chosen.split(NETWORKS_AT_ONCE)
-    ]
-    return {name: join([part[name] for part in parts]) for name in ACTIVATIONS}
+def pearson(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """Pearson's r and its two-sided p-value."""
+    try:
+        from scipy import stats
+    except ModuleNotFoundError as error:
+        raise ProblemError(
+            "scipy is not installed, and Table 1 needs its p-values. Run pip install 'hessinit[paper]'."
+        ) from error
+    found = stats.pearsonr(one.double().numpy(), other.double().numpy())
+    return float(found.statistic), float(found.pvalue)
 
 
 def choose_pair(variant: str, row: str, samples: Samples) -> tuple[Tensor, Tensor]:
     """The two gradients tested: components 0 and 1, fixed before any was looked at."""
     p, y = samples.probabilities, samples.targets
     if variant == "softmax-layer":
-        by_outputs = -y / p
-        return by_outputs[:, 0], by_outputs[:, 1] if row == OUTPUTS else p[:, 0] * (1 - p[:, 0])
-    by_outputs = samples.loss_by_logits
-    return by_outputs[:, 0], by_outputs[:, 1] if row == OUTPUTS else samples.weights
+        by_outputs, by_layer = -y / p, p[:, 0] * (1 - p[:, 0])
+    else:
+        by_outputs, by_layer = p - y, samples.weights
+    return by_outputs[:, 0], by_outputs[:, 1] if row == OUTPUTS else by_layer
 
 
 def expect(variant: str, row: str, samples: Samples) -> float:
-    if variant == "softmax-layer":
+    """The predicted correlation, from symmetry and averages of single variables.
+
+    Over initializations the K classes are exchangeable, and so are the hidden units: averages are taken over
+    all of them, so that a prediction's noise is far below that of the correlation.
+    """
+    p, hidden = samples.probabilities.double(), samples.hidden.double()
+    shares: list[float] = samples.targets[:, :2].double().mean(0).tolist()  # how often the label is 0, and 1
+    spread = float((p - 1 / p.shape[1]).square().mean())  # the variance of a probability; its mean is 1/K
+    if variant != "softmax-layer":
+        first, second = (spread + share * (1 - share) for share in shares)
         if row == OUTPUTS:
-            return expected_correlations.between_probability_gradients(samples)
-        return expected_correlations.with_softmax_derivative(samples)
+            # The p sum to 1, so cov(p₀, p₁) = −var(p)/(K − 1); labels exclude each other. With one image for
+            # all samples the label is constant, and r = −1/(K − 1) exactly.
+            covariance = -spread / (p.shape[1] - 1) - shares[0] * shares[1]
+            return covariance / math.sqrt(first * second)
+        # Stein's identity, E[p₀ w] = σ² E[∂p₀/∂w] = σ² E[p(1 − p) h]: exact for normal weights.
+        slope = float(((p * (1 - p)).mean(1) * hidden.mean(1)).mean())
+        return math.sqrt(2 / (HIDDEN[-1] + CLASSES)) * slope / math.sqrt(first)
+    # Mean and variance of y/p from the class's own images: brighter ones have probabilities further apart.
+    inverse = [1 / p[samples.targets[:, label] == 1] for label in (0, 1)]
+    mean = [share * float(values.mean()) for share, values in zip(shares, inverse, strict=True)]
+    variance = [shares[label] * float(inverse[label].square().mean()) - mean[label] ** 2 for label in (0, 1)]
     if row == OUTPUTS:
-        return expected_correlations.between_logit_gradients(samples)
-    return expected_correlations.with_last_weight(samples, sigma=math.sqrt(2 / (HIDDEN[-1] + CLASSES)))
+        # −y₀/p₀ and −y₁/p₁ are never both nonzero: the covariance is minus the product of their means.
+        return -mean[0] * mean[1] / math.sqrt(variance[0] * variance[1])
+    # With the label 0, −y₀/p₀ and p₀(1 − p₀) both rise with p₀; without it, the first is 0.
+    derivative = p * (1 - p)
+    of_label = p[samples.targets[:, 0] == 1]
+    covariance = mean[0] * float(derivative.mean()) - shares[0] * float((1 - of_label).mean())
+    return covariance / math.sqrt(variance[0] * float(derivative.var(unbiased=False)))
 
 
-def conclude(setting: Setting, results: Mapping[str, Plain]) -> Findings:
-    by_row = {
-        row: [results[job.key] for job in plan(setting) if job.parameters["row"] == row] for row in SAMPLES
-    }
-    return correlation_findings.conclude(setting, by_row, SAMPLES)
+def detected(p: Sequence[float]) -> float:
+    """How many are significant, out of ten: the paper counts so.
+
+    >>> detected([0.01] * 9 + [0.2]), detected([0.01, 0.2])
+    (9.0, 5.0)
+    """
+    return 10 * sum(value < SIGNIFICANCE for value in p) / len(p)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.7g}")
+def column_of(seeds: Sequence[Plain], activation: str, column: str) -> list[float]:
+    return [read_number(seed[activation][column]) for seed in seeds]
 
 
-EXPERIMENT = Experiment(
-    name="table-1",
-    title="Table 1: gradients at the output correlate over initializations",
-    data=("mnist", "digits"),
-    variants={
-        "one-image": "Only the initialization is drawn again: all samples of a seed see one image. ReLU, 32 "
-        "and 32 hidden units; Output6 is the last dense layer's, the logits, so Output6/Output5 is its "
-        "weight.",
-        "new-image": "Every sample draws an image, too. ReLU, 32 and 32 hidden units; Output6 is the last "
-        "dense layer's, the logits, so Output6/Output5 is its weight.",
-        "softmax-layer": "Activations count as layers and the softmax is the sixth, so Output6 is the "
-        "probabilities and Output6/Output5 the softmax's derivative. ReLU, 32 and 32 hidden units, a new "
-        "image for every sample.",
-    },
-    seeds=10,
-    prepare=read_source,
-    configure=configure,
-    plan=plan,
-    run=run,
-    conclude=conclude,
-)
+def make_tables(setting: Setting, results: Results) -> Iterator[PaperTable]:
+    """The paper's table, the correlations beside their predictions, and the control."""
+    of_paper, correlations, control = [], [], []
+    for row, seeds in results.items():
+        p, n = column_of(seeds, "relu", "p"), len(seeds)
+        beside = {"experiment": "table-1", "data": setting.data}
+        of_paper.append(judged_cell(row, "dependent", detected(p), n, error=None, **beside))
+        of_paper.append(mean_cell(row, "mean p", p, **beside))
+        for activation, name in (("relu", row), ("tanh", f"{row}; tanh")):
+            for column in ("r", "expected r"):
+                correlations.append(mean_cell(name, column, column_of(seeds, activation, column)))
+            count = detected(column_of(seeds, activation, "p"))
+            correlations.append(judged_cell(name, "dependent", count, n, error=None))
+        shuffled = [read_number(value) < SIGNIFICANCE for seed in seeds for value in seed["shuffled p"]]
+        share = statistics.fmean(shuffled)
+        error = 100 * math.sqrt(share * (1 - share) / len(shuffled))
+        control.append(judged_cell(row, "dependent", 100 * share, len(shuffled), error=error, unit="%"))
+    yield make_table(
+        "Pearson's r at 95 %: in how many of ten seeds a dependence is detected", "Gradients", of_paper,
+        "dependent counts the seeds with p < 0.05, out of ten; the components were fixed beforehand (outputs "
+        "0 and 1, and output 0 by unit 0 of the layer before).",
+    )  # fmt: skip
+    yield make_table(
+        "The correlations themselves, and with tanh in place of ReLU", "Gradients", correlations,
+        "expected r comes from formulas that hold over initializations, with averages of single variables "
+        "put in; ± is the standard error over seeds.",
+    )  # fmt: skip
+    yield make_table(
+        "Control: the same samples with one gradient shuffled, where there is nothing to detect", "Gradients",
+        control, "The share of shuffles with p < 0.05; a correct test gives 5 %.",
+    )  # fmt: skip
+
+
+def write_sentences(setting: Setting, results: Results) -> Iterator[str]:
+    named = {OUTPUTS: ("Different components of ∂L/∂out", 3), LAYER: ("∂L/∂out6 and ∂out6/∂out5", 4)}
+    for row, (gradients, digits) in named.items():
+        r, expected = (statistics.fmean(column_of(results[row], "relu", key)) for key in ("r", "expected r"))
+        yield (
+            f"{gradients} have r = {r:.{digits}f} ({SAMPLES[row]:,} samples, mean of "
+            f"{len(results[row])} seeds); the prediction is {expected:.{digits}f}."
+        )
+    if setting.variant != "softmax-layer":
+        tanh = statistics.fmean(column_of(results[LAYER], "tanh", "r"))
+        count = detected(column_of(results[LAYER], "tanh", "p"))
+        yield (
+            "With tanh there is no such correlation: changing the signs of all weights into and out of a "
+            f"hidden unit changes no output, so r is 0 by symmetry (measured {tanh:.4f}, detected in "
+            f"{count:g} of ten seeds)."
+        )
+
+
+EXPERIMENTS = [
+    CorrelationTable(
+        name="table-1",
+        title="Table 1: gradients at the output correlate over initializations",
+        data=("mnist", "digits"),
+        variants={
+            "one-image": "Only the initialization is drawn again: all samples of a seed see one image. ReLU, "
+            "32 and 32 hidden units; Output6 is the last dense layer's, the logits, so Output6/Output5 is "
+            "its weight.",
+            "new-image": "Every sample draws an image, too. ReLU, 32 and 32 hidden units; Output6 is the "
+            "last dense layer's, the logits, so Output6/Output5 is its weight.",
+            "softmax-layer": "Activations count as layers and the softmax is the sixth, so Output6 is the "
+            "probabilities and Output6/Output5 the softmax's derivative. ReLU, 32 and 32 hidden units, a new "
+            "image for every sample.",
+        },
+        seeds=10,
+    )
+]

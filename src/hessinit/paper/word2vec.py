@@ -1,179 +1,395 @@
-"""Word2vec: Hessian norms of skip-gram's two matrices at the start, and how well it then trains."""
+"""Word2vec: Hessian norms of skip-gram's two matrices at initialization, and how well it then trains."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import skip_init
 
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from hessinit.paper.experiment import Experiment, Job, Setting
-from hessinit.paper.skip_gram import MODELS, SkipGram, normal_
-from hessinit.paper.skip_gram_training import Batch, draw_batches, train_
-from hessinit.paper.text.cache import cached_text
-from hessinit.paper.text.load import THRESHOLD, Text, load_text
-from hessinit.paper.word2vec_design import (
-    BATCH,
-    CURVE_POINTS,
-    DESIGNS,
-    NEGATIVES,
-    OURS,
-    ROWS,
-    STDS,
-    WINDOW,
-    key_of,
-    step_length,
-)
-from hessinit.paper.word2vec_findings import conclude
-from hessinit.results.result import Plain, to_plain
+from hessinit.paper.experiments import Experiment, Setting, round_numbers
+from hessinit.paper.rank_correlation import RankCorrelation, rank_correlation
+from hessinit.paper.reference import judged_cell, make_table, mean_cell
+from hessinit.paper.text import THRESHOLD, Text, load_text
+from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable
+from hessinit.results.result import Plain, read_number, to_plain
+from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
 from hessinit.training.seeds import derive, generator
+from hessinit.training.workers import Job
 
-# A percent is enough: the norms of the sweep span seven orders of magnitude.
-TOLERANCE = 1e-2
-# Seconds for 1,000 steps, roughly.
-COSTS = {"softmax": {16: 0.65, 64: 0.9, 128: 1.5}, "negative": {16: 0.55, 64: 0.75, 128: 1.1}}
+OURS = "hessinit"
+STDS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+ROWS: tuple[str, ...] = (*(f"{std:g}" for std in STDS), OURS)
+BATCH = 100
+WINDOW = 5
+# Mikolov et al. (2013): 5 to 20 for small corpora, 2 to 5 for large ones; 5 is word2vec.c's default.
+NEGATIVES = 5
+CURVE_POINTS = 10  # of every run: the record of all of them is to stay small
+TOLERANCE = 1e-2  # a percent is enough: the norms of the sweep span seven orders of magnitude
+SIGNIFICANT = 0.05
+COSTS = {
+    "softmax": {16: 0.65, 64: 0.9, 128: 1.5},
+    "negative": {16: 0.55, 64: 0.75, 128: 1.1},
+}  # of 1,000 steps
+NORMS = {"centre": "centre", "context": "context", "network": "network", "exact": "network, exact"}
+# What may be near 1: the norm of the loss averaged over a batch, of the loss summed over it, or lr·‖H‖.
+LEVELS = {
+    "‖H‖": "‖H‖ near 1 for the loss averaged over pairs, the paper's claim",
+    "summed ‖H‖": f"‖H‖ near 1 for the loss summed over the {BATCH} pairs of a batch",
+    "lr·‖H‖": "lr·‖H‖ near 1, our version of it",
+}
+Batch = tuple[Tensor, Tensor]
 
 
-def prepare(setting: Setting) -> str:
-    """Count the words and draw the pairs once, for the workers to find in `setting.cache`."""
-    return "; ".join(dict.fromkeys(text_of(setting, model).source for model in MODELS))
+@dataclass(frozen=True)
+class Design:
+    """The sizes for one text.
+
+    `rates` are for one pair, as word2vec.c states them (its default for skip-gram is 0.025). It steps pair by
+    pair; for the mean over a batch the learning rate is `BATCH` times as large. Both models also train at 0.1
+    and learn faster there; from 0.4 they diverge, whatever the initialization.
+    """
+
+    vocabulary: Mapping[str, int]
+    dimensions: tuple[int, ...]
+    rates: tuple[float, ...]
+    steps: int
 
 
-def configure(setting: Setting) -> dict[str, Plain]:
-    design = DESIGNS[setting.data]
-    plain: dict[str, Plain] = to_plain(
-        {
-            **vars(design),
-            "stds": STDS,
-            "batch": BATCH,
-            "learning rates": [step_length(rate) for rate in design.rates],
-            "optimizer": "plain SGD",
-            "pairs": design.pairs,
-            "window": WINDOW,
-            "subsampling threshold": THRESHOLD,
-            "negatives": NEGATIVES,
-            "noise": "counts to the power 0.75",
-            "Hessian batch": "the first of the training",
-            "tolerance of norms": TOLERANCE,
-            "final loss": "mean of the last tenth of the steps",
+DESIGNS = {
+    "wikipedia": Design({"softmax": 1_000, "negative": 10_000}, (16, 64, 128), (0.025, 0.1), 4_000),
+    "python-topics": Design({"softmax": 500, "negative": 2_000}, (16, 64), (0.1,), 1_000),
+}
+
+
+class SkipGram(nn.Module):
+    """Two matrices. The scores are bilinear in them, so the Gauss-Newton block of each is its exact Hessian.
+
+    The softmax model scores every word of the vocabulary: `context` times the centre word's vector. With
+    `negative`, rows of `words` are a centre, a word near it, and words drawn as noise; the latter are scored.
+    """
+
+    def __init__(self, vocabulary: int, dimension: int, negative: bool) -> None:
+        super().__init__()
+        self.negative = negative
+        self.centre = skip_init(nn.Embedding, vocabulary, dimension)
+        if negative:
+            self.context = skip_init(nn.Embedding, vocabulary, dimension)
+        else:
+            self.context = skip_init(nn.Linear, dimension, vocabulary, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        if self.negative:
+            vectors: Tensor = self.context(words[:, 1:])
+            return (vectors @ self.centre(words[:, 0]).unsqueeze(2)).squeeze(2)
+        scores: Tensor = self.context(self.centre(words))
+        return scores
+
+    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Averaged over the pairs: cross-entropy, or the logistic loss summed over near word and noise."""
+        if self.negative:
+            return F.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / len(scores)
+        return F.cross_entropy(scores, targets)
+
+    def initialize_(self, batch: Batch, row: str, learning_rate: float, seed: int) -> str:
+        """Draw both matrices with the std of the row, or let hessinit write them; returns its reason."""
+        source = generator(seed, "weights")
+        with torch.no_grad():
+            for weight in (self.centre.weight, self.context.weight):
+                weight.normal_(0.0, 1.0 if row == OURS else float(row), generator=source)
+        if row != OURS:
+            return ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the reason says the same
+            found = initialize_(self, self.loss, batch, lr=learning_rate, seed=derive(seed, "hessinit"))
+        return found.reason
+
+    def measure(self, batch: Batch, seed: int) -> dict[str, Plain]:
+        """Norms on one batch: of each matrix and of both together, there by Gauss-Newton and exactly."""
+        probes = derive(seed, "probes")
+        report = measure(self, self.loss, batch, curvature="both", tolerance=TOLERANCE, seed=probes)
+        whole = report.network.approximation
+        return {
+            "centre": report["centre"].norm,
+            "context": report["context"].norm,
+            "network": None if whole is None else abs(whole.value),
+            "exact": report.network.norm,
+            "converged": all(row.converged for row in (*report.layers, report.network)),
+            "first": report.loss,
         }
-    )
-    return plain
+
+    def train_(self, batches: Sequence[Batch], learning_rate: float) -> list[float]:
+        """Plain SGD; the loss of every batch before its step, and inf from where it is no longer finite."""
+        for module in (self.centre, self.context):
+            if isinstance(module, nn.Embedding):
+                module.sparse = True  # a step then costs the batch's words, not the vocabulary
+        losses, _ = train(self, self.loss, batches, make_optimizer("sgd", self, learning_rate))
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        return finite + [math.inf] * (len(batches) - len(finite))
 
 
-def plan(setting: Setting) -> list[Job]:
-    design = DESIGNS[setting.data]
-    return [
-        Job(
-            setting,
-            key_of(model, dimension, row, seed),
-            {"model": model, "dimension": dimension, "row": row, "seed": seed},
-            COSTS[model][dimension] * len(design.rates) * design.steps / 1000,
-        )
-        for model in MODELS
-        for dimension in design.dimensions
-        for row in ROWS
-        for seed in setting.seeds
-    ]
+MODELS = {"softmax": "full softmax", "negative": "negative sampling"}
 
 
-def run(job: Job) -> Plain:
-    """Norms at the start and losses for each rate; our own start depends on the rate, the others do not."""
-    model, row = job.parameters["model"], job.parameters["row"]
-    dimension, seed = job.parameters["dimension"], job.parameters["seed"]
-    design = DESIGNS[job.setting.data]
-    text = text_of(job.setting, model)
-    batches = list(draw_batches(model, text, size=BATCH, steps=design.steps, seed=seed, negatives=NEGATIVES))
-    runs: dict[str, Plain] = {}
-    start: dict[str, Plain] = {}
-    for rate in design.rates:
-        network = MODELS[model](len(text.vocabulary.words), dimension)
-        remark = _write_start(network, batches[0], row, step_length(rate), seed)
-        if row == OURS or not start:
-            start = {**_measure_start(network, batches[0], seed), "remark": remark}
-        losses = train_(network, batches, step_length(rate))
-        runs[f"{rate:g}"] = {**start, "final": final_loss(losses), "curve": thin_out(losses)}
-    return to_plain(_rounded(runs))
+def draw_batches(model: str, text: Text, *, steps: int, seed: int) -> Iterator[Batch]:
+    """Inputs and targets of every step for that model: the text's pairs in a random order, again if they end.
 
-
-def text_of(setting: Setting, model: str) -> Text:
-    """The text of a setting as that model reads it; counted once in a process, or once in `setting.cache`."""
-    return _read_text(setting.data, setting.data_dir, setting.cache, model)
+    With "negative", each pair gets noise words of its own, which may happen to be its near word too:
+    word2vec.c leaves those out, and they are too rare to matter.
+    """
+    order = torch.randperm(len(text.pairs), generator=generator(seed, "order"))
+    times = math.ceil(steps * BATCH / len(order))
+    pairs = torch.from_numpy(text.pairs)[order].long().repeat(times, 1)
+    for_noise = generator(seed, "negatives")
+    cumulative = torch.from_numpy(text.vocabulary.noise()).cumsum(0)
+    labels = torch.zeros(BATCH, 1 + NEGATIVES)
+    labels[:, 0] = 1
+    for chosen in pairs[: steps * BATCH].split(BATCH):
+        if model == "softmax":
+            yield chosen[:, 0], chosen[:, 1]
+        else:
+            numbers = torch.rand((BATCH, NEGATIVES), generator=for_noise, dtype=cumulative.dtype)
+            # The last sum may fall short of 1 by rounding, and a number between them would be no word.
+            noise = torch.searchsorted(cumulative, numbers, right=True).clamp_(max=len(cumulative) - 1)
+            yield torch.cat([chosen, noise], dim=1), labels
 
 
 @lru_cache(maxsize=2)
-def _read_text(data: str, data_dir: str | None, cache: str | None, model: str) -> Text:
+def read_text(data: str, data_dir: str | None, cache: str | None, model: str) -> Text:
+    """The text as that model reads it; counted once in a process, or once in the folder `cache`."""
     design = DESIGNS[data]
-    vocabulary, pairs = design.vocabulary[model], design.pairs
-    if cache is None:
-        return load_text(data, data_dir, vocabulary=vocabulary, pairs=pairs, window=WINDOW)
-    return cached_text(cache, data, data_dir, vocabulary=vocabulary, pairs=pairs, window=WINDOW)
+    # As many pairs as are trained on: each is seen once, so that a loss is always that of new pairs.
+    vocabulary, pairs = design.vocabulary[model], design.steps * BATCH
+    return load_text(data, data_dir, vocabulary=vocabulary, pairs=pairs, window=WINDOW, cache=cache)
 
 
-def _write_start(network: SkipGram, batch: Batch, row: str, rate: float, seed: int) -> str:
-    """Write the weights; what our own start has to say of them."""
-    if row != OURS:
-        normal_(network, float(row), generator(seed, "weights"))
-        return ""
-    normal_(network, 1.0, generator(seed, "weights"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the remark says the same
-        result = initialize_(network, network.loss, batch, lr=rate, seed=derive(seed, "hessinit"))
-    return result.reason
+class Word2Vec(Experiment):
+    """Skip-gram from several standard deviations: do initializations with ‖H‖ near 1 train best?"""
+
+    def prepare(self, setting: Setting) -> str:
+        texts = [read_text(setting.data, setting.data_dir, setting.cache, model) for model in MODELS]
+        return texts[0].source
+
+    def configure(self, setting: Setting) -> dict[str, Plain]:
+        design = DESIGNS[setting.data]
+        plain: dict[str, Plain] = to_plain(
+            {
+                **vars(design),
+                "stds": STDS,
+                "batch": BATCH,
+                "learning rates": [rate * BATCH for rate in design.rates],
+                "optimizer": "plain SGD",
+                "pairs": design.steps * BATCH,
+                "window": WINDOW,
+                "subsampling threshold": THRESHOLD,
+                "negatives": NEGATIVES,
+                "noise": "counts to the power 0.75",
+                "Hessian batch": "the first of the training",
+                "tolerance of norms": TOLERANCE,
+                "final loss": "mean of the last tenth of the steps",
+            }
+        )
+        return plain
+
+    def plan(self, setting: Setting) -> list[Job]:
+        design, names = DESIGNS[setting.data], ("model", "dimension", "row", "seed")
+        jobs = []
+        for values in product(MODELS, design.dimensions, ROWS, setting.seeds):
+            cost = COSTS[values[0]][values[1]] * len(design.rates) * design.steps / 1000
+            jobs.append(Job("-".join(map(str, values)), dict(zip(names, values, strict=True)), cost))
+        return jobs
+
+    def run(self, setting: Setting, parameters: Mapping[str, Plain]) -> Plain:
+        """Initial norms and losses by rate; hessinit's weights depend on the rate, the others do not."""
+        model, row, seed = (parameters[key] for key in ("model", "row", "seed"))
+        design = DESIGNS[setting.data]
+        text = read_text(setting.data, setting.data_dir, setting.cache, model)
+        batches = list(draw_batches(model, text, steps=design.steps, seed=seed))
+        runs: dict[str, Plain] = {}
+        initial: dict[str, Plain] = {}
+        for rate in design.rates:
+            network = SkipGram(len(text.vocabulary.words), parameters["dimension"], model == "negative")
+            remark = network.initialize_(batches[0], row, rate * BATCH, seed)
+            if row == OURS or not initial:
+                initial = {**network.measure(batches[0], seed), "remark": remark}
+            losses = network.train_(batches, rate * BATCH)
+            final = final_loss(losses, len(losses) // 10)
+            curve = chunk_means(losses, len(losses) // CURVE_POINTS)
+            runs[f"{rate:g}"] = {**initial, "final": final, "curve": curve}
+        return round_numbers(runs)
+
+    def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
+        design = DESIGNS[setting.data]
+        tables: list[PaperTable] = []
+        figures: list[PaperFigure] = []
+        sweeps: list[Sweep] = []
+        for model in MODELS:
+            found = [read_sweep(setting, results, model, rate) for rate in design.rates]
+            tables += [norms_table(found, dimension) for dimension in design.dimensions]
+            tables += map(claim_table, found)
+            figures.append(points_figure(found))
+            sweeps += found
+        sentences = tuple(describe_claims(sweeps))
+        return Findings(tables=tuple(tables), figures=tuple(figures), sentences=sentences)
 
 
-def _measure_start(network: SkipGram, batch: Batch, seed: int) -> dict[str, Plain]:
-    """Norms on one batch: of each matrix and of both together, there by Gauss-Newton and exactly."""
-    report = measure(
-        network, network.loss, batch, curvature="both", tolerance=TOLERANCE, seed=derive(seed, "probes")
+@dataclass(frozen=True)
+class Point:
+    """One initialization of the sweep over all seeds: a point of the rank correlation."""
+
+    dimension: int
+    row: str
+    norms: Mapping[str, tuple[float, ...]]
+    final: tuple[float, ...]
+
+    def norm(self, name: str) -> float:
+        """The geometric mean: norms differ by factors."""
+        return math.exp(statistics.fmean(map(math.log, self.norms[name])))
+
+    @property
+    def loss(self) -> float:
+        return statistics.fmean(self.final)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One model trained at one rate."""
+
+    model: str
+    rate: float
+    points: tuple[Point, ...]
+
+    @property
+    def drawn(self) -> list[Point]:
+        """The points of the standard deviations."""
+        return [point for point in self.points if point.row != OURS]
+
+    @property
+    def dimensions(self) -> list[int]:
+        return list(dict.fromkeys(point.dimension for point in self.points))
+
+    def factor(self, level: str) -> float:
+        """By what a norm is multiplied before it is compared with 1."""
+        return {"‖H‖": 1.0, "summed ‖H‖": float(BATCH), "lr·‖H‖": self.rate * BATCH}[level]
+
+    def correlate(self, norm: str, level: str, dimension: int | None = None) -> RankCorrelation:
+        """The distance of a norm from 1, |ln(factor · ‖H‖)|, against the final loss, over the drawn points.
+
+        A positive ρ supports the claim that norms near 1 train best. A norm is nearly a function of the
+        standard deviation, whatever the dimension, which p takes into account.
+        """
+        points = [point for point in self.drawn if dimension in (None, point.dimension)]
+        distances = [abs(math.log(self.factor(level) * point.norm(norm))) for point in points]
+        blocks = len(self.dimensions) if dimension is None else 1
+        return rank_correlation(distances, [point.loss for point in points], blocks=blocks)
+
+    def verdict(self, level: str) -> int:
+        """1 if the claim is supported, −1 if contradicted, 0 if neither: by all points and each dimension."""
+        pooled = self.correlate("network", level)
+        within = [self.correlate("network", level, dimension).rho for dimension in self.dimensions]
+        if not (pooled.p < SIGNIFICANT and all(rho * pooled.rho > 0 for rho in within)):
+            return 0
+        return 1 if pooled.rho > 0 else -1
+
+
+def read_sweep(setting: Setting, results: Mapping[str, Plain], model: str, rate: float) -> Sweep:
+    points = []
+    for dimension, row in product(DESIGNS[setting.data].dimensions, ROWS):
+        runs = [results[f"{model}-{dimension}-{row}-{seed}"][f"{rate:g}"] for seed in setting.seeds]
+        norms = {name: tuple(read_number(run[name]) for run in runs) for name in NORMS}
+        final = tuple(read_number(run["final"]) for run in runs)
+        points.append(Point(dimension, row, norms, final))
+    return Sweep(model, rate, tuple(points))
+
+
+def norms_table(sweeps: Sequence[Sweep], dimension: int) -> PaperTable:
+    """Norms and final losses by standard deviation; hessinit's weights have other norms at every rate."""
+    cells: list[PaperCell] = []
+    for sweep in sweeps:
+        for point in (each for each in sweep.points if each.dimension == dimension):
+            row = point.row if point.row != OURS else f"{OURS}, {sweep.rate:g}"
+            if sweep is sweeps[0] or point.row == OURS:
+                cells += [mean_cell(row, f"‖H‖ {label}", point.norms[name]) for name, label in NORMS.items()]
+            cells.append(mean_cell(row, f"loss at {sweep.rate:g}", point.final))
+    title = f"Skip-gram, {MODELS[sweeps[0].model]}, dimension {dimension}: initial norms and training loss"
+    return make_table(
+        title, "std", cells,
+        "‖H‖ is the largest |eigenvalue| on the first batch, of the loss averaged over pairs. The loss is "
+        "the mean of the last tenth of training, by rate for one pair.",
+    )  # fmt: skip
+
+
+def claim_table(sweep: Sweep) -> PaperTable:
+    """Spearman's ρ and its p for every norm and what may be near 1; the network's by dimension too."""
+    cells: list[PaperCell] = []
+    # Within a dimension the matrices' norms rank as the network's do, or nearly.
+    choices: list[tuple[str, int | None]] = [("centre", None), ("context", None), ("network", None)]
+    choices += [*(("network", dimension) for dimension in sweep.dimensions), ("exact", None)]
+    for (name, dimension), level in product(choices, LEVELS):
+        row = NORMS[name] if dimension is None else f"{NORMS[name]}, dimension {dimension}"
+        found = sweep.correlate(name, level, dimension)
+        for letter, value in (("ρ", found.rho), ("p", found.p)):
+            cells.append(judged_cell(row, f"{letter}, {level}", value, found.n, error=None))
+    title = f"Skip-gram, {MODELS[sweep.model]}, rate {sweep.rate:g}: distance of a norm from 1 against loss"
+    return make_table(
+        title, "norm", cells,
+        "Spearman's ρ between |ln x| and the final loss, x as the column says; positive supports the claim. "
+        f"Summed: over the {BATCH} pairs of a batch. p by permutation of whole standard deviations, in all "
+        "dimensions alike, two-sided, not corrected for multiple tests. The points are means over seeds.",
+    )  # fmt: skip
+
+
+def points_figure(sweeps: Sequence[Sweep]) -> PaperFigure:
+    """The network's initial norm against the final loss."""
+    curves = []
+    for sweep, dimension in product(sweeps, sweeps[0].dimensions):
+        points = [point for point in sweep.drawn if point.dimension == dimension]
+        x, y = (point.norm("network") for point in points), (point.loss for point in points)
+        curves.append(Curve(name=f"dimension {dimension}, rate {sweep.rate:g}", x=tuple(x), y=tuple(y)))
+    return PaperFigure(
+        name=f"word2vec-{sweeps[0].model}",
+        title=f"Skip-gram, {MODELS[sweeps[0].model]}: initial norm and training loss",
+        x_label="‖H‖ of the network at initialization (Gauss-Newton)",
+        y_label="training loss, last tenth",
+        curves=tuple(curves),
+        log_x=True,
+        log_y=True,
+        style="points",
     )
-    whole = report.network.approximation
-    return {
-        "centre": report["centre"].norm,
-        "context": report["context"].norm,
-        "network": None if whole is None else abs(whole.value),
-        "exact": report.network.norm,
-        "converged": all(row.converged for row in (*report.layers, report.network)),
-        "first": report.loss,
-    }
 
 
-def final_loss(losses: list[float]) -> float:
-    """The mean of the last tenth."""
-    return statistics.fmean(losses[-max(len(losses) // 10, 1) :])
+def describe_claims(sweeps: Sequence[Sweep]) -> Iterator[str]:
+    """How each version of the claim fares in all sweeps, by the network's Gauss-Newton norm."""
+    for level, words in LEVELS.items():
+        verdicts = [sweep.verdict(level) for sweep in sweeps]
+        yield (
+            f"Of {len(sweeps)} sweeps, each one model at one rate, {verdicts.count(1)} support and "
+            f"{verdicts.count(-1)} contradict that the best initializations have {words}; the rest show "
+            f"nothing at p < {SIGNIFICANT:g}."
+        )
 
 
-def thin_out(losses: list[float]) -> list[float]:
-    """Means of equal pieces; a remainder at the end is left out."""
-    size = max(len(losses) // CURVE_POINTS, 1)
-    return [
-        statistics.fmean(losses[start : start + size]) for start in range(0, len(losses) - size + 1, size)
-    ]
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value
-
-
-EXPERIMENT = Experiment(
-    name="word2vec",
-    title="Word2vec: skip-gram's Hessian at the start and its training",
-    data=("wikipedia", "docstrings"),
-    variants={
-        "mean": "The loss is averaged over the pairs of a batch, as in the paper's other experiments; norms "
-        "of the loss summed over the batch, which is how word2vec steps, are those times the batch's size."
-    },
-    seeds=3,
-    prepare=prepare,
-    configure=configure,
-    plan=plan,
-    run=run,
-    conclude=conclude,
-)
+EXPERIMENTS = [
+    Word2Vec(
+        name="word2vec",
+        title="Word2vec: skip-gram's Hessian at initialization and its training",
+        data=("wikipedia", "python-topics"),
+        variants={
+            "mean": "The loss is averaged over the pairs of a batch, as in the paper's other experiments; "
+            "norms of the loss summed over the batch, which is how word2vec steps, are those times the "
+            "batch's size."
+        },
+        seeds=3,
+    )
+]

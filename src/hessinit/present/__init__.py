@@ -84,5 +84,7 @@ def draw(
 
 
 def to_figure(result: Any, which: str | Sequence[str] | None = None) -> Figure:
-    """Return a new matplotlib figure of these charts (None: the first one)."""
-    return draw(result, which)[0].figure  # type: ignore[return-value]
+    """Return a new matplotlib figure of these charts (None: those of the document's `picture`)."""
+    document = describe(result)
+    known = {chart.name for chart in document.charts}
+    return draw(result, which or [name for name in document.picture if name in known] or None)[0].figure  # type: ignore[return-value]

@@ -21,24 +21,16 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     """Return the document of an advice on the learning rate."""
     doubt = "" if advice.converged else "~"
     warmup = f"{advice.warmup.steps} steps" if advice.warmup.advised else "none"
+    rows = [
+        ("learning rate", doubt + format_number(advice.learning_rate), advice.learning_rate_reason),
+        ("stable up to", doubt + format_number(advice.stable_learning_rate), advice.stable_reason),
+        ("warmup", warmup, advice.warmup.reason),
+    ]
+    names, values, reasons = zip(*rows, strict=True)
     columns = [
-        doc.Column("quantity", ["learning rate", "stable up to", "warmup"], 9, is_number=False),
-        doc.Column(
-            "value",
-            [
-                doubt + format_number(advice.learning_rate),
-                doubt + format_number(advice.stable_learning_rate),
-                warmup,
-            ],
-            9,
-        ),
-        doc.Column(
-            "reason",
-            [advice.learning_rate_reason, advice.stable_reason, advice.warmup.reason],
-            9,
-            is_number=False,
-            wraps=True,
-        ),
+        doc.Column("quantity", names, 9, is_number=False),
+        doc.Column("value", values, 9),
+        doc.Column("reason", reasons, 9, is_number=False, wraps=True),
     ]
     frozen = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
     measured = (

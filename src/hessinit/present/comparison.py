@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -28,7 +28,6 @@ from hessinit.present.words import (
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, window
 
 MOST_NOTES = 6
-MOST_LINES = 6  # layers that have lines of their own over the std
 RATES_WITH_ERRORS = 3  # a terminal has room for standard errors beside so many losses
 WARMUP = "+warmup"
 SGD_LIMIT = 2.0  # lr·‖H‖ above which gradient descent diverges on a quadratic; other optimizers differ
@@ -39,16 +38,16 @@ LEAST = 1e-12  # a loss of exactly 0 is drawn here on a logarithmic axis
 
 
 @dataclass(frozen=True)
-class Result:
+class MeanLoss:
     """Mean over seeds and its standard error (nan for one seed)."""
 
     mean: float
     error: float
 
-    def ties_with(self, other: Result) -> bool:
+    def ties_with(self, other: MeanLoss) -> bool:
         """Return whether the means differ by at most two standard errors of their difference.
 
-        >>> Result(1.0, 0.1).ties_with(Result(1.2, 0.1)), Result(1.0, 0.1).ties_with(Result(1.3, 0.1))
+        >>> MeanLoss(1.0, 0.1).ties_with(MeanLoss(1.2, 0.1)), MeanLoss(1.0, 0.1).ties_with(MeanLoss(1.3, 0.1))
         (True, False)
         """
         if not (math.isfinite(self.mean) and math.isfinite(other.mean)):
@@ -71,22 +70,21 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
         verdict=conclude_comparison(comparison),
         numbers=_key_numbers(comparison),
         sections=[
-            *(_sweep_sections(comparison) if is_sweep else _compare_sections(comparison)),
+            *_sections(comparison),
             doc.Section("All results", [*_table_blocks(comparison), *facts]),
         ],
         footer=write_versions(f"Seeds {', '.join(map(str, comparison.seeds))}", comparison.versions),
-        absent={}
-        if not is_sweep
-        else {"heat map": "a sweep has one learning rate, so there is no heat map."},
+        picture=("final losses" if is_sweep else "heat map", "losses"),
+        absent={"heat map": "a sweep has one learning rate, so there is no heat map."} if is_sweep else {},
     )
 
 
-def at_best_rate(comparison: Comparison, scheme: str) -> Result:
+def at_best_rate(comparison: Comparison, scheme: str) -> MeanLoss:
     """Return the scheme's loss at its own best learning rate; inf if it trains at none."""
     rate = comparison.best_rate(scheme)
     if math.isnan(rate):
-        return Result(math.inf, math.nan)
-    return Result(comparison.loss(scheme, rate), comparison.error(scheme, rate))
+        return MeanLoss(math.inf, math.nan)
+    return MeanLoss(comparison.loss(scheme, rate), comparison.error(scheme, rate))
 
 
 def rank_schemes(comparison: Comparison) -> tuple[str, ...]:
@@ -113,7 +111,7 @@ def untrained_loss(comparison: Comparison) -> float:
     return min(map(statistics.fmean, initial.values()), default=math.nan)
 
 
-def regrets(comparison: Comparison) -> dict[str, Result]:
+def regrets(comparison: Comparison) -> dict[str, MeanLoss]:
     """Return the mean over the rates of log(loss / lowest loss at that rate), for each scheme.
 
     Logarithms, because one rate at which the lowest loss is nearly 0 would outweigh all others. A run that
@@ -143,7 +141,7 @@ def regrets(comparison: Comparison) -> dict[str, Result]:
         ]
         if means:
             error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
-            found[scheme] = Result(statistics.fmean(means), error)
+            found[scheme] = MeanLoss(statistics.fmean(means), error)
     return found
 
 
@@ -169,32 +167,36 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
     ]
 
 
-def _name_winner(comparison: Comparison, trained: Mapping[str, Result]) -> str:
+def _name_winner(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> str:
     best, *others = trained
+    single = len(comparison.learning_rates) == 1
+    rate = f"lr {format_number(comparison.best_rate(best))}"
 
     def where(scheme: str) -> str:
-        return f"{trained[scheme]} at lr {format_number(comparison.best_rate(scheme))}"
+        at = "" if single else f" at lr {format_number(comparison.best_rate(scheme))}"
+        return f"{trained[scheme]}{at}"
 
     if not others:
         only = "Only " if len(comparison.schemes) > 1 else ""
-        return f"{only}{shorten(best)} trains: final loss {where(best)}."
+        return f"{only}{shorten(best)} trains: final loss {trained[best]} at {rate}."
     doubt = " (one seed: no error bars)" if len(comparison.seeds) == 1 else ""
     tied = [scheme for scheme in others if trained[scheme].ties_with(trained[best])]
     if tied:
         second = f" and {where(tied[0])}" if len(tied) == 1 else ""
         how = f"equal losses{doubt}" if doubt else "within two standard errors"
-        return f"{join_names([best, *tied])} tie at their best learning rates: {where(best)}{second}, {how}."
+        rates = rate if single else "their best learning rates"
+        return f"{join_names([best, *tied])} tie at {rates}: {where(best)}{second}, {how}."
     second = f"next {shorten(others[0])}, {where(others[0])}"
-    return f"{shorten(best)} has the lowest final loss{doubt}: {where(best)}; {second}."
+    at = f" at {rate}" if single else ""
+    return f"{shorten(best)} has the lowest final loss{at}{doubt}: {where(best)}; {second}."
 
 
 def _least_sensitive(comparison: Comparison) -> list[str]:
     """Name the scheme of the smallest regret, and a stable one if it diverges where another trains."""
     found = regrets(comparison)
-    many = len(comparison.learning_rates)
-    if many < 2 or len(found) < 2:
-        return []
     rates = [rate for rate in comparison.learning_rates if best_scheme(comparison, rate) is not None]
+    if len(rates) < 2 or len(found) < 2:
+        return []
     diverging = {scheme: [rate for rate in rates if comparison.diverged(scheme, rate)] for scheme in found}
     ranked = sorted(found, key=lambda scheme: found[scheme].mean)
     best, second = ranked[:2]
@@ -204,12 +206,10 @@ def _least_sensitive(comparison: Comparison) -> list[str]:
         # What is best everywhere is at 1.00, though a mean of logarithms is below the logarithm of the mean.
         return f"{format_ratio(math.exp(max(0.0, found[scheme].mean)))}×"
 
-    average = f"{times(best)} the lowest at each rate, on average over {many} rates"
+    average = f"{times(best)} the lowest at each rate, on average over {len(rates)} rates"
     if diverging[best] and stable:
         where = join_names([format_number(rate) for rate in diverging[best]])
-        second = (
-            f"{shorten(stable[0])} diverges at no rate at which another scheme trains: {times(stable[0])}"
-        )
+        second = f"{shorten(stable[0])} trains at every rate at which another does: {times(stable[0])}"
         return [f"The loss of {shorten(best)} is {average}, but it diverges at lr {where}; {second}."]
     tie = ""
     if found[second].ties_with(found[best]):
@@ -219,7 +219,7 @@ def _least_sensitive(comparison: Comparison) -> list[str]:
     return [f"{shorten(best)} is least sensitive to the learning rate: its loss is {average}; {following}."]
 
 
-def _conclude_sweep(comparison: Comparison, trained: Mapping[str, Result]) -> list[str]:
+def _conclude_sweep(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> list[str]:
     (rate,) = comparison.learning_rates
     stds = {scheme: f"{std:g}" for scheme, std in zip(comparison.schemes, comparison.stds, strict=True)}
     best, *others = trained
@@ -240,21 +240,15 @@ def _conclude_sweep(comparison: Comparison, trained: Mapping[str, Result]) -> li
 
 def _nothing_trains(comparison: Comparison) -> str:
     """Say why, as far as the runs tell: a lower rate does not help against everything."""
-    is_sweep = comparison.kind == "sweep"
-    kind = "std" if is_sweep else "scheme"
+    kind = "std" if comparison.kind == "sweep" else "scheme"
     runs = [run for run in comparison.runs if run.applies]
     if not runs:
         return f"No {kind} applies to this model; the notes say why."
     if not any(math.isfinite(run.first_loss) for run in runs):
-        smaller = ", or try smaller stds" if is_sweep else ""
-        return (
-            f"No {kind} trains: the initial loss is not finite, so the learning rate does not matter. Check "
-            f"the data, the loss and the model{smaller}."
-        )
+        return f"No {kind} trains: the initial loss is not finite. Check the data, the loss and the weights."
     seeds = "" if all(run.diverged for run in runs) else " with every seed"
-    if is_sweep:
-        return f"No std trains{seeds} at lr {format_number(comparison.learning_rates[0])}; try a lower rate."
-    return f"No scheme trains{seeds} at any of these learning rates; try lower ones."
+    rates = join_names([format_number(rate) for rate in comparison.learning_rates])
+    return f"No {kind} trains{seeds} at lr {rates}; try a lower rate."
 
 
 def _all_diverged(comparison: Comparison, scheme: str) -> bool:
@@ -285,48 +279,39 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
     caption = "Final losses and ‖H‖ at initialization" if is_measured else "Final losses"
     build = _sweep_columns if is_sweep else _scheme_columns
     several = len(comparison.seeds) > 1
-    tables = [doc.Table(caption, build(comparison), show_caption=False)]
-    omitted = ""
-    if several and len(comparison.learning_rates) > RATES_WITH_ERRORS:
-        omitted = "; pages and files have the standard errors"
-        short = build(comparison, errors=False)
-        tables = [
-            doc.Table(caption, short, show_caption=False, text_only=True),
-            doc.Table(caption, tables[0].columns, show_caption=False, page_only=True),
-        ]
     last = min(comparison.steps, window(comparison.steps))
-    parts = [f"Final loss: the mean training loss of the last {last} steps"]
-    parts += ["± its standard error over seeds"] if several and not omitted else []
-    if any(best_scheme(comparison, rate) for rate in comparison.learning_rates):
-        parts.append("* lowest" if is_sweep else "* lowest at that learning rate")
-    if any(run.diverged for run in comparison.runs):
-        parts.append("✗ diverged" + (", with how many of the seeds" if several else ""))
+    mean = f"Final loss: the mean training loss of the last {last} steps"
+    parts = ["* lowest" if is_sweep else "* lowest at that rate"]
+    parts += ["✗ diverged (seeds)"] if any(run.diverged for run in comparison.runs) else []
     whose = "the layers and the network" if is_sweep else "the network"
-    norms = f" ‖H‖: of {whose} at initialization." if is_measured else ""
-    return [
-        *tables,
-        doc.Text("; ".join(parts) + omitted + "." + norms, "small"),
-        doc.Text(_describe_runs(comparison), "small"),
-        *(doc.Text(f"Note: {note}", "note") for note in collect_notes(comparison)),
-    ]
+    rest = f"; {'; '.join(parts)}.{f' ‖H‖: of {whose} at initialization.' if is_measured else ''}"
+    error = ", ± its standard error over seeds" if several else ""
+    table = doc.Table(caption, build(comparison), show_caption=False)
+    text = doc.Text(f"{mean}{error}{rest}", "small")
+    blocks: list[doc.Block] = [table, text]
+    if several and len(comparison.learning_rates) > RATES_WITH_ERRORS:
+        short = f"{mean}; to_html() also shows standard errors{rest}"
+        blocks = [
+            replace(table, columns=build(comparison, errors=False), text_only=True),
+            replace(text, text=short, text_only=True),
+            replace(table, page_only=True),
+            replace(text, page_only=True),
+        ]
+    notes = [doc.Text(f"Note: {note}", "note") for note in collect_notes(comparison)]
+    return [*blocks, doc.Text(_describe_runs(comparison), "small"), *notes]
 
 
 def _describe_runs(comparison: Comparison) -> str:
-    counts = [
-        count(len(comparison.schemes), "std" if comparison.kind == "sweep" else "scheme"),
-        count(len(comparison.learning_rates), "learning rate"),
-        count(len(comparison.seeds), "seed"),
-    ]
+    schemes = count(len(comparison.schemes), "std" if comparison.kind == "sweep" else "scheme")
+    rates, seeds = count(len(comparison.learning_rates), "rate"), count(len(comparison.seeds), "seed")
     spent = "" if comparison.seconds is None else f" in {format_number(comparison.seconds, 2)} s"
-    # A lambda or a local function is the user's own.
-    optimizer = (
-        "your optimizer" if "<" in comparison.optimizer else comparison.optimizer.removeprefix("__main__.")
-    )
+    named = comparison.optimizer.removeprefix("__main__.")
+    optimizer = "your optimizer" if "<" in named else named  # a lambda or a local function
     warmup = f", {WARMUP} over {comparison.warmup} steps" if comparison.warmup else ""
     return (
-        f"{' × '.join(counts)} = {count(len(comparison.runs), 'run')} of {count(comparison.steps, 'step')}"
-        f"{spent}: {optimizer}{warmup}, batches of {comparison.batch_size} from "
-        f"{count(comparison.examples, 'example')}."
+        f"{schemes} × {rates} × {seeds} = {count(len(comparison.runs), 'run')} of "
+        f"{count(comparison.steps, 'step')}{spent}: {optimizer}{warmup}, batches of {comparison.batch_size} "
+        f"from {count(comparison.examples, 'example')}."
     )
 
 
@@ -368,7 +353,8 @@ def _scheme_columns(comparison: Comparison, *, errors: bool = True) -> list[doc.
     if any(norms):
         columns.append(doc.Column("‖H‖", norms, 4, keys=[comparison.norm(scheme) for scheme in schemes]))
     shown = ["–" if math.isnan(rate) else format_number(rate) for rate in best_rates]
-    return [*columns, doc.Column("best lr", shown, 8, keys=best_rates)]
+    best_column = doc.Column("best lr", shown, 8, keys=best_rates)
+    return [*columns, best_column] if len(rates) > 1 else columns
 
 
 def _sweep_columns(comparison: Comparison, *, errors: bool = True) -> list[doc.Column]:
@@ -406,7 +392,9 @@ def _write_loss(comparison: Comparison, scheme: str, rate: float, errors: bool) 
         return "–"
     if diverged:
         return "✗" if len(runs) == 1 else f"✗ {diverged}/{len(runs)}"
-    return str(Result(comparison.loss(scheme, rate), comparison.error(scheme, rate) if errors else math.nan))
+    return str(
+        MeanLoss(comparison.loss(scheme, rate), comparison.error(scheme, rate) if errors else math.nan)
+    )
 
 
 def _trained_loss(comparison: Comparison, scheme: str, rate: float) -> float:
@@ -419,25 +407,22 @@ def _range(numbers: Sequence[float], to: str = " to ") -> str:
     return to.join(dict.fromkeys(ends))
 
 
-def _compare_sections(comparison: Comparison) -> list[doc.Section]:
-    best = _best_rates_chart(comparison)
-    # A heading between them, or the first chart would be as small as those of the rates.
-    first = (
-        []
-        if best is None
-        else [best, doc.Text("All schemes at each learning rate", "heading", page_only=True)]
-    )
-    return [
-        doc.Section("Scheme and learning rate", [_heat_map(comparison)]),
-        *_section("Loss curves", [*first, *_rate_charts(comparison)], _explain_curves(comparison)),
-        *_section("Curvature at initialization", _norm_charts(comparison)),
-    ]
-
-
-def _section(heading: str, blocks: Sequence[doc.Block], words: str = "") -> list[doc.Section]:
-    """Return a section, or none without blocks."""
-    text = [doc.Text(words, page_only=True)] if words else []
-    return [doc.Section(heading, [*text, *blocks])] if blocks else []
+def _sections(comparison: Comparison) -> list[doc.Section]:
+    norms = _norm_charts(comparison)
+    if comparison.kind == "sweep":
+        sections = [doc.Section("Curvature and loss", [_final_losses(comparison), *norms])]
+    else:
+        sections = [doc.Section("Scheme and learning rate", [_heat_map(comparison)])]
+    curves: list[doc.Block] = [*_best_rates_chart(comparison)]
+    by_rate = _rate_charts(comparison)
+    if by_rate:  # a heading, or the first chart would be as small as the others
+        curves += [doc.Text("All schemes at each learning rate", "heading", page_only=True), *by_rate]
+    if curves:
+        legend = "Lines are medians over seeds, bands their ranges; crosses mark divergence."
+        sections.append(doc.Section("Loss curves", [doc.Text(legend, page_only=True), *curves]))
+    if norms and comparison.kind == "compare":
+        sections.append(doc.Section("Curvature at initialization", norms))
+    return sections
 
 
 def _heat_map(comparison: Comparison) -> doc.HeatMap:
@@ -447,13 +432,14 @@ def _heat_map(comparison: Comparison) -> doc.HeatMap:
     shown = [loss for row in losses for loss in row if not math.isnan(loss)]
     lowest = [f"lr {format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()]
     crossed = "; ✗: diverged" if any(run.diverged for run in comparison.runs) else ""
+    told = f"Final loss for each scheme and learning rate. Lowest at {'; '.join(lowest)}."
     return doc.HeatMap(
-        name="heat map",
-        caption=f"Final loss; framed: lowest at that rate{crossed}",
-        description=f"Final loss for each scheme and learning rate. Lowest at {'; '.join(lowest)}.",
-        rows=schemes,
-        columns=[format_number(rate) for rate in rates],
-        values=losses,
+        "heat map",
+        f"Final loss; framed: lowest at that rate{crossed}",
+        told,
+        schemes,
+        [format_number(rate) for rate in rates],
+        losses,
         texts=[[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
         x_label="learning rate",
         y_label="scheme",
@@ -480,302 +466,184 @@ def _describe_cell(comparison: Comparison, scheme: str, rate: float) -> str:
 
 def _norm_charts(comparison: Comparison) -> list[doc.Block]:
     """Return ‖H‖ at initialization over the learning rate, with the stability limit, and over the layers."""
-    rates, look = comparison.learning_rates, looks(comparison.schemes)
-    single = len(rates) == 1
+    rates, look = comparison.learning_rates, _looks(comparison)
     measured = [
         scheme
-        for scheme in rank_schemes(comparison)
+        for scheme in _order(comparison)
         if not math.isnan(comparison.norm(scheme))
         # Warmup changes no weights: the same scheme without it is enough.
         and not (scheme.endswith(WARMUP) and scheme.removesuffix(WARMUP) in comparison.schemes)
     ]
-    if not measured:
-        return []
-    over_rates = {scheme: [comparison.norm(scheme, rate) for rate in rates] for scheme in measured}
-    series = [
-        doc.Series(
-            name=scheme,
-            x=rates,
-            y=_known(norms),
-            points=single,
-            details=[f"lr·‖H‖ = {format_number(r * norm)}" for r, norm in zip(rates, norms, strict=True)],
-            **look[scheme],
-        )
-        for scheme, norms in over_rates.items()
-    ]
-    if comparison.optimizer == "sgd":
-        limits: dict[str, Any] = {"x": rates, "y": [SGD_LIMIT / rate for rate in rates]}
-        limit = "stability limit 2/lr"
-        series.append(doc.Series(name=limit, color="grey", dashed=True, points=single, **limits))
-    told = "; ".join(f"{scheme} {_range(norms)}" for scheme, norms in over_rates.items())
-    charts: list[doc.Block] = [
-        doc.LineChart(
-            name="norms",
-            caption="‖H‖ of the network at initialization, over the learning rate",
-            description=f"‖H‖ at initialization: {told}.",
-            series=series,
-            x_label="learning rate",
-            y_label="‖H‖ of the network",
-            log_x=not single,
-            log_y=True,
-        )
-    ]
-    if comparison.layers:
-        over_depth = {s: [comparison.norm(s, layer=layer) for layer in comparison.layers] for s in measured}
-        told = "; ".join(f"{scheme} {_range(norms)}" for scheme, norms in over_depth.items())
-        charts.append(
-            doc.LineChart(
-                name="layers",
-                caption="‖H‖ of every layer at initialization",
-                description=f"From the flattest to the sharpest layer: {told}.",
-                series=[doc.Series(name=s, y=norms, **look[s]) for s, norms in over_depth.items()],
-                layers=comparison.layers,
-                y_label="‖H‖ at initialization",
-                log_y=True,
-            )
-        )
+    charts: list[doc.Block] = []
+    if measured and len(rates) > 1:
+        norms = {scheme: [comparison.norm(scheme, rate) for rate in rates] for scheme in measured}
+        series = []
+        for scheme, values in norms.items():
+            products = [rate * norm for rate, norm in zip(rates, values, strict=True)]
+            details = [f"lr·‖H‖ = {format_number(product)}" for product in products]
+            known = [None if math.isnan(norm) else norm for norm in values]
+            series.append(doc.Series(scheme, known, rates, details=details, **look[scheme]))
+        if comparison.optimizer == "sgd":
+            limits = [SGD_LIMIT / rate for rate in rates]
+            series.append(doc.Series("stability limit 2/lr", limits, rates, "grey", dashed=True))
+        caption = "‖H‖ of the network at initialization, over the learning rate"
+        told = f"‖H‖ at initialization: {_write_ranges(norms)}."
+        labels = ("‖H‖ of the network", "learning rate")
+        charts.append(doc.LineChart("norms", caption, told, series, *labels, log_x=True, log_y=True))
+    if measured and comparison.layers:
+        norms = {s: [comparison.norm(s, layer=layer) for layer in comparison.layers] for s in measured}
+        series = [doc.Series(scheme, values, **look[scheme]) for scheme, values in norms.items()]
+        caption = "‖H‖ of every layer at initialization"
+        told = f"From the flattest to the sharpest layer: {_write_ranges(norms)}."
+        layers: dict[str, Any] = {"layers": comparison.layers, "log_y": True}
+        charts.append(doc.LineChart("layers", caption, told, series, "‖H‖ at initialization", **layers))
     return charts
 
 
-def _known(numbers: Sequence[float]) -> list[float | None]:
-    return [None if math.isnan(number) else number for number in numbers]
+def _write_ranges(norms: Mapping[str, Sequence[float]]) -> str:
+    return "; ".join(f"{scheme} {_range(values)}" for scheme, values in norms.items())
 
 
-@dataclass(frozen=True)
-class LossCurve:
-    """Median, smallest and largest loss over the seeds that finish, or over all seeds if none does.
-
-    Each is taken at the middle of a chunk of steps. `stopped` is the last point of seeds that break off.
-    """
-
-    steps: list[float]
-    median: list[float]
-    low: list[float]
-    high: list[float]
-    seeds: int
-    diverged: int
-    stopped: tuple[float, float] | None
+def _order(comparison: Comparison) -> tuple[str, ...]:
+    return comparison.schemes if comparison.kind == "sweep" else rank_schemes(comparison)
 
 
-def loss_curve(runs: Sequence[Run], steps: int) -> LossCurve:
-    """Return the loss curves of some seeds as one."""
-    chunk = math.ceil(steps / MOST_POINTS)
-    middles = [(at * chunk + min(steps, (at + 1) * chunk)) / 2 for at in range(MOST_POINTS)]
-    finite = [(run, list(takewhile(math.isfinite, run.losses[:MOST_POINTS]))) for run in runs]
-    whole = [losses for run, losses in finite if run.finite]
-    columns = list(zip(*(whole or [losses for _, losses in finite]), strict=False))
-    longest = max((losses for run, losses in finite if not run.finite), key=len, default=None)
-    stopped = None
-    if longest is not None and (whole or not columns):
-        stopped = (middles[len(longest) - 1], longest[-1]) if longest else (0.0, math.inf)
-    return LossCurve(
-        steps=middles[: len(columns)],
-        median=list(map(statistics.median, columns)),
-        low=list(map(min, columns)),
-        high=list(map(max, columns)),
-        seeds=len(runs),
-        diverged=sum(run.diverged for run in runs),
-        stopped=stopped,
-    )
+def _looks(comparison: Comparison) -> dict[str, Any]:
+    if comparison.kind != "sweep":
+        return {**looks(comparison.schemes)}
+    colors = zip(comparison.schemes, ramp(comparison.stds), strict=True)
+    return {scheme: {"color": color} for scheme, color in colors}
 
 
 def _rate_charts(comparison: Comparison) -> list[doc.LineChart]:
-    """Return the loss curves of all schemes, one chart for each learning rate, on the same axis."""
-    order = rank_schemes(comparison)
-    drawn = [_curves_at(comparison, dict.fromkeys(order, rate)) for rate in comparison.learning_rates]
-    axis = _loss_axis(comparison, drawn)
-    charts = []
-    for rate, curves in zip(comparison.learning_rates, drawn, strict=True):
-        ends = {scheme: _trained_loss(comparison, scheme, rate) for scheme in curves}
-        name = f"lr {format_number(rate)}"
-        charts.append(_loss_chart(name, name, curves, ends, looks(comparison.schemes), axis))
-    return charts if axis else []
+    """Return the loss curves of all schemes, one chart for each of several learning rates, on one axis."""
+    order, charts = rank_schemes(comparison), []
+    for rate in comparison.learning_rates:
+        caption = f"lr {format_number(rate)}"
+        charts.append(_loss_chart(comparison, caption, caption, dict.fromkeys(order, rate)))
+    return _on_one_axis(comparison, charts) if len(charts) > 1 else []
 
 
-def _best_rates_chart(comparison: Comparison) -> doc.LineChart | None:
-    """Return each scheme at its own best rate; None if nothing trains, or all have the same best rate."""
-    rates = {scheme: comparison.best_rate(scheme) for scheme in rank_schemes(comparison)}
+def _best_rates_chart(comparison: Comparison) -> list[doc.LineChart]:
+    """Return the schemes that train, each at its own best rate; all of them if there is one rate."""
+    order, (first, *others) = _order(comparison), comparison.learning_rates
+    rates = {scheme: comparison.best_rate(scheme) if others else first for scheme in order}
     rates = {scheme: rate for scheme, rate in rates.items() if not math.isnan(rate)}
-    if len(set(rates.values())) < 2:
-        return None
-    names = {scheme: f"{scheme}, lr {format_number(rate)}" for scheme, rate in rates.items()}
-    curves = {names[scheme]: curve for scheme, curve in _curves_at(comparison, rates).items()}
-    ends = {names[scheme]: comparison.loss(scheme, rate) for scheme, rate in rates.items()}
-    look = {names[scheme]: looks(comparison.schemes)[scheme] for scheme in rates}
-    caption = "Each scheme at its own best learning rate"
-    return _loss_chart("best rates", caption, curves, ends, look, _loss_axis(comparison, [curves]))
+    caption = "Each scheme at its own best learning rate" if others else f"Loss at lr {format_number(first)}"
+    chart = _loss_chart(comparison, "losses", caption, rates)
+    if others:
+        named = [f"{one.name}, lr {format_number(rates[one.name])}" for one in chart.series]
+        series = [replace(one, name=name) for one, name in zip(chart.series, named, strict=True)]
+        chart = replace(chart, series=series)
+    return _on_one_axis(comparison, [chart])
 
 
-def _curves_at(comparison: Comparison, rates: Mapping[str, float]) -> dict[str, LossCurve]:
-    """Return the curve of every scheme that applies to the model, at its rate."""
-    runs = {s: [run for run in comparison.runs_of(s, rate) if run.applies] for s, rate in rates.items()}
-    return {scheme: loss_curve(some, comparison.steps) for scheme, some in runs.items() if some}
+def _loss_chart(comparison: Comparison, name: str, caption: str, rates: Mapping[str, float]) -> doc.LineChart:
+    """Return the loss curve of each scheme at its rate."""
+    series, ends, look = [], [], _looks(comparison)
+    for scheme, rate in rates.items():
+        runs = [run for run in comparison.runs_of(scheme, rate) if run.applies]
+        if runs:
+            series += loss_series(runs, comparison.steps, scheme, look[scheme])
+            ends.append(f"{scheme} {_write_end(comparison, scheme, rate)}")
+    told = f"Training loss over the steps. Final losses: {', '.join(ends) or 'none'}."
+    return doc.LineChart(name, caption, told, series, "training loss", "step")
 
 
-def _loss_axis(
-    comparison: Comparison, drawn: Sequence[Mapping[str, LossCurve]]
-) -> tuple[float, float] | None:
-    """Return the ends of one axis for several charts; None without a loss to show."""
+def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, Any]) -> list[doc.Series]:
+    """Return the median loss with the range over seeds, and a cross where seeds diverge.
+
+    Each point is at the middle of a chunk of steps. Only seeds that finish count, or all if none does.
+    """
+    chunk = math.ceil(steps / MOST_POINTS)
+    middles = [(at * chunk + min(steps, (at + 1) * chunk)) / 2 for at in range(MOST_POINTS)]
+    finite = [list(takewhile(math.isfinite, run.losses[:MOST_POINTS])) for run in runs]
+    whole = [losses for run, losses in zip(runs, finite, strict=True) if run.finite]
+    broken = [losses for run, losses in zip(runs, finite, strict=True) if not run.finite]
+    columns = list(zip(*(whole or broken), strict=False))
+    band: dict[str, Any] = {}
+    if len(runs) > 1:
+        band = {"low": list(map(min, columns)), "high": list(map(max, columns))}
+    x, y = middles[: len(columns)], list(map(statistics.median, columns))
+    line = doc.Series(name, y, x, **band, **look)
+    diverged = sum(run.diverged for run in runs)
+    if not diverged:
+        return [line]
+    step, loss = (x[-1], y[-1]) if y else (0.0, math.inf)
+    if broken and whole:
+        longest = max(broken, key=len)
+        step, loss = (middles[len(longest) - 1], longest[-1]) if longest else (0.0, math.inf)
+    details = [f"{diverged} of {count(len(runs), 'seed')} diverged"]
+    marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, "details": details}
+    return [line, doc.Series(name, [loss], [step], **marks, **look)]
+
+
+def _on_one_axis(comparison: Comparison, charts: Sequence[doc.LineChart]) -> list[doc.LineChart]:
+    """Return the charts with one loss axis, at whose top lines end that leave it; none without a loss."""
     untrained = untrained_loss(comparison)
     headroom = SWEEP_HEADROOM if comparison.kind == "sweep" else HEADROOM
     top = math.inf if math.isnan(untrained) else untrained + (headroom - 1) * abs(untrained)
-    shown = [loss for curves in drawn for one in curves.values() for loss in one.median if loss <= top]
+    lines = [series for chart in charts for series in chart.series if not series.points]
+    shown = [loss for line in lines for loss in line.y if loss is not None and loss <= top]
     if not shown:
-        return None
-    low, high = min(shown), max(shown)
-    if spans_much(shown):
-        return max(low, LEAST) / 1.15, max(high, LEAST) * 1.15
-    room = 0.05 * (high - low or abs(high) or 1.0)
-    return low - room, high + room
-
-
-def _loss_chart(
-    name: str,
-    caption: str,
-    curves: Mapping[str, LossCurve],
-    ends: Mapping[str, float],
-    look: Mapping[str, Any],
-    axis: tuple[float, float] | None,
-) -> doc.LineChart:
-    low, high = axis or (0.0, 1.0)
-    lines, crosses = [], []
-    for label, curve in curves.items():
-        inside = [at for at, loss in enumerate(curve.median) if loss <= high]
-        last = inside[-1] + 2 if inside else 1  # a line that leaves the chart at the top ends there
-        cut = [[min(loss, high) for loss in part[:last]] for part in (curve.median, curve.low, curve.high)]
-        band: dict[str, Any] = {"low": cut[1], "high": cut[2]} if curve.seeds > 1 else {}
-        lines.append(doc.Series(name=label, x=curve.steps[:last], y=cut[0], **band, **look[label]))
-        if curve.diverged:
-            step, loss = curve.stopped or (curve.steps[:last][-1], cut[0][-1])
-            crosses.append(
-                doc.Series(
-                    name=label,
-                    x=[step],
-                    y=[min(max(loss, low), high)],
-                    points=True,
-                    symbol="cross",
-                    in_legend=False,
-                    details=[f"{curve.diverged} of {count(curve.seeds, 'seed')} diverged"],
-                    **look[label],
-                )
-            )
-    return doc.LineChart(
-        name=name,
-        caption=caption,
-        description=f"Training loss over the steps. Final losses: {_write_ends(ends)}.",
-        series=[*lines, *crosses],
-        x_label="step",
-        y_label="training loss",
-        log_y=spans_much([low, high]),
-        y_range=axis,
-    )
-
-
-def _write_ends(ends: Mapping[str, float]) -> str:
-    written = {label: "diverged" if math.isnan(loss) else format_number(loss) for label, loss in ends.items()}
-    return ", ".join(f"{label} {loss}" for label, loss in written.items()) or "none"
-
-
-def _explain_curves(comparison: Comparison) -> str:
-    several = "Lines are medians over seeds, bands their ranges. " if len(comparison.seeds) > 1 else ""
-    crosses = "Crosses mark divergence." if any(run.diverged for run in comparison.runs) else ""
-    return (several + crosses).strip()
-
-
-def _sweep_sections(comparison: Comparison) -> list[doc.Section]:
-    (rate,) = comparison.learning_rates
-    names = {scheme: f"std {std:g}" for scheme, std in zip(comparison.schemes, comparison.stds, strict=True)}
-    look = {name: {"color": color} for name, color in zip(names.values(), ramp(comparison.stds), strict=True)}
-    ends = {name: _trained_loss(comparison, scheme, rate) for scheme, name in names.items()}
-    curves = _curves_at(comparison, dict.fromkeys(names, rate))
-    curves = {names[scheme]: curve for scheme, curve in curves.items()}
-    axis = _loss_axis(comparison, [curves])
-    caption = f"Loss over the steps at lr {format_number(rate)}, by std"
-    return [
-        *_section(
-            "Curvature and loss", [*_final_losses(comparison, ends, look), *_norms_over_std(comparison)]
-        ),
-        *_section(
-            "Loss curves",
-            [_loss_chart("losses", caption, curves, ends, look, axis)] if axis else [],
-            _explain_curves(comparison),
-        ),
-    ]
-
-
-def _norms_over_std(comparison: Comparison) -> list[doc.Block]:
-    """Return ‖H‖ at initialization over the std: the network, and the layers if they are few."""
-    (rate,) = comparison.learning_rates
-    layers = comparison.layers if len(comparison.layers) <= MOST_LINES else ()
-    schemes = dict(sorted(zip(comparison.stds, comparison.schemes, strict=True)))
-    norms = {
-        layer: [comparison.norm(scheme, rate, layer) for scheme in schemes.values()]
-        for layer in (NETWORK, *layers)
-    }
-    if all(map(math.isnan, norms[NETWORK])):
         return []
-    limit = doc.Rule(SGD_LIMIT / rate, f"stability limit 2/lr = {format_number(SGD_LIMIT / rate)}")
-    chart = doc.LineChart(
-        name="norms",
-        caption="‖H‖ at initialization, over the std",
-        description=f"‖H‖ of the network: {_range(norms[NETWORK])}.",
-        series=[
-            doc.Series(
-                name=layer,
-                x=list(schemes),
-                y=_known(values),
-                color=color,
-                dashed=layer != NETWORK,
-                points=len(schemes) == 1,
-            )
-            for (layer, values), color in zip(
-                norms.items(), ("vermilion", *ramp(range(len(layers)))), strict=True
-            )
-        ],
-        x_label="std of the weights",
-        y_label="‖H‖ at initialization",
-        log_x=min(schemes) > 0,
-        log_y=True,
-        rules=[limit] if comparison.optimizer == "sgd" else (),
-    )
-    return [chart]
+    low, high, log_y = min(shown), max(shown), spans_much(shown)
+    room = 0.05 * (high - low or abs(high) or 1.0)
+    low, high = (max(low, LEAST) / 1.15, max(high, LEAST) * 1.15) if log_y else (low - room, high + room)
+
+    def cut(series: doc.Series) -> doc.Series:
+        inside = [at for at, loss in enumerate(series.y) if loss is not None and loss <= high]
+        last = None if series.points else inside[-1] + 2 if inside else 1
+        least = low if series.points else -math.inf  # a band may reach below the axis
+        parts: dict[str, Any] = {
+            name: [min(max(loss, least), high) for loss in part[:last]]
+            for name in ("y", "low", "high")
+            if (part := getattr(series, name)) is not None
+        }
+        return replace(series, x=(series.x or [])[:last], **parts)
+
+    found = []
+    for chart in charts:
+        series: list[doc.Series] = []
+        for one in chart.series:
+            series.append(cut(one))
+            if one.points and series[-2].y and _end(one)[0] > _end(series[-2])[0]:
+                step, loss = _end(series[-2])  # a cross follows its line, and stays at the end of it
+                series[-1] = replace(series[-1], x=[step], y=[loss])
+        found.append(replace(chart, series=series, log_y=log_y, y_range=(low, high)))
+    return found
 
 
-def _final_losses(
-    comparison: Comparison, ends: Mapping[str, float], look: Mapping[str, Any]
-) -> list[doc.LineChart]:
-    """Return the final losses with standard errors over the std, and over lr·‖H‖ if it was measured."""
+def _end(series: doc.Series) -> tuple[float, float]:
+    return (series.x or [0.0])[-1] or 0.0, series.y[-1] or 0.0
+
+
+def _write_end(comparison: Comparison, scheme: str, rate: float) -> str:
+    loss = _trained_loss(comparison, scheme, rate)
+    return "diverged" if math.isnan(loss) else format_number(loss)
+
+
+def _final_losses(comparison: Comparison) -> doc.LineChart:
+    """Return the final loss of each std with its standard error, over lr·‖H‖, or over the std without it."""
     (rate,) = comparison.learning_rates
-    products = [rate * comparison.norm(scheme, rate) for scheme in comparison.schemes]
-    limit = [doc.Rule(SGD_LIMIT, "lr·‖H‖ = 2", upright=True)] if comparison.optimizer == "sgd" else []
-    charts = []
-    for name, label, places, rules in (
-        ("losses over sharpness", "lr·‖H‖ at initialization", products, limit),
-        ("losses over std", "std of the weights", comparison.stds, []),
-    ):
-        series = []
-        for scheme, (std, loss), place in zip(comparison.schemes, ends.items(), places, strict=True):
-            error = comparison.error(scheme, rate)
-            bars: dict[str, Any] = {"low": [loss - error], "high": [loss + error]}
-            if math.isnan(loss):
-                diverged = f"{_diverged_seeds(comparison, scheme, rate)} diverged"
-                point: dict[str, Any] = {"y": [math.inf], "symbol": "cross", "details": [diverged]}
-            else:
-                point = {"y": [loss], "details": [str(Result(loss, error))]}
-                point |= {} if math.isnan(error) else bars
-            series.append(doc.Series(name=std, x=[place], points=True, **point, **look[std]))
-        if not all(map(math.isnan, places)):
-            charts.append(
-                doc.LineChart(
-                    name=name,
-                    caption=f"Final loss over {'the ' if 'std' in label else ''}{label}",
-                    description=f"Final losses: {_write_ends(ends)}.",
-                    series=series,
-                    x_label=label,
-                    y_label="final loss",
-                    log_x=not min(places) <= 0,
-                    log_y=spans_much([loss for loss in ends.values() if not math.isnan(loss)]),
-                    rules=rules,
-                )
-            )
-    return charts
+    places = [rate * comparison.norm(scheme, rate) for scheme in comparison.schemes]
+    label, rules = "lr·‖H‖ at initialization", [doc.Rule(SGD_LIMIT, "lr·‖H‖ = 2", upright=True)]
+    if any(map(math.isnan, places)):
+        label, rules, places = "std of the weights", [], list(comparison.stds)
+    losses = {scheme: _trained_loss(comparison, scheme, rate) for scheme in comparison.schemes}
+    series, look = [], _looks(comparison)
+    for (scheme, loss), place in zip(losses.items(), places, strict=True):
+        error = comparison.error(scheme, rate)
+        point: dict[str, Any] = {"y": [loss], "details": [str(MeanLoss(loss, error))]}
+        if math.isnan(loss):
+            diverged = f"{_diverged_seeds(comparison, scheme, rate)} diverged"
+            point = {"y": [math.inf], "details": [diverged], "symbol": "cross"}
+        elif not math.isnan(error):
+            point |= {"low": [loss - error], "high": [loss + error]}
+        series.append(doc.Series(scheme, x=[place], points=True, **point, **look[scheme]))
+    told = ", ".join(f"{scheme} {_write_end(comparison, scheme, rate)}" for scheme in losses)
+    log_y = spans_much([loss for loss in losses.values() if not math.isnan(loss)])
+    caption, told = f"Final loss over {label}", f"Final losses: {told}."
+    chart = doc.LineChart("final losses", caption, told, series, "final loss", label, log_y=log_y)
+    limits = rules if comparison.optimizer == "sgd" else []
+    return replace(chart, log_x=min(places) > 0, rules=limits)

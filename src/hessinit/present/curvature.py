@@ -18,6 +18,7 @@ from hessinit.present.words import (
     join_names,
     shorten,
     unstopped,
+    write_pairs,
 )
 from hessinit.results.curvature_report import (
     EXPLODING_ABOVE,
@@ -36,57 +37,43 @@ MATRIX_NAMES = {
 }
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
 ABSENT = {
-    "jacobians": "the report holds no Jacobian norms to draw; measure them with jacobians=True.",
-    "bounds": "the report holds no bounds to draw; measure them with jacobians=True.",
-    "activations": "the report holds no diagnostics to draw; measure them with diagnostics=True.",
-    "idle": "the report holds no shares of dead or saturated units; measure them with diagnostics=True.",
+    **dict.fromkeys(
+        ("jacobians", "bounds"), "there are no Jacobian norms; measure them with jacobians=True."
+    ),
+    **dict.fromkeys(("activations", "idle"), "there are no diagnostics; measure them with diagnostics=True."),
 }
 
 
 def describe_report(report: CurvatureReport) -> doc.Document:
     """Return the document of a curvature report."""
-    details = detail_sections(report)
+    details, spectra = detail_sections(report), spectrum_charts(report)
     shown = [chart for section in details for chart in section.blocks]
+    way = "was not measured; ask for density=True, or top=10 for ten eigenvalues."
     names = [row.name for row in (*report.layers, report.network)]
     return doc.Document(
         title="Curvature report",
         verdict=[conclude(report), *conclude_details(report)],
         numbers=_key_numbers(report),
         tone=_tone(report),
-        sections=[
-            _layers_section(report),
-            rate_section(report),
-            *details,
-            _settings_section(report),
-        ],
-        footer=describe_origin(report),
-        more_charts=[chart for chart in spectrum_charts(report) if chart not in shown],
-        absent={**ABSENT, **{f"spectrum:{name}": _no_spectrum(name) for name in names}},
-    )
-
-
-def _no_spectrum(name: str) -> str:
-    return (
-        f"the spectrum of {name} was not measured; ask for it: density=True, or top=10 for ten eigenvalues."
+        sections=[_layers_section(report), rate_section(report), *details, _settings_section(report)],
+        more_charts=[chart for chart in spectra if chart not in shown],
+        absent={**ABSENT, **{f"spectrum:{name}": f"the spectrum of {name} {way}" for name in names}},
     )
 
 
 def _key_numbers(report: CurvatureReport) -> list[doc.KeyNumber]:
-    norm = format_number(report.network.norm)
+    norm, label = format_number(report.network.norm), "‖H‖ of the network"
     if report.network_measured:
-        note = "" if report.network.converged else "not converged"
-        numbers = [doc.KeyNumber("‖H‖ of the network", norm, note)]
+        numbers = [doc.KeyNumber(label, norm, "" if report.network.converged else "not converged")]
     else:
-        numbers = [doc.KeyNumber("‖H‖ of the network", f"≥ {norm}", "not measured: bounded by the layers")]
+        numbers = [doc.KeyNumber(label, f"≥ {norm}", "not measured: bounded by the layers")]
     if len(report) > 1:
-        sharpest = report.sharpest
-        numbers.append(doc.KeyNumber("Sharpest layer", format_number(sharpest.norm), shorten(sharpest.name)))
+        name = shorten(report.sharpest.name)
+        numbers.append(doc.KeyNumber("Sharpest layer", format_number(report.sharpest.norm), name))
     if has_rates(report):
-        best, stable = report.learning_rate, report.stable_learning_rate
-        numbers += [
-            doc.KeyNumber("Largest guaranteed decrease", format_number(best, 2), "at lr = 1/‖H‖"),
-            doc.KeyNumber("Stability limit", format_number(stable, 2), "lr = 2/‖H‖"),
-        ]
+        best, limit = format_number(report.learning_rate, 2), format_number(report.stable_learning_rate, 2)
+        numbers.append(doc.KeyNumber("Largest guaranteed decrease", best, "at lr = 1/‖H‖"))
+        numbers.append(doc.KeyNumber("Stability limit", limit, "lr = 2/‖H‖"))
     return numbers
 
 
@@ -113,10 +100,10 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
         return row is report.network and not report.network_measured
 
     def texts(write: Callable[[LayerCurvature], str]) -> list[str]:
-        return [write(row) for row in rows]
+        return ["" if is_bound(row) else write(row) for row in rows]
 
-    names = texts(lambda row: " = ".join((row.name, *row.aliases)))
-    shapes = texts(lambda row: f"{row.parameters:,}" if row is report.network else str(row.shape))
+    names = [" = ".join((row.name, *row.aliases)) for row in rows]
+    shapes = [*(str(row.shape) for row in report), f"{report.network.parameters:,}"]
     norms = [f"≥ {format_number(row.norm)}" if is_bound(row) else _write(row.estimate) for row in rows]
     columns = [
         doc.Column("layer", names, 9, is_number=False),
@@ -124,20 +111,17 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
         doc.Column("‖H‖", norms, 9, keys=[row.norm for row in rows]),
     ]
     if any(row.indefinite for row in rows):
-        ends = texts(lambda row: "" if is_bound(row) else _write_ends(row))
-        columns.append(doc.Column("λmin … λmax", ends, 6))
-    if any(row.approximation is not None for row in rows):
-        columns.append(doc.Column("gap", texts(_write_gap), 7))
-    if any(row.spread is not None and len(row.spread.norms) > 1 for row in rows):
-        columns.append(doc.Column("per batch", texts(_write_spread), 5))
-    if any(row.trace is not None for row in rows):
-        columns.append(doc.Column("trace", texts(lambda row: _write(row.trace)), 3))
-    if any(row.frobenius is not None for row in rows):
-        columns.append(doc.Column("‖H‖F", texts(lambda row: _write(row.frobenius)), 2))
+        columns.append(doc.Column("λmin … λmax", texts(_write_ends), 6))
+    further = [
+        doc.Column("gap", texts(_write_gap), 7),
+        doc.Column("per batch", texts(_write_spread), 5),
+        doc.Column("trace", texts(lambda row: _write(row.trace)), 3),
+        doc.Column("‖H‖F", texts(lambda row: _write(row.frobenius)), 2),
+    ]
     # A bound has no verdict: the norm may be larger than a bound that is ok.
-    verdicts = texts(lambda row: "" if is_bound(row) else row.verdict)
-    order = [float(doc.VERDICTS.index(row.verdict)) for row in rows]
-    return [*columns, doc.Column("verdict", verdicts, 8, is_number=False, keys=order, marks=verdicts)]
+    verdicts, order = texts(lambda row: row.verdict), [float(doc.VERDICTS.index(row.verdict)) for row in rows]
+    verdict = doc.Column("verdict", verdicts, 8, is_number=False, keys=order, marks=verdicts)
+    return [*columns, *(column for column in further if any(column.cells)), verdict]
 
 
 def _write(estimate: Estimate | None) -> str:
@@ -157,10 +141,9 @@ def _write_gap(row: LayerCurvature) -> str:
 
 
 def _write_spread(row: LayerCurvature) -> str:
-    if row.spread is None:
+    if row.spread is None or len(row.spread.norms) < 2:
         return ""
-    mean, error = format_number(row.spread.mean), row.spread.standard_error
-    return mean if math.isnan(error) else f"{mean} ± {format_number(error, 2)}"
+    return f"{format_number(row.spread.mean)} ± {format_number(row.spread.standard_error, 2)}"
 
 
 def norms_chart(report: CurvatureReport) -> doc.LineChart:
@@ -168,8 +151,8 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
     bars = [_error_bar(layer) for layer in report]
     series = [
         doc.Series(
-            name="Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian",
-            y=[layer.norm for layer in report],
+            "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian",
+            [layer.norm for layer in report],
             low=[low for low, _ in bars],
             high=[high for _, high in bars],
             details=[describe_layer(layer) for layer in report],
@@ -177,23 +160,19 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
     ]
     approximations = [None if row.approximation is None else abs(row.approximation.value) for row in report]
     if any(value is not None for value in approximations):
-        series.append(doc.Series(name="Gauss-Newton", y=approximations, color="vermilion", hollow=True))
+        series.append(doc.Series("Gauss-Newton", approximations, color="vermilion", hollow=True))
     network = ("" if report.network_measured else "at least ") + format_number(report.network.norm)
     ok = f"ok: {format_number(FLAT_BELOW)} to {format_number(SHARP_ABOVE)}"
+    description = (
+        f"{MATRIX_NAMES[report.curvature]} norm ‖H‖ of {count(len(report), 'layer')} on a logarithmic axis; "
+        f"the network's is {network}. {conclude(report)} The table below has every number."
+    )
     return doc.LineChart(
-        name="norms",
-        caption="Curvature ‖H‖ of each layer",
-        description=(
-            f"{MATRIX_NAMES[report.curvature]} norm ‖H‖ of {count(len(report), 'layer')} on a logarithmic "
-            f"axis; the network's is {network}. {conclude(report)} The table below has every number."
-        ),
-        layers=report.names,
-        series=series,
-        y_label="curvature ‖H‖",
-        log_y=True,
+        "norms", "Curvature ‖H‖ of each layer", description, series, "curvature ‖H‖",
+        layers=report.names, log_y=True,
         bands=[doc.Band(FLAT_BELOW, SHARP_ABOVE, ok)],
         rules=[doc.Rule(report.network.norm, f"network {network}")],
-    )
+    )  # fmt: skip
 
 
 def _error_bar(layer: LayerCurvature) -> tuple[float | None, float | None]:
@@ -221,47 +200,26 @@ def has_rates(report: CurvatureReport) -> bool:
 def rate_section(report: CurvatureReport, marks: Sequence[doc.Rule] = ()) -> doc.Section:
     """Return the section of the learning rates that the network's norm allows."""
     if not has_rates(report):
-        norm = report.network.norm
-        text = f"‖H‖ of the network is {format_number(norm)}, which sets no learning rate."
-        if not report.network_measured and 0 < norm < math.inf:
+        text = f"‖H‖ of the network is {format_number(report.network.norm)}, which sets no learning rate."
+        if not report.network_measured and 0 < report.network.norm < math.inf:
             text = bound_rates(report)
         return doc.Section("Learning rate", [doc.Text(text, page_only=True)], "rate")
-    best, stable = format_number(report.learning_rate, 2), format_number(report.stable_learning_rate, 2)
-    line = doc.RateLine(
-        name="rates",
-        caption="Learning rates of gradient descent with these weights",
-        description=(
-            f"lr = 1/‖H‖ = {best} gives the largest guaranteed decrease; gradient descent is stable below "
-            f"lr = 2/‖H‖ = {stable}."
-            + "".join(f" {mark.label}: {format_number(mark.value)}." for mark in marks)
-        ),
-        best=report.learning_rate,
-        stable=report.stable_learning_rate,
-        marks=marks,
+    caption = "Learning rates of gradient descent with these weights"
+    description = " ".join(
+        (_limit_rate(report), *(f"{one.label}: {format_number(one.value)}." for one in marks))
     )
-    return doc.Section("Learning rate", [line], "rate")
+    best, limit = report.learning_rate, report.stable_learning_rate
+    return doc.Section(
+        "Learning rate", [doc.RateLine("rates", caption, description, best, limit, marks)], "rate"
+    )
 
 
 def _settings_section(report: CurvatureReport) -> doc.Section:
-    pairs = [
-        ("curvature", MATRIX_NAMES[report.curvature]),
-        ("examples", f"{report.examples:,}"),
-        ("batches", str(report.batches)),
-        ("loss", format_number(report.loss)),
-        ("engine", report.engine),
-        ("tolerance", format_number(report.tolerance)),
-        ("seed", str(report.seed)),
-        *report.versions.items(),
-    ]
+    settings = ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
+    pairs = write_pairs({name: getattr(report, name) for name in settings} | report.versions)
     notes = [doc.Text(f"Note: {note}", "note") for note in report.notes]
     facts = doc.Facts("Settings and versions", pairs)
     return doc.Section("Measurement", [doc.Text(describe_cost(report), "small"), *notes, facts], "measured")
-
-
-def describe_origin(report: CurvatureReport) -> str:
-    """Return tolerance, seed and versions in a line."""
-    versions = "".join(f", {name} {version}" for name, version in report.versions.items())
-    return f"Tolerance {format_number(report.tolerance)}, seed {report.seed}{versions}."
 
 
 def describe_cost(report: CurvatureReport) -> str:
@@ -291,23 +249,19 @@ def conclude(report: CurvatureReport) -> str:
 
 
 def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:
+    curved = sorted((row for row in layers if 0 < row.norm < math.inf), key=lambda row: row.norm)
     if not layers:
         yield "No layer was measured."
     elif len(layers) == 1:
-        one = layers[0]
-        yield f"{call_layer(one.name)} has ‖H‖ = {format_number(one.norm)} ({one.verdict})."
-    else:
-        curved = sorted((row for row in layers if 0 < row.norm < math.inf), key=lambda row: row.norm)
-        if len(curved) < 2:
-            return
-        ratio = curved[-1].norm / curved[0].norm
-        if ratio < 1.5:
-            every = "Both" if len(layers) == 2 else f"All {len(layers)}"
-            which = every if len(curved) == len(layers) else f"{len(curved)} of {len(layers)}"
-            yield f"{which} layers are about equally sharp."
-        else:
-            sharpest, flattest = call_layer(curved[-1].name), call_layer(curved[0].name)
-            yield f"{sharpest} is {format_times(ratio)} times sharper than {flattest}."
+        norm = format_number(layers[0].norm)
+        yield f"{call_layer(layers[0].name)} has ‖H‖ = {norm} ({layers[0].verdict})."
+    elif len(curved) > 1 and curved[-1].norm / curved[0].norm < 1.5:
+        every = "Both" if len(layers) == 2 else f"All {len(layers)}"
+        which = every if len(curved) == len(layers) else f"{len(curved)} of {len(layers)}"
+        yield f"{which} layers are about equally sharp."
+    elif len(curved) > 1:
+        times = format_times(curved[-1].norm / curved[0].norm)
+        yield f"{call_layer(curved[-1].name)} is {times} times sharper than {call_layer(curved[0].name)}."
 
 
 def _name_extremes(layers: Sequence[LayerCurvature]) -> Iterator[str]:
@@ -341,16 +295,15 @@ def _limit_rate(report: CurvatureReport) -> str:
     if is_bound:
         return bound_rates(report)
     limit, best = format_number(report.stable_learning_rate, 2), format_number(report.learning_rate, 2)
-    guaranteed = f"lr = 1/‖H‖ = {best} gives the largest guaranteed decrease."
+    # Further parameters make ‖H‖ no smaller: the limit also holds with those that are not measured.
+    unstable = f"Gradient descent is unstable above lr = 2/‖H‖ = {limit}"
     if -network.bottom_eigenvalue > network.top_eigenvalue:
         # Along a direction of negative curvature no step is too long; 2/‖H‖ only ends the guarantee.
-        return (
+        unstable = (
             f"The most negative eigenvalue (λ = {format_number(network.bottom_eigenvalue)}) is the largest "
-            f"in size: a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = {limit}; "
-            f"{guaranteed}"
+            f"in size: a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = {limit}"
         )
-    # Further parameters make ‖H‖ no smaller: the limit also holds with those that are not measured.
-    return f"Gradient descent is unstable above lr = 2/‖H‖ = {limit}; {guaranteed}"
+    return f"{unstable}; lr = 1/‖H‖ = {best} gives the largest guaranteed decrease."
 
 
 def bound_rates(report: CurvatureReport) -> str:
@@ -393,14 +346,14 @@ def _gap(gap: float) -> str:
 def _name_unconverged(report: CurvatureReport) -> Iterator[str]:
     rows = (*report.layers, report.network) if report.network_measured else report.layers
     has_ends = any(row.indefinite for row in (*report.layers, report.network))
-    doubts: list[tuple[str, Estimate]] = []
+    doubts: list[tuple[str, str]] = []
     for row in rows:
-        shown = [row.estimate, row.approximation, row.trace, row.frobenius]
-        shown += [row.top, row.bottom] if has_ends else []
-        doubtful = [estimate for estimate in shown if estimate is not None and not estimate.converged]
-        if doubtful:
-            doubts.append(("the network" if row is report.network else call_layer(row.name), doubtful[0]))
+        ends = [row.top, row.bottom] if has_ends else []
+        for estimate in (row.estimate, row.approximation, row.trace, row.frobenius, *ends):
+            if estimate is not None and not estimate.converged:
+                name = "the network" if row is report.network else call_layer(row.name)
+                doubts.append((name, unstopped(estimate.reason)))
+                break
     if doubts:
-        reason = unstopped(doubts[0][1].reason)
-        names = join_names([name for name, _ in doubts])
-        yield f"Not converged (marked ~): {names}" + (f"; {reason}." if reason else ".")
+        names, reason = join_names([name for name, _ in doubts]), doubts[0][1]
+        yield f"Not converged (marked ~): {names}{f'; {reason}' if reason else ''}."

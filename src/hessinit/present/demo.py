@@ -11,7 +11,7 @@ from itertools import takewhile
 from hessinit.present import document as doc
 from hessinit.present.comparison import describe_comparison
 from hessinit.present.initialization import describe_initialization
-from hessinit.present.track_record import Runs, conclude_tracking, tracking_sections
+from hessinit.present.track_record import Runs, conclude_tracking, step_charts
 from hessinit.present.words import format_number, format_times
 from hessinit.results.comparison import Comparison, window
 from hessinit.results.initialization import Initialization
@@ -42,7 +42,7 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     comparison, accuracy = demonstration.comparison, demonstration.accuracy
     first, seeds = describe_training(runs, accuracy), describe_comparison(comparison)
     layers, *others = describe_initialization(initialization).sections
-    rates = [section for section in others if section.anchor == "rates"]
+    rates = [section for section in others if section.anchor == "rate"]
     before = [] if initialization.before is None else [doc.Text(f"PyTorch: {initialization.before.verdict}")]
     explained = doc.Text(
         "‖H‖ is the curvature of the loss with respect to the weights of a layer. A tiny norm means that the "
@@ -57,17 +57,18 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     limits = doc.Text(
         "One network at one rate is an example, not evidence: run hessinit compare on your own.", "note"
     )
+    training = [*first.blocks, reason, *step_charts(runs), *verdicts]
     final = [doc.KeyNumber(name, f"{100 * accuracy[name]:.0f} %", "held-out accuracy") for name, _ in runs]
-    charts = tracking_sections(runs)[0].blocks
     return doc.Document(
         title="Two initializations of one network",
         verdict=[*first.verdict, *seeds.verdict],
         numbers=[doc.KeyNumber("learning rate", format_number(comparison.learning_rates[0])), *final],
         tone=first.tone,
+        picture=("loss", "sharpness"),
         sections=[
             doc.Section("Curvature of each layer", [explained, *before, *layers.blocks], "layers"),
             *rates,
-            doc.Section("Training from both", [*first.blocks, reason, *charts, *verdicts], "training"),
+            doc.Section("Training from both", training, "training"),
             doc.Section("Other seeds and schemes", [*seeds.sections[-1].blocks, limits], "seeds"),
         ],
         footer=seeds.footer,
@@ -80,30 +81,32 @@ def describe_training(runs: Runs, accuracy: Mapping[str, float]) -> doc.Document
     curves = [[loss for _, loss in run.losses] for _, run in runs]
     finals = [final_loss(run) for _, run in runs]
     shown = [f"{100 * accuracy[name]:.1f} %" for name in names]
-    table = doc.Table(
-        "Loss and accuracy of both",
-        [
-            doc.Column("weights", names, 9, is_number=False),
-            doc.Column("training loss", draw_bars(curves, COLUMNS), 5, is_number=False),
-            doc.Column("first", [format_number(curve[0]) for curve in curves], 6),
-            doc.Column("last", [format_number(loss) for loss in finals], 9, keys=finals),
-            doc.Column("held-out accuracy", shown, 8, keys=[accuracy[name] for name in names]),
-        ],
-        show_caption=False,
-    )
+    weights = doc.Column("weights", names, 9, is_number=False)
+    bars = doc.Column("training loss", draw_bars(curves, COLUMNS), 5, is_number=False)
+    numbers = [
+        doc.Column("first loss", [format_number(curve[0]) for curve in curves], 6),
+        doc.Column("final loss", [format_number(loss) for loss in finals], 9, keys=finals),
+        doc.Column("held-out accuracy", shown, 8, keys=[accuracy[name] for name in names]),
+    ]
+    caption = "Loss and accuracy of both"
+    tables = [
+        doc.Table(caption, [weights, bars, *numbers], show_caption=False, text_only=True),
+        doc.Table(caption, [weights, *numbers], show_caption=False, page_only=True),
+    ]
     (theirs, ours), (their_loss, our_loss) = names, [x if math.isfinite(x) else math.inf for x in finals]
-    ratio = their_loss / our_loss if our_loss < math.inf else 0.0
+    ratio = their_loss / max(our_loss, 1e-300)
+    ahead, behind, times = (ours, theirs, ratio) if ratio > 1 else (theirs, ours, 1 / (ratio or 1e-300))
     if not min(their_loss, our_loss) < math.inf:
         said = "Neither training ends at a finite loss: use a smaller lr."
     elif 1 / TIE <= ratio <= TIE:
-        said = f"The final losses of {theirs} and {ours} are about the same."
+        said = f"Training from the weights of {theirs} and of {ours} ends at about the same loss."
+    elif max(their_loss, our_loss) == math.inf:
+        said = f"Training diverges from the weights of {behind}, and not from those of {ahead}."
     else:
-        ahead, behind, times = (
-            (ours, theirs, ratio) if ratio > 1 else (theirs, ours, 1 / ratio if ratio else math.inf)
-        )
-        said = f"The final loss of {ahead} is lower: that of {behind} is {format_times(times)} times as high."
+        much = f"{format_times(times)} times as high from those of {behind}"
+        said = f"The final loss is lower from the weights of {ahead}; it is {much}."
     tone = "good" if ratio > TIE else "fair" if our_loss < math.inf else "bad"
-    return doc.Document(title="Training", verdict=[said], sections=[doc.Section("", [table])], tone=tone)
+    return doc.Document(title="Training", verdict=[said], sections=[doc.Section("", tables)], tone=tone)
 
 
 def final_loss(tracking: Tracking) -> float:
@@ -116,7 +119,7 @@ def draw_bars(curves: Sequence[Sequence[float]], width: int) -> list[str]:
     """Return curves as rows of block characters on one logarithmic scale; x from where one is not finite.
 
     >>> draw_bars([[1.0, 0.1, 0.01, math.nan], [1.0, 1.0, 1.0, 1.0]], 4)
-    ['█▅▁x', '████']
+    ['█▄▁x', '████']
     """
     longest = max(map(len, curves))
     edges = [round(place * longest / width) for place in range(width + 1)]

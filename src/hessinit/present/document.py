@@ -50,7 +50,7 @@ class Rule:
     upright: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Series:
     """One curve: `y` over `x`, or over the layers of the chart, with error bars (or a band) `low` to `high`.
 
@@ -71,7 +71,7 @@ class Series:
     details: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LineChart:
     """Curves over a number, or over the layers in the order they run where `layers` names these."""
 
@@ -90,7 +90,7 @@ class LineChart:
     rules: Sequence[Rule] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class HeatMap:
     """A number for each row and column; `texts` is written in the cells, `details` shown on hovering."""
 
@@ -110,7 +110,7 @@ class HeatMap:
     marked: Sequence[Sequence[bool]] | None = None  # cells with a frame
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RateLine:
     """A logarithmic axis of learning rates: 1/‖H‖ at `best`, unstable above `stable`, and further marks."""
 
@@ -210,6 +210,7 @@ class Document:
     numbers: Sequence[KeyNumber] = ()
     tone: str = "plain"
     more_charts: Sequence[Chart] = ()
+    picture: Sequence[str] = ()  # names of the charts of a figure in a file; () for the first chart
     absent: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -18,8 +18,8 @@ POINTS = 7  # of the letters
 LETTER = 0.6 * POINTS / 72  # inches: the width of a letter, about
 LONGEST_NAME = 36
 COLUMN, PAGE, HEIGHT = 3.5, 7.0, 2.6  # inches: the widths of a column and of a page of a paper
-MARKERS = {"circle": "o", "cross": "x", "square": "s", "diamond": "D", "triangle": "^"}
-FEW = 12  # a curve of fewer points has marks on them
+MARKERS = {"circle": "o", "cross": "X", "square": "s", "diamond": "D", "triangle": "^"}
+FEW = 25  # a curve of fewer points has marks on them
 
 
 def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = None) -> list[Axes]:
@@ -27,9 +27,11 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
     if axes is None:
         found = _new_axes(charts)
     else:
-        found = list(axes) if hasattr(axes, "__len__") else [axes]  # type: ignore[arg-type, list-item]
+        found = list(axes) if hasattr(axes, "__len__") else [axes]  # type: ignore[arg-type]
     if len(found) != len(charts):
         raise ValueError(f"there are {len(charts)} charts for {len(found)} axes; pass one for each.")
+    ranges = {getattr(chart, "y_range", None) for chart in charts}
+    shared = axes is None and len(charts) > 1 and len(ranges) == 1 and None not in ranges
     for chart, ax in zip(charts, found, strict=True):
         if isinstance(chart, LineChart):
             _draw_lines(ax, chart)
@@ -37,7 +39,9 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
             _draw_heat_map(ax, chart)
         else:
             _draw_rates(ax, chart)
-        _finish(ax, chart)
+        _finish(ax, chart, has_legend=not shared)
+    if shared:
+        _share_legend(found)
     for upper, lower, ax in zip(charts, charts[1:], found, strict=False):
         layers = getattr(upper, "layers", None)
         if axes is None and layers and layers == getattr(lower, "layers", None):  # named below the lower one
@@ -63,6 +67,19 @@ def _new_axes(charts: Sequence[Chart]) -> list[Axes]:
     for ax in flat[len(charts) :]:
         ax.remove()
     return flat[: len(charts)]
+
+
+def _share_legend(axes: Sequence[Axes]) -> None:
+    """Draw one legend for panels with the same y axis, and its numbers at the left only."""
+    handles: dict[str, Any] = {}
+    for ax in axes:
+        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+        if not ax.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+            ax.set_ylabel("")
+            ax.tick_params(labelleft=False, which="both")
+    names = [shorten(printable(name), LONGEST_NAME) for name in handles]
+    small: dict[str, Any] = {"fontsize": POINTS, "frameon": False, "loc": "outside right upper"}
+    axes[0].figure.legend(list(handles.values()), names, **small)
 
 
 def _size(chart: Chart) -> tuple[float, float]:
@@ -93,6 +110,11 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
             (ax.axvline if rule.upright else ax.axhline)(rule.value, label=rule.label, **look)
     for place, series in enumerate(chart.series):
         _draw_series(ax, chart, series, place)
+    places = [x for one in chart.series for x in positions(one) if _held(x, chart.log_x)]
+    ax.update_datalim([(x, 1.0) for x in places], updatey=False)  # also those without a number to draw
+    ax.autoscale_view()
+    if any(one.symbol == "cross" for one in chart.series):
+        ax.plot([], [], marker="X", color=COLORS["grey"], linestyle="none", markersize=6, label="diverged")
     if chart.layers:
         ax.set_xlim(-0.6, max(len(chart.layers), 1) - 0.4)
         _name_layers(ax, chart.layers)
@@ -119,6 +141,11 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series, place: int) -> None
     own = list(MARKERS.values())
     marker = MARKERS.get(series.symbol, "o") if series.points else own[place % 5] if place % 5 != 1 else "D"
     has_marks = bool(chart.layers) or not has_line or len(x) < FEW
+    if series.symbol == "cross":
+        look: dict[str, Any] = {"clip_on": False, "zorder": 6, "markersize": 6, "markeredgecolor": "white"}
+    else:
+        size = 6 if series.hollow else 4 if chart.layers else 3.5
+        look = {"markersize": size, "markerfacecolor": "none" if series.hollow else color}
     ax.plot(
         x,
         y,
@@ -126,9 +153,8 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series, place: int) -> None
         linestyle="none" if not has_line else "--" if series.dashed else "-",
         linewidth=0.7 if chart.layers else 1.4,
         marker=marker if has_marks else "",
-        markersize=6 if series.hollow else 4 if chart.layers else 3.5,
-        markerfacecolor="none" if series.hollow else color,
         label=series.name if series.in_legend else "_",
+        **look,
     )
 
 
@@ -150,6 +176,10 @@ def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
             continue
         low = value <= 0 or value < DRAWABLE[0]
         edge: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "color": COLORS["vermilion"]}
+        if series.symbol == "cross":
+            edge["color"] = _color(series.color)
+            ax.plot(x, 0.97, marker="X", markersize=6, markeredgecolor="white", clip_on=False, **edge)
+            continue
         ax.plot(x, 0.03 if low else 0.97, marker="v" if low else "^", markersize=5, clip_on=False, **edge)
         if named:
             upright = "bottom" if low else "top"
@@ -167,10 +197,14 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
     scale = (LogNorm if chart.log_color else Normalize)(low, high if high > low else low * 1.01 + 1e-12)
     palette = colormaps["YlGnBu_r" if chart.low_is_good else "YlGnBu"]  # dark is good
     image = ax.imshow(values, norm=scale, cmap=palette, aspect="auto")
+    for between in range(1, len(chart.columns)):
+        ax.axvline(between - 0.5, color="white", linewidth=2, zorder=0.5)
+    for between in range(1, len(chart.rows)):
+        ax.axhline(between - 0.5, color="white", linewidth=2, zorder=0.5)
     for down, row in enumerate(values):
         for across, value in enumerate(row):
             corner = (across - 0.5, down - 0.5)
-            if math.isnan(value):
+            if math.isnan(value) and chart.texts[down][across].startswith("✗"):
                 hatch: dict[str, Any] = {"hatch": "////", "edgecolor": COLORS["grey"], "alpha": 0.3}
                 ax.add_patch(Rectangle(corner, 1, 1, fill=False, linewidth=0, **hatch))
             if chart.marked and chart.marked[down][across]:
@@ -208,7 +242,7 @@ def _draw_rates(ax: Axes, chart: RateLine) -> None:
     ax.set_yticks([])
 
 
-def _finish(ax: Axes, chart: Chart) -> None:
+def _finish(ax: Axes, chart: Chart, *, has_legend: bool = True) -> None:
     """Label the axes and place caption and legend above, where they hide nothing."""
     from matplotlib.text import Text
 
@@ -224,7 +258,7 @@ def _finish(ax: Axes, chart: Chart) -> None:
     ax.tick_params(labelsize=POINTS, which="both")
     caption = printable(chart.caption)
     handles, labels = ax.get_legend_handles_labels()
-    if len(handles) > 1 or isinstance(chart, RateLine):
+    if has_legend and (len(handles) > 1 or isinstance(chart, RateLine)):
         inches = float(ax.get_window_extent().width / ax.figure.dpi)
         shown = [shorten(printable(label), LONGEST_NAME) for label in labels]
         columns = max(1, int(inches / (LETTER * (max(map(len, shown)) + 5))))

@@ -7,16 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hessinit.present import document as doc
-from hessinit.present.curvature import (
-    conclude,
-    describe_cost,
-    describe_layer,
-    describe_origin,
-    has_rates,
-    rate_section,
-)
+from hessinit.present.curvature import conclude, describe_cost, describe_layer, has_rates, rate_section
 from hessinit.present.layer_details import detail_sections
-from hessinit.present.words import count, format_estimate, format_number, format_ratio, unstopped
+from hessinit.present.words import count, format_estimate, format_number, format_ratio, unstopped, write_pairs
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
 
@@ -30,16 +23,14 @@ SCALED = {
 
 def describe_initialization(result: Initialization) -> doc.Document:
     """Return the document of an initialization."""
-    verdict = [conclude_initialization(result), describe_target(result)]
-    if result.after is not None:
-        verdict.append(conclude(result.after))
+    met = f"{'Met' if result.converged else 'Not met'}: {unstopped(result.reason)}."
+    after = [] if result.after is None else [conclude(result.after)]
     return doc.Document(
         title="Initialization report",
-        verdict=verdict,
+        verdict=[met, describe_target(result), *after],
         numbers=_key_numbers(result),
-        tone="good" if result.converged else "fair" if result.after is not None else "bad",
+        tone="good" if result.converged else "fair" if after else "bad",
         sections=_sections(result),
-        footer="" if result.after is None else describe_origin(result.after),
     )
 
 
@@ -56,31 +47,24 @@ def _sections(result: Initialization) -> list[doc.Section]:
     if result.plan is not None and len(result.plan):
         plan = doc.Table(f"Weights drawn by {result.plan.scheme}.", plan_columns(result.plan), page_only=True)
         sections.append(doc.Section("Scheme", [plan], "scheme"))
-    texts = [doc.Text(describe_work(result), "small")]
+    texts = [doc.Text(_describe_work(result), "small")]
     if result.after is not None:
         texts.append(doc.Text(describe_cost(result.after), "small", page_only=True))
     texts += [doc.Text(f"Note: {note}", "note") for note in result.notes]
-    pairs = [
-        ("scheme", result.scheme),
-        ("rule", result.rule),
-        ("scaling", result.scaling or "–"),
-        ("target", format_number(result.target)),
-        ("tolerance", format_number(result.tolerance)),
-        ("learning rate", "–" if result.lr is None else format_number(result.lr)),
-        ("κ", "–" if result.kappa is None else format_number(result.kappa)),
-        ("seed", str(result.seed)),
-    ]
-    return [*sections, doc.Section("Procedure", [*texts, doc.Facts("Settings", pairs)], "procedure")]
+    settings = ("scheme", "rule", "scaling", "target", "tolerance", "lr", "kappa", "seed")
+    facts = doc.Facts("Settings", write_pairs({name: getattr(result, name) for name in settings}))
+    return [*sections, doc.Section("Procedure", [*texts, facts], "procedure")]
+
+
+def _network_norms(result: Initialization) -> tuple[str, str]:
+    before = "not finite" if result.before is None else format_number(result.before.network.norm)
+    return before, "not measured" if result.after is None else format_number(result.after.network.norm)
 
 
 def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
-    before = "not finite" if result.before is None else format_number(result.before.network.norm)
-    after = "–" if result.after is None else format_number(result.after.network.norm)
-    numbers = [
-        doc.KeyNumber("‖H‖ before", before),
-        doc.KeyNumber("‖H‖ after", after),
-        doc.KeyNumber("Target", format_number(result.target)),
-    ]
+    before, after = _network_norms(result)
+    numbers = [doc.KeyNumber("‖H‖ before", before), doc.KeyNumber("‖H‖ after", after)]
+    numbers.append(doc.KeyNumber("Target", format_number(result.target)))
     if result.lr is not None:
         note = ""
         if result.after is not None and has_rates(result.after):
@@ -106,13 +90,7 @@ def describe_target(result: Initialization) -> str:
     return f"Target: {what} = κ/lr = {kappa}/{rate} = {target}."
 
 
-def conclude_initialization(result: Initialization) -> str:
-    """Return whether the target was met, and why not."""
-    return f"{'Met' if result.converged else 'Not met'}: {unstopped(result.reason)}."
-
-
-def describe_work(result: Initialization) -> str:
-    """Return the scheme, what was scaled, and the cost."""
+def _describe_work(result: Initialization) -> str:
     spent = f" in {format_number(result.seconds, 2)} s" if result.seconds is not None else ""
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     state = "" if result.applied else " Nothing was written, or this is a copy."
@@ -127,10 +105,8 @@ def _names(result: Initialization) -> list[str]:
 
 
 def _row(report: CurvatureReport | None, name: str) -> LayerCurvature | None:
-    if report is None:
-        return None
-    if name == "network":
-        return report.network
+    if report is None or name == "network":
+        return None if report is None else report.network
     return next((row for row in report if name in (row.name, *row.aliases)), None)
 
 
@@ -139,9 +115,9 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
     rows = [*_names(result), "network"]
 
     def norms(report: CurvatureReport | None) -> list[str]:
-        if report is None:
-            return [*[""] * (len(rows) - 1), "not finite"]
-        return ["" if (row := _row(report, name)) is None else format_estimate(row.estimate) for name in rows]
+        found = [_row(report, name) for name in rows]
+        texts = ["" if row is None else format_estimate(row.estimate) for row in found]
+        return texts if report is not None else [*texts[:-1], "not finite"]
 
     factors = [result.scales.get(name) for name in rows[:-1]]
     scales = ["" if factor is None else f"× {format_number(factor)}" for factor in factors]
@@ -156,42 +132,27 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
 def before_and_after_chart(result: Initialization) -> doc.LineChart:
     """Return every layer's norm before and after, the target's band, and the networks' norms as lines."""
     reports = (("before", result.before, "vermilion"), ("after", result.after, "blue"))
-    names = [
-        name for name in _names(result) if any(_row(report, name) is not None for _, report, _ in reports)
-    ]
+    names = [one for one in _names(result) if any(_row(report, one) is not None for _, report, _ in reports)]
     shown = names or ["network"]  # a report of the network alone has but this point
     series, rules = [], []
     for label, report, color in reports:
+        if report is None:
+            continue
         rows = [_row(report, name) for name in shown]
-        if any(row is not None for row in rows):
-            series.append(
-                doc.Series(
-                    name=label,
-                    y=[None if row is None else row.norm for row in rows],
-                    color=color,
-                    hollow=label == "before",
-                    details=["" if row is None else describe_layer(row) for row in rows],
-                )
-            )
-        if report is not None and names:
-            norm = report.network.norm
-            rules.append(doc.Rule(norm, f"network {label} {format_number(norm)}", color))
-    before = "not finite" if result.before is None else format_number(result.before.network.norm)
-    after = "not measured" if result.after is None else format_number(result.after.network.norm)
-    return doc.LineChart(
-        name="norms",
-        caption="‖H‖ before and after",
-        description=(
-            f"The network's ‖H‖ was {before} and is {after}. {describe_target(result)} The table below has "
-            "every number."
-        ),
-        layers=shown,
-        series=series,
-        y_label="curvature ‖H‖",
-        log_y=True,
-        bands=_target_band(result),
-        rules=rules,
+        norms = [None if row is None else row.norm for row in rows]
+        details = ["" if row is None else describe_layer(row) for row in rows]
+        series.append(doc.Series(label, norms, None, color, hollow=label == "before", details=details))
+        norm = report.network.norm
+        rules.append(doc.Rule(norm, f"network {label} {format_number(norm)}", color))
+    before, after = _network_norms(result)
+    description = (
+        f"The network's ‖H‖ was {before} and is {after}. {describe_target(result)} The table below has every "
+        "number."
     )
+    return doc.LineChart(
+        "norms", "‖H‖ before and after", description, series, "curvature ‖H‖", layers=shown, log_y=True,
+        bands=_target_band(result), rules=rules if names else [],
+    )  # fmt: skip
 
 
 def _target_band(result: Initialization) -> list[doc.Band]:
@@ -205,21 +166,17 @@ def _target_band(result: Initialization) -> list[doc.Band]:
 
 
 def _rate_section(result: Initialization, after: CurvatureReport) -> doc.Section:
-    marks = []
-    if result.lr is not None:
-        marks.append(doc.Rule(result.lr, "your rate", "blue"))
+    marks = [] if result.lr is None else [doc.Rule(result.lr, "your rate", "blue")]
     if result.before is not None and has_rates(result.before):
         marks.append(doc.Rule(result.before.stable_learning_rate, "stability limit before"))
     section = rate_section(after, marks)
     if result.lr is None or not has_rates(after) or result.lr <= after.stable_learning_rate:
         return section
-    note = doc.Text(
+    above = (
         f"lr = {format_number(result.lr)} is above 2/‖H‖. On a quadratic, gradient descent would be "
-        "unstable; plain networks can be trained from there: their curvature falls in the first steps.",
-        "note",
-        page_only=True,
+        "unstable; plain networks can be trained from there: their curvature falls in the first steps."
     )
-    return replace(section, blocks=[*section.blocks, note])
+    return replace(section, blocks=[*section.blocks, doc.Text(above, "note", page_only=True)])
 
 
 def _search_chart(result: Initialization) -> doc.LineChart:
@@ -232,20 +189,16 @@ def _search_chart(result: Initialization) -> doc.LineChart:
         + ("" if is_network else f", {one.layer}")
         for one in found
     ]
-    x, y = list(range(1, len(found) + 1)), [one.norm for one in found]
-    return doc.LineChart(
-        name="search",
-        caption=f"Search: {whose} at each measurement",
-        description=(
-            f"{len(found)} measurements, from ‖H‖ = {format_number(found[0].norm)} to "
-            f"{format_number(found[-1].norm)}. {describe_target(result)}"
-        ),
-        series=[doc.Series(name="‖H‖", x=x, y=y, details=details)],
-        x_label="measurement",
-        y_label="curvature ‖H‖",
-        log_y=True,
-        bands=_target_band(result),
+    norms = [one.norm for one in found]
+    series = doc.Series("‖H‖", norms, range(1, len(found) + 1), details=details)
+    description = (
+        f"{len(found)} measurements, from ‖H‖ = {format_number(norms[0])} to {format_number(norms[-1])}. "
+        f"{describe_target(result)}"
     )
+    return doc.LineChart(
+        "search", f"Search: {whose} at each measurement", description, [series], "curvature ‖H‖",
+        "measurement", log_y=True, bands=_target_band(result),
+    )  # fmt: skip
 
 
 def describe_plan(plan: SchemePlan) -> doc.Document:
@@ -253,12 +206,11 @@ def describe_plan(plan: SchemePlan) -> doc.Document:
     drawn = f", {plan.distribution}" if plan.distribution else ""
     written = sum(not row.unchanged for row in plan)
     rest = f"; {len(plan) - written} unchanged" if written < len(plan) else ""
+    verdict = f"{plan.scheme}{drawn}: {count(written, 'weight')}{rest}."
     table = doc.Table(f"Weights drawn by {plan.scheme}.", plan_columns(plan), show_caption=False)
     notes = [doc.Text(f"Note: {note}", "note") for note in plan.notes]
-    verdict = [f"{plan.scheme}{drawn}: {count(written, 'weight')}{rest}."]
-    return doc.Document(
-        title="Scheme", verdict=verdict, sections=[doc.Section("Weights", [table, *notes], "weights")]
-    )
+    section = doc.Section("Weights", [table, *notes], "weights")
+    return doc.Document(title="Scheme", verdict=[verdict], sections=[section])
 
 
 def plan_columns(plan: SchemePlan) -> list[doc.Column]:
@@ -267,28 +219,27 @@ def plan_columns(plan: SchemePlan) -> list[doc.Column]:
     def texts(write: Callable[[PlannedWeight], str]) -> list[str]:
         return ["" if row.unchanged else write(row) for row in plan]
 
-    def factor(read: Callable[[PlannedWeight], float]) -> list[str]:
-        return texts(lambda row: f"× {format_number(read(row))}")
+    def words(heading: str, cells: Sequence[str], importance: int, *, wraps: bool = False) -> doc.Column:
+        return doc.Column(heading, cells, importance, is_number=False, wraps=wraps)
 
-    names = [" = ".join((row.name, *row.aliases)) for row in plan]
+    def factors(heading: str, read: Callable[[PlannedWeight], float], importance: int) -> list[doc.Column]:
+        cells = texts(lambda row: f"× {format_number(read(row))}")
+        return [doc.Column(heading, cells, importance)] if any(read(row) != 1 for row in plan) else []
+
     columns = [
-        doc.Column("layer", names, 9, is_number=False),
-        doc.Column("weight", [str(row.shape) for row in plan], 4, is_number=False),
-        doc.Column("fans", texts(_write_fans), 8, is_number=False),
-        doc.Column("upstream", texts(lambda row: row.upstream), 5, is_number=False),
+        words("layer", [" = ".join((row.name, *row.aliases)) for row in plan], 9),
+        words("weight", [str(row.shape) for row in plan], 4),
+        words("fans", texts(_write_fans), 8),
+        words("upstream", texts(lambda row: row.upstream), 5),
     ]
     if plan.scheme in ("backward", "compromise"):
-        columns.append(doc.Column("downstream", texts(lambda row: row.downstream), 5, is_number=False))
+        columns.append(words("downstream", texts(lambda row: row.downstream), 5))
     columns.append(doc.Column("gain", texts(lambda row: format_number(row.gain)), 8))
-    if any(row.dropout_factor != 1 for row in plan):
-        columns.append(doc.Column("dropout", factor(lambda row: row.dropout_factor), 8))
-    if any(row.variance_correction != 1 for row in plan):
-        columns.append(doc.Column("correction", factor(lambda row: row.variance_correction), 7))
+    columns += factors("dropout", lambda row: row.dropout_factor, 8)
+    columns += factors("correction", lambda row: row.variance_correction, 7)
     columns.append(doc.Column("std", texts(lambda row: _write_range(row.std) if row.std else "from data"), 9))
     remarks = [row.unchanged or _remark(row) for row in plan]
-    if any(remarks):
-        columns.append(doc.Column("remark", remarks, 7, is_number=False, wraps=True))
-    return columns
+    return [*columns, words("remark", remarks, 7, wraps=True)] if any(remarks) else columns
 
 
 def _write_fans(row: PlannedWeight) -> str:

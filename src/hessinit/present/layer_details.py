@@ -15,54 +15,48 @@ from hessinit.present.words import (
     format_times,
     join_names,
 )
-from hessinit.results.curvature_report import CurvatureReport, Diagnostics, JacobianBounds, LayerCurvature
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature
 from hessinit.results.estimates import Estimate
 
-MOST_CHARTS = 9  # of single densities on a page: those of the sharpest layers
+MOST_CHARTS = 9  # of spectra on a page: those of the sharpest layers
 DECADES = 1e-6  # of a density: what is below that fraction of its peak is noise of the estimate
 # A unit that is dead initially may never learn: one in ten is worth a word. Saturated entries recover,
 # slowly: one in four. A hundredfold over the depth is beyond what any scheme intends.
 DEAD_FROM, SATURATED_FROM, UNEVEN_FROM = 0.1, 0.25, 100.0
 MOST_SENTENCES = 2
+UNREMARKABLE = (
+    "No layer has 10 % dead units or 25 % saturated entries, and standard deviations after activations stay "
+    "within a factor of 100."
+)
+
+Diagnosed = Sequence[tuple[str, Diagnostics]]
 
 
 def detail_sections(report: CurvatureReport) -> list[doc.Section]:
     """Return a section for each thing that was measured besides the norms."""
-    found = (_spectrum_section(report), _jacobians_section(report), _diagnostics_section(report))
-    return [section for section in found if section is not None]
+    sections = []
+    if spectra := spectrum_charts(report):
+        text = f"The spectra of the sharpest of {len(spectra)} layers; plot('spectrum:NAME') draws any."
+        many = [doc.Text(text, "small", page_only=True)] if len(spectra) > MOST_CHARTS else []
+        sections.append(doc.Section("Spectrum", [*many, *spectra[:MOST_CHARTS]], "spectrum"))
+    if any(layer.jacobians for layer in report):
+        blocks: list[doc.Block] = [_jacobian_chart(report), _bounds_chart(report), _jacobian_table(report)]
+        sections.append(doc.Section("Jacobian norms and bounds", blocks, "jacobians"))
+    if any(layer.diagnostics for layer in report):
+        sections.append(doc.Section("Activations and gradients", _diagnostics_blocks(report), "activations"))
+    return sections
 
 
 def conclude_details(report: CurvatureReport) -> list[str]:
     """Return a sentence on the bounds and one on activations and gradients, where they were measured."""
-    return [one for one in (conclude_bounds(report), conclude_diagnostics(report)) if one]
+    return [one for one in (_conclude_bounds(report), _conclude_diagnostics(report)) if one]
 
 
 def spectrum_charts(report: CurvatureReport) -> list[doc.LineChart]:
     """Return a chart "spectrum:<layer>" for each spectrum that was measured, the sharpest first."""
-    shown = [row for row in _sharpest_first(report) if row.density is not None or row.eigenvalues]
-    return [_density_chart(row) if row.density else _rank_chart([row], row.name) for row in shown]
-
-
-def _sharpest_first(report: CurvatureReport) -> list[LayerCurvature]:
-    """The network, then the layers; nan counts as the sharpest."""
-    layers = sorted(report.layers, key=lambda row: -math.inf if math.isnan(row.norm) else -row.norm)
-    return [report.network, *layers]
-
-
-def _spectrum_section(report: CurvatureReport) -> doc.Section | None:
-    rows = _sharpest_first(report)
-    densities = [row for row in rows if row.density is not None]
-    listed = [row for row in rows if row.eigenvalues]
-    if not densities and not listed:
-        return None
-    blocks: list[doc.Block] = []
-    if len(densities) > MOST_CHARTS:
-        text = f"The densities of the sharpest of {len(densities)} layers; plot_spectrum(name) draws any."
-        blocks.append(doc.Text(text, "small", page_only=True))
-    blocks += [_density_chart(row) for row in densities[:MOST_CHARTS]]
-    if listed:
-        blocks.append(_rank_chart(listed[: MOST_CHARTS - 2]))
-    return doc.Section("Spectrum", blocks, "spectrum")
+    rows = sorted(report.layers, key=lambda row: -math.inf if math.isnan(row.norm) else -row.norm)
+    shown = [row for row in (report.network, *rows) if row.density is not None or row.eigenvalues]
+    return [_eigenvalue_chart(row) if row.density is None else _density_chart(row) for row in shown]
 
 
 def _density_chart(row: LayerCurvature) -> doc.LineChart:
@@ -71,122 +65,71 @@ def _density_chart(row: LayerCurvature) -> doc.LineChart:
     peak = max(density.values, default=1.0)
     has_curve = 0 < peak < math.inf
     values = [value if value > peak * DECADES else None for value in density.values] if has_curve else []
-    series = [doc.Series(name="density", x=density.grid if has_curve else [], y=values)]
-    if row.eigenvalues:
-        found = [one.value for one in row.eigenvalues]
-        marks = {"color": "vermilion", "points": True, "symbol": "triangle"}
+    series = [doc.Series("density", values, density.grid if has_curve else [])]
+    if found := [one.value for one in row.eigenvalues]:
         name, floor = f"the {len(found)} largest in size", peak * DECADES if has_curve else 1.0
-        series.append(doc.Series(name=name, x=found, y=[floor] * len(found), **marks))  # type: ignore[arg-type]
-    top, bottom = format_number(row.top_eigenvalue), format_number(row.bottom_eigenvalue)
+        marks = doc.Series(name, [floor] * len(found), found, "vermilion", points=True, symbol="triangle")
+        series.append(marks)
+    top = format_number(row.top_eigenvalue)
+    description = (
+        f"Density of the eigenvalues of {row.name} on a logarithmic axis; the largest is {top}, the smallest "
+        f"{format_number(row.bottom_eigenvalue)}. Estimated with {count(density.probes, 'random vector')}."
+    )
+    largest = doc.Rule(row.top_eigenvalue, f"largest {top}", "vermilion", upright=True)
     return doc.LineChart(
-        name=f"spectrum:{row.name}",
-        caption=f"Spectral density: {row.name}",
-        description=(
-            f"Density of the eigenvalues of {row.name} on a logarithmic axis; the largest is {top}, the "
-            f"smallest {bottom}. Estimated with {count(density.probes, 'random vector')}."
-        ),
-        series=series,
-        x_label="eigenvalue",
-        y_label="density",
-        log_y=True,
-        rules=[doc.Rule(row.top_eigenvalue, f"largest {top}", "vermilion", upright=True)],
-    )
+        f"spectrum:{row.name}", f"Spectral density: {row.name}", description, series, "density", "eigenvalue",
+        log_y=True, rules=[largest],
+    )  # fmt: skip
 
 
-def _rank_chart(rows: Sequence[LayerCurvature], name: str = "") -> doc.LineChart:
-    series = [
-        doc.Series(
-            name=row.name,
-            x=list(range(1, len(row.eigenvalues) + 1)),
-            y=[one.value for one in row.eigenvalues],
-            color="blue" if name else f"ramp:{place / max(1, len(rows) - 1):.3g}",
-            details=["" if one.converged else "not converged" for one in row.eigenvalues],
-        )
-        for place, row in enumerate(rows)
-    ]
-    first = [
-        f"{row.name} {', '.join(format_number(one.value) for one in row.eigenvalues[:3])}" for row in rows
-    ]
-    return doc.LineChart(
-        name=f"spectrum:{name}" if name else "eigenvalues",
-        caption=f"Largest eigenvalues{f': {name}' if name else ''}",
-        description=f"Eigenvalues in order of size, the first three of each: {'; '.join(first)}.",
-        series=series,
-        x_label="rank",
-        y_label="eigenvalue",
-        log_y=all(one.value > 0 for row in rows for one in row.eigenvalues),
-    )
+def _eigenvalue_chart(row: LayerCurvature) -> doc.LineChart:
+    values = [one.value for one in row.eigenvalues]
+    details = ["" if one.converged else "not converged" for one in row.eigenvalues]
+    series = doc.Series("eigenvalues", values, range(1, len(values) + 1), details=details)
+    description = f"In order of size: {', '.join(map(format_number, values))}."
+    name, caption = f"spectrum:{row.name}", f"Largest eigenvalues: {row.name}"
+    return doc.LineChart(name, caption, description, [series], "eigenvalue", "rank", log_y=min(values) > 0)
 
 
-def _jacobians_section(report: CurvatureReport) -> doc.Section | None:
-    found = [row.jacobians for row in report]
-    if not any(found):
-        return None
-    caption = (
-        "Jacobian norms from the input to the layer (forward), of its activation (‖A‖) and from there to the "
-        "output (backward), means over the examples; then ‖H‖ and its bounds (the paper's omits biases and "
-        "f(0))."
-    )
-    table = doc.Table(caption, _jacobian_columns(report))
-    charts = [_jacobian_chart(report, found), _bounds_chart(report, found)]
-    return doc.Section("Jacobian norms and bounds", [*charts, table], "jacobians")
-
-
-def _jacobian_chart(report: CurvatureReport, found: Sequence[JacobianBounds | None]) -> doc.LineChart:
+def _jacobian_chart(report: CurvatureReport) -> doc.LineChart:
     series = []
     for name, color in (("forward", "orange"), ("backward", "purple")):
-        means = [None if one is None else getattr(one, name) for one in found]
-        largest = [None if one is None else getattr(one, f"{name}_largest") for one in found]
-        values = [None if mean is None else mean.value for mean in means]
+        means = [None if mean is None else mean.value for mean in _jacobians(report, name)]
+        largest = _jacobians(report, f"{name}_largest")
         details = ["" if value is None else f"largest {format_number(value)}" for value in largest]
-        series.append(doc.Series(name=name, y=values, low=values, high=largest, color=color, details=details))
+        series.append(doc.Series(name, means, None, color, low=means, high=largest, details=details))
+    description = (
+        "Norms of the Jacobian from the input to each layer (forward) and from there to the output "
+        "(backward), means over the examples, bars up to the largest. Near 1 signals neither vanish nor "
+        "explode."
+    )
+    caption, rules = "Jacobian norms before and after each layer", [doc.Rule(1.0, "1")]
     return doc.LineChart(
-        name="jacobians",
-        caption="Jacobian norms before and after each layer",
-        description=(
-            "Norms of the Jacobian from the input to each layer (forward) and from there to the output "
-            "(backward): means over the examples, bars up to the largest. Signals neither vanish nor explode "
-            "near 1."
-        ),
-        layers=report.names,
-        series=series,
-        y_label="‖Jacobian‖",
-        log_y=True,
-        rules=[doc.Rule(1.0, "1")],
+        "jacobians", caption, description, series, "‖Jacobian‖", layers=report.names, log_y=True, rules=rules
     )
 
 
-def _bounds_chart(report: CurvatureReport, found: Sequence[JacobianBounds | None]) -> doc.LineChart:
-    series = []
-    for name, field, color in (
-        ("paper's bound", "paper_bound", "vermilion"),
-        ("rigorous bound", "rigorous_bound", "green"),
-    ):
-        values = [None if one is None else getattr(one, field) for one in found]
-        if any(value is not None for value in values):
-            series.append(doc.Series(name=name, y=values, color=color))
+def _bounds_chart(report: CurvatureReport) -> doc.LineChart:
+    paper, rigorous = _jacobians(report, "paper_bound"), _jacobians(report, "rigorous_bound")
+    series = [
+        doc.Series("paper's bound", paper, color="vermilion"),
+        doc.Series("rigorous bound", rigorous, color="green"),
+    ]
     # The bounds are on the Gauss-Newton norm; an exact one may be above them.
     norms: list[float | None] = [layer.norm for layer in report]
     if report.curvature != "gauss-newton":
-        series.append(doc.Series(name="exact ‖H‖", y=norms, hollow=True))
+        series.append(doc.Series("exact ‖H‖", norms, hollow=True))
         norms = [None if row.approximation is None else abs(row.approximation.value) for row in report]
-    if report.curvature != "hessian":
-        series.append(doc.Series(name="Gauss-Newton ‖H‖", y=norms))
-    return doc.LineChart(
-        name="bounds",
-        caption="‖H‖ and its bounds",
-        description=f"Each layer's norm and the bounds on it. {conclude_bounds(report)}".strip(),
-        layers=report.names,
-        series=series,
-        y_label="curvature ‖H‖",
-        log_y=True,
-    )
+    series.append(doc.Series("Gauss-Newton ‖H‖", norms))
+    known = [one for one in series if any(value is not None for value in one.y)]
+    description = f"Each layer's norm and the bounds on it. {_conclude_bounds(report)}".strip()
+    caption, y_label = "‖H‖ and its bounds", "curvature ‖H‖"
+    return doc.LineChart("bounds", caption, description, known, y_label, layers=report.names, log_y=True)
 
 
-def _jacobian_columns(report: CurvatureReport) -> list[doc.Column]:
+def _jacobian_table(report: CurvatureReport) -> doc.Table:
     def column(heading: str, field: str, importance: int) -> doc.Column:
-        found = [None if row.jacobians is None else getattr(row.jacobians, field) for row in report]
-        return doc.Column(heading, list(map(_write, found)), importance)
+        return doc.Column(heading, list(map(_write, _jacobians(report, field))), importance)
 
     norms = [format_estimate(_gauss_newton(row) or row.estimate) for row in report]
     columns = [
@@ -197,15 +140,17 @@ def _jacobian_columns(report: CurvatureReport) -> list[doc.Column]:
         doc.Column("‖H‖" if report.curvature != "both" else "‖H‖ (GN)", norms, 8),
         column("rigorous", "rigorous_bound", 7),
         column("paper", "paper_bound", 6),
+        doc.Column("reason", [one or "" for one in _jacobians(report, "reason")], 3, False, wraps=True),
     ]
-    reasons = [row.jacobians.reason if row.jacobians else "" for row in report]
-    if any(reasons):
-        columns.append(doc.Column("reason", reasons, 3, is_number=False, wraps=True))
-    return columns
+    caption = (
+        "Jacobian norms from the input to the layer (forward), of its activation (‖A‖) and from there to the "
+        "output (backward), means over the examples; then ‖H‖ and its bounds (the paper's omits biases and "
+        "f(0))."
+    )
+    return doc.Table(caption, [one for one in columns if any(one.cells)])
 
 
-def conclude_bounds(report: CurvatureReport) -> str:
-    """Return how tight the bounds are; "" without them."""
+def _conclude_bounds(report: CurvatureReport) -> str:
     what = "‖H‖" if report.curvature == "gauss-newton" else "the Gauss-Newton ‖H‖"
     rows = [
         (call_layer(row.name), norm.value, row.jacobians)
@@ -216,17 +161,19 @@ def conclude_bounds(report: CurvatureReport) -> str:
     ]
     sentences = []
     bounds = [(norm, found.rigorous_bound) for _, norm, found in rows if found.rigorous_bound is not None]
-    tight = [bound / norm for norm, bound in bounds if math.isfinite(bound)]
-    if tight:
+    if tight := [bound / norm for norm, bound in bounds if math.isfinite(bound)]:
         low, high = format_times(min(tight)), format_times(max(tight))
         times = low if low == high else f"{low} to {high}"
         sentences.append(f"The rigorous bound is {times} times {what}: no layer is above its bound.")
     below = [name for name, norm, found in rows if found.paper_bound is not None and found.paper_bound < norm]
     if below:
-        names = begin_sentence(join_names(below))
-        verb = "is" if len(below) == 1 else "are"
+        names, verb = begin_sentence(join_names(below)), "is" if len(below) == 1 else "are"
         sentences.append(f"{names} {verb} above the paper's bound, which omits biases and f(0).")
     return " ".join(sentences)
+
+
+def _jacobians(report: CurvatureReport, field: str) -> list:  # type: ignore[type-arg]
+    return [None if row.jacobians is None else getattr(row.jacobians, field) for row in report]
 
 
 def _gauss_newton(row: LayerCurvature) -> Estimate | None:
@@ -240,59 +187,37 @@ def _write(value: Estimate | float | None) -> str:
     return format_estimate(value) if isinstance(value, Estimate) else format_number(value)
 
 
-def _diagnostics_section(report: CurvatureReport) -> doc.Section | None:
-    if not any(layer.diagnostics for layer in report):
-        return None
+def _diagnostics_blocks(report: CurvatureReport) -> list[doc.Block]:
     rows = [layer.diagnostics or Diagnostics() for layer in report]
-    activation = doc.Series(
-        name="activation std",
-        y=[row.activation_std for row in rows],
-        details=[row.activation for row in rows],
-    )
-    gradient = doc.Series(name="gradient std", y=[row.gradient_std for row in rows], color="vermilion")
+    activations = [row.activation for row in rows]
+    sizes = [
+        doc.Series("activation std", [row.activation_std for row in rows], details=activations),
+        doc.Series("gradient std", [row.gradient_std for row in rows], color="vermilion"),
+    ]
+    description = f"Over the layers, on a logarithmic axis. {_conclude_diagnostics(report)}"
+    caption, std = "Standard deviation of activations and gradients", "standard deviation"
     blocks: list[doc.Block] = [
-        doc.LineChart(
-            name="activations",
-            caption="Standard deviation of activations and gradients",
-            description=f"Over the layers, on a logarithmic axis. {conclude_diagnostics(report)}",
-            layers=report.names,
-            series=[activation, gradient],
-            y_label="standard deviation",
-            log_y=True,
-        )
+        doc.LineChart("activations", caption, description, sizes, std, layers=report.names, log_y=True)
+    ]
+    fractions = (("dead units", "dead", "orange"), ("saturated entries", "saturated", "sky"))
+    percents = [
+        (name, [None if (value := getattr(row, field)) is None else 100 * value for row in rows], color)
+        for name, field, color in fractions
     ]
     idle = [
-        doc.Series(
-            name=name,
-            y=[None if value is None else 100 * value for value in values],
-            color=color,
-            details=list(map(format_fraction, values)),
-        )
-        for name, color, values in (
-            ("dead units", "orange", [row.dead for row in rows]),
-            ("saturated entries", "sky", [row.saturated for row in rows]),
-        )
-        if any(value is not None for value in values)
+        doc.Series(name, y, color=color) for name, y, color in percents if any(one is not None for one in y)
     ]
     if idle:
-        blocks.append(
-            doc.LineChart(
-                name="idle",
-                caption="Dead units and saturated entries",
-                description="Fraction of units that are 0 for every example, and of saturated entries.",
-                layers=report.names,
-                series=idle,
-                y_label="%",
-            )
-        )
-    columns = _diagnostics_columns(rows)
-    if columns:
+        description = "Percentage of units that are 0 for every example, and of saturated entries."
+        caption = "Dead units and saturated entries"
+        blocks.append(doc.LineChart("idle", caption, description, idle, "%", layers=report.names))
+    if columns := _diagnostics_columns(rows):
         caption = (
             "Activations of each layer (mean, std; std before the activation), their loss gradient, and the "
             "fraction of dead units and saturated entries."
         )
         blocks.append(doc.Table(caption, [doc.Column("layer", report.names, 9, is_number=False), *columns]))
-    return doc.Section("Activations and gradients", blocks, "activations")
+    return blocks
 
 
 def _diagnostics_columns(rows: Sequence[Diagnostics]) -> list[doc.Column]:
@@ -306,17 +231,15 @@ def _diagnostics_columns(rows: Sequence[Diagnostics]) -> list[doc.Column]:
         ("dead", "dead", 7),
         ("saturated", "saturated", 7),
     ):
-        write = format_fraction if field in ("dead", "saturated") else _write_known
-        columns.append(doc.Column(heading, [write(getattr(row, field)) for row in rows], importance))
+        write = format_fraction if importance == 7 else _write
+        found = [getattr(row, field) for row in rows]
+        texts = ["" if value is None else write(value) for value in found]
+        columns.append(doc.Column(heading, texts, importance))
     return [column for column in columns if any(column.cells)]
 
 
-def _write_known(number: float | None) -> str:
-    return "" if number is None else format_number(number)
-
-
-def conclude_diagnostics(report: CurvatureReport) -> str:
-    """Return what is wrong with activations and gradients, if anything; "" without diagnostics."""
+def _conclude_diagnostics(report: CurvatureReport) -> str:
+    """What is wrong with activations and gradients, if anything; "" without diagnostics."""
     rows = [(call_layer(layer.name), layer.diagnostics or Diagnostics()) for layer in report]
     if all(row.activation_std is None for _, row in rows):
         return ""
@@ -326,62 +249,42 @@ def conclude_diagnostics(report: CurvatureReport) -> str:
         *_name_most(rows, "saturated", SATURATED_FROM),
         *_name_uneven(rows),
     ]
-    if found:
-        return " ".join(map(begin_sentence, found[:MOST_SENTENCES]))
-    judged = [
-        f"no layer has {format_fraction(limit)} {what}"
-        for what, field, limit in (
-            ("dead units", "dead", DEAD_FROM),
-            ("saturated entries", "saturated", SATURATED_FROM),
-        )
-        if any(getattr(row, field) is not None for _, row in rows)
-    ]
-    spread = "standard deviations after activations stay within a factor of 100 over the depth"
-    sentence = "; ".join([*judged, spread])
-    return f"{sentence[0].upper()}{sentence[1:]}."
+    return " ".join(map(begin_sentence, found[:MOST_SENTENCES])) or UNREMARKABLE
 
 
-def _name_without_gradient(rows: Sequence[tuple[str, Diagnostics]]) -> Iterator[str]:
-    names = [name for name, row in rows if row.weight_gradient_norm == 0]
-    if names:
+def _name_without_gradient(rows: Diagnosed) -> Iterator[str]:
+    if names := [name for name, row in rows if row.weight_gradient_norm == 0]:
         verb, pronoun = ("gets", "it") if len(names) == 1 else ("get", "they")
         yield f"{join_names(names)} {verb} no gradient: {pronoun} cannot learn from this batch."
 
 
-def _name_most(rows: Sequence[tuple[str, Diagnostics]], field: str, limit: float) -> Iterator[str]:
+def _name_most(rows: Diagnosed, field: str, limit: float) -> Iterator[str]:
     found = [(value, name, row) for name, row in rows if (value := getattr(row, field)) is not None]
     value, name, row = max(found, default=(0.0, "", Diagnostics()), key=lambda one: one[0])
-    if value < limit:
-        return
-    others = sum(other >= limit for other, _, _ in found) - 1
-    more = f"; {format_fraction(limit)} or more in {count(others, 'other layer')}" if others else ""
-    units = "ReLUs" if row.activation == "relu" else "units"
-    what = f"{units} are dead on this batch" if field == "dead" else f"{row.activation} entries are saturated"
-    yield f"{name}: {format_fraction(value)} of its {what}{more}."
+    if value >= limit:
+        others = sum(other >= limit for other, _, _ in found) - 1
+        more = f"; {format_fraction(limit)} or more in {count(others, 'other layer')}" if others else ""
+        units = "ReLUs" if row.activation == "relu" else "units"
+        dead, saturated = f"{units} are dead on this batch", f"{row.activation} entries are saturated"
+        yield f"{name}: {format_fraction(value)} of its {dead if field == 'dead' else saturated}{more}."
 
 
-def _name_uneven(rows: Sequence[tuple[str, Diagnostics]]) -> Iterator[str]:
+def _name_uneven(rows: Diagnosed) -> Iterator[str]:
     """Compare the layers that an activation follows; the others give logits or residuals."""
     for what, field in (("activations", "activation_std"), ("gradients", "gradient_std")):
         sizes = [(getattr(row, field), name) for name, row in rows if row.activation]
         finite = [(size, name) for size, name in sizes if size is not None and 0 < size < math.inf]
-        if len(finite) < 2:
-            continue
-        (least, where_least), (most, where_most) = min(finite), max(finite)
-        if most / least >= UNEVEN_FROM:
+        if len(finite) > 1 and max(finite)[0] >= UNEVEN_FROM * min(finite)[0]:
+            (least, where_least), (most, where_most) = min(finite), max(finite)
             yield f"{where_most}'s {what} are {format_times(most / least)} times as large as {where_least}'s."
 
 
-def format_fraction(value: float | None) -> str:
+def format_fraction(value: float) -> str:
     """Write a fraction in percent; what is neither nothing nor all is never rounded to it.
 
-    >>> [format_fraction(value) for value in (0.0, 0.0004, 0.613, 0.9999, 1.0, None)]
-    ['0 %', '<1 %', '61 %', '>99 %', '100 %', '']
+    >>> [format_fraction(value) for value in (0.0, 0.0004, 0.613, 0.9999, 1.0)]
+    ['0 %', '<1 %', '61 %', '>99 %', '100 %']
     """
-    if value is None:
-        return ""
     if 0 < value < 0.005:
         return "<1 %"
-    if 0.995 <= value < 1:
-        return ">99 %"
-    return f"{100 * value:.0f} %"
+    return ">99 %" if 0.995 <= value < 1 else f"{100 * value:.0f} %"

@@ -263,19 +263,10 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_printable_text,
     )
-    helpers: dict[str, Any] = {
-        "breakable": breakable,
-        "brief": brief,
-        "group_blocks": group_blocks,
-        "headings": headings,
-        "island": lambda chart: Markup(write_island(chart)),
-        "legend": legend,
-        "long_from": LONG_FROM,
-        "long_title": LONG_TITLE,
-        "rows": rows,
-        "shorten": shorten,
-    }
-    templates.globals.update(helpers)
+    for helper in (breakable, brief, group_blocks, headings, legend, rows, shorten):
+        templates.globals[helper.__name__] = helper
+    templates.globals.update(long_from=LONG_FROM, long_title=LONG_TITLE)
+    templates.globals["island"] = lambda chart: Markup(write_island(chart))
     return templates
 
 

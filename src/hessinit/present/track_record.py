@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from hessinit.present import document as doc
 from hessinit.present.words import (
@@ -35,22 +35,20 @@ SAME = 1.02  # limits within this ratio are drawn as one line
 def describe_tracking(tracking: Tracking) -> doc.Document:
     """Return the verdict, the charts of loss and sharpness, and the table of all points."""
     name = shorten(tracking.name)
+    layers = _layer_charts(tracking)
     return doc.Document(
         title=f"Curvature during training{': ' + name if name else ''}",
         verdict=[*conclude_tracking(tracking), _describe_cost(tracking)],
-        sections=tracking_sections([(name or "training", tracking)]),
+        sections=[
+            doc.Section("Loss and sharpness", step_charts([(name or "training", tracking)])),
+            *([doc.Section("Layers", layers)] if layers else []),
+            doc.Section("All measurements", _point_blocks(tracking)),
+        ],
         footer=write_versions(f"Seed {tracking.seed}", tracking.versions),
         numbers=_key_numbers(tracking),
         tone=_judge(tracking),
+        picture=("sharpness", "loss"),
     )
-
-
-def tracking_sections(runs: Runs) -> list[doc.Section]:
-    """Return the charts of one run, or of several together, and then the points of each."""
-    layers = [chart for label, tracking in runs for chart in _layer_charts(label, tracking, len(runs) > 1)]
-    points = [block for label, tracking in runs for block in _point_blocks(label, tracking, len(runs) > 1)]
-    sections = [("Loss and sharpness", _step_charts(runs)), ("Layers", layers), ("All measurements", points)]
-    return [doc.Section(heading, blocks) for heading, blocks in sections if blocks]
 
 
 def conclude_tracking(tracking: Tracking) -> list[str]:
@@ -179,35 +177,44 @@ def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
     return [*numbers, doc.KeyNumber("spent measuring", share, "of the time")]
 
 
-def _step_charts(runs: Runs) -> list[doc.LineChart]:
-    """Return the loss, ‖H‖ with its stability limit, and the learning rate over its limit, over the steps."""
-    kind = "training loss" if any(tracking.losses for _, tracking in runs) else "loss of the tracked batch"
-    losses = _series(runs, kind, [_losses(tracking) for _, tracking in runs])
-    finite = [y for series in losses for y in series.y if y is not None and math.isfinite(y)]
+def step_charts(runs: Runs) -> list[doc.LineChart]:
+    """Return ‖H‖ with its stability limit, the loss, and lr over its limit, of one run or of several."""
     norms = _series(runs, "‖H‖", [_values(tracking, "norm") for _, tracking in runs])
     stable = [_values(tracking, "stable_norm") for _, tracking in runs]
     stable = [[value for value in values if math.isfinite(value[1])] for values in stable]
     limits = [limit for values in stable for _, limit, _ in values]
-    rules: list[doc.Rule] = []
+    rules, color = [], "vermilion" if len(runs) == 1 else "grey"  # hessinit's curve is vermilion
     if limits and 0 < max(limits) <= SAME * min(limits):
-        rules = [doc.Rule(limits[0], f"stability limit {format_number(limits[0])}", "vermilion")]
+        rules = [doc.Rule(limits[0], f"stability limit {format_number(limits[0])}", color)]
     else:
-        moving = _series(runs, "stability limit", stable)
-        norms += [replace(each, name=_of(runs, "stability limit", each.name), dashed=True) for each in moving]
+        for each in _series(runs, "stability limit", stable):
+            name = each.name if len(runs) == 1 else f"stability limit, {each.name}"
+            norms.append(replace(each, name=name, dashed=True))
+    kind = "training loss" if any(tracking.losses for _, tracking in runs) else "loss of the tracked batch"
+    losses = _series(runs, kind, [_losses(tracking) for _, tracking in runs])
+    finite = [y for series in losses for y in series.y if y is not None and math.isfinite(y)]
     ratios = _series(runs, "lr / limit", [_values(tracking, "lr_over_limit") for _, tracking in runs])
+    one = [doc.Rule(1.0, "stability limit", color)]
     charts = [
-        _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules=rules),
+        _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules),
         _chart("loss", kind.capitalize(), kind, losses, log_y=spans_much(finite) and min(finite) > 0),
-        _chart(
-            "limit",
-            "Learning rate over its stability limit",
-            "lr / limit",
-            ratios,
-            log_y=not any(y == 0 for series in ratios for y in series.y),
-            rules=[doc.Rule(1.0, "stability limit", "vermilion")],
-        ),
+        _chart("limit", "Learning rate over its stability limit", "lr / limit", ratios, one),
     ]
     return [chart for chart in charts if chart.series]
+
+
+def _chart(
+    name: str,
+    caption: str,
+    y_label: str,
+    series: Sequence[doc.Series],
+    rules: Sequence[doc.Rule] = (),
+    log_y: bool = True,
+) -> doc.LineChart:
+    spans = [f"{one.name} from {_write(one.y[0])} to {_write(one.y[-1])}" for one in series]
+    told = f"Over the steps: {'; '.join([*spans, *(rule.label for rule in rules)])}."
+    log_y &= not any(y == 0 for one in series for y in one.y)
+    return doc.LineChart(name, caption, told, series, y_label, "step", log_y=log_y, rules=rules)
 
 
 def _losses(tracking: Tracking) -> list[Value]:
@@ -223,138 +230,86 @@ def _values(tracking: Tracking, field: str) -> list[Value]:
 def _series(runs: Runs, quantity: str, values: Sequence[Sequence[Value]]) -> list[doc.Series]:
     """Return a curve for each run that has values; the curve of a single run is named after the quantity."""
     look = looks([label for label, _ in runs])
-    return [
-        doc.Series(
-            name=quantity if len(runs) == 1 else label,
-            x=[step for step, _, _ in some],
-            y=[value for _, value, _ in some],
-            details=[detail for _, _, detail in some],
-            **look[label],
-        )
-        for (label, _), some in zip(runs, values, strict=True)
-        if some
-    ]
+    found = []
+    for (label, _), some in zip(runs, values, strict=True):
+        steps, numbers, details = zip(*some, strict=True) if some else ((), (), ())
+        name = quantity if len(runs) == 1 else label
+        found.append(doc.Series(name, numbers, steps, details=details, **look[label]))
+    return [series for series in found if series.y]
 
 
-def _of(runs: Runs, quantity: str, name: str) -> str:
-    return quantity if len(runs) == 1 else f"{quantity}, {name}"
-
-
-def _chart(
-    name: str,
-    caption: str,
-    y_label: str,
-    series: Sequence[doc.Series],
-    *,
-    log_y: bool = True,
-    rules: Sequence[doc.Rule] = (),
-) -> doc.LineChart:
-    spans = [f"{one.name} from {_write(one.y[0])} to {_write(one.y[-1])}" for one in series]
-    return doc.LineChart(
-        name=name,
-        caption=caption,
-        description=f"Over the steps: {'; '.join([*spans, *(rule.label for rule in rules)])}.",
-        series=series,
-        x_label="step",
-        y_label=y_label,
-        log_y=log_y,
-        rules=rules,
-    )
-
-
-def _layer_charts(label: str, tracking: Tracking, several: bool) -> list[doc.Chart]:
+def _layer_charts(tracking: Tracking) -> list[doc.Chart]:
     """Return ‖H‖ of each layer over the steps: lines, or a heat map of many layers."""
     points = [point for point in tracking.points if point.layers]
     if not points:
         return []
     names = list(dict.fromkeys(name for point in points for name in point.layers))
-    last = points[-1].layers
-    ends = ", ".join(f"{name} {_write(last.get(name))}" for name in names[:MOST_LINES])
-    told = {
-        "name": f"layers, {label}" if several else "layers",
-        "caption": f"‖H‖ of each layer{f': {label}' if several else ''}",
-        "description": f"‖H‖ of {count(len(names), 'layer')} over the steps; at the end {ends}.",
-    }
+    ends = ", ".join(f"{name} {_write(points[-1].layers.get(name))}" for name in names[:MOST_LINES])
+    told = f"‖H‖ of {count(len(names), 'layer')} over the steps; at the end {ends}."
+    caption = "‖H‖ of each layer"
     if len(names) <= MOST_LINES:
         steps = [point.step for point in points]
         series = [
-            doc.Series(name=name, x=steps, y=[point.layers.get(name) for point in points], color=color)
+            doc.Series(name, [point.layers.get(name) for point in points], steps, color)
             for name, color in zip(names, ramp(range(len(names))), strict=True)
         ]
-        return [doc.LineChart(**told, series=series, x_label="step", y_label="‖H‖", log_y=True)]
+        return [doc.LineChart("layers", caption, told, series, "‖H‖", "step", log_y=True)]
     chosen = spread_out(points, MOST_COLUMNS)
+    columns = [str(point.step) for point in chosen]
     values = [[point.layers.get(name, math.nan) for point in chosen] for name in names]
-    return [
-        doc.HeatMap(
-            **told,
-            rows=names,
-            columns=[str(point.step) for point in chosen],
-            values=values,
-            texts=[[""] * len(row) for row in values],
-            x_label="step",
-            y_label="layer",
-            value_label="‖H‖",
-            log_color=True,
-            details=[[format_number(value) for value in row] for row in values],
-        )
-    ]
+    texts = [[""] * len(row) for row in values]
+    details = [[format_number(value) for value in row] for row in values]
+    labels = ("step", "layer", "‖H‖")
+    heat = doc.HeatMap("layers", caption, told, names, columns, values, texts, *labels, log_color=True)
+    return [replace(heat, details=details)]
 
 
-def _point_blocks(label: str, tracking: Tracking, several: bool) -> list[doc.Block]:
-    of = f" of {label}" if several else ""
+def _point_blocks(tracking: Tracking) -> list[doc.Block]:
     points, few = tracking.points, spread_out(tracking.points, MOST_ROWS)
-    tables: list[tuple[Sequence[TrackedPoint], dict[str, Any]]] = [(few, {})]
-    blocks: list[doc.Block] = []
+    caption, blocks = "Measurements", [doc.Text(f"Note: {note}", "note") for note in tracking.notes]
+    tables = [doc.Table(caption, _columns(few), show_caption=False)] if few else []
     if len(few) < len(points):
-        tables = [(few, {"text_only": True}), (spread_out(points, MOST_PAGE_ROWS), {"page_only": True})]
-        shown = f"{len(few)} of {len(points)} measurements{of} are shown; .points has all."
-        blocks = [doc.Text(shown, text_only=True)]
-    blocks += [
-        doc.Table(f"Measurements{of}", _columns(rows), show_caption=several, **where)
-        for rows, where in tables
-        if rows
-    ]
+        whole = _columns(spread_out(points, MOST_PAGE_ROWS))
+        shown = f"{len(few)} of {len(points)} measurements are shown; .points has all."
+        tables = [replace(tables[0], text_only=True), replace(tables[0], columns=whole, page_only=True)]
+        blocks.insert(0, doc.Text(shown, text_only=True))
     share, most = (format_number(100 * part) for part in (tracking.overhead, tracking.max_overhead))
-    pairs = [
-        ("optimizer", tracking.optimizer or "not given: the limit is that of gradient descent"),
-        ("curvature", tracking.curvature),
-        ("examples", f"{tracking.examples:,}"),
-        ("every", f"{count(tracking.every, 'step')}, within {most} % of the time"),
-        ("time", f"{format_number(tracking.seconds)} s, {share} % of it measuring"),
-        ("seed", str(tracking.seed)),
-        *tracking.versions.items(),
-    ]
-    notes = [doc.Text(f"Note: {note}", "note") for note in tracking.notes]
-    return [*blocks, *notes, doc.Facts(f"Settings{of}", pairs)]
+    facts = {
+        "optimizer": tracking.optimizer or "not given: the limit is that of gradient descent",
+        "curvature": tracking.curvature,
+        "examples": f"{tracking.examples:,}",
+        "every": f"{count(tracking.every, 'step')}, within {most} % of the time",
+        "time": f"{format_number(tracking.seconds)} s, {share} % of it measuring",
+        "seed": str(tracking.seed),
+        **tracking.versions,
+    }
+    return [*tables, *blocks, doc.Facts("Settings", list(facts.items()))]
 
 
 def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
     """Return the columns that have a number."""
-
-    def numbers(
-        heading: str,
-        values: Sequence[float | None],
-        importance: int,
-        form: Callable[[float], str] = format_number,
-    ) -> doc.Column:
-        cells = ["" if value is None else form(value) for value in values]
-        return doc.Column(heading, cells, importance, keys=[math.nan if x is None else x for x in values])
-
-    above = ["diverged" if (point.lr_over_limit or 0) >= 1 else "" for point in points]
-    rough = ["~" if not point.converged and not math.isnan(point.norm) else "" for point in points]
-    norms = numbers("‖H‖", [point.norm for point in points], 8)
-    ratios = numbers("lr / limit", [point.lr_over_limit for point in points], 8, format_ratio)
+    columns = []
+    for heading, field, importance in (
+        ("step", "step", 9),
+        ("loss", "loss", 7),
+        ("training loss", "training_loss", 3),
+        ("lr", "lr", 6),
+        ("‖H‖", "norm", 8),
+        ("lr·‖H‖", "lr_times_norm", 7),
+        ("lr / limit", "lr_over_limit", 8),
+    ):
+        keys = [math.nan if (value := getattr(point, field)) is None else value for point in points]
+        write = format_ratio if field == "lr_over_limit" else str if field == "step" else format_number
+        cells = ["" if getattr(point, field) is None else write(getattr(point, field)) for point in points]
+        marks = None
+        if field == "norm":
+            rough = [not point.converged and not math.isnan(point.norm) for point in points]
+            cells = [f"~{cell}" if mark else cell for cell, mark in zip(cells, rough, strict=True)]
+        elif field == "lr_over_limit":
+            marks = ["diverged" if key >= 1 else "" for key in keys]
+        columns.append(doc.Column(heading, cells, importance, keys=keys, marks=marks))
     sharpest = [max(point.layers, key=point.layers.__getitem__) if point.layers else "" for point in points]
-    columns = [
-        doc.Column("step", [str(point.step) for point in points], 9),
-        numbers("loss", [point.loss for point in points], 7),
-        numbers("training loss", [point.training_loss for point in points], 3),
-        numbers("lr", [point.lr for point in points], 6),
-        replace(norms, cells=[mark + cell for mark, cell in zip(rough, norms.cells, strict=True)]),
-        numbers("lr·‖H‖", [point.lr_times_norm for point in points], 7),
-        replace(ratios, marks=above),
-        doc.Column("sharpest layer", sharpest, 2, is_number=False),
-    ]
+    columns.append(doc.Column("sharpest layer", sharpest, 2, is_number=False))
     return [column for column in columns if any(column.cells)]
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from hessinit.errors import ProblemError, choose
-from hessinit.results.curvature_report import CurvatureReport, largest_magnitude
+from hessinit.results.curvature_report import largest_magnitude
 from hessinit.results.estimates import Estimate
 from hessinit.results.result import Result, presenter
 
 DESCENTS = ("sgd", "momentum", "nesterov")
-USUAL_MOMENTUM = 0.9
 
 # The curvature usually falls in the first steps, so initialize_ aims at twice the stable rate (κ = 4); with
 # κ = 8 a network of those it was chosen on diverged. On another batch the two may look a quarter more.
@@ -90,7 +89,7 @@ def named_descent(optimizer: str, momentum: float | None, weight_decay: float | 
             f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent has none. "
             "Pass optimizer='momentum' or 'nesterov', or leave it out."
         )
-    usual = 0.0 if optimizer == "sgd" else USUAL_MOMENTUM
+    usual = 0.0 if optimizer == "sgd" else 0.9
     return Descent(
         momentum=usual if momentum is None else momentum,
         nesterov=optimizer == "nesterov",
@@ -134,7 +133,7 @@ def _number(value: object) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warmup:
+class WarmupAdvice:
     """Whether to raise the rate linearly over the first `steps`, and why."""
 
     advised: bool
@@ -142,7 +141,7 @@ class Warmup:
     reason: str
 
 
-def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = False) -> Warmup:
+def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = False) -> WarmupAdvice:
     """Advise a warmup where the rate is above the stable one, in proportion to how far.
 
     A `flat` initialization has no sharpness to lose: there a rate that is too large stays too large.
@@ -152,15 +151,17 @@ def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = F
     """
     say = presenter("advice")
     if stable == 0 or math.isnan(stable):
-        return Warmup(advised=False, steps=0, reason=say.NO_RATE)
+        return WarmupAdvice(advised=False, steps=0, reason=say.NO_RATE)
     rate = best if lr is None else lr
     if rate <= stable:
-        return Warmup(advised=False, steps=0, reason=say.slow_enough(rate, stable, given=lr is not None))
+        return WarmupAdvice(
+            advised=False, steps=0, reason=say.slow_enough(rate, stable, given=lr is not None)
+        )
     if flat:
-        return Warmup(advised=False, steps=0, reason=say.too_fast_when_flat(rate, stable))
+        return WarmupAdvice(advised=False, steps=0, reason=say.too_fast_when_flat(rate, stable))
     reason = say.too_fast(rate, stable, is_hopeless=rate > RESCUED_BELOW * stable)
     steps = min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
-    return Warmup(advised=True, steps=steps, reason=reason)
+    return WarmupAdvice(advised=True, steps=steps, reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -181,7 +182,7 @@ class LearningRateAdvice(Result):
     learning_rate_reason: str
     stable_learning_rate: float
     stable_reason: str
-    warmup: Warmup
+    warmup: WarmupAdvice
     norm: Estimate
     curvature: str
     loss: float
@@ -233,33 +234,4 @@ def advise_descent(
         norm=norm,
         notes=(*notes, say.flat_initialization(norm.value)) if flat else notes,
         **facts,
-    )
-
-
-def advise_from_report(
-    report: CurvatureReport,
-    optimizer: object,
-    lr: float | None,
-    momentum: float | None,
-    weight_decay: float | None,
-) -> LearningRateAdvice:
-    """Return the advice for gradient descent on the report's network."""
-    if not isinstance(optimizer, str) or optimizer in ("adam", "adamw"):
-        name = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
-        raise ProblemError(
-            f"a report cannot advise on {name!r}: it takes the word 'sgd', 'momentum' or 'nesterov', and "
-            "adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
-        )
-    return advise_descent(
-        named_descent(optimizer, momentum, weight_decay),
-        report.network.top,
-        report.network.bottom,
-        lr=check_rate(lr),
-        curvature=report.curvature,
-        loss=report.loss,
-        examples=report.examples,
-        weights=report.names,
-        parameters=report.network.parameters,
-        notes=report.notes,
-        versions=report.versions,
     )

@@ -6,13 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hessinit.errors import choose
-from hessinit.results.result import PlainData, Result, presenter, stored_as
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from hessinit.results.result import PlainData, Result
 
 NETWORK = "network"  # the name under which `norms` holds the norm of all weights together
 MOST_POINTS = 50  # points of a loss curve
@@ -102,7 +99,7 @@ class Comparison(Result):
     KIND: ClassVar[str] = "hessinit comparison"
     SCHEMA: ClassVar[int] = 2
 
-    kind: str = field(metadata=stored_as("experiment"))
+    kind: str = field(metadata={"key": "experiment"})
     schemes: tuple[str, ...]
     learning_rates: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -196,17 +193,6 @@ class Comparison(Result):
             )
         best = min(trained, key=lambda scheme: self.loss(scheme, rates[scheme]))
         return best, rates[best]
-
-    def plot_heatmap(self, ax: Axes | None = None) -> Axes:
-        """Draw the final loss of every scheme and learning rate as a heat map, on `ax` or a new figure."""
-        return self.plot("heat map", ax)
-
-    def plot_losses(self, axes: Sequence[Axes] | None = None) -> list[Axes]:
-        """Draw the loss curves, a chart for each learning rate, on `axes` or those of a new figure."""
-        charts = [one for one in presenter().describe(self).charts if getattr(one, "x_label", "") == "step"]
-        names = [one.name for one in charts if one.name != "best rates"]
-        drawn: list[Axes] = presenter().draw(self, names, axes)
-        return drawn
 
     def __repr__(self) -> str:
         counts = f"{len(self.schemes)} schemes × {len(self.learning_rates)} rates × {len(self.seeds)} seeds"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hessinit.errors import choose
+from hessinit.errors import ProblemError, choose
 from hessinit.results.estimates import Density, Estimate, Spread
-from hessinit.results.result import ByName, PlainData, Result, presenter
+from hessinit.results.result import ByName, PlainData, Result
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from hessinit.results.advice import LearningRateAdvice
 
 MATRICES = ["gauss-newton", "hessian"]
@@ -73,10 +70,7 @@ class Diagnostics:
     `dead` is the fraction of units (channels of convolutions) that are 0 for every example and position, for
     activations that are constant at 0 (relu, relu6, threshold). `saturated` is the fraction of entries where
     the slope of a bounded activation (tanh, sigmoid, hardtanh, hardsigmoid, erf) is below 5 % of its largest.
-
-    `correlation` is the root mean square of Pearson's r over `pairs` pairs of an output and a unit, between
-    the loss gradient by that output and that output's gradient by the unit, over examples; `correlated` is
-    the fraction of pairs that are significant at 5 %. `reason` says why a value is None.
+    `reason` says why a value is None.
     """
 
     activation: str = ""
@@ -88,13 +82,10 @@ class Diagnostics:
     weight_gradient_norm: float | None = None
     dead: float | None = None
     saturated: float | None = None
-    correlation: float | None = None
-    correlated: float | None = None
-    pairs: int = 0
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JacobianBounds:
     """Norms of the Jacobians before and after a layer, and the bounds on its Gauss-Newton norm (Theorem 2).
 
@@ -104,31 +95,23 @@ class JacobianBounds:
 
     `rigorous_bound` is never below the norm: ‖backward‖, ‖activation‖ and the actual input of the layer.
     `paper_bound` has ‖forward‖·‖x‖ for that input: no bound in the presence of biases, of activations with
-    f(0) ≠ 0, or far from 0. `lipschitz_bound` is the naive product of the norms of all other layers and ‖x‖.
-    A number that is None has its `reason`, the last of them `lipschitz_reason`; `note` holds a remark.
+    f(0) ≠ 0, or far from 0. `reason` says why a number is None; `note` holds a remark.
     """
 
-    forward: Estimate | None
-    forward_largest: float | None
-    backward: Estimate | None
-    backward_largest: float | None
-    activation: float | None
-    paper_bound: float | None
-    rigorous_bound: float | None
-    lipschitz_bound: float | None
+    forward: Estimate | None = None
+    forward_largest: float | None = None
+    backward: Estimate | None = None
+    backward_largest: float | None = None
+    activation: float | None = None
+    paper_bound: float | None = None
+    rigorous_bound: float | None = None
     reason: str = ""
-    lipschitz_reason: str = ""
     note: str = ""
 
     @property
     def converged(self) -> bool:
         """Whether both norms reached the tolerance; those that are missing do not count."""
         return all(one.converged for one in (self.forward, self.backward) if one is not None)
-
-
-def no_products(reason: str) -> JacobianBounds:
-    """Return the bounds of a layer that has none, with the reason."""
-    return JacobianBounds(None, None, None, None, None, None, None, None, reason, reason)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -316,23 +299,28 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
         Adam's depend on the gradient, too: `hessinit.advise` measures them.
         """
-        from hessinit.results.advice import advise_from_report
+        from hessinit.results.advice import advise_descent, check_rate, named_descent
 
-        return advise_from_report(self, optimizer, lr, momentum, weight_decay)
-
-    def plot_spectrum(self, layer: str = "network", ax: Axes | None = None) -> Axes:
-        """Draw the spectral density and the largest eigenvalues of a layer, where they were measured."""
-        name = layer if layer == "network" and layer not in self else self[layer].name
-        return self.plot(f"spectrum:{name}", ax)
-
-    def plot_jacobians(self, axes: Sequence[Axes] | None = None) -> list[Axes]:
-        """Draw the Jacobian norms over depth, and ‖H‖ beside its bounds; on two axes, or new ones."""
-        drawn: list[Axes] = presenter().draw(self, ("jacobians", "bounds"), axes)
-        return drawn
-
-    def plot_diagnostics(self, ax: Axes | None = None) -> Axes:
-        """Draw the standard deviation of activations and gradients; plot("idle") draws the dead units."""
-        return self.plot("activations", ax)
+        given: object = optimizer
+        if not isinstance(given, str) or given in ("adam", "adamw"):
+            name = given if isinstance(given, str) else type(given).__name__
+            raise ProblemError(
+                f"a report cannot advise on {name!r}: it takes the word 'sgd', 'momentum' or 'nesterov', and "
+                "adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
+            )
+        return advise_descent(
+            named_descent(optimizer, momentum, weight_decay),
+            self.network.top,
+            self.network.bottom,
+            lr=check_rate(lr),
+            curvature=self.curvature,
+            loss=self.loss,
+            examples=self.examples,
+            weights=self.names,
+            parameters=self.network.parameters,
+            notes=self.notes,
+            versions=self.versions,
+        )
 
     def __repr__(self) -> str:
         norm = f"{self.network.norm:.3g}"

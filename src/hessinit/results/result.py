@@ -7,24 +7,15 @@ import json
 import math
 import os
 import secrets
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,16 +25,13 @@ if TYPE_CHECKING:
 Plain = Any  # None, bool, int, float, str, and lists and dicts of them: what json.loads returns
 Row = TypeVar("Row", covariant=True)
 
-# Metadata of dataclass fields: what belongs to the live model is not stored; a key may differ from the name.
+# Metadata of a field that belongs to the live model and is not stored. {"key": …} is a field's name in JSON.
 TRANSIENT = {"transient": True}
-
-
-def stored_as(key: str) -> dict[str, str]:
-    """Return the metadata of a field whose key in JSON is not its name."""
-    return {"key": key}
-
-
-# Writing and reading plain data
+# The modules that define the kinds of results, for `load`.
+MODULES = (
+    "curvature_report", "initialization", "comparison", "track_record", "advice", "quadratic_forms",
+    "reproduction",
+)  # fmt: skip
 
 
 def to_plain(value: object, *, compared: bool = False) -> Plain:
@@ -60,12 +48,11 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if is_dataclass(value) and not isinstance(value, type):
-        head = {"kind": value.KIND, "schema": value.SCHEMA} if isinstance(value, Result) else {}
-        stored = [one for one in _stored_fields(type(value)).items() if one[1].compare or not compared]
-        return {
-            **head,
-            **{key: to_plain(getattr(value, one.name), compared=compared) for key, one in stored},
-        }
+        plain = {"kind": value.KIND, "schema": value.SCHEMA} if isinstance(value, Result) else {}
+        for key, one in _stored_fields(type(value)).items():
+            if one.compare or not compared:
+                plain[key] = to_plain(getattr(value, one.name), compared=compared)
+        return plain
     if isinstance(value, Mapping):
         return {str(key): to_plain(item, compared=compared) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -82,19 +69,13 @@ def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
     >>> from_plain(tuple[float, ...], [0.5, "inf"])
     (0.5, inf)
     """
-    origin, parts = get_origin(kind), get_args(kind)
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return data
-    if origin is UnionType:
-        return (
-            None
-            if data is None
-            else from_plain(next(one for one in parts if one is not NoneType), data, where)
-        )
+    if origin in (typing.Union, UnionType):  # with None
+        return None if data is None else from_plain(parts[0], data, where)
     if kind is float:
         return _read_float(data, where)
-    if origin is Literal and data in parts:
-        return data
     if origin is tuple and isinstance(data, list):
         kinds = parts[:1] * len(data) if parts[-1] is Ellipsis else parts
         if len(kinds) == len(data):
@@ -150,9 +131,7 @@ def _stored_fields(kind: Any) -> dict[str, Field[Any]]:
     return {one.metadata.get("key", one.name): one for one in kept}
 
 
-@cache
-def _type_hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_type_hints = cache(typing.get_type_hints)
 
 
 def _brief(data: Plain) -> str:
@@ -175,9 +154,6 @@ def _refuse_constant(name: str) -> Plain:
     raise ValueError(f"{name} is not a JSON number")
 
 
-# The base class
-
-
 class PlainData:
     """Equality by the stored values, where nan equals nan: data equal what was read back from their JSON."""
 
@@ -197,6 +173,11 @@ class Result(PlainData):
 
     KIND: ClassVar[str]
     SCHEMA: ClassVar[int] = 1
+    KINDS: ClassVar[dict[str, type[Result]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if "KIND" in vars(cls):
+            Result.KINDS[cls.KIND] = cls
 
     def to_dict(self) -> dict[str, Plain]:
         """Return the result as strict JSON can hold it, with its kind and schema."""
@@ -241,7 +222,7 @@ class Result(PlainData):
         if kind != cls.KIND:
             raise ValueError(f"{source} holds {_describe_kind(data)}, not {cls.KIND!r}.")
         schema = data.get("schema")
-        if schema != cls.SCHEMA:
+        if type(schema) is not int or schema != cls.SCHEMA:
             newer = type(schema) is int and schema > cls.SCHEMA
             way = "Upgrade with `pip install --upgrade hessinit`." if newer else "Make the result again."
             raise ValueError(
@@ -252,8 +233,11 @@ class Result(PlainData):
         """Write the result as one web page that loads nothing else."""
         write_text(path, presenter().to_page(self))
 
-    def plot(self, which: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw a chart, by default the first, on `ax` or a new figure; an unknown name lists the charts."""
+    def plot(self, which: str | Sequence[str] | None = None, ax: Axes | Sequence[Axes] | None = None) -> Axes:
+        """Draw charts by name, by default the first, on `ax` or a new figure; return the first one's axes.
+
+        An unknown name is answered with the names of the charts; `.figure.savefig(…)` writes the picture.
+        """
         axes: Axes = presenter().draw(self, which, ax)[0]
         return axes
 
@@ -288,55 +272,27 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def _read_result(data: Plain, source: str) -> Result:
-    kinds = {kind.KIND: kind for kind in _result_kinds()}
+    for module in MODULES:
+        import_module(f"hessinit.results.{module}")
     kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(kind, str) or kind not in kinds:
-        known = ", ".join(map(repr, kinds))
+    if not isinstance(kind, str) or kind not in Result.KINDS:
+        known = ", ".join(map(repr, Result.KINDS))
         raise ValueError(f"{source} holds {_describe_kind(data)}; what can be read back is {known}.")
-    return kinds[kind].from_dict(data, source=source)
+    return Result.KINDS[kind].from_dict(data, source=source)
 
 
 def _describe_kind(data: Plain) -> str:
-    if isinstance(data, dict) and "kind" in data:
-        return _brief(data["kind"])
-    return f"a {type(data).__name__} without a kind"
-
-
-def _result_kinds() -> Sequence[type[Result]]:
-    from hessinit.results import (
-        advice,
-        comparison,
-        curvature_report,
-        initialization,
-        quadratic_forms,
-        reproduction,
-        track_record,
-    )
-
-    return (
-        curvature_report.CurvatureReport,
-        initialization.Initialization,
-        initialization.SchemePlan,
-        comparison.Comparison,
-        track_record.Tracking,
-        advice.LearningRateAdvice,
-        quadratic_forms.QuadraticForms,
-        reproduction.Reproduction,
-    )
+    if not isinstance(data, dict):
+        return f"a JSON {type(data).__name__}"
+    return _brief(data["kind"]) if "kind" in data else "an object without a kind"
 
 
 def _lay_out(value: Plain) -> str:
-    """Write one row to a line where the rows are lists or objects."""
-
-    def write(item: Plain) -> str:
-        return json.dumps(item, allow_nan=False)
-
+    """Write a field, with a line for each row where the rows are lists or objects."""
+    write = partial(json.dumps, allow_nan=False)
     if isinstance(value, dict) and any(isinstance(item, dict | list) for item in value.values()):
-        return (
-            "{\n    "
-            + ",\n    ".join(f"{write(key)}: {write(item)}" for key, item in value.items())
-            + "\n  }"
-        )
+        rows = [f"{write(key)}: {write(item)}" for key, item in value.items()]
+        return "{\n    " + ",\n    ".join(rows) + "\n  }"
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return "[\n    " + ",\n    ".join(map(write, value)) + "\n  ]"
     return write(value)
@@ -347,27 +303,18 @@ def presenter(module: str = "") -> Any:
     return import_module(f"hessinit.present.{module}" if module else "hessinit.present")
 
 
-# Rows by name
-
-
 class ByName(Generic[Row]):
     """`rows["fc1"]`, `rows[0]`, `len(rows)`, iteration and `in`, for a result that has `layers`."""
 
-    @property
-    def _rows(self) -> Sequence[Any]:
-        rows: Sequence[Any] = self.layers  # type: ignore[attr-defined]
-        return rows
+    layers: tuple[Any, ...]
 
     def __getitem__(self, key: str | int) -> Row:
         """Return the layer of that name, alias or position."""
-        if isinstance(key, int):
-            row: Row = self._rows[key]
+        named = {name: row for row in reversed(self.layers) for name in (row.name, *row.aliases)}
+        if isinstance(key, int) or key in named:
+            row: Row = self.layers[key] if isinstance(key, int) else named[key]
             return row
-        for one in self._rows:
-            if key == one.name or key in one.aliases:
-                found: Row = one
-                return found
-        known = [name for one in self._rows for name in (one.name, *one.aliases)]
+        known = [name for row in self.layers for name in (row.name, *row.aliases)]
         parts = [name for name in known if name and (name in str(key) or str(key) in name)]
         near = (get_close_matches(str(key), known, n=3) or parts)[:3]
         offered = "Did you mean" if near else "The layers are"
@@ -375,21 +322,18 @@ class ByName(Generic[Row]):
         raise KeyError(f"no layer is called {key!r}. {offered} {names}{'?' if near else '.'}")
 
     def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows)
+        return iter(self.layers)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.layers)
 
     def __contains__(self, key: object) -> bool:
-        return any(key in (row, row.name, *row.aliases) for row in self._rows)
+        return any(key in (row, row.name, *row.aliases) for row in self.layers)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The layers' names, in the order they run."""
-        return tuple(row.name for row in self._rows)
-
-
-# Files
+        return tuple(row.name for row in self.layers)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

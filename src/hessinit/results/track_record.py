@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from hessinit.results.initialization import Initialization
 from hessinit.results.result import Plain, Result, read_number
@@ -21,8 +21,6 @@ MOST_LOSSES = 1000  # as many as a picture can show
 BELOW_AGAIN = 0.9
 END = "end"
 RESUMED = "resumed"
-
-Loss = TypeVar("Loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,15 +145,6 @@ def describe_notes(notes: Iterable[tuple[int, str]]) -> list[str]:
     ]
 
 
-def thin(losses: Iterable[tuple[int, Loss]], stride: int) -> list[tuple[int, Loss]]:
-    """Return the losses whose step is a multiple of `stride`.
-
-    >>> thin([(1, 2.5), (2, 2.4), (3, 2.3), (4, 2.2)], stride=2)
-    [(2, 2.4), (4, 2.2)]
-    """
-    return [(step, loss) for step, loss in losses if step % stride == 0]
-
-
 def are_lines(text: str | bytes) -> bool:
     """Return whether these are a tracker's JSON lines, not a JSON document."""
     try:
@@ -179,7 +168,8 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
     for number, line in enumerate(lines[1:], start=2):
         try:
             data = json.loads(line)
-            losses = _go_on(losses, [[int(step), loss] for step, loss in data.pop("losses")])
+            more = [[int(step), loss] for step, loss in data.pop("losses")]
+            losses = [pair for pair in losses if not more or pair[0] < more[0][0]] + more
             stride = int(data.pop("stride"))
             kind = data.pop("line", None)
             if kind is not None:
@@ -207,7 +197,3 @@ def _lines(text: str | bytes) -> list[str]:
     # A character may be cut in half at the end.
     written = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
     return [line for line in written.split("\n") if line.strip()]
-
-
-def _go_on(losses: list[list[Plain]], more: list[list[Plain]]) -> list[list[Plain]]:
-    return [pair for pair in losses if pair[0] < more[0][0]] + more if more else losses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,9 +13,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hessinit.curvature.derivative_check import check_outputs
-from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.gram import by_example
+from hessinit.curvature.gram import rows_by_example
 from hessinit.curvature.krylov import Array
 from hessinit.curvature.layer_uses import (
     Call,
@@ -44,6 +44,9 @@ from hessinit.theory.jacobians import (
     trace_from_inputs,
 )  # fmt: skip
 
+if TYPE_CHECKING:
+    from hessinit.curvature.engines import LanczosSettings
+
 _DEPENDENT = "the examples depend on each other, so the batch counts as one"
 _LARGEST_EXACT = 128
 
@@ -70,7 +73,7 @@ def jacobian_bounds(
 
 
 def _no_bounds(reason: str) -> JacobianBounds:
-    return JacobianBounds(None, None, None, None, None, None, None, None, reason)
+    return JacobianBounds(reason=reason)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,6 @@ def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
         activation=max(one.activation for one in batches),
         paper_bound=_total([one.paper_bound for one in batches]),
         rigorous_bound=_total([one.rigorous_bound for one in batches]),
-        lipschitz_bound=None,
         reason=next((one.reason for one in batches if one.reason), ""),
         note=next((one.note for one in batches if one.note), ""),
     )
@@ -235,7 +237,7 @@ def _token_counts(layer: LayerUses) -> Array:
     total = np.zeros(layer.size)
     for use in layer.uses:
         if isinstance(use.call, EmbeddingCall):
-            tokens = by_example(use.call.inputs, layer.size, use.time_first)
+            tokens = rows_by_example(use.call.inputs, layer.size, use.time_first)
             total += (tokens != use.call.padding).sum(dim=1).cpu().numpy()
     return total
 
@@ -358,7 +360,7 @@ def _stacked(uses: list[LayerUse], size: int, settings: LanczosSettings) -> Sing
     if isinstance(call, EmbeddingCall):
         return _most_frequent_tokens(uses, size)
     if isinstance(call, DenseCall):
-        rows = [by_example(use.call.inputs, size, use.time_first) for use in uses]
+        rows = [rows_by_example(use.call.inputs, size, use.time_first) for use in uses]
         features = [use.call.inputs.shape[1] for use in uses]
         parts = [one.view(size, -1, count) for one, count in zip(rows, features, strict=True)]
         matrices = torch.cat(parts, dim=1)
@@ -377,7 +379,7 @@ def _most_frequent_tokens(uses: list[LayerUse], size: int) -> SingularValues:
     keys = []
     for call, time_first in [(use.call, use.time_first) for use in uses]:
         assert isinstance(call, EmbeddingCall)
-        tokens = by_example(call.inputs, size, time_first)
+        tokens = rows_by_example(call.inputs, size, time_first)
         numbers = torch.arange(size, device=tokens.device).unsqueeze(1).expand_as(tokens)
         keys.append(torch.stack((numbers, tokens))[:, tokens != call.padding])
     found, counts = torch.unique(torch.cat(keys, dim=1), dim=1, return_counts=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,23 +13,38 @@ from torch import nn
 
 from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError
 from hessinit.measurement.measure import measure
-from hessinit.present import soundness as say
 from hessinit.present import to_text
+from hessinit.present.words import (
+    call_layer,
+    format_estimate,
+    format_number,
+    format_times,
+    join_names,
+    unstopped,
+)
 from hessinit.problem.batches import read_batches
 from hessinit.problem.determinism import find_bad_buffer, overflows_in_own_precision
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Loss
 from hessinit.problem.validate import unwrap
-from hessinit.results.advice import DESCENTS, MOST_TIMES_STABLE, check_nonnegative, check_rate
+from hessinit.results.advice import (
+    DESCENTS,
+    MOST_TIMES_STABLE,
+    LearningRateAdvice,
+    check_nonnegative,
+    check_rate,
+)
 from hessinit.results.curvature_report import (
     EXPLODING_ABOVE,
     VANISHING_BELOW,
     CurvatureReport,
+    LayerCurvature,
 )
 from hessinit.training.advise import advise
 from hessinit.training.optimizer_rules import require_known_optimizer
 
 Finding = tuple[str, list[str]]  # what is wrong, and the ways out
+WIDTH = 100
 
 _SHARED_WITH_ADVISE = (
     "layers", "tolerance", "max_iterations", "seed", "forward", "dtype", "dropout", "reduction",
@@ -81,21 +98,26 @@ def assert_sound(
             report = measure(model, loss, batch, **options)
         except WeightsError as refusal:
             ways = [f"draw new weights: {_call(rate, 'sgd')}"]
-            raise AssertionError(say.write_failure([str(refusal)], ways, say.NO_TABLE)) from None
+            table = "There is no table: nothing can be measured."
+            raise AssertionError(_write([(str(refusal), ways)], table)) from None
         judged = _judge_rate(report, model, loss, batch, optimizer, rate, options) if judges_rate else None
-    doubts = say.name_unconverged(report, judged, options.get("network", True))
     found = [
-        *((doubt, ["raise max_iterations= or tolerance="]) for doubt in doubts),
+        *_unconverged(report, judged, options.get("network", True)),
         *_as_trained(model, batch, options.get("forward")),
         *_layers(report, model, smallest, largest, _call(None if judged is None else judged.lr, optimizer)),
         *([] if judged is None else _rate(judged, times_stable, optimizer)),
     ]
-    if not found:
-        return report
+    if found:
+        raise AssertionError(_write(found, to_text(report, WIDTH)))
+    return report
+
+
+def _write(found: Sequence[Finding], table: str) -> str:
+    """The message: what is wrong, the ways out, and the table."""
     ways = list(dict.fromkeys(way for _, several in found for way in several))
-    raise AssertionError(
-        say.write_failure([failure for failure, _ in found], ways, to_text(report, say.WIDTH))
-    )
+    texts = ["not sound: " + " ".join(failure for failure, _ in found), f"Way out: {', or '.join(ways)}."]
+    folded = [textwrap.fill(one, WIDTH, break_long_words=False, break_on_hyphens=False) for one in texts]
+    return "\n".join((*folded, "", table))
 
 
 def _check_limits(smallest: Any, largest: Any, times_stable: Any) -> None:
@@ -116,18 +138,29 @@ def _judge_rate(
     optimizer: str | torch.optim.Optimizer,
     rate: float | None,
     options: dict[str, Any],
-) -> say.JudgedRate:
+) -> LearningRateAdvice:
     if isinstance(optimizer, str) and optimizer in DESCENTS:
-        advice = report.advice(optimizer, lr=rate)
-    else:
-        shared = {name: options[name] for name in _SHARED_WITH_ADVISE if name in options}
-        matrix = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
-        # check=False: `measure` has checked the derivatives.
-        advice = advise(
-            model, loss, batch, optimizer=optimizer, lr=rate, curvature=matrix, check=False, **shared
-        )
-    is_adaptive = advice.optimizer.startswith("Adam")
-    return say.JudgedRate(advice.optimizer, advice.lr, advice.stable_learning_rate, advice.norm, is_adaptive)
+        return report.advice(optimizer, lr=rate)
+    shared = {name: options[name] for name in _SHARED_WITH_ADVISE if name in options}
+    matrix = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
+    # check=False: `measure` has checked the derivatives.
+    return advise(model, loss, batch, optimizer=optimizer, lr=rate, curvature=matrix, check=False, **shared)
+
+
+def _unconverged(
+    report: CurvatureReport, judged: LearningRateAdvice | None, with_network: bool
+) -> list[Finding]:
+    rows = [*report.layers, *([report.network] if with_network else [])]
+    found = [
+        (_name(report, row), row.reason) for row in rows if not row.converged and math.isfinite(row.norm)
+    ]
+    if not found and judged is not None and not judged.converged and math.isfinite(judged.norm.value):
+        found = [("the network", judged.norm.reason)]
+    if not found:
+        return []
+    names, reason = join_names([name for name, _ in found]), unstopped(found[0][1])
+    failure = f"{names} did not reach tolerance={report.tolerance:g} ({reason})."
+    return [(failure, ["raise max_iterations= or tolerance="])]
 
 
 def _as_trained(model: nn.Module, batch: Any, forward: Any) -> list[Finding]:
@@ -153,23 +186,67 @@ def _layers(
         if (one.ndim >= 2 or name.endswith("weight")) and not bool(one.any())
     ]
     fit = f"fit the weights: {call}"
-    meant = f"if so, name the other layers in layers=, or pass smallest=0; if not, {fit}" if zeros else fit
-    small, large = say.name_vanishing(report, smallest), say.name_exploding(report, largest)
-    return [
-        *((failure, [meant]) for failure in say.name_without_curvature(report, smallest, zeros)),
-        *((failure, [fit]) for failure in (*small, *large)),
-    ]
+    found = []
+    if without := [call_layer(row.name) for row in report.layers if row.norm == 0 and smallest > 0]:
+        verb, it = ("does", "it") if len(without) == 1 else ("do", "them")
+        asked, way = f"does the forward use {it}, or are the units around {it} dead?", fit
+        if zeros:
+            be, weights = ("is", "the zero weight") if len(zeros) == 1 else ("are", "the zero weights")
+            names = join_names([call_layer(name) for name in zeros])
+            asked = f"{be} {weights} of {names} after {it} intended, as in residual branches or LoRA?"
+            way = f"if so, name the other layers in layers=, or pass smallest=0; if not, {fit}"
+        found.append((f"{join_names(without)} {verb} not change the loss at all (‖H‖ = 0): {asked}", [way]))
+    if small := [row for row in report.layers if 0 < row.norm < smallest]:
+        verb, change = ("vanishes", "changes") if len(small) == 1 else ("vanish", "change")
+        limit = f"{_norms(small)} is below smallest={smallest:g}"
+        names = join_names([call_layer(row.name) for row in small])
+        found.append((f"{names} {verb} ({limit}) and hardly {change} the loss.", [fit]))
+    # nan is not at most anything, and no rate allows inf.
+    rows = (*report.layers, report.network)
+    if large := [row for row in rows if not row.norm <= largest or math.isinf(row.norm)]:
+        verb = "explodes" if len(large) == 1 else "explode"
+        names = join_names([_name(report, row) for row in large])
+        most = "is not finite" if math.isinf(largest) else f"is above largest={largest:g}"
+        found.append((f"{names} {verb}: {_norms(large)} {most}.", [fit]))
+    return found
 
 
 def _rate(
-    judged: say.JudgedRate, times_stable: float, optimizer: str | torch.optim.Optimizer
+    judged: LearningRateAdvice, times_stable: float, optimizer: str | torch.optim.Optimizer
 ) -> list[Finding]:
-    ways = []
-    if judged.stable > 0:
-        ways.append(f"lower lr to {say.round_down(times_stable * judged.stable)} or less")
-    if not judged.is_adaptive:  # the size of the weights does not change the length of Adam's steps
-        ways.append(f"fit the weights: {_call(judged.lr, optimizer)}")
-    return [(failure, ways) for failure in say.name_too_fast(judged, times_stable)]
+    lr, stable = judged.lr, judged.stable_learning_rate
+    if lr is None or lr <= times_stable * stable:
+        return []
+    times = f"{format_times(lr / stable)} times" if stable > 0 else "above"
+    if times == f"{format_times(times_stable)} times":
+        times = f"just above {times}"
+    limit = f"the stable learning rate of {judged.optimizer}, {format_number(stable)}"
+    failure = f"lr={lr:g} is {times} {limit}; at most times_stable={times_stable:g} times it is allowed."
+    ways = [f"lower lr to {round_down(times_stable * stable)} or less"] if stable > 0 else []
+    if not judged.optimizer.startswith("Adam"):  # the size of the weights does not change Adam's step length
+        ways.append(f"fit the weights: {_call(lr, optimizer)}")
+    return [(failure, ways)]
+
+
+def round_down(rate: float) -> str:
+    """Write two figures, never above: what is advised is allowed.
+
+    >>> round_down(0.0349), round_down(2.0), round_down(1234.0)
+    ('0.034', '2', '1200')
+    """
+    unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
+    return format_number(math.floor(rate / unit * (1 + 1e-9)) * unit, 2)
+
+
+def _norms(rows: list[LayerCurvature]) -> str:
+    """‖H‖ of one, or the range of several."""
+    by_size = sorted(rows, key=lambda row: (math.isnan(row.norm), row.norm))
+    low, high = (format_estimate(row.estimate) for row in (by_size[0], by_size[-1]))
+    return f"‖H‖ = {low}" if low == high else f"‖H‖ = {low} … {high}"
+
+
+def _name(report: CurvatureReport, row: LayerCurvature) -> str:
+    return "the network" if row is report.network else call_layer(row.name)
 
 
 def _call(rate: float | None, optimizer: str | torch.optim.Optimizer) -> str:

@@ -102,8 +102,9 @@ def compare(
         )
     rates = read_positive_numbers("learning_rates", learning_rates, "[0.01, 0.1]")
     return _run_grid(
-        "compare", build, loss, data, read, rates, (), seeds, steps, batch_size, optimizer, forward,
-        curvature_at_start, folder, workers, executor, device, progress,
+        "compare", build, loss, data, read, rates, (), seeds=seeds, steps=steps, batch_size=batch_size,
+        optimizer=optimizer, forward=forward, curvature_at_start=curvature_at_start, folder=folder,
+        workers=workers, executor=executor, device=device, progress=progress,
     )  # fmt: skip
 
 
@@ -150,8 +151,9 @@ def sweep(
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
     rates = (loop.read_positive("learning_rate", learning_rate),)
     return _run_grid(
-        "sweep", build, loss, data, read, rates, sizes, seeds, steps, batch_size, optimizer, forward,
-        curvature_at_start, folder, workers, executor, device, progress,
+        "sweep", build, loss, data, read, rates, sizes, seeds=seeds, steps=steps, batch_size=batch_size,
+        optimizer=optimizer, forward=forward, curvature_at_start=curvature_at_start, folder=folder,
+        workers=workers, executor=executor, device=device, progress=progress,
     )  # fmt: skip
 
 
@@ -159,8 +161,8 @@ def sweep(
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """What all runs share; called with a job, it makes a run: the work that travels to the workers."""
+class Trainer:
+    """What all runs share; called with a job, it trains a new model and returns the run."""
 
     build: Build
     loss: Loss
@@ -309,7 +311,7 @@ class Experiment:
 
 def _run_grid(
     kind: str, build: Any, loss: Any, data: Any, schemes: tuple[Initializer, ...], rates: tuple[float, ...],
-    stds: tuple[float, ...], seeds: Any, steps: int, batch_size: Any, optimizer: Any, forward: Any,
+    stds: tuple[float, ...], *, seeds: Any, steps: int, batch_size: Any, optimizer: Any, forward: Any,
     curvature_at_start: bool, folder: Any, workers: Any, executor: Any, device: Any, progress: bool,
 ) -> Comparison:  # fmt: skip
     """Check the arguments, make every run that is not yet in the folder, and collect them all."""
@@ -318,17 +320,16 @@ def _run_grid(
             f"build is a {type(build).__name__}; it must be a function that makes a new model for every run, "
             "such as lambda: Net()."
         )
-    validate.check_arguments(
-        nn.Identity(), loss, forward, None, "freeze"
-    )  # the model is checked once it is built
+    # The model is checked once it is built.
+    validate.check_arguments(nn.Identity(), loss, forward, None, "freeze")
     loop.check_optimizer(optimizer)
     validate.check_switches(curvature_at_start=curvature_at_start, progress=progress)
     check_workers(workers, executor)
     seeds, device, kept = _read_seeds(seeds), _read_device(device), RunFolder(folder)
     read = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
     started = time.perf_counter()
-    experiment = Experiment(build, loss, read, forward, schemes, steps, optimizer, device)
-    model, first_loss = experiment.check_first_model()
+    trainer = Trainer(build, loss, read, forward, schemes, steps, optimizer, device)
+    model, first_loss = trainer.check_first_model()
     versions = {
         "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
         "device": str(device_of(model)),
@@ -336,7 +337,7 @@ def _run_grid(
     if folder is not None:  # hashing the data is for nothing without one
         settings = {"kind": kind, "curvature_at_start": curvature_at_start, "torch": versions["torch"]}
         kept.open(
-            {**settings, **experiment.record(model, first_loss)},
+            {**settings, **trainer.record(model, first_loss)},
             {each.name: each.description for each in schemes},
         )
     runs = dict(_read_run(kept, name) for name in kept.results)
@@ -348,23 +349,21 @@ def _run_grid(
         workers = 1  # one accelerator has one memory
     notes: tuple[str, ...] = ()
     if jobs:
-        results, notes = run_jobs(experiment, jobs, workers, executor)
+        results, notes = run_jobs(trainer, jobs, workers, executor)
         _collect(results, kept, runs, grid, len(jobs), progress)
     # Norms that do not depend on the rate are shown at the lowest one, wherever they were measured.
-    norms = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
+    known = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
+    for key in grid:
+        if key[0] not in dependent:
+            runs[key] = replace(
+                runs[key], norms=known.get((key[0], key[2])) if key[1] == min(rates) else None
+            )
     return Comparison(
         kind=kind,
         schemes=names,
         learning_rates=rates,
         seeds=seeds,
-        runs=tuple(
-            runs[name, rate, seed]
-            if name in dependent
-            else replace(
-                runs[name, rate, seed], norms=norms.get((name, seed)) if rate == min(rates) else None
-            )
-            for name, rate, seed in grid
-        ),
+        runs=tuple(runs[key] for key in grid),
         steps=steps,
         batch_size=read.batch_size,
         optimizer=describe(optimizer),
@@ -446,24 +445,23 @@ def read_positive_numbers(name: str, values: Any, example: str) -> tuple[float, 
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ProblemError(f"{name}={values!r} must be a list of numbers, such as {example}.")
-    numbers = tuple(loop.read_positive(name, value) for value in values)
-    return _all_different(name, numbers, f"such as {example}")
+    return _all_different(name, [loop.read_positive(name, value) for value in values], example)
 
 
 def _read_seeds(seeds: Any) -> tuple[int, ...]:
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         return tuple(range(check_whole("seeds", seeds, at_least=1)))
-    numbers = tuple(check_whole("a seed in seeds", seed, at_least=0) for seed in seeds)
-    return _all_different("seeds", numbers, "or pass how many, such as 3")
+    read = [check_whole("a seed in seeds", seed, at_least=0) for seed in seeds]
+    return _all_different("seeds", read, "[0, 1, 2], or how many")
 
 
-def _all_different(name: str, numbers: tuple[Any, ...], example: str) -> tuple[Any, ...]:
+def _all_different(name: str, numbers: list[Any], example: str) -> tuple[Any, ...]:
     if not numbers:
-        raise ProblemError(f"{name} is empty; give at least one number, {example}.")
+        raise ProblemError(f"{name} is empty; give at least one number, such as {example}.")
     for number in numbers:
         if numbers.count(number) > 1:
             raise ProblemError(f"{name} holds {number:g} twice; give every number once.")
-    return numbers
+    return tuple(numbers)
 
 
 def _read_warmup(warmup: Any, steps: int) -> int:

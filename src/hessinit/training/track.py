@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -254,19 +253,19 @@ class Tracker:
         self._points = [one for one in self._points if one.step < point.step]
         self._points.append(point)
         self._due = self._next_due()
-        with self._budget.counting_more():
-            self._write(lambda log: log.add(point, self._losses))
-            for sink in list(self._sinks):
-                try:
-                    sink(scalars(point), point.step)
-                except Exception as failure:  # a full disk or a lost connection is no reason to stop training
-                    self._sinks.remove(sink)
-                    self._notes.append(
-                        f"Logging stopped at step {point.step}: {type(failure).__name__}: {failure}"
-                    )
-            if self._crosses_limit() and self._warn:
-                message = warn_of_limit(point, self._record.optimizer)
-                warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
+        started = now()
+        self._write(lambda log: log.add(point, self._losses))
+        for sink in list(self._sinks):
+            try:
+                sink(scalars(point), point.step)
+            except Exception as failure:  # a full disk or a lost connection is no reason to stop training
+                self._sinks.remove(sink)
+                what = f"{type(failure).__name__}: {failure}"
+                self._notes.append(f"Logging stopped at step {point.step}: {what}")
+        self._budget.count(now() - started, is_more=True)
+        if self._crosses_limit() and self._warn:
+            message = warn_of_limit(point, self._record.optimizer)
+            warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
         return point
 
     def _make_point(self, must_succeed: bool) -> TrackedPoint:
@@ -356,29 +355,14 @@ class Budget:
         """Whether one more measurement would stay within the overhead; 1 is no limit."""
         return self.max_overhead == 1 or self.spent + self.last <= self.max_overhead * self.elapsed
 
-    def count(self, seconds: float) -> None:
-        """Count what a measurement took."""
+    def count(self, seconds: float, is_more: bool = False) -> None:
+        """Count the time of a measurement, or `is_more` of the last one, as for logging it."""
         self.spent += seconds
-        self.last = seconds
-
-    @contextlib.contextmanager
-    def counting_more(self) -> Iterator[None]:
-        """Count what follows, as logging, as a part of the last measurement."""
-        started = now()
-        try:
-            yield
-        finally:
-            seconds = now() - started
-            self.spent += seconds
-            self.last += seconds
+        self.last = self.last + seconds if is_more else seconds
 
 
 def check_max_overhead(max_overhead: object) -> float:
-    """A fraction of the time, above 0.
-
-    >>> check_max_overhead(0.1)
-    0.1
-    """
+    """A fraction of the time, above 0."""
     is_number = isinstance(max_overhead, int | float) and not isinstance(max_overhead, bool)
     if is_number and 0 < max_overhead <= 1:  # type: ignore[operator]
         return float(max_overhead)  # type: ignore[arg-type]
@@ -477,32 +461,24 @@ class _Changes:
     """Describes what makes two points differ for another reason than training: other weights or modes."""
 
     def __init__(self) -> None:
-        self._weights: frozenset[str] | None = None
-        self._modes: dict[str, bool] | None = None
+        self._weights: frozenset[str] = frozenset()
+        self._modes: dict[str, bool] = {}
 
     def describe(self, model: nn.Module, weights: tuple[str, ...]) -> list[str]:
         """Weights are compared with the last point, modes with the first."""
-        said, now = [], frozenset(weights)
-        before = now if self._weights is None else self._weights
-        self._weights = now
-        pairs = (("with", now - before), ("without", before - now))
-        changes = [f"{word} {_join_few(sorted(names))}" for word, names in pairs if names]
-        if changes:
+        new, old, said = frozenset(weights), self._weights or frozenset(weights), []
+        self._weights = new
+        if new != old:
+            pairs = (("with", new - old), ("without", old - new))
+            changes = [f"{word} {_join_few(sorted(names))}" for word, names in pairs if names]
             said.append(f"Other weights are measured from here on: {', '.join(changes)}.")
         modes = {name: module.training for name, module in model.named_modules()}
-        first = self._modes = self._modes or modes
-        other = [name for name, mode in modes.items() if first.get(name, mode) != mode]
+        self._modes = self._modes or modes
+        other = [name for name, mode in modes.items() if self._modes.get(name, mode) != mode]
         if other:
-            which = (
-                "The model was"
-                if "" in other
-                else f"{_join_few(other)} {'was' if len(other) == 1 else 'were'}"
-            )
-            is_now, was = ("train", "eval") if modes[other[0]] else ("eval", "train")
-            said.append(
-                f"{which} in {is_now} mode, and in {was} mode at the first point: dropout and normalization "
-                "may differ."
-            )
+            which = "The model" if "" in other else _join_few(other)
+            where = f"in {'train' if modes[other[0]] else 'eval'} mode, other than at the first point"
+            said.append(f"{which} {where}: dropout and normalization may differ.")
         return said
 
 

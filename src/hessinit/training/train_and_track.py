@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -31,28 +30,21 @@ def train_and_track(
     batch_size: int = 64,
     optimizer: str | loop.MakeOptimizer = "sgd",
     warmup: int = 0,
-    every: int = 10,
     examples: int = 256,
-    each_layer: bool = False,
-    curvature: str = "gauss-newton",
-    layers: Any = None,
     forward: Forward | None = None,
-    reduction: str = "auto",
-    check: bool = True,
-    max_overhead: float = 0.1,
-    path: str | os.PathLike[str] | None = None,
     seed: int = 0,
     name: str = "",
     progress: Callable[[int, float], object] | None = None,
+    **options: Any,
 ) -> Tracking:
     """Train `model` in place on mini-batches of `data`, and track its curvature on `examples` of them.
 
-    `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`, the others as in `track`. A loss that
-    is not finite ends the training. `progress(step, loss)` is called after every step. The end is measured
-    whatever the `max_overhead`, as the start is. The same seed gives the same weights, and the caller's
-    random generators are not touched.
+    `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of `track`, with
+    every=10 and path=None unless given. A loss that is not finite ends the training. `progress(step, loss)`
+    is called after every step. The end is measured whatever the `max_overhead`, as the start is. The same
+    seed gives the same weights, and the caller's random generators are not touched.
     """
-    check_arguments(model, loss, forward, None, "freeze", reduction, check)
+    check_arguments(model, loss, forward, None, "freeze")
     rate = loop.read_positive("lr", lr)
     steps = check_whole("steps", steps, at_least=1)
     batch_size = check_whole("batch_size", batch_size, at_least=1)
@@ -73,9 +65,8 @@ def train_and_track(
         ramp = loop.Warmup(stepper, warmup)
         ramp.set(0)
         with track(
-            model, loss, tracked[0] if len(tracked) == 1 else tracked, every=every, optimizer=stepper,
-            path=path, max_overhead=max_overhead, each_layer=each_layer, curvature=curvature, layers=layers,
-            forward=forward, reduction=reduction, check=check, seed=seed, log_to=None, warn=False,
+            model, loss, tracked[0] if len(tracked) == 1 else tracked, optimizer=stepper, forward=forward,
+            seed=seed, **{"every": 10, "path": None, "log_to": None, "warn": False, **options},
         ) as tracker:  # fmt: skip
             tracker.name = name
 

@@ -1,4 +1,7 @@
-"""Run jobs in this process, in worker processes, or on an executor, and show the progress."""
+"""Run jobs in this process, in worker processes, or on an executor, and show the progress.
+
+torch is imported late, because the command line shows a spinner while it loads.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hessinit.errors import ProblemError
-from hessinit.problem.double_backward import default_device
-from hessinit.problem.validate import check_whole
 
 
 @dataclass(frozen=True)
@@ -59,20 +58,23 @@ def run_jobs(
         return _as_they_finish(lambda job: executor.submit(_run_packed, packed, job), jobs), ()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(len(jobs), workers or cores)
+    here = ((job, work(job)) for job in jobs)
     if count <= 1:
-        return _run_here(work, jobs), ()
+        return here, ()
     try:
         packed = _pack(work)
         _check_main_file(b"__main__" in packed)
     except ProblemError as refusal:
         if workers is not None:
             raise
-        return _run_here(work, jobs), (f"All runs were made in one process, one after another: {refusal}",)
+        return here, (f"All runs were made in one process, one after another: {refusal}",)
     return _run_in_processes(packed, jobs, count), ()
 
 
 def check_workers(workers: Any, executor: Any) -> None:
     """Refuse a wrong number of workers, a wrong executor, or both at once."""
+    from hessinit.problem.validate import check_whole
+
     if workers is not None:
         check_whole("workers", workers, at_least=1)
     if executor is None:
@@ -82,16 +84,11 @@ def check_workers(workers: Any, executor: Any) -> None:
             f"workers={workers} and executor= are both given; the executor knows its own workers, so leave "
             "workers out."
         )
-    if not isinstance(executor, Executor) and not callable(getattr(executor, "submit", None)):
+    if not callable(getattr(executor, "submit", None)):
         raise ProblemError(
             f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
             "ProcessPoolExecutor() or a Dask client's get_executor()."
         )
-
-
-def _run_here(work: Work, jobs: Sequence[Job]) -> Results:
-    for job in jobs:
-        yield job, work(job)
 
 
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
@@ -142,6 +139,10 @@ _received: list[Work] = []  # in a worker process: the work that it was started 
 
 def _pack(work: Work) -> bytes:
     """The work, and the global settings of torch without which a worker's numbers would differ."""
+    import torch
+
+    from hessinit.problem.double_backward import default_device
+
     matmul = None
     with contextlib.suppress(RuntimeError):  # torch refuses to tell once the newer switches have been used
         matmul = torch.get_float32_matmul_precision()
@@ -180,6 +181,10 @@ def _check_main_file(uses_main: bool) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _unpack(packed: bytes) -> Work:
+    import torch
+
+    from hessinit.problem.double_backward import default_device
+
     work: Work
     work, (dtype, device, matmul) = pickle.loads(packed)
     torch.set_default_dtype(dtype)

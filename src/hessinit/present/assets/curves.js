@@ -6,16 +6,13 @@ function readCurves(chart) {
   return {
     ...chart,
     depth,
-    log_x: !depth && chart.log_x,
-    log_y: chart.log ?? chart.log_y,
     bands: chart.bands.map((band) => ({ ...band, low: readNumber(band.low), high: readNumber(band.high) })),
     rules: chart.rules.map((rule) => ({ ...rule, value: readNumber(rule.value) })),
     series: chart.series.map((one) => ({
-      symbol: "circle", dashed: false, hollow: false,
       ...one,
       isLine: !one.points && !one.hollow,
-      x: depth ? (one.values ?? one.y).map((_, at) => at) : readNumbers(one.x),
-      y: readNumbers(one.values ?? one.y),
+      x: depth ? one.y.map((_, at) => at) : readNumbers(one.x),
+      y: readNumbers(one.y),
       low: readNumbers(one.low),
       high: readNumbers(one.high),
     })),
@@ -131,7 +128,7 @@ function drawSeries(chart, curve, radius) {
   }
   if (chart.depth || !isLine || points.length < 12) {
     const cross = curve.symbol === "cross", hollow = curve.hollow || cross;
-    const dots = (stroke, strokeWidth) => Plot.dot(points.filter((point) => point.held), {
+    const dots = (stroke, strokeWidth) => Plot.dot(points.filter((point) => cross || point.held), {
       x: "x", y: "y", r: hollow ? radius + 1.4 : radius, symbol: SYMBOLS[curve.symbol] ?? "circle",
       fill: hollow ? "none" : curve.color, stroke, strokeWidth,
     });
@@ -143,7 +140,7 @@ function drawSeries(chart, curve, radius) {
 
 // What the axis cannot hold stands at its edge, with its name where there is room for one.
 function drawEdges(curves, y, scaleX) {
-  const beyond = curves.flatMap((curve) => curve.points.filter((point) => !point.held));
+  const beyond = curves.flatMap((curve) => curve.points.filter((point) => curve.symbol !== "cross" && !point.held));
   const marks = [];
   for (const edge of ["low", "high"]) {
     const low = edge === "low";
@@ -166,10 +163,9 @@ function drawEdges(curves, y, scaleX) {
 }
 
 function drawXAxis(chart, x, names, pixels, bottom) {
-  const label = chart.depth ? "layer, in the order they run" : chart.x_label;
-  const marks = [
+    const marks = [
     Plot.frame({ anchor: "bottom", stroke: "var(--muted)", strokeOpacity: 0.6 }),
-    Plot.text([label], { frameAnchor: "bottom", dy: bottom - 8, className: "muted" }),
+    Plot.text([chart.x_label], { frameAnchor: "bottom", dy: bottom - 8, className: "muted" }),
   ];
   if (names) {
     marks.push(Plot.axisX(names.places, {

@@ -1,0 +1,424 @@
+"""The weights of a model: where the forward uses them, their true fans and blocks, and how they are written.
+
+torch reads fans off a tensor's shape, which is wrong for grouped and transposed convolutions, strides, fused
+projections and gates. Here a fan-in is the number of inputs that an output sums over, and a fan-out the
+number of outputs that an input feeds, on average.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hessinit.errors import ProblemError
+from hessinit.init.context import Downstream, upstream_of
+from hessinit.init.trace import Signal, Step, Trace, WeightUse, parametrized_name, shown_name, simplify
+from hessinit.init.tracers import trace_run, trace_symbolically
+from hessinit.problem.layers import find_layers, layer_name
+from hessinit.problem.problem import Forward
+from hessinit.problem.validate import unwrap
+
+_ROLES = {
+    "add": "added to a signal, not a map of one",
+    "cat": "joined to a signal, not a map of one",
+    "mul": "scales a signal elementwise",
+}
+# For models traced without a sample: a batch of 2, sequences of 7, images of 5 × 7. All primes, so that a
+# reshape that fits is one that was meant.
+_BATCH, _LENGTH, _HEIGHT = 2, 7, 5
+
+
+@dataclass(frozen=True)
+class TracedWeights:
+    """The uses in execution order; `unmet` says why a weight has none; `notes` what was not understood."""
+
+    uses: tuple[WeightUse, ...]
+    unmet: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def find_weight_uses(
+    model: nn.Module, sample: Any = None, forward: Forward | None = None, *, dropout: bool = True
+) -> TracedWeights:
+    """Trace the model: run it once on `sample`, or trace it symbolically without one.
+
+    A weight that is used several times, or is tied, has several uses under one name. The model, its buffers
+    and the random state are left as found. Costs at most one forward. Without `dropout`, dropout is named and
+    counts for nothing.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
+    >>> for use in find_weight_uses(model).uses:
+    ...     print(use.parameter, "|", use.upstream.words, "|", use.upstream.moment, use.upstream.keep)
+    0.weight |  | 1.0 1.0
+    3.weight | relu, dropout 0.4 | 0.5 0.6
+    """
+    model = unwrap(model)
+    if next(model.parameters(), None) is None:
+        return TracedWeights(())
+    if sample is None and forward is not None:
+        raise ProblemError("forward= says how the model is called on a sample; pass sample= as well.")
+    trace = trace_symbolically(model) if sample is None else trace_run(model, sample, forward)
+    if not dropout:
+        trace.steps = [replace(step, keep=1.0) for step in trace.steps]
+    simplify(trace)
+    downstream = Downstream(trace)
+    steps = [step for step in trace.steps if step.use is not None]
+    uses = tuple(_with_context(downstream, step, order) for order, step in enumerate(steps))
+    # On zeros, as the first state of a handwritten recurrence, a weight does nothing: its other uses tell.
+    telling = {use.parameter for use in uses if use.upstream.end != "constant"}
+    uses = tuple(use for use in uses if use.upstream.end != "constant" or use.parameter not in telling)
+    notes = [
+        f"the input of {layer_name(use.parameter)} comes from an unknown function and is taken to have size 1"
+        for use in uses
+        if use.upstream.end == "unknown"
+    ]
+    met = {use.parameter for use in uses}
+    return TracedWeights(
+        uses, _unmet(model, trace, met), tuple(dict.fromkeys([*notes, *_frozen_notes(model, uses)]))
+    )
+
+
+def _with_context(downstream: Downstream, step: Step, order: int) -> WeightUse:
+    assert step.use is not None
+    return replace(
+        step.use,
+        order=order,
+        blocks=_output_blocks(downstream, step, step.use),
+        upstream=upstream_of(downstream.trace, step),
+        downstream=downstream.context(step),
+        norm_follows=downstream.norm_follows(step),
+        closes_residual=downstream.closes_residual(step),
+        step=step.index,
+    )
+
+
+def _unmet(model: nn.Module, trace: Trace, met: set[str]) -> dict[str, str]:
+    reasons = {}
+    for name, parameter in model.named_parameters():
+        shown = shown_name(name)
+        if parameter.ndim < 2 or name in met or (shown in met and ".parametrizations." in f".{name}"):
+            continue
+        if shown in met:
+            reasons[name] = (
+                f"makes up {shown} by an old-style hook; use torch.nn.utils.parametrizations instead"
+            )
+            continue
+        use = trace.other_uses.get(name, "not used by the forward")
+        reasons[shown] = use if " " in use else _ROLES.get(use, f"used by {use}")
+    return reasons
+
+
+def _frozen_notes(model: nn.Module, uses: tuple[WeightUse, ...]) -> list[str]:
+    """Where a frozen weight feeds another weight with a signal whose mean square is not about 1.
+
+    The formulas take every layer to keep the size, so they are off by that factor behind it. A frozen weight
+    multiplies the mean square of its input by fan-in · mean w².
+    """
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    sizes: dict[int, tuple[str, float]] = {}
+    notes = []
+    for use in uses:
+        feeder, name = sizes.get(use.upstream.feeder), layer_name(use.parameter)
+        if feeder is not None and use.parameter not in frozen and not 0.5 < feeder[1] < 2:
+            notes.append(
+                f"{feeder[0]} is frozen, and its output has a mean square of about {feeder[1]:.2g}; "
+                f"{name} is planned as if it were 1 (lsuv would measure it)"
+            )
+        weight = model.get_parameter(use.parameter) if use.parameter in frozen else None
+        if weight is not None and weight.is_floating_point() and not (weight.is_meta or use.computed):
+            came = feeder[1] if feeder is not None else 1.0
+            gain = fans_of(use)[0].inputs * float(weight.detach().double().square().mean())
+            sizes[use.step] = name, came * gain * use.upstream.moment / (use.upstream.keep or 1.0)
+    return notes
+
+
+# --- Fans and blocks --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fans:
+    """How many inputs an output sums over, and how many outputs an input feeds.
+
+    Borders aside. With a stride, or a transposed convolution's, they are means over the positions.
+    """
+
+    inputs: float
+    outputs: float
+
+
+def fans_of(use: WeightUse) -> tuple[Fans, ...]:
+    """The fans of each output block of the weight.
+
+    >>> fans_of(WeightUse("conv.weight", "convolution", (64, 3, 5, 5), stride=(2, 2)))
+    (Fans(inputs=75.0, outputs=400.0),)
+    >>> fans_of(WeightUse("up.weight", "transposed convolution", (8, 4, 4, 4), stride=(2, 2)))
+    (Fans(inputs=32.0, outputs=64.0),)
+    >>> fans_of(WeightUse("qkv.weight", "dense", (192, 64), blocks=(64, 64, 64)))[0]
+    Fans(inputs=64.0, outputs=64.0)
+    """
+    shape = use.shape
+    if math.prod(shape) == 0:
+        raise ProblemError(
+            f"{layer_name(use.parameter)} has shape {shape}: a fan is zero, so no variance can be right for "
+            "it. Remove the layer, or leave it out with layers=."
+        )
+    taps, positions = math.prod(shape[2:]), math.prod(use.stride)
+    if use.kind == "embedding":
+        return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry
+    if use.kind == "bilinear":
+        return (Fans(float(shape[1] * shape[2]), float(shape[0])),)
+    if use.kind == "transposed convolution":
+        return (Fans(shape[0] // use.groups * taps / positions, float(shape[1] * taps)),)
+    if use.kind == "convolution":
+        inputs = float(shape[1] * taps)
+        return tuple(Fans(inputs, block // use.groups * taps / positions) for block in _block_sizes(use))
+    inputs = float(shape[0] if use.outputs_last else shape[1])
+    return tuple(Fans(inputs, float(block)) for block in _block_sizes(use))
+
+
+def block_views(use: WeightUse, weight: Tensor) -> list[list[Tensor]]:
+    """For each output block its matrices, one a group, as views (outputs, inputs, …taps) of `weight`."""
+    if use.kind == "embedding":
+        return [[weight.T]]
+    if use.kind == "bilinear":
+        return [[weight.flatten(1)]]
+    if use.kind == "transposed convolution":
+        return [[group.transpose(0, 1) for group in weight.chunk(use.groups)]]
+    if use.kind == "convolution":
+        return [list(block.chunk(use.groups)) for block in weight.split(_block_sizes(use))]
+    matrix = weight.T if use.outputs_last else weight
+    return [[block] for block in matrix.split(_block_sizes(use))]
+
+
+def widths_change(uses: Sequence[WeightUse]) -> bool:
+    """Whether a layer that feeds another has more than twice as many outputs as inputs, or less than half."""
+    fans = [fans_of(use)[0] for use in uses if use.kind != "embedding"]
+    return any(not 0.5 <= one.outputs / one.inputs <= 2 for one in fans[:-1])
+
+
+def _block_sizes(use: WeightUse) -> list[int]:
+    outputs = use.shape[1] if use.outputs_last else use.shape[0]
+    # The groups of a convolution are blocks already; output blocks would cut through them.
+    if not use.blocks or sum(use.blocks) != outputs or use.groups > 1:
+        return [outputs]
+    return list(use.blocks)
+
+
+def _output_blocks(downstream: Downstream, step: Step, use: WeightUse) -> tuple[int, ...]:
+    """The sizes of the output blocks, in the order of their first channels; () where the output stays whole.
+
+    Channel numbers are sent through the rearranging steps that follow, in place of the output: where they
+    arrive in disjoint sets that together are all channels, these sets are the blocks.
+    """
+    if use.blocks or use.kind not in ("dense", "convolution", "transposed convolution"):
+        return use.blocks
+    kinds = {consumer.kind for consumer in downstream.consumers.get(step.index, [])}
+    if not kinds & {"rearrange", "split", "gate"}:
+        return ()
+    channels = use.shape[1] if use.outputs_last else use.shape[0]
+    if use.kind == "transposed convolution":
+        channels = use.shape[1] * use.groups
+    for around, shape in _likely_shapes(step, use, channels):
+        axis = -1 if use.kind == "dense" else len(shape) - len(use.shape) + 1
+        tail = (1,) * (len(shape) - 1 - axis % len(shape))
+        try:
+            numbers = torch.arange(channels, dtype=torch.float64).reshape(-1, *tail).expand(shape)
+            arrived = set(_arrivals(downstream, step, numbers, around))
+        except Exception:  # the shapes assumed do not fit these calls
+            continue
+        if len(arrived) > 1 and sum(map(len, arrived)) == channels == len(frozenset().union(*arrived)):
+            return tuple(len(block) for block in sorted(arrived, key=min))
+    return ()
+
+
+def _likely_shapes(
+    step: Step, use: WeightUse, channels: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Shapes of the signals around and of the output: the true one, or some that are likely."""
+    if step.shape is not None:
+        yield step.shape, step.shape
+    elif use.kind == "dense":
+        inputs = math.prod(use.shape) // channels
+        for places in ((_BATCH, _LENGTH), (_BATCH,), (_BATCH, _HEIGHT, _LENGTH)):
+            yield (*places, inputs), (*places, channels)
+    else:
+        size = (_LENGTH, _HEIGHT, _LENGTH)[-(len(use.shape) - 2) :]
+        yield (_BATCH, channels, *size), (_BATCH, channels, *size)
+
+
+def _arrivals(
+    downstream: Downstream, step: Step, value: Any, around: tuple[int, ...]
+) -> Iterator[frozenset[float]]:
+    consumers = downstream.consumers.get(step.index, [])
+    for consumer in consumers:
+        if consumer.kind == "gate":
+            dim = consumer.call.kwargs.get("dim", (*consumer.call.args, -1)[1]) if consumer.call else -1
+            yield from (_distinct(half) for half in value.chunk(2, dim))
+        elif consumer.kind in ("rearrange", "split") and consumer.call is not None:
+            moved = _moved(downstream.trace, consumer, step, value, around)
+            yield from _arrivals(downstream, consumer, moved, around)
+        else:
+            yield _distinct(value)
+    if not consumers:
+        yield _distinct(value)
+
+
+def _moved(trace: Trace, consumer: Step, step: Step, value: Any, around: tuple[int, ...]) -> Any:
+    def value_of(signal: Signal) -> Any:
+        if signal.index == step.index:
+            return value
+        known = trace[signal.index].shape
+        return torch.empty(around if known is None else known, device="meta")
+
+    assert consumer.call is not None
+    if consumer.name.startswith(("expand", "broadcast")):
+        return value  # the same channels, and the shape to expand to may not be known
+    return consumer.call.run(value_of)
+
+
+def _distinct(value: Any) -> frozenset[float]:
+    if not isinstance(value, Tensor):
+        raise TypeError("a tuple was not taken apart")
+    if not value.numel():
+        raise ValueError("nothing is left: the dimension is not what was assumed")
+    return frozenset(value.unique().tolist())
+
+
+# --- Weights as things to write ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """One weight: `key` is its name inside the model, as in `WeightUse.parameter`.
+
+    A parametrized weight is one target (`fc.weight`) whatever it is computed from, and is written through
+    its parametrization.
+    """
+
+    key: str
+    aliases: tuple[str, ...]
+    owner: nn.Module
+    stored: tuple[nn.Parameter, ...]
+
+    @property
+    def name(self) -> str:
+        """As reports call it."""
+        return layer_name(self.key)
+
+    @property
+    def attribute(self) -> str:
+        """Its name inside its owner."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def is_parametrized(self) -> bool:
+        return parametrize.is_parametrized(self.owner, self.attribute)
+
+    @property
+    def value(self) -> Tensor:
+        """The weight as the forward sees it."""
+        # A spectral norm takes a step of its power iteration at every access.
+        kept = [(buffer, buffer.clone()) for buffer in self.owner.buffers()]
+        with torch.no_grad():
+            value: Tensor = getattr(self.owner, self.attribute)
+            for buffer, before in kept:
+                buffer.copy_(before)
+            return value.detach()
+
+    @property
+    def reason_unchanged(self) -> str:
+        """Why this weight cannot be written; "" if it can."""
+        if not all(parameter.requires_grad for parameter in self.stored):
+            return "frozen"
+        if not all(parameter.is_floating_point() for parameter in self.stored):
+            return "not real numbers"
+        if any(parameter.layout is not torch.strided for parameter in self.stored):
+            return "a sparse tensor"
+        if any(parameter.is_inference() for parameter in self.stored):
+            return "made under inference_mode: clone it outside"
+        writable = all(hasattr(step, "right_inverse") for step in self._parametrization)
+        return "" if writable else "its parametrization has no right_inverse"
+
+    @property
+    def _parametrization(self) -> tuple[nn.Module, ...]:
+        inside: Any = self.owner
+        return tuple(inside.parametrizations[self.attribute]) if self.is_parametrized else ()
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all that `write_` may change, a parametrization's buffers too; returns the way back."""
+        stored = [(parameter, parameter.detach().clone()) for parameter in self.stored]
+        buffers = [
+            (step._buffers, name, buffer, buffer.clone())
+            for step in self._parametrization
+            for name, buffer in step.named_buffers(recurse=False)
+        ]
+
+        @torch.no_grad()
+        def restore() -> None:
+            for parameter, value in stored:
+                parameter.copy_(value)
+            for table, name, buffer, value in buffers:
+                table[name] = buffer.copy_(value)  # a right_inverse may have put another tensor there
+
+        return restore
+
+    def write_(self, value: Tensor) -> None:
+        """Write new values in place: the Parameter objects stay the same."""
+        with torch.no_grad():
+            if self.is_parametrized:
+                kept = value.to(self.stored[0], copy=True)  # a parametrization may keep the very tensor
+                setattr(self.owner, self.attribute, kept)
+            else:
+                self.stored[0].copy_(value)
+
+    def biases(self) -> dict[str, nn.Parameter]:
+        """The trainable biases of the module that owns the weight."""
+        return {
+            name: parameter
+            for name, parameter in self.owner.named_parameters(recurse=False)
+            if parameter.ndim == 1 and "bias" in name and parameter.requires_grad
+        }
+
+
+def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[Target]:
+    """Every weight of two or more dimensions, or those that `layers` names; frozen ones are among them."""
+    wanted = None if layers is None else {layer.parameter for layer in find_layers(model, layers)}
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    targets: dict[str, Target] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or (wanted is not None and name not in wanted):
+            continue
+        key = parametrized_name(name)
+        path, _, attribute = key.rpartition(".")
+        owner = model.get_submodule(path)
+        stored = [parameter]
+        if parametrize.is_parametrized(owner, attribute):
+            inside: Any = owner.parametrizations
+            stored = list(inside[attribute].parameters(recurse=False))
+        others = [other for other in names[id(parameter)] if other != name]
+        aliases = tuple(layer_name(parametrized_name(other)) for other in others)
+        targets.setdefault(key, Target(key, aliases, owner, tuple(stored)))
+    return list(targets.values())
+
+
+def snapshot(targets: Sequence[Target]) -> Callable[[], None]:
+    """Copy the weights and the biases beside them; the returned function puts them back, bit for bit."""
+    ways = [target.snapshot() for target in targets]
+    biases = {id(bias): (bias, bias.detach().clone()) for t in targets for bias in t.biases().values()}
+
+    @torch.no_grad()
+    def restore() -> None:
+        for way in ways:
+            way()
+        for bias, value in biases.values():
+            bias.copy_(value)
+
+    return restore

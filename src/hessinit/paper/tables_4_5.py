@@ -1,0 +1,396 @@
+"""Tables 4 and 5, Figures 1 and 2: two weights from N(0, std²), their initial Hessians, and training.
+
+The rows of a seed use the same random numbers, only scaled, and the same mini-batches. The streams are those
+of the records, so that their numbers come again; `hessinit.sweep` runs the same comparison on other networks.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hessinit.errors import ConvergenceWarning
+from hessinit.init.initialize import initialize_
+from hessinit.measurement.measure import measure
+from hessinit.paper.experiments import Experiment, Setting, round_numbers
+from hessinit.paper.images import ImageSet, load_images
+from hessinit.paper.networks import default_, dense, glorot_, lenet, normal_
+from hessinit.paper.rank_correlation import rank_correlation
+from hessinit.paper.reference import make_table, mean_and_error, mean_cell
+from hessinit.problem.problem import Loss
+from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
+from hessinit.results.result import Plain, read_number, read_numbers
+from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
+from hessinit.training.seeds import derive, generator
+from hessinit.training.workers import Job
+
+OURS = "hessinit"
+BATCH = 32  # on which Hessians are measured, and which hessinit sees
+MOST_POINTS = 60  # of a curve, so that records stay small
+CLIP = 1e-7  # Keras' epsilon
+LEARNING_RATE, EPOCHS = 0.01, 2
+
+
+def clipped_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """−log of the softmax clipped to [1e-7, 1 − 1e-7], as Keras computes it from probabilities.
+
+    An example beyond a limit has no gradient: what is badly wrong stays wrong.
+    """
+    probabilities = torch.softmax(outputs, dim=1).clamp(CLIP, 1 - CLIP)
+    return nn.functional.nll_loss(probabilities.log(), targets)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A variant's network, as the record describes it, and how it is trained."""
+
+    described: Mapping[str, Plain]
+    batch: int
+    digits_epochs: int  # the embedded images are few: as many epochs as make about as many steps
+
+    @property
+    def flat(self) -> bool:
+        return "hidden units" in self.described
+
+    @property
+    def swept(self) -> tuple[str, str]:
+        """The two weights that carry the std."""
+        return ("dense1", "dense2") if self.flat else ("conv1", "conv2")
+
+    @property
+    def loss(self) -> Loss:
+        clipped = "clipped" in self.described["loss"]
+        return clipped_cross_entropy if clipped else nn.functional.cross_entropy
+
+    def initialize(self, images: ImageSet, row: str, seed: int) -> nn.Sequential:
+        """A new network whose weights are drawn with the std of the row, or written by hessinit."""
+        if self.flat:
+            model = dense([math.prod(images.shape), *self.described["hidden units"], 10], "relu")
+        else:
+            keys = {"channels": "channels", "kernel": "kernel", "pool": "pool", "dense": "head"}
+            sizes = {name: self.described[key] for key, name in keys.items()}
+            model = lenet(images.shape, activation="relu", **sizes)
+        if row == OURS:
+            default_(model, generator(seed, "default weights"))
+            batch = images.batch(images.draw(BATCH, generator(seed, "start batch")), self.flat)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # the norms say what was reached
+                initialize_(model, self.loss, batch, lr=LEARNING_RATE, seed=derive(seed, "start"))
+            return model
+        glorot_(model, generator(seed, "other weights"))
+        for name in self.swept:
+            normal_(model.get_submodule(name), float(row), generator(seed, f"weights of {name}"))
+        return model
+
+    def train(self, images: ImageSet, row: str, seed: int, epochs: int) -> list[float]:
+        """The loss of every mini-batch; one that is not finite is the last."""
+        model, order = self.initialize(images, row, seed), generator(seed, "order")
+        # Channels last: convolutions and pools of few channels take 60 % of the time on a CPU.
+        layout = torch.contiguous_format if self.flat else torch.channels_last
+        model.to(memory_format=layout)  # type: ignore[call-overload]  # torch's own stubs miss it
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for _ in range(epochs):
+                for index in images.epoch(self.batch, order):
+                    inputs, targets = images.batch(index, self.flat)
+                    yield inputs.contiguous(memory_format=layout), targets
+
+        return train(model, self.loss, batches(), make_optimizer("sgd", model, LEARNING_RATE))[0]
+
+    def measure(self, images: ImageSet, row: str, seed: int) -> dict[str, Plain]:
+        """Norms of both weights' blocks, approximate and exact, and of all weights together, on one batch."""
+        inputs, targets = images.batch(images.draw(BATCH, generator(seed, "hessian batch")), self.flat)
+        return measure_norms(self.initialize(images, row, seed), self.loss, (inputs, targets), self.swept)
+
+
+def measure_norms(
+    model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], layers: tuple[str, str]
+) -> dict[str, Plain]:
+    # In float64: where the softmax is nearly saturated, 1 − p has few digits in float32.
+    model, batch = copy.deepcopy(model).double(), (batch[0].double(), batch[1])
+    outputs = model(batch[0]).detach().requires_grad_()
+    if not torch.autograd.grad(loss(outputs, batch[1]), outputs)[0].any():  # every example is clipped
+        return {"approximate": [0.0, 0.0], "exact": [0.0, 0.0], "network": 0.0}
+    approximate = measure(model, loss, batch)
+    exact = measure(model, loss, batch, curvature="hessian", layers=layers, network=False)
+    norms = {
+        "approximate": [approximate[name].norm for name in layers],
+        "exact": [exact[name].norm for name in layers],
+        "network": approximate.network.norm,
+    }
+    return dict(round_numbers(norms))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Norms of both weights over all initializations, and training losses over the seeds."""
+
+    approximate: tuple[tuple[float, ...], ...]
+    exact: tuple[tuple[float, ...], ...]
+    network: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def loss(self) -> float:
+        """The mean; infinite if a training broke off, so that it ranks last."""
+        mean = statistics.fmean(self.losses)
+        return mean if math.isfinite(mean) else math.inf
+
+    @property
+    def norms(self) -> list[float]:
+        """The means of both weights, by Theorem 1."""
+        return list(map(statistics.fmean, self.approximate))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StdTable(Experiment):
+    """Hessian norms and training loss by the std of two weights; the stds are named as printed."""
+
+    networks: Mapping[str, Network]
+    figure: str
+    figure_title: str
+    log_loss: bool  # whether the figure's losses need a logarithmic axis
+    stds: tuple[str, ...]
+    scaling: tuple[str, ...]  # the rows from which the power of the std is read
+    restarts: int  # initializations for each seed whose Hessians are measured; the first of them is trained
+    last: int  # losses whose mean is the training loss
+    seconds: Mapping[str, tuple[float, float]]  # of a training and of the norms of a seed, by data
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return (*self.stds, OURS)
+
+    def epochs(self, setting: Setting) -> int:
+        return self.networks[setting.variant].digits_epochs if setting.data == "digits" else EPOCHS
+
+    def configure(self, setting: Setting) -> dict[str, Plain]:
+        network = self.networks[setting.variant]
+        return {
+            "network": dict(network.described),
+            "activation": "relu",
+            "weights with the std": list(network.swept),
+            "other weights": "Glorot uniform",
+            "biases": "zero",
+            "pixels": "in [0, 1]",
+            "rows": list(self.rows),
+            "training": {
+                "optimizer": "SGD", "learning_rate": LEARNING_RATE, "batch": network.batch,
+                "epochs": self.epochs(setting), "last": self.last,
+            },
+            "hessians": {
+                "norm": "largest |eigenvalue|", "batch": BATCH, "restarts of each seed": self.restarts,
+                "precision": "float64",
+            },
+            OURS: {"batch": BATCH, "lr": LEARNING_RATE, "options": "as they come"},
+        }  # fmt: skip
+
+    def plan(self, setting: Setting) -> list[Job]:
+        return [
+            Job(f"{part} {row} seed {seed}", {"part": part, "row": row, "seed": seed}, cost)
+            for part, cost in zip(("training", "norms"), self.seconds[setting.data], strict=True)
+            for seed in setting.seeds
+            for row in self.rows
+        ]
+
+    def run(self, setting: Setting, parameters: Mapping[str, Plain]) -> Plain:
+        row, seed = str(parameters["row"]), int(parameters["seed"])
+        images, network = load_images(setting.data, setting.data_dir), self.networks[setting.variant]
+        if parameters["part"] == "norms":
+            seeds = [seed, *(derive(seed, f"restart {number}") for number in range(1, self.restarts))]
+            found = [network.measure(images, row, each) for each in seeds]
+            return {name: [norms[name] for norms in found] for name in found[0]}
+        losses = network.train(images, row, seed, self.epochs(setting))
+        steps = self.epochs(setting) * (images.examples // network.batch)
+        final, curve = final_loss(losses, self.last), chunk_means(losses, math.ceil(steps / MOST_POINTS))
+        return round_numbers({"steps": steps, "losses": len(losses), "training loss": final, "curve": curve})
+
+    def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
+        rows, curves = {}, []
+        for name in self.rows:
+            norms = [results[f"norms {name} seed {seed}"] for seed in setting.seeds]
+            trainings = [results[f"training {name} seed {seed}"] for seed in setting.seeds]
+            approximate, exact = (
+                tuple(zip(*(read_numbers(pair) for part in norms for pair in part[kind]), strict=True))
+                for kind in ("approximate", "exact")
+            )
+            network = tuple(read_number(norm) for part in norms for norm in part["network"])
+            losses = tuple(read_number(training["training loss"]) for training in trainings)
+            rows[name] = Row(approximate, exact, network, losses)
+            label = name if name == OURS else f"std {name}"
+            curves.append(mean_curve(label, trainings[0]["steps"], [each["curve"] for each in trainings]))
+        figure = PaperFigure(
+            name=self.figure, title=self.figure_title, x_label="step", y_label="loss of a mini-batch",
+            curves=tuple(curves), log_y=self.log_loss,
+        )  # fmt: skip
+        tables, sentences = tuple(self.make_tables(setting, rows)), tuple(self.write_sentences(rows))
+        return Findings(tables=tables, figures=(figure,), sentences=sentences)
+
+    def make_tables(self, setting: Setting, rows: Mapping[str, Row]) -> Iterator[PaperTable]:
+        columns = ("Hessian 1", "Hessian 2", "Training loss", "exact 1", "exact 2")
+        beside = {"experiment": self.name, "data": setting.data}
+        cells = [
+            mean_cell(name, column, values, **beside)
+            for name, row in rows.items()
+            for column, values in zip(columns, (*row.approximate, row.losses, *row.exact), strict=True)
+        ]
+        yield make_table(
+            "Hessians at initialization and training loss", "Weights std.", cells,
+            f"Hessian: largest |eigenvalue| of the weight's block on a random batch of {BATCH}, by Theorem "
+            f"1; exact: without approximation. Training loss: mean of the last {self.last} mini-batches of "
+            f"{self.epochs(setting)} epochs.",
+        )  # fmt: skip
+        cells = []
+        for weight in (0, 1):
+            column = f"Hessian {weight + 1} / std²"
+            for name in self.stds:
+                ratios = [norm / float(name) ** 2 for norm in rows[name].approximate[weight]]
+                cells.append(mean_cell(name, column, ratios))
+            cells.append(mean_cell("power of the std", column, self.power_of_std(rows, weight)))
+        yield make_table(
+            "How the Hessians grow with the std", "Weights std.", cells,
+            f"Power: least squares in logarithms over {', '.join(self.scaling)}, for each initialization; "
+            "exactly two weights that carry the std give 2.",
+        )  # fmt: skip
+        factors = {"network": 1.0, "lr · network": LEARNING_RATE}
+        cells = [
+            mean_cell(name, column, [factor * norm for norm in row.network])
+            for name, row in rows.items()
+            for column, factor in factors.items()
+        ]
+        yield make_table(
+            "All weights together", "Weights std.", cells,
+            "Largest eigenvalue of the Gauss-Newton matrix of all weights; descent on that batch is stable "
+            "up to lr · network = 2.",
+        )  # fmt: skip
+
+    def power_of_std(self, rows: Mapping[str, Row], weight: int) -> list[float]:
+        """The power a of norm ∝ std^a by least squares in logarithms, for each initialization."""
+        logarithms = [math.log(float(row)) for row in self.scaling]
+        slopes = [
+            statistics.linear_regression(logarithms, [math.log(norm) for norm in norms]).slope
+            for norms in zip(*(rows[row].approximate[weight] for row in self.scaling), strict=True)
+            if min(norms) > 0
+        ]
+        return slopes or [math.nan]
+
+    def write_sentences(self, rows: Mapping[str, Row]) -> Iterator[str]:
+        best = min(self.stds, key=lambda name: rows[name].loss)
+        theirs, ours = rows[best], rows[OURS]
+        away = max(max(norm, 1 / norm) if norm else math.inf for norm in theirs.norms)
+        yield (
+            f"Of the standard deviations {best} ends with the lowest training loss, "
+            f"{show_mean(theirs.losses)} (n = {len(theirs.losses)}). The paper says that the best have norms "
+            f"close to 1: those of {best} are {theirs.norms[0]:.3g} and {theirs.norms[1]:.3g}, "
+            f"within a factor of {away:.2g} of it."
+        )
+        found = []
+        for weight, name in enumerate(("first", "second")):
+            norms = [rows[row].norms[weight] for row in self.stds]
+            distances = [abs(math.log(norm)) if norm else math.inf for norm in norms]
+            ranked = rank_correlation(distances, [rows[row].loss for row in self.stds])
+            found.append(f"ρ = {ranked.rho:.2f} (p = {ranked.p:.2g}) for the {name} weight")
+        yield (
+            "Distance of the norm from 1, |ln ‖H‖|, and training loss have a rank correlation (Spearman) of "
+            f"{' and '.join(found)}, over {len(self.stds)} standard deviations (p: two-sided, of all "
+            "orders); a positive ρ supports the paper."
+        )
+        # Seed by seed: the mini-batches are the same.
+        differences = [one - other for one, other in zip(ours.losses, theirs.losses, strict=True)]
+        rates = [f"{LEARNING_RATE * statistics.fmean(row.network):.2g}" for row in (ours, theirs)]
+        yield (
+            f"Initialized by hessinit for lr = {LEARNING_RATE:g}, the network ends with "
+            f"{show_mean(ours.losses)} (n = {len(ours.losses)}); the difference from std {best}, the best of "
+            f"{len(self.stds)}, is {show_mean(differences)}, seed by seed. It has lr · ‖H‖ = {rates[0]} for "
+            f"all weights together, and std {best} has {rates[1]}; other learning rates were not tried."
+        )
+
+
+def mean_curve(name: str, steps: int, curves: Sequence[Plain]) -> Curve:
+    """The mean over seeds, up to where the first breaks off; x is the middle of each chunk of steps."""
+    points = [
+        point for point in zip(*map(read_numbers, curves), strict=False) if all(map(math.isfinite, point))
+    ]
+    means, errors = zip(*map(mean_and_error, points), strict=True) if points else ((), ())
+    length = math.ceil(steps / MOST_POINTS)
+    middles = [(first + min(first + length, steps)) / 2 for first in range(0, steps, length)]
+    known = errors if len(curves) > 1 else None
+    return Curve(name=name, x=tuple(middles[: len(points)]), y=means, error=known)
+
+
+def show_mean(values: Sequence[float]) -> str:
+    """
+    >>> show_mean([1.0, 1.1, 1.2]), show_mean([2.0])
+    ('1.1 ± 0.06', '2')
+    """
+    mean, error = mean_and_error(values)
+    return f"{mean:.3g} ± {error:.1g}" if math.isfinite(error) else f"{mean:.3g}"
+
+
+def _dense(hidden: list[int], loss: str = "cross-entropy") -> Network:
+    return Network({"hidden units": hidden, "loss": loss}, batch=32, digits_epochs=30)
+
+
+def _convolutions(channels: list[int], kernel: int, pool: str, batch: int, digits_epochs: int) -> Network:
+    sizes = {"channels": channels, "kernel": kernel, "pool": pool, "dense": [120, 84]}
+    return Network({**sizes, "loss": "cross-entropy"}, batch, digits_epochs)
+
+
+EXPERIMENTS = [
+    StdTable(
+        name="table-4",
+        title="Table 4 and Figure 1: Hessian norms and training loss by the std of the weights",
+        data=("mnist", "fashion-mnist", "digits"),
+        variants={
+            "two-hidden": "Two hidden layers of 64, whose weights carry the std, as the text's “2 hidden "
+            "layers” and “hidden layer weights” say; the output layer is Glorot uniform.",
+            "one-hidden": "One hidden layer of 80; both weights carry the std, that of the output layer too.",
+            "clipped": "As two-hidden, but probabilities are clipped to [1e-7, 1 − 1e-7] before the "
+            "logarithm, as Keras does, so that examples beyond have no gradient.",
+        },
+        networks={
+            "two-hidden": _dense([64, 64]),
+            "one-hidden": _dense([80]),
+            "clipped": _dense([64, 64], "cross-entropy of clipped probabilities"),
+        },
+        figure="figure-1",
+        figure_title="Loss during training by the std of the initial weights",
+        log_loss=True,
+        stds=("1.000", "0.500", "0.100", "0.075", "0.050", "0.005"),
+        scaling=("0.100", "0.075", "0.050", "0.005"),  # above, the softmax is saturated
+        restarts=10,
+        last=200,
+        seconds={"mnist": (2.2, 0.4), "fashion-mnist": (2.2, 0.4), "digits": (0.8, 0.3)},
+        seeds=5,
+    ),
+    StdTable(
+        name="table-5",
+        title="Table 5 and Figure 2: Hessian norms and training loss by the std of the kernels",
+        data=("cifar-10", "fashion-mnist", "digits"),
+        variants={
+            "3x3": "Two convolutions of 32 kernels of 3×3, each with a max pool, then 120–84–10; "
+            "mini-batches of 128.",
+            "lenet-5": "LeNet-5's convolutions, 6 and 16 kernels of 5×5 with average pools, then 120–84–10; "
+            "mini-batches of 32.",
+        },
+        networks={
+            "3x3": _convolutions([32, 32], 3, "max", batch=128, digits_epochs=56),
+            "lenet-5": _convolutions([6, 16], 5, "average", batch=32, digits_epochs=30),
+        },
+        figure="figure-2",
+        figure_title="Loss during training by the std of the initial kernels",
+        log_loss=False,
+        stds=("0.100", "0.075", "0.050", "0.001"),
+        scaling=("0.100", "0.075", "0.050", "0.001"),
+        restarts=8,
+        last=100,
+        seconds={"cifar-10": (26, 7.5), "fashion-mnist": (20, 5), "digits": (2.7, 1.5)},
+        seeds=5,
+    ),
+]

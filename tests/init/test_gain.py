@@ -1,0 +1,389 @@
+"""Gains against published digits, closed forms and scipy; what has none is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.integrate import quad
+from scipy.special import expit
+from scipy.stats import norm
+from torch import nn
+
+from hessinit.errors import ProblemError
+from hessinit.init.gain import gain, second_moment, slope_moment
+
+FORWARD = {
+    "relu": 1.4142, "gelu": 1.5335, "silu": 1.6765, "mish": 1.4868, "elu": 1.2452, "selu": 1.0,
+    "tanh": 1.5925, "sigmoid": 1.8462, "softplus": 1.0419, "hardswish": 1.7367,
+}  # fmt: skip
+BACKWARD = {
+    "gelu": 1.4811, "silu": 1.6233, "mish": 1.4448, "elu": 1.2234, "selu": 0.9660, "tanh": 1.4674,
+    "sigmoid": 4.7226,
+}  # fmt: skip
+
+
+def test_gains_agree_with_the_published_digits():
+    for digits, backward in ((FORWARD, False), (BACKWARD, True)):
+        for name, value in digits.items():
+            assert gain(name, backward=backward) == pytest.approx(value, abs=5.1e-5), name
+
+
+def upper(cut: float, power: int) -> float:
+    """E zᵖᵒʷᵉʳ over z > cut."""
+    return float({0: norm.sf(cut), 1: norm.pdf(cut), 2: cut * norm.pdf(cut) + norm.sf(cut)}[power])
+
+
+def shrunk(cut: float) -> float:
+    """E max(z − cut, 0)²."""
+    return upper(cut, 2) - 2 * cut * upper(cut, 1) + cut**2 * upper(cut, 0)
+
+
+BELOW = {k: math.exp(k**2 / 2) * norm.cdf(-k) for k in (1, 2)}  # E exp(kz) over z < 0
+RRELU = (1 / 8 + 1 / 3) / 2
+CLOSED_FORMS = {
+    "identity": (nn.Identity(), 1, 1),
+    "relu": (nn.ReLU(), 1 / 2, 1 / 2),
+    "relu in place": (nn.ReLU(inplace=True), 1 / 2, 1 / 2),
+    "leaky relu": (nn.LeakyReLU(0.3), 1.09 / 2, 1.09 / 2),
+    "rrelu in eval mode": (nn.RReLU().eval(), (1 + RRELU**2) / 2, (1 + RRELU**2) / 2),
+    "relu with its kink in an odd place": (lambda z: F.relu(z - 0.1234), shrunk(0.1234), norm.sf(0.1234)),
+    "relu far out": (lambda z: F.relu(z - 5.03), shrunk(5.03), norm.sf(5.03)),
+    "hardtanh": (
+        nn.Hardtanh(-1.1, 1.1), 1 - 2 * upper(1.1, 2) + 2 * 1.21 * norm.sf(1.1), 1 - 2 * norm.sf(1.1)
+    ),
+    "relu6": (F.relu6, 0.5 - upper(6, 2) + 36 * norm.sf(6), 0.5 - norm.sf(6)),
+    "softshrink": (nn.Softshrink(0.37), 2 * shrunk(0.37), 2 * norm.sf(0.37)),
+    "hardshrink": (nn.Hardshrink(0.37), 2 * upper(0.37, 2), 2 * norm.sf(0.37)),
+    "threshold": (nn.Threshold(0.1, 20.0), upper(0.1, 2) + 400 * norm.cdf(0.1), norm.sf(0.1)),
+    "elu": (nn.ELU(), 0.5 + BELOW[2] - 2 * BELOW[1] + 0.5, 0.5 + BELOW[2]),
+    "erf": (torch.erf, 2 / math.pi * math.asin(2 / 3), 4 / math.pi / math.sqrt(5)),
+    "sine": (torch.sin, (1 - math.exp(-2)) / 2, (1 + math.exp(-2)) / 2),
+    "fast sine": (lambda z: torch.sin(100 * z), 1 / 2, 100**2 / 2),
+    "steep erf": (
+        lambda z: torch.erf(50 * z), 2 / math.pi * math.asin(5000 / 5001), 10000 / math.pi / math.sqrt(10001)
+    ),
+    "exponential": (torch.exp, math.e**2, math.e**2),
+    "steep exponential": (lambda z: torch.exp(2 * z), math.e**8, 4 * math.e**8),
+    "cube": (lambda z: z**3, 15, 27),
+    "tiny": (lambda z: 1e-20 * z, 1e-40, 1e-40),
+    "composite": (nn.Sequential(nn.ReLU(), nn.Hardtanh(-9, 9), nn.Identity()), 1 / 2, 1 / 2),
+    "absolute value": (torch.abs, 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CLOSED_FORMS)
+def test_moments_agree_with_closed_forms(case):
+    function, second, slope = CLOSED_FORMS[case]
+    assert second_moment(function) == pytest.approx(second, rel=1e-9)
+    assert slope_moment(function) == pytest.approx(slope, rel=1e-9)
+    assert gain(function) == pytest.approx(second**-0.5, rel=1e-9)
+    assert gain(function, backward=True) == pytest.approx(slope**-0.5, rel=1e-9)
+
+
+def mish_slope(z: float) -> float:
+    t = math.tanh(math.log1p(math.exp(z)))
+    return t + z * (1 - t**2) * float(expit(z))
+
+
+# Value and slope in numpy and scipy, and the kinks.
+QUADRATURE = {
+    "gelu": (lambda z: z * norm.cdf(z), lambda z: norm.cdf(z) + z * norm.pdf(z), []),
+    "silu": (lambda z: z * expit(z), lambda z: expit(z) * (1 + z * expit(-z)), []),
+    "mish": (lambda z: z * math.tanh(math.log1p(math.exp(z))), mish_slope, []),
+    "tanh": (math.tanh, lambda z: 1 - math.tanh(z) ** 2, []),
+    "sigmoid": (expit, lambda z: expit(z) * expit(-z), []),
+    "softplus": (lambda z: math.log1p(math.exp(z)), expit, []),
+    "logsigmoid": (lambda z: -math.log1p(math.exp(-z)), lambda z: expit(-z), []),
+    "softsign": (lambda z: z / (1 + abs(z)), lambda z: (1 + abs(z)) ** -2, [0]),
+    "tanhshrink": (lambda z: z - math.tanh(z), lambda z: math.tanh(z) ** 2, []),
+    "hardswish": (
+        lambda z: z * min(max(z + 3, 0), 6) / 6,
+        lambda z: (2 * z + 3) / 6 if abs(z) < 3 else float(z > 0),
+        [-3, 3],
+    ),
+    "hardsigmoid": (lambda z: min(max(z + 3, 0), 6) / 6, lambda z: float(abs(z) < 3) / 6, [-3, 3]),
+    "celu": (lambda z: max(z, math.expm1(min(z, 0))), lambda z: math.exp(min(z, 0)), [0]),
+}  # fmt: skip
+
+
+def mean_square(function: Callable[[float], float], kinks: list[float]) -> float:
+    edges = [-12, *kinks, 12]
+    return sum(
+        quad(lambda z: function(z) ** 2 * norm.pdf(z), left, right, epsabs=0, epsrel=1e-11, limit=200)[0]
+        for left, right in zip(edges, edges[1:], strict=False)
+    )
+
+
+@pytest.mark.parametrize("name", QUADRATURE)
+def test_moments_agree_with_scipy(name):
+    value, slope, kinks = QUADRATURE[name]
+    assert second_moment(name) == pytest.approx(mean_square(value, kinks), rel=1e-9)
+    near = 1e-7 if name == "hardsigmoid" else 1e-9  # torch has the slope 1/6 in fp32
+    assert slope_moment(name) == pytest.approx(mean_square(slope, kinks), rel=near)
+
+
+def test_gains_differ_from_torchs_where_torchs_are_rules_of_thumb():
+    def torchs(name):
+        return nn.init.calculate_gain(name)
+
+    assert gain("relu") == pytest.approx(torchs("relu"), rel=1e-9)
+    assert gain(nn.LeakyReLU()) == pytest.approx(torchs("leaky_relu"), rel=1e-9)
+    assert gain("conv_transpose2d") == torchs("conv_transpose2d") == 1
+    assert torchs("tanh") / gain("tanh") == pytest.approx(1.0466, abs=1e-4)  # 5/3
+    assert gain("sigmoid") / torchs("sigmoid") == pytest.approx(1.8462, abs=1e-4)
+    assert gain("selu") / torchs("selu") == pytest.approx(4 / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function", [nn.GELU(), nn.GELU, F.gelu, "gelu", lambda z: F.gelu(z), nn.GELU().forward]
+)
+def test_a_module_its_class_a_function_and_a_name_have_the_same_gain(function):
+    assert gain(function) == pytest.approx(gain("gelu"), rel=1e-14)
+    assert gain(function, backward=True) == pytest.approx(gain("gelu", backward=True), rel=1e-14)
+
+
+def test_the_class_of_a_random_activation_counts_in_eval_mode():
+    assert gain(nn.RReLU) == gain("rrelu") == pytest.approx(math.sqrt(2 / (1 + RRELU**2)), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_prelu_counts_with_the_mean_over_its_slopes(dtype):
+    module = nn.PReLU(3).to(dtype)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([0.5, -1.0, 2.0]))
+    expected = (1 + (0.25 + 1 + 4) / 3) / 2
+    assert second_moment(module) == slope_moment(module) == pytest.approx(expected, rel=1e-15)
+    assert second_moment(nn.Sequential(nn.PReLU(1, 0.5)).to(dtype)) == pytest.approx(0.625, rel=1e-12)
+
+
+class Scaled(nn.Module):
+    """A user's activation with a parameter, a buffer and a counter."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("shift", torch.tensor(0.0))
+        self.calls = 0
+
+    def forward(self, z):
+        self.calls += 1
+        self.shift.add_(0.0)
+        return self.scale * torch.relu(z) + self.shift
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_users_module_and_generators_stay_as_they_were(dtype):
+    module = Scaled().to(dtype).train()
+    fired = []
+    module.register_forward_hook(lambda *_: fired.append(1))
+    whole = nn.Sequential(module)
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), numpy.random.get_state()[1].copy()  # noqa: NPY002
+    scale = module.scale
+    assert gain(module) == pytest.approx(math.sqrt(2) / 2, rel=1e-12)
+    assert gain(whole, backward=True) == pytest.approx(math.sqrt(2) / 2, rel=1e-12)
+    with pytest.raises(ProblemError, match="is random"):
+        gain(nn.Dropout())
+    gain(nn.RReLU)
+    assert module.scale is scale
+    assert module.scale.dtype == module.shift.dtype == dtype
+    assert module.scale.grad is None
+    assert module.training
+    assert (module.calls, fired, len(module._forward_hooks)) == (0, [], 1)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (numpy.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        torch.inference_mode,
+        torch.no_grad,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+    ],
+    ids=["inference mode", "no grad", "autocast", "default device"],
+)
+def test_the_callers_settings_do_not_reach_the_gain(setting):
+    function = torch.nn.Sequential(nn.Softplus(), nn.LogSigmoid(), nn.PReLU())
+    plain = gain(function), gain(function, backward=True)
+    with setting():
+        assert (gain(function), gain(function, backward=True)) == plain
+        assert gain(lambda z: z * torch.ones(1)) == pytest.approx(1, rel=1e-12)
+
+
+class Learned(nn.Module):
+    """A function of one number by a small network: elementwise all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, z):
+        return self.net(z.unsqueeze(-1)).squeeze(-1)
+
+
+def test_a_learned_activation_has_a_gain_also_under_autocast():
+    torch.manual_seed(0)
+    module = Learned()
+    z = torch.linspace(-12, 12, 100_001, dtype=torch.float64)
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+    with torch.no_grad():
+        truth = float((copy.deepcopy(module).double()(z).square() * density).sum())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert second_moment(module) == pytest.approx(truth, rel=1e-9)
+
+
+def test_an_activation_that_computes_in_single_precision_still_has_six_digits():
+    assert gain(lambda z: torch.tanh(z.float())) == pytest.approx(gain("tanh"), rel=1e-6)
+    assert gain(lambda z: torch.tanh(z.float()), backward=True) == pytest.approx(
+        gain("tanh", backward=True), rel=1e-6
+    )
+
+
+def test_a_gain_is_cheap_also_where_a_kink_must_be_searched_for():
+    points = []
+
+    def kinked(z):
+        points.append(z.numel())
+        return F.relu(z - 0.1234)
+
+    gain(kinked, backward=True)  # f' jumps
+    assert len(points) <= 15
+    assert sum(points) <= 10_000
+
+
+def test_gains_follow_what_changes_and_training_mode_is_not_eval_mode():
+    leaky = nn.LeakyReLU(0.0)
+    first = gain(leaky)
+    leaky.negative_slope = 1.0
+    assert (first, gain(leaky)) == (pytest.approx(math.sqrt(2)), pytest.approx(1))
+    for module in (nn.ReLU(), nn.Identity(), nn.PReLU()):
+        gain(module)
+        module.forward = lambda z: 2 * z
+        assert gain(module) == pytest.approx(0.5)
+    module = nn.RReLU().eval()
+    gain(module)
+    with pytest.raises(ProblemError, match=r"RReLU\(.*\) is random: two calls differ.*Call .eval\(\) on it"):
+        gain(module.train())
+
+
+COUPLED = {
+    "softmax": (nn.Softmax(-1), r"Softmax\(dim=-1\) is not elementwise: its value at one unit depends on"),
+    "softmax over another dimension": (
+        nn.Softmax(1),
+        r"Softmax\(dim=1\) could not be evaluated on an fp64 vector",
+    ),
+    "log-softmax": (lambda z: z.log_softmax(0), "<lambda> is not elementwise"),
+    "layer norm": (nn.LayerNorm(64), "LayerNorm.* could not be evaluated .*function of one number"),
+    "gated": (nn.GLU(), r"GLU\(dim=-1\) is not elementwise: it does not give one real number for each"),
+    "running sum": (
+        lambda z: z.cumsum(0),
+        "not elementwise: its value at one unit depends on the other units",
+    ),
+    "normalized": (lambda z: F.normalize(z, dim=0), "not elementwise"),
+    "centred": (lambda z: z - z.mean(), "not elementwise"),
+    "clipped at a share of its largest": (lambda z: z.clamp(max=0.9 * z.max().item()), "not elementwise"),
+    "sorted": (lambda z: z.sort().values, "not elementwise"),
+    "smoothed": (lambda z: (z + z.roll(1) + z.roll(-1)) / 3, "not elementwise"),
+    "doubled in size": (lambda z: torch.cat([z.relu(), (-z).relu()]), "not elementwise"),
+    "a pair": (lambda z: (z, z), "not elementwise"),
+    "complex": (lambda z: z * 1j, "one real number"),
+    "slopes for channels": (nn.Sequential(nn.PReLU(4)), "could not be evaluated"),
+    "small but coupled": (lambda z: 1e-20 * z.softmax(0), "not elementwise"),
+}
+
+
+@pytest.mark.parametrize("case", COUPLED)
+def test_what_is_not_elementwise_is_refused(case):
+    function, message = COUPLED[case]
+    with pytest.raises(ProblemError, match=f"{message}.*pass (the elementwise|that) function"):
+        gain(function)
+
+
+own_generator = torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        nn.Dropout(1e-4),
+        nn.RReLU(),
+        lambda z: z * numpy.random.random_sample(),  # noqa: NPY002
+        lambda z: z + torch.rand(z.shape, generator=own_generator),
+        nn.Sequential(nn.ReLU(), nn.Dropout(0.5)),
+    ],
+    ids=["rare dropout", "rrelu", "numpy", "its own generator", "dropout inside"],
+)
+def test_what_is_random_is_refused(function):
+    with pytest.raises(ProblemError, match="is random: two calls differ.*Call .eval"):
+        gain(function)
+
+
+def test_dropout_in_eval_mode_is_the_identity():
+    assert gain(nn.Dropout(0.5).eval()) == pytest.approx(1, rel=1e-12)
+
+
+def test_a_function_that_lets_nothing_through_has_no_gain():
+    with pytest.raises(
+        ProblemError, match=r"zeros_like has no gain: E f\(z\)² is 0 .* lets something through"
+    ):
+        gain(torch.zeros_like)
+    for flat in (torch.sign, torch.ones_like, lambda z: z > 0, lambda z: z.detach()):
+        assert slope_moment(flat) == 0
+        with pytest.raises(ProblemError, match=r"has no gain: E f'\(z\)² is 0"):
+            gain(flat, backward=True)
+    assert gain(torch.sign) == pytest.approx(1, rel=1e-12)
+    assert gain(lambda z: z > 0) == pytest.approx(math.sqrt(2), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (torch.sqrt, "of sqrt, .* cannot be found: it is not finite at z = -0.00"),
+        (lambda z: 1 / z, "of <lambda>, .* does not settle"),
+        (lambda z: torch.exp(z**2), r"grows so fast that values beyond \|z\| = 12"),
+        (lambda z: torch.where(z > 7, math.inf, z), "it is not finite at z = 7"),
+    ],
+    ids=["root", "pole", "explosion", "infinite far out"],
+)
+def test_a_function_without_a_finite_moment_is_refused(function, message):
+    with pytest.raises(ProblemError, match=message + ".*finite everywhere and grows no faster"):
+        gain(function)
+
+
+def test_a_prelu_without_values_is_refused():
+    with pytest.raises(ProblemError, match=r"PReLU\(num_parameters=1\) has no gain on the meta device"):
+        gain(nn.PReLU(device="meta"))
+    with pytest.raises(ProblemError, match="its slopes are not finite"):
+        gain(nn.PReLU(init=math.nan))
+
+
+@pytest.mark.parametrize(
+    ("activation", "message"),
+    [
+        ("rleu", "activation='rleu' is unknown; choose from 'celu'.*Did you mean 'relu'?"),
+        (3, "activation=3 is no activation; pass a module, a function of tensors, or a name"),
+        (None, "activation=None is no activation"),
+        (int, "activation=<class 'int'> is no activation"),
+        (nn.Threshold, "Threshold cannot be built without arguments .*Pass an instance"),
+    ],
+)
+def test_what_is_no_activation_is_answered_with_the_way_out(activation, message):
+    with pytest.raises(ProblemError, match=message):
+        gain(activation)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_module_on_another_device_has_the_same_gain_and_stays_there():
+    module = nn.Sequential(nn.PReLU(), nn.GELU()).cuda().half()
+    assert gain(module) == gain(nn.Sequential(nn.PReLU(), nn.GELU()))
+    assert gain(nn.PReLU().cuda()) == gain(nn.PReLU())
+    assert module[0].weight.is_cuda
+    assert module[0].weight.dtype == torch.float16

@@ -1,0 +1,691 @@
+"""`initialize_`: the norm meets κ/lr, or the result says why not; in place, all or nothing, never worse."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from networks import (
+    LOSS,
+    cnn,
+    digits,
+    lstm,
+    mlp,
+    normalized,
+    residual,
+    seeded,
+    state,
+    text,
+    text_loss,
+    transformer,
+)  # fmt: skip
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from dense import dense_curvature, ends
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.init import initialize, scales
+from hessinit.init.apply_scheme import apply_scheme_
+from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
+from hessinit.init.initialize import initialize_
+from hessinit.measurement.measure import measure
+from tiny import Net, labels, raise_from
+
+sweep = pytest.mark.sweep
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=seeded(1))
+
+
+# --- rule="network" ---
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
+    "relu 3": (lambda: mlp(3), LOSS, digits),
+    "relu 30": (lambda: mlp(30), LOSS, digits),
+    "tanh 10": (lambda: mlp(10, nn.Tanh), LOSS, digits),
+    "tanh 30": (lambda: mlp(30, nn.Tanh), LOSS, digits),
+    "gelu 10": (lambda: mlp(10, nn.GELU), LOSS, digits),
+    "sigmoid 3": (lambda: mlp(3, nn.Sigmoid), LOSS, digits),
+    "cnn": (lambda: cnn(6), LOSS, digits),
+    "batch norm": (normalized, LOSS, digits),
+    "batch norm, eval": (lambda: normalized().eval(), LOSS, digits),
+    "residual": (lambda: residual(12), LOSS, digits),
+    "residual with layer norm": (lambda: residual(6, norm=True), LOSS, digits),
+    "transformer, pre": (lambda: transformer(True), text_loss, text),
+    "transformer, post": (lambda: transformer(False), text_loss, text),
+    "lstm": (lstm, text_loss, text),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("scaling", ["all", "last"])
+def test_the_network_norm_meets_the_target(name: str, scaling: str) -> None:
+    build, loss, data = CASES[name]
+    model, batch = build(), data()
+    # A last layer's own norm is a floor that it cannot lower.
+    target = 4.0 if scaling == "all" or "sigmoid" in name else 30.0 if name == "residual" else 7.0
+    result = initialize_(model, loss, batch, target=target, scaling=scaling)
+    assert result.converged, result.reason
+    assert len(result.measurements) <= 8
+    # Measured again, tightly and in double precision, by the verb that the search does not use.
+    again = measure(model, loss, batch, tolerance=1e-5, dtype=torch.float64, dropout="freeze", seed=9).network
+    assert again.norm == pytest.approx(target, rel=0.051)
+    assert result.after.network.norm == pytest.approx(again.norm, rel=6e-3)
+
+
+@pytest.mark.parametrize("name", ["relu 3", "relu 30", "cnn", "residual"])
+@pytest.mark.parametrize("target", [60.0, pytest.param(6000.0, marks=sweep)])
+def test_homogeneous_networks_are_sharpened_with_a_small_output(name: str, target: float) -> None:
+    build, loss, data = CASES[name]
+    model, batch = build(), data()
+    result = initialize_(model, loss, batch, target=target)
+    assert result.scaling == "small-output"
+    assert result.converged, result.reason
+    assert len(result.measurements) <= 5
+    again = measure(model, loss, batch, tolerance=1e-5, dtype=torch.float64, seed=9).network
+    assert again.norm == pytest.approx(target, rel=0.051)
+    with torch.no_grad():
+        size = float(model(batch[0]).square().mean().sqrt())
+    assert size == pytest.approx(SMALL_OUTPUT, rel=0.01)
+    assert sum(scale < 1 for scale in result.scales.values()) == 1  # the largest, or the first on the trunk
+
+
+def test_what_is_scaled_depends_on_the_network() -> None:
+    last = initialize_(mlp(6, nn.Tanh), LOSS, digits(), target=60.0)
+    assert (last.scaling, last.converged) == ("last", True)
+    assert [name for name, scale in last.scales.items() if scale != 1] == ["11"]
+    gain = initialize_(mlp(6), LOSS, digits(), lr=10.0)  # too sharp: one gain
+    assert (gain.scaling, gain.converged) == ("all", True)
+    (scale,) = set(gain.scales.values())
+    assert scale < 1
+    behind = initialize_(
+        normalized(), LOSS, digits(), target=2.0
+    )  # before a norm, the scheme's scale is kept
+    assert [scale == 1 for scale in behind.scales.values()] == [True, True, True, False]
+    factors = [
+        max(initialize_(mlp(10), LOSS, digits(), lr=rate).scales.values()) for rate in (0.1, 1.0, 10.0)
+    ]
+    assert factors[0] > factors[1] > factors[2]  # flatter for larger rates
+
+
+def test_by_a_rate_normalized_networks_and_those_of_tokens_are_not_sharpened() -> None:
+    for model, loss, batch, kappa, why in (
+        (transformer(True), text_loss, text(), KAPPA_NORMALIZED, "normalized"),
+        (lstm(), text_loss, text(), KAPPA, "tokens"),
+    ):
+        result = initialize_(model, loss, batch, lr=1e-3)  # without a warning: nothing is wrong with it
+        assert (result.scaling, result.kappa, result.converged) == ("none", kappa, False)
+        assert why in result.reason
+        assert set(result.scales.values()) == {1.0}
+    with pytest.warns(ConvergenceWarning, match="undo much of a gain"):  # nor is the gain driven to nothing
+        result = initialize_(residual(6, norm=True), LOSS, digits(), lr=1e4)
+    assert {round(scale, 6) for scale in result.scales.values()} <= {0.5, 1.0}
+
+
+def test_a_quadratic_loss_has_a_kappa_of_its_own_and_is_not_sharpened() -> None:
+    data = digits()[0], digits()[1].float().unsqueeze(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
+    flat = initialize_(model, nn.MSELoss(), data, lr=1e-5)
+    assert (flat.kappa, flat.scaling) == (KAPPA_QUADRATIC, "none")
+    assert "quadratic" in flat.reason
+    own = initialize_(model, nn.MSELoss(), data, lr="auto")
+    assert own.lr * own.after.network.norm == pytest.approx(1.0, rel=0.05)
+    for _ in range(50):  # stable: the loss falls at that rate
+        value = nn.functional.mse_loss(model(data[0]), data[1])
+        gradients = torch.autograd.grad(value, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= own.lr * gradient
+    assert float(value.detach()) < own.after.loss
+
+
+def test_rates_of_every_kind() -> None:
+    plain = initialize_(mlp(4, nn.Tanh), LOSS, digits(), lr="auto")  # suits the weights as they are
+    assert plain.lr == pytest.approx(KAPPA / plain.after.network.norm, rel=0.05)
+    assert set(plain.scales.values()) == {1.0}
+    sharpened = initialize_(mlp(4), LOSS, digits(), lr="auto")
+    assert sharpened.lr == pytest.approx(1 / sharpened.measurements[0].norm, rel=1e-6)
+    assert sharpened.after.network.norm * sharpened.lr == pytest.approx(KAPPA, rel=0.05)
+    heavy = initialize_(mlp(4), LOSS, digits(), lr=0.1, optimizer="momentum", momentum=0.8)
+    assert heavy.target == pytest.approx(KAPPA * 0.2 / 0.1)
+    adam = initialize_(mlp(4), LOSS, digits(), lr=1e-3, optimizer="adam")
+    assert (adam.converged, adam.scaling, adam.lr) == (True, "none", 1e-3)
+    assert set(adam.scales.values()) == {1.0}
+    assert "do not grow with the gradient" in adam.reason
+    neither = initialize_(mlp(3), LOSS, digits())
+    assert (neither.target, neither.lr, neither.kappa) == (1.0, None, None)
+    assert neither.after.network.norm == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_the_norm_is_right_against_a_dense_matrix(curvature: str) -> None:
+    model, batch = mlp(3, nn.Tanh, width=6).double(), digits(12)
+    batch = (batch[0].double(), batch[1])
+    result = initialize_(model, LOSS, batch, lr=2.0, curvature=curvature)
+    truth = ends(dense_curvature(model, LOSS, batch, curvature).network).norm
+    assert (result.target, result.kappa) == (KAPPA / 2.0, KAPPA)
+    assert truth == pytest.approx(result.target, rel=0.05)
+
+
+def test_weights_that_overflow_underflow_or_saturate_are_brought_back() -> None:
+    model = residual(56)  # not finite is too sharp, never flat
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(25) if "weight" in name else parameter.zero_()
+    assert not torch.isfinite(model(digits()[0])).all()
+    result = initialize_(model, LOSS, digits(), lr=0.1, scheme="keep")
+    assert result.before is None
+    assert "not finite" in " ".join(result.notes)
+    assert result.converged, result.reason
+    assert all(scale < 0.1 for scale in result.scales.values())
+    model = mlp(30)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.02)
+    result = initialize_(model, LOSS, digits(), target=2.0, scheme="keep", biases="zero")
+    assert result.measurements[0].norm == 0
+    assert result.converged, result.reason
+    model = mlp(4)  # from beyond the top of λ the way leads down to the smallest root, not up into saturation
+    initialize_(model, LOSS, digits(), target=3.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8)
+    result = initialize_(model, LOSS, digits(), target=3.0, scheme="keep", scaling="all")
+    assert result.converged, result.reason
+    assert list(result.scales.values()) == pytest.approx([1 / 8] * 4, rel=0.02)
+
+
+@sweep
+def test_fifty_six_plain_residual_blocks_drawn_by_he_start_with_a_small_loss() -> None:
+    result = initialize_(residual(56), LOSS, digits(), lr=0.1, scheme="he", residual="plain")
+    assert result.converged, result.reason
+    assert result.after.loss < 3
+
+
+def test_a_target_beyond_saturation_is_capped_and_said() -> None:
+    model = mlp(3, nn.Tanh)
+    before = state(model)
+    with pytest.raises(ConvergenceError, match="saturate"):
+        initialize_(model, LOSS, digits(), lr=1e-4, strict=True)
+    assert state(model) == before
+    with pytest.warns(ConvergenceWarning, match="saturate|rises no further"):
+        result = initialize_(model, LOSS, digits(), lr=1e-4)
+    assert not result.converged
+    assert result.after.loss < 4.01 * math.log(10)  # four times the loss of a zero output
+    assert result.after.network.norm > result.measurements[0].norm  # as far as it went
+    free = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, max_sharpening=math.inf)
+    with pytest.warns(ConvergenceWarning, match="1.2× the loss of a zero output"):
+        tight = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, max_sharpening=1.2)
+    assert tight.after.loss <= 1.21 * math.log(10) < free.after.loss
+
+
+def test_a_dead_network_and_one_that_falls_no_further_are_said() -> None:
+    for rule, words in (("network", "no curvature"), ("layers", "no layer has curvature")):
+        model = mlp(3)
+        with torch.no_grad():
+            model[3].bias.fill_(-1e4)
+        before = state(model)
+        with pytest.warns(ConvergenceWarning, match=words):
+            result = initialize_(model, LOSS, digits(), scheme="keep", rule=rule)
+        assert not result.converged
+        assert state(model) == before
+    model, data = mlp(6), digits()  # below its own norm, the last layer's scale cannot get
+    apply_scheme_(model, "lsuv", sample=data[0])
+    with pytest.warns(ConvergenceWarning, match="falls no further"):
+        result = initialize_(model, LOSS, data, target=1e-3, scaling="last", scheme="keep")
+    assert {name for name, scale in result.scales.items() if scale != 1} == {"11"}
+
+
+def test_several_batches_count_together() -> None:
+    images, targets = digits()
+    batches = [(images[:40], targets[:40]), (images[40:], targets[40:])]
+    model = mlp(3)
+    assert initialize_(model, LOSS, iter(batches), target=3.0).converged
+    assert measure(model, LOSS, (images, targets)).network.norm == pytest.approx(3.0, rel=0.05)
+
+
+def test_the_cost_is_a_few_measurements_and_many_cheap_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    forwards = 0
+    original = scales.ScaledModel.output
+
+    def count(self: Any) -> Any:
+        nonlocal forwards
+        forwards += 1
+        return original(self)
+
+    monkeypatch.setattr(scales.ScaledModel, "output", count)
+    result = initialize_(mlp(10), LOSS, digits(), lr=0.3)
+    assert len(result.measurements) <= 4
+    assert forwards <= 20
+
+
+# --- rule="layers" ---
+
+SCHEMES = ["he", "glorot", "lecun", "orthogonal", "lsuv", "forward", "backward", "compromise", "default"]
+LAYER_CASES = [
+    (kind, depth, target, scheme)
+    for kind, depth in (("mlp", 3), ("mlp", 10), ("cnn", 3), ("cnn", 10))
+    for target in (0.1, 1.0)
+    for scheme in SCHEMES
+] + [
+    ("mlp", 30, 1.0, "he"), ("mlp", 30, 0.1, "glorot"), ("mlp", 30, 1.0, "default"),
+    ("mlp", 30, 10.0, "lsuv"),
+    ("cnn", 30, 1.0, "he"), ("cnn", 30, 1.0, "default"), ("mlp", 10, 10.0, "he"),
+    ("cnn", 10, 10.0, "orthogonal"),
+]  # fmt: skip
+LAYER_CASES = [
+    case if at % 7 == 0 else pytest.param(*case, marks=sweep) for at, case in enumerate(LAYER_CASES)
+]
+
+
+# measure(network=False) bounds the network's norm, and the bound is not converged; no layer warns.
+@pytest.mark.parametrize(("kind", "depth", "target", "scheme"), LAYER_CASES)
+def test_every_layer_meets_the_target(kind: str, depth: int, target: float, scheme: str) -> None:
+    model, batch = (mlp if kind == "mlp" else cnn)(depth), digits(48)
+    result = initialize_(model, LOSS, batch, target=target, rule="layers", scheme=scheme)
+    assert result.converged, result.reason
+    assert len(result.measurements) <= 6
+    again = measure(model, LOSS, batch, tolerance=1e-4, dtype=torch.float64, seed=5, network=False)
+    assert len(again) == len(result.scales)
+    for layer in again:
+        assert layer.norm == pytest.approx(target, rel=0.05)
+
+
+def test_tanh_networks_meet_it_too() -> None:
+    model, batch = mlp(3, nn.Tanh), digits()
+    result = initialize_(model, LOSS, batch, target=0.5, rule="layers")
+    assert result.converged, result.reason
+    for layer in measure(model, LOSS, batch, tolerance=1e-4):
+        assert layer.norm == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("build", [lambda: mlp(3, nn.Sigmoid), lambda: mlp(10, nn.Tanh)])
+def test_what_saturates_is_left_no_worse_than_found(build: Callable[[], nn.Module]) -> None:
+    def worst(report: Any) -> float:
+        return max(abs(math.log(row.norm / 20.0)) for row in report)
+
+    model, batch = build(), digits()
+    found = measure(model, LOSS, batch)
+    with pytest.warns(ConvergenceWarning, match=r"layers are not within 5 % of 20, the farthest"):
+        result = initialize_(model, LOSS, batch, target=20.0, rule="layers", max_measurements=5)
+    assert not result.converged
+    left = measure(model, LOSS, batch)
+    assert worst(left) <= worst(found) * 1.01
+    assert [row.norm for row in result.after] == pytest.approx([row.norm for row in left], rel=3e-3)
+
+
+def test_weights_that_were_closer_are_put_back() -> None:
+    model, batch = mlp(3, nn.Sigmoid), digits()
+    initialize_(model, LOSS, batch, scheme="lsuv", target=5.0)
+    kept = state(model)
+    options = {
+        "target": measure(model, LOSS, batch)["3"].norm * 0.9,
+        "scheme": "glorot",
+        "max_measurements": 1,
+    }
+    with pytest.warns(ConvergenceWarning, match="farther from the target than they were, so the old weights"):
+        result = initialize_(model, LOSS, batch, rule="layers", **options)
+    assert state(model) == kept
+    assert result.after == result.before
+
+
+def test_weights_before_a_norm_move_the_other_way() -> None:
+    """λ(c·W) = λ(W)/c² before a normalization; the last layer's norm depends on no scale at all."""
+    model, batch = normalized(), digits()
+    with pytest.warns(ConvergenceWarning, match="1 of 4 layers are not within"):
+        result = initialize_(model, LOSS, batch, target=0.3, rule="layers")
+    assert [row.norm for row in result.after][:3] == pytest.approx([0.3] * 3, rel=0.05)
+    twin = normalized()
+    twin.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        twin[1].weight.mul_(3.0)
+    before, after = (measure(one, LOSS, batch, dropout="freeze")["1"].norm for one in (model, twin))
+    assert before / after == pytest.approx(9.0, rel=0.01)
+
+
+# --- In place, all or nothing, nothing else touched ---
+
+
+@pytest.mark.parametrize("rule", ["network", "layers"])
+def test_undo_and_dry_run_bit_for_bit(rule: str) -> None:
+    model = mlp(4, nn.GELU)
+    before = state(model)
+    planned = initialize_(model, LOSS, digits(), rule=rule, dry_run=True)
+    assert state(model) == before
+    assert not planned.applied
+    with pytest.raises(ValueError, match="nothing to undo"):
+        planned.undo()
+    result = initialize_(model, LOSS, digits(), rule=rule)
+    assert state(model) != before
+    assert result.applied
+    assert result.scales == planned.scales
+    result.undo()
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("moment", [1, 2, 6, 11])
+def test_whatever_is_raised_the_model_is_as_found(failure: type[BaseException], moment: int) -> None:
+    model = mlp(4, nn.Tanh)
+    before, count = state(model), raise_from(2 * moment, failure("stopped"))
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        count()
+        return LOSS(output, target)
+
+    with pytest.raises(failure, match="stopped"):
+        initialize_(model, loss, digits(), lr=1.0)
+    assert state(model) == before
+
+
+def test_an_error_at_the_end_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("at the end")
+
+    model = normalized()
+    before = state(model)
+    monkeypatch.setattr(initialize, "Initialization", fail)
+    with pytest.raises(RuntimeError, match="at the end"):
+        initialize_(model, LOSS, digits())
+    assert state(model) == before
+
+
+def test_generators_modes_gradients_and_buffers_stay_and_seeds_decide() -> None:
+    model = nn.Sequential(*normalized(), nn.Dropout(0.1)).train()
+    model[0].eval()
+    model[1].weight.grad = torch.ones_like(model[1].weight)
+    modes = [module.training for module in model.modules()]
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    states = torch.get_rng_state(), random.getstate(), repr(numpy.random.get_state())  # noqa: NPY002
+    initialize_(model, LOSS, digits(), target=2.0)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (random.getstate(), repr(numpy.random.get_state()))  # noqa: NPY002
+    assert modes == [module.training for module in model.modules()]
+    assert all(torch.equal(*pair) for pair in zip(buffers, model.buffers(), strict=True))
+    assert torch.equal(model[1].weight.grad, torch.ones_like(model[1].weight))
+    models = [mlp(3) for _ in range(3)]
+    for one, seed in zip(models, (4, 4, 5), strict=True):
+        torch.rand(3)
+        initialize_(one, LOSS, digits(), seed=seed)
+    first, second, third = (one[1].weight.detach() for one in models)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
+
+
+def test_frozen_weights_biases_and_layers_left_out_stay() -> None:
+    model = mlp(4)
+    model[3].requires_grad_(False)
+    kept = model[3].weight.clone(), model[3].bias.clone()
+    result = initialize_(model, LOSS, digits(), target=2.0)
+    assert result.converged
+    assert torch.equal(kept[0], model[3].weight)
+    assert torch.equal(kept[1], model[3].bias)
+    assert "3" not in result.scales
+    model = mlp(3)
+    bias = model[1].bias.detach().clone()
+    for options in ({"biases": "keep"}, {"scheme": "keep"}):
+        initialize_(model, LOSS, digits(), target=5.0, **options)
+        assert torch.equal(model[1].bias, bias)
+    initialize_(model, LOSS, digits(), target=5.0, scheme="default")
+    assert not model[1].bias.any()
+    model = mlp(4)
+    weight = model[1].weight.detach().clone()
+    result = initialize_(model, LOSS, digits(), target=1.0, layers=["3", "7"])
+    assert torch.equal(model[1].weight, weight)
+    assert set(result.scales) == {"3", "7"}
+    assert measure(model, LOSS, digits(), layers=["3", "7"]).network.norm == pytest.approx(1.0, rel=0.05)
+
+
+def test_scales_are_what_the_weights_were_multiplied_by_and_tied_weights_once() -> None:
+    model = lstm()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    result = initialize_(model, text_loss, text(), target=0.5, scheme="keep")
+    assert result.plan is None
+    for name, scale in result.scales.items():
+        key = name if name in before else f"{name}.weight"
+        torch.testing.assert_close(dict(model.named_parameters())[key].detach(), before[key] * scale)
+    tied = transformer(tied=True)
+    options = {"target": 8.0, "scheme": "keep", "scaling": "last", "max_sharpening": 2.0}
+    result = initialize_(tied, text_loss, text(), **options)
+    assert tied.head.weight is tied.embed.weight
+    assert [name for name, scale in result.scales.items() if scale != 1] == ["embed"]
+    assert result.converged
+
+
+def test_parametrized_weights_are_written_through_their_parametrization() -> None:
+    model = mlp(3)
+    parametrizations.weight_norm(model[3])
+    parametrizations.spectral_norm(model[5])
+    model.eval()
+    before = state(model)
+    result = initialize_(model, LOSS, digits(), target=1.5)
+    assert result.converged, result.reason
+    assert any("5: the parametrization removes the scale" in note for note in result.notes)
+    assert result.scales["3"] != 1
+    assert measure(model, LOSS, digits()).network.norm == pytest.approx(1.5, rel=0.05)
+    result.undo()
+    assert state(model) == before
+
+
+def test_empty_weights_half_precision_and_active_dropout() -> None:
+    model = mlp(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    result = initialize_(model, LOSS, digits(), target=2.0)
+    assert (result.before, result.converged) == (None, True)
+    images, targets = digits()
+    model = mlp(3).to(torch.bfloat16)
+    result = initialize_(model, LOSS, (images.to(torch.bfloat16), targets), target=2.0)
+    assert model[1].weight.dtype == torch.bfloat16
+    assert result.converged, result.reason
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+    assert initialize_(model, LOSS, digits(), target=2.0).converged
+    assert measure(model, LOSS, digits(), dropout="freeze").network.norm == pytest.approx(2.0, rel=0.05)
+    with pytest.raises(ProblemError, match="active .train mode."):
+        initialize_(model, LOSS, digits(), dropout="refuse")
+
+
+def test_saved_weights_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = transformer(tied=True), transformer(tied=True)
+    result = initialize_(model, text_loss, text(), target=2.0)
+    path = tmp_path / "w.safetensors"
+    result.save_weights(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["w.safetensors"]
+    safetensors.torch.load_model(other, path)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+    with pytest.raises(FileNotFoundError, match="does not exist. Create it first."):
+        result.save_weights(tmp_path / "missing" / "w.safetensors")
+    with pytest.raises(ValueError, match="is not a file"):
+        result.save_weights(tmp_path)
+    dry = initialize_(model, text_loss, text(), dry_run=True)
+    with pytest.raises(ValueError, match="no weights to save"):
+        dry.save_weights(path)
+
+    def fail(model: nn.Module, filename: str) -> None:
+        Path(filename).write_text("half")
+        raise OSError("disk full")
+
+    path.write_text("old")
+    monkeypatch.setattr(safetensors.torch, "save_model", fail)
+    with pytest.raises(OSError, match="disk full"):
+        result.save_weights(path)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
+# --- Never worse than found ---
+
+
+def layer_scaled(final_norm: bool) -> Net:
+    """A vision transformer whose branches start at 1e-5, read at a token that starts at 0."""
+    torch.manual_seed(0)
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        h = torch.cat([net.token.expand(len(x), -1, -1), net.patches(x)], 1)
+        q, k, v = net.qkv(net.norm(h)).chunk(3, -1)
+        h = h + net.scale * net.out(F.scaled_dot_product_attention(q, k, v))
+        return net.head(net.final(h[:, 0]))
+
+    return Net(
+        run, token=nn.Parameter(torch.zeros(1, 1, 8)), patches=nn.Linear(12, 8), norm=nn.LayerNorm(8),
+        qkv=nn.Linear(8, 24), out=nn.Linear(8, 8), scale=nn.Parameter(1e-5 * torch.ones(8)),
+        final=nn.LayerNorm(8) if final_norm else nn.Identity(), head=nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def gated() -> Net:
+    torch.manual_seed(0)
+    parts = {"first": nn.Linear(6, 16), "gate": nn.Parameter(torch.tensor(1e-4)), "head": nn.Linear(16, 3)}
+    return Net(lambda net, x: net.head(net.gate * torch.relu(net.first(x))), **parts)
+
+
+SMALL_BEFORE_A_WEIGHT: dict[str, Any] = {
+    "LayerScale": (lambda: layer_scaled(final_norm=False), normal(8, 4, 12)),
+    "LayerScale and a final norm": (lambda: layer_scaled(final_norm=True), normal(8, 4, 12)),
+    "a gate": (gated, normal(8, 6)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
+@pytest.mark.parametrize("kind", SMALL_BEFORE_A_WEIGHT)
+@pytest.mark.parametrize("rule", ["network", "layers"])
+def test_weights_that_would_be_worse_are_not_kept(kind: str, rule: str) -> None:
+    build, x = SMALL_BEFORE_A_WEIGHT[kind]
+    model = build()
+    before = state(model)
+    result = initialize_(model, LOSS, (x, labels(8)), lr=0.1, rule=rule)
+    assert max(float(parameter.detach().std()) for parameter in model.parameters() if parameter.ndim > 1) < 10
+    if rule == "network":
+        assert not result.converged
+        assert "the old weights were put back" in result.reason
+        assert state(model) == before
+        assert result.after.network.norm == result.before.network.norm
+        assert set(result.scales.values()) == {1.0}
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
+@pytest.mark.parametrize("seed", [at if at < 3 else pytest.param(at, marks=sweep) for at in range(12)])
+def test_a_result_is_never_twice_as_far_from_the_target_as_what_was_found(seed: int) -> None:
+    torch.manual_seed(seed)
+    depth, width = 2 + seed % 4, (8, 16, 32)[seed % 3]
+    layers = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.GELU())]
+    model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), *layers, nn.Linear(width, 3))
+    result = initialize_(model, LOSS, (normal(16, 6), labels(16)), lr=10.0 ** (seed % 5 - 3), seed=seed)
+    before, after = (abs(math.log(one.network.norm / result.target)) for one in (result.before, result.after))
+    assert result.converged or result.scaling == "none" or after <= 2 * before
+
+
+def test_a_loss_that_explodes_puts_the_weights_back() -> None:
+    """A quadratic loss does not saturate: any norm can be reached, at any loss."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    data, before = (normal(8, 6), torch.zeros(8, 3)), state(model)
+    options = {"target": 1e4, "scaling": "all"}
+    with pytest.warns(ConvergenceWarning, match="the loss would be .* the old weights were put back"):
+        initialize_(model, nn.MSELoss(), data, **options)
+    assert state(model) == before
+    assert initialize_(model, nn.MSELoss(), data, **options, max_sharpening=math.inf).converged
+
+
+def test_lsuv_says_when_it_undoes_something_small() -> None:
+    plan = apply_scheme_(gated(), "lsuv", sample=normal(8, 6))
+    assert any("head gets a standard deviation of" in note and "LayerScale" in note for note in plan.notes)
+
+
+# --- Forwards that differentiate ---
+
+
+@pytest.mark.parametrize("scheme", ["auto", "he", "orthogonal", "keep"])
+def test_a_forward_that_differentiates_by_its_inputs_is_initialized(scheme: str) -> None:
+    def physical(net: Any, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        u = net.inner(x)
+        (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        return u + slope.sum(1, keepdim=True)
+
+    torch.manual_seed(0)
+    model = Net(physical, inner=nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)))
+    data = normal(8, 2), torch.zeros(8, 1)
+    result = initialize_(model, nn.MSELoss(), data, target=12.0, scheme=scheme)
+    assert result.converged
+    assert result.after.network.norm == pytest.approx(12.0, rel=0.05)
+    assert not data[0].requires_grad
+
+
+def test_a_forward_that_differentiates_by_its_weights_is_told_the_way_out_and_it_leads_out() -> None:
+    def meta(net: Any, x: Tensor) -> Tensor:
+        weights = [net.first.weight, net.last.weight]
+        inner = F.linear(F.linear(x, weights[0]).tanh(), weights[1]).square().mean()
+        steps = torch.autograd.grad(inner, weights, create_graph=True)
+        return F.linear(F.linear(x, weights[0] - steps[0]).tanh(), weights[1] - steps[1])
+
+    torch.manual_seed(0)
+    model, data = Net(meta, first=nn.Linear(4, 5), last=nn.Linear(5, 3)), (normal(8, 4), labels(8))
+    for scheme in ("auto", "he"):
+        with pytest.raises(ProblemError, match='differentiates by its own weights.*scheme="keep"'):
+            initialize_(model, LOSS, data, lr=0.1, scheme=scheme)
+    assert initialize_(model, LOSS, data, target=0.3, scheme="keep").converged
+
+
+# --- Bad input ---
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"lr": 0.1, "target": 2.0}, r"lr=0.1 and target=2.0 both set the norm .* pass one of them"),
+    ({"lr": 0.0}, "lr=0.0 must be a positive, finite number"),
+    ({"lr": float("nan")}, "lr=nan must be a positive"),
+    ({"lr": "0.1"}, "lr='0.1' must be a positive"),
+    ({"lr": True}, "lr=True must be a positive"),
+    ({"target": -1}, "target=-1 must be a positive"),
+    ({"rule": "layer"}, "rule='layer' is unknown; .* Did you mean 'layers'"),
+    ({"scheme": "kaiming"}, "scheme='kaiming' is unknown; .* Did you mean 'he'"),
+    ({"scaling": "gain"}, "scaling='gain' is unknown; choose from 'auto', 'all', 'last'"),
+    ({"scaling": "last", "rule": "layers"}, "scaling='last' has no meaning for rule='layers'"),
+    ({"rule": "layers", "lr": 0.1, "optimizer": "adam"}, "rule='layers' with optimizer='adam'.*pass target="),
+    ({"optimizer": "lbfgs"}, "optimizer='lbfgs' is unknown"),
+    ({"momentum": 1.0}, "momentum=1.0 must be a number from 0"),
+    ({"curvature": "both"}, "curvature='both' is unknown"),
+    ({"biases": "none"}, "biases='none' is unknown"),
+    ({"residual": "scale"}, "residual='scale' is unknown; .* Did you mean 'scaled'"),
+    ({"dropout": "off"}, "dropout='off' is unknown"),
+    ({"tolerance": 0}, "tolerance=0 must be a relative error"),
+    ({"max_measurements": 0}, "max_measurements=0 must be a whole number, 1 or more"),
+    ({"max_sharpening": 0.5}, "max_sharpening=0.5 must be 1 or more"),
+    ({"seed": -1}, "seed=-1 must be a whole number"),
+    ({"dry_run": 1}, "dry_run=1 must be True or False"),
+    ({"strict": "yes"}, "strict='yes' must be True or False"),
+    ({"layers": "fc9"}, "layers='fc9' fits no parameter"),
+    ({"layers": "1.bias"}, "no weight of two or more dimensions can be set"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    model = mlp(3)
+    before = state(model)
+    with pytest.raises(ProblemError, match=message):
+        initialize_(model, LOSS, digits(), **options)
+    assert state(model) == before
+
+
+def test_models_and_losses_that_cannot_be_initialized_are_refused() -> None:
+    with pytest.raises(ProblemError, match="no weight of two or more dimensions can be set .*frozen"):
+        initialize_(mlp(3).requires_grad_(False), LOSS, digits())
+    linear = nn.Sequential(*mlp(3), nn.LogSoftmax(1))
+    broken = Net(lambda net, x: net.inner(x) + torch.log(torch.zeros(())), inner=mlp(3))
+    for model, loss, message in (
+        (linear, nn.NLLLoss(), "move log_softmax into the loss"),
+        (broken, LOSS, "NaN or inf"),
+    ):
+        before = state(model)
+        with pytest.raises(ProblemError, match=message):
+            initialize_(model, loss, digits())
+        assert state(model) == before

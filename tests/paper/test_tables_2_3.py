@@ -1,0 +1,163 @@
+"""Tables 2 and 3: ratios against dense fp64 autograd, shares of hand-made cases, and what is concluded."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessinit.measurement.quadratic_form import draw_random
+from hessinit.paper.experiments import Setting, find_experiment, run_job
+from hessinit.paper.images import load_images
+from hessinit.paper.networks import glorot_
+from hessinit.paper.tables_2_3 import (
+    APPROXIMATION,
+    CASES,
+    EXACT,
+    QuadraticFormTable,
+    divide,
+    relative_error,
+    share_within,
+)
+from hessinit.problem.problem import Problem
+from hessinit.results.result import Plain
+from hessinit.training.seeds import derive, generator
+from hessinit.training.workers import Job
+
+LOSS = nn.CrossEntropyLoss()
+BOTH = [find_experiment("table-2"), find_experiment("table-3")]
+tables = pytest.mark.parametrize("table", BOTH, ids=lambda table: table.name)
+
+
+def make_setting(
+    table: QuadraticFormTable, seeds: int = 3, variant: str = "", data: str = "digits"
+) -> Setting:
+    return Setting(table.name, data, variant or next(iter(table.variants)), tuple(range(seeds)))
+
+
+def run(table: QuadraticFormTable, setting: Setting, case: str) -> Plain:
+    (job,) = [job for job in table.plan(setting) if job.parameters["case"] == case]
+    return run_job(Job(job.key, (setting, job.parameters)))["value"]
+
+
+def true_ratio(model: nn.Module, batch: tuple[Tensor, Tensor], name: str, direction: Tensor) -> float:
+    """gᵀHg / vᵀH_z v in fp64, by forward derivatives of the loss along the direction."""
+    model, (inputs, labels) = model.double(), (batch[0].double(), batch[1])
+    weight = dict(model.named_parameters())[name]
+
+    def output(step: Tensor) -> Tensor:
+        return torch.func.functional_call(model, {name: weight.detach() + step * direction.double()}, inputs)
+
+    zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    exact = torch.autograd.functional.hessian(lambda step: LOSS(output(step), labels), zero)
+    logits, change = torch.autograd.functional.jvp(output, zero, torch.ones_like(zero))
+    p = logits.softmax(1)
+    form = (p * change.square()).sum(1) - (p * change).sum(1).square()
+    return float(exact / form.mean())
+
+
+@pytest.mark.parametrize("case", ["tanh", "sgd", "gelu", "silu"])
+@tables
+def test_ratios_are_those_of_dense_autograd(table: QuadraticFormTable, case: str) -> None:
+    setting = make_setting(table, seeds=1)
+    found, images, (activation, size) = run(table, setting, case), load_images("digits"), CASES[case]
+    model = table.build(setting.variant, images.shape, activation)
+    glorot_(model, generator(0, "weights"))
+    batch = images.batch(images.draw(size, generator(0, "batch")), flat=table.name == "table-2")
+    problem = Problem(model, LOSS, batch, layers=list(table.rows), seed=derive(0, "directions"))
+    for layer in problem.layers:
+        direction = next(draw_random(problem, layer, 1, 1)).tensor[0]
+        truth = true_ratio(model, batch, layer.parameter, direction)
+        model.float()
+        assert found[layer.name][0] == pytest.approx(truth, rel=2e-3, abs=2e-3)
+
+
+@tables
+def test_relu_is_exact(table: QuadraticFormTable) -> None:
+    for variant in table.variants:
+        by_layer = run(table, make_setting(table, 5, variant), "relu")
+        ratios = [ratio for layer in by_layer.values() for ratio in layer]
+        assert max(abs(ratio - 1) for ratio in ratios) < 1e-4
+        assert share_within(ratios, 0.5, APPROXIMATION) == share_within(ratios, 0.5, EXACT) == (100.0, 0.0)
+
+
+# The first seeds on the digits, as recorded before.
+RECORDED = {
+    "table-2": ("narrow-first", "tanh", {
+        "dense1": [1.20321, 0.425915, -0.3623224], "dense2": [1.151105, 1.010766, 0.1683341],
+        "dense3": [1.236868, 0.5719533, 1.297237], "dense4": [1.161923, 0.9583863, 0.6357803],
+        "dense5": [1.0, 1.0, 1.0],
+    }),
+    "table-3": ("lenet-5", "sgd", {"conv1": [-3.040745, -2.597691], "conv2": [-1.746297, 0.3288388]}),
+}  # fmt: skip
+
+
+@tables
+def test_a_job_gives_the_recorded_numbers(table: QuadraticFormTable) -> None:
+    variant, case, ratios = RECORDED[table.name]
+    found = run(table, make_setting(table, len(next(iter(ratios.values()))), variant), case)
+    for layer, values in ratios.items():
+        assert found[layer] == pytest.approx(values, rel=1e-4)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_shares_of_a_hand_made_case() -> None:
+    ratios = [1.0, 1.5, 2.0, 0.5, 0.0, -1.0, math.inf, 0.4]
+    errors = {
+        APPROXIMATION: [0, 0.5, 1, 0.5, 1, 2, math.inf, 0.6],
+        EXACT: [0, 1 / 3, 0.5, 1, math.inf, 2, 1, 1.5],
+    }
+    for way, expected in errors.items():
+        assert [relative_error(ratio, way) for ratio in ratios] == pytest.approx(expected)
+    assert share_within(ratios, 1.0, APPROXIMATION)[0] == 75.0
+    assert share_within(ratios, 1.0, EXACT) == (62.5, pytest.approx(100 * math.sqrt(0.625 * 0.375 / 8)))
+    assert (divide(2.0, 3.0), divide(-1.0, 0.0), divide(0.0, 0.0)) == (0.6666667, math.inf, 1.0)
+
+
+@tables
+def test_seeds_are_shared_out_among_jobs_each_once(table: QuadraticFormTable) -> None:
+    jobs = table.plan(make_setting(table, seeds=120))
+    assert len({job.key for job in jobs}) == len(jobs) == 3 * len(CASES)
+    for case in CASES:
+        seeds = [seed for job in jobs if job.parameters["case"] == case for seed in job.parameters["seeds"]]
+        assert seeds == list(range(120))
+
+
+@pytest.mark.parametrize("data", ["paper", "digits"])
+@tables
+def test_the_papers_table_divides_as_the_table_says_and_only_its_own_data_are_judged(
+    table: QuadraticFormTable, data: str
+) -> None:
+    setting = make_setting(table, seeds=2, data=table.data[0] if data == "paper" else data)
+    ratios = [0.4, 100.0]  # errors of 0.6 and 99 of the approximation, of 1.5 and 0.99 of the exact value
+    results = {
+        job.key: {layer: [1.0, 1.0] if job.parameters["case"] == "relu" else ratios for layer in table.rows}
+        for job in table.plan(setting)
+    }
+    findings = table.conclude(setting, results)
+    by_way = {"table-2": ([0, 50, 50], [0, 50, 100]), "table-3": ([50, 100, 100], [50, 50, 50])}
+    found = tuple([cell.ours for cell in each.cells[:3]] for each in findings.tables[:2])
+    assert found == by_way[table.name]
+    first = findings.tables[0].cells[0]
+    assert table.relative_to in findings.tables[0].title
+    near = abs(first.ours - first.paper) <= (10 if table.name == "table-2" else 15)
+    assert first.within is (near if data == "paper" else None)
+    assert all(cell.paper is None for each in findings.tables[1:] for cell in each.cells)
+    relu = [cell for each in findings.tables[4:] for cell in each.cells if cell.row.startswith("ReLU: ")]
+    assert len(relu) == 2 * 3 * len(table.rows)
+    assert all((cell.ours, cell.error, cell.unit, cell.n) == (100, 0, "%", 2) for cell in relu)
+    assert ("relative to" in findings.sentences[0]) is (data == "paper")
+    assert "differ by at most 0 of it" in findings.sentences[-2]
+
+
+@tables
+def test_networks_have_the_stated_shapes(table: QuadraticFormTable) -> None:
+    shape = (1, 28, 28) if table.name == "table-2" else (3, 32, 32)
+    model = table.build(next(iter(table.variants)), shape, "tanh")
+    assert [tuple(weight.shape) for weight in model.parameters() if weight.ndim > 1] == {
+        "table-2": [(32, 784), (256, 32), (32, 256), (16, 32), (10, 16)],
+        "table-3": [(32, 3, 3, 3), (32, 32, 3, 3), (120, 32 * 6 * 6), (84, 120), (10, 84)],
+    }[table.name]

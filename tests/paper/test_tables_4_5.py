@@ -1,0 +1,236 @@
+"""Tables 4 and 5: norms against dense fp64 matrices, recorded trainings, and findings from known results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+
+import pytest
+import torch
+from torch import nn
+
+from dense import dense_curvature, ends
+from hessinit.paper.experiments import Setting, find_experiment, run_job
+from hessinit.paper.images import load_images
+from hessinit.paper.networks import dense, glorot_, lenet, normal_
+from hessinit.paper.reference import printed
+from hessinit.paper.tables_4_5 import StdTable, clipped_cross_entropy, measure_norms
+from hessinit.results.result import Plain
+from hessinit.training.workers import Job
+
+TABLE_4, TABLE_5 = find_experiment("table-4"), find_experiment("table-5")
+MNIST = Setting("table-4", "mnist", "two-hidden", (0, 1, 2))
+CROSS_ENTROPY = nn.functional.cross_entropy
+NETWORK = TABLE_4.networks["two-hidden"]
+both = pytest.mark.parametrize("table", [TABLE_4, TABLE_5], ids=["table-4", "table-5"])
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def tiny(std: float) -> nn.Sequential:
+    model = dense([6, 5, 4, 3], "relu")
+    glorot_(model, seeded())
+    for number, name in enumerate(("dense1", "dense2")):
+        normal_(model.get_submodule(name), std, seeded(number + 1))
+    return model
+
+
+def tiny_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(8, 6, generator=seeded(9)), torch.arange(8) % 3
+
+
+@pytest.mark.parametrize("loss", [CROSS_ENTROPY, clipped_cross_entropy])
+@pytest.mark.parametrize("std", [0.1, 2.0])
+def test_dense_norms_are_the_largest_eigenvalues_of_the_dense_matrices(loss: object, std: float) -> None:
+    model = tiny(std)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    found = measure_norms(model, loss, tiny_batch(), ("dense1", "dense2"))
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    for kind, curvature in (("approximate", "gauss-newton"), ("exact", "hessian")):
+        truth = dense_curvature(tiny(std), loss, tiny_batch(), curvature)
+        expected = [ends(truth.layers[name]).norm for name in ("dense1", "dense2")]
+        assert min(expected) > 0
+        assert found[kind] == pytest.approx(expected, rel=1e-3)
+        if kind == "approximate":
+            assert found["network"] == pytest.approx(ends(truth.network).norm, rel=1e-3)
+
+
+def test_kernel_norms_are_the_largest_eigenvalues_of_the_dense_matrices() -> None:
+    model = lenet((1, 8, 8), channels=(2, 3), pool="max", head=(4,), activation="relu")
+    glorot_(model, seeded())
+    batch = load_images("digits").batch(torch.arange(5), flat=False)
+    found = measure_norms(model, CROSS_ENTROPY, batch, ("conv1", "conv2"))
+    for kind, curvature in (("approximate", "gauss-newton"), ("exact", "hessian")):
+        truth = dense_curvature(model, CROSS_ENTROPY, batch, curvature, layers=["conv1", "conv2"])
+        expected = [ends(truth.layers[name]).norm for name in ("conv1", "conv2")]
+        assert found[kind] == pytest.approx(expected, rel=1e-3)
+
+
+def test_norms_grow_as_the_square_of_the_std_and_hessinit_meets_its_target() -> None:
+    images = load_images("digits")
+    for network in (NETWORK, TABLE_4.networks["one-hidden"]):
+        small, large = (network.measure(images, row, 3)["approximate"] for row in ("0.002", "0.006"))
+        assert [b / a for a, b in zip(small, large, strict=True)] == pytest.approx([9, 9], rel=0.01)
+    assert 200 < NETWORK.measure(images, "hessinit", 0)["network"] < 800  # κ / lr = 400 on another batch
+
+
+def test_the_rows_of_a_seed_are_the_same_numbers_scaled_and_layers_are_independent() -> None:
+    images = load_images("digits")
+    small, large = (NETWORK.initialize(images, row, seed=1) for row in ("0.100", "0.500"))
+    for name in NETWORK.swept:
+        weights = [model.get_parameter(f"{name}.weight") for model in (small, large)]
+        torch.testing.assert_close(5 * weights[0], weights[1])
+    assert torch.equal(small.dense3.weight, large.dense3.weight)
+    assert small.dense1.weight.std().item() == pytest.approx(0.1, rel=0.05)
+    assert not any(large.get_parameter(f"dense{number}.bias").any() for number in (1, 2, 3))
+    assert not torch.equal(small.dense1.weight, small.dense2.weight)
+
+
+def test_the_clipped_loss_is_the_logarithm_of_the_clipped_softmax() -> None:
+    outputs = torch.tensor([[2.0, 1.0, 0.0], [30.0, 0.0, 0.0], [0.0, 30.0, 0.0]], dtype=torch.float64)
+    outputs.requires_grad_()
+    value = clipped_cross_entropy(outputs, torch.tensor([1, 0, 0]))
+    usual = -math.log(math.exp(1) / (math.exp(2) + math.exp(1) + 1))
+    expected = (usual - math.log(1 - 1e-7) - math.log(1e-7)) / 3
+    assert value.item() == pytest.approx(expected, rel=1e-12)
+    (gradient,) = torch.autograd.grad(value, outputs)
+    softmax = torch.softmax(outputs[0], 0) - torch.tensor([0, 1, 0])
+    torch.testing.assert_close(gradient[0], softmax / 3)
+    assert not gradient[1:].any()  # the right answer and the wrong one: both beyond a limit
+    model = tiny(1.0)
+    with torch.no_grad():
+        model.dense3.bias.copy_(torch.tensor([100.0, 0.0, 0.0]))
+    found = measure_norms(model, clipped_cross_entropy, tiny_batch(), ("dense1", "dense2"))
+    assert found == {"approximate": [0.0, 0.0], "exact": [0.0, 0.0], "network": 0.0}
+
+
+# Seed 0 on the digits, as recorded before: the training loss, and the first initialization's norms.
+RECORDED = [
+    (TABLE_4, "two-hidden", "0.100", 0.3246669, [0.4674818, 0.3315149], 0.8591851),
+    (TABLE_4, "two-hidden", "hessinit", 0.03966469, [392.2309, 0.08507039], 392.3588),
+    (TABLE_4, "clipped", "1.000", 4.853571, [5.946858, 6.49465], 273.9542),
+    (TABLE_5, "3x3", "0.100", 0.5218647, [0.2192924, 0.4096766], 1.434196),
+    (TABLE_5, "lenet-5", "hessinit", None, [0.3036393, 1.036772], 424.361),
+]
+
+
+@pytest.mark.parametrize(("table", "variant", "row", "loss", "norms", "network"), RECORDED)
+def test_jobs_give_the_recorded_numbers(
+    table: StdTable, variant: str, row: str, loss: float | None, norms: list[float], network: float
+) -> None:
+    setting = Setting(table.name, "digits", variant, (0,))
+    jobs = {job.key: job for job in table.plan(setting)}
+    images = load_images("digits")
+    found = table.networks[variant].measure(images, row, 0)
+    assert found["approximate"] == pytest.approx(norms, rel=1e-3)
+    assert found["network"] == pytest.approx(network, rel=1e-3)
+    if loss is not None:
+        job = jobs[f"training {row} seed 0"]
+        training = run_job(Job(job.key, (setting, job.parameters)))["value"]
+        assert training["training loss"] == pytest.approx(loss, rel=1e-2)
+        assert len(training["curve"]) <= 60
+        assert json.loads(json.dumps(training, allow_nan=False)) == training
+
+
+def test_the_first_of_several_initializations_is_the_trained_one() -> None:
+    table = dataclasses.replace(TABLE_4, restarts=2)
+    setting = Setting("table-4", "digits", "one-hidden", (4,))
+    found = table.run(setting, {"part": "norms", "row": "0.100", "seed": 4})
+    first = table.networks["one-hidden"].measure(load_images("digits"), "0.100", 4)
+    assert [found[name][0] for name in first] == list(first.values())
+    assert found["network"][0] != found["network"][1]
+
+
+@both
+def test_plans_and_configurations(table: StdTable) -> None:
+    for data in table.data:
+        settings = [Setting(table.name, data, variant, (0, 1)) for variant in table.variants]
+        configurations = [table.configure(setting) for setting in settings]
+        assert json.loads(json.dumps(configurations, allow_nan=False)) == configurations
+        assert all(configurations.count(each) == 1 for each in configurations)
+        jobs = table.plan(settings[0])
+        assert len({job.key for job in jobs}) == len(jobs) == len(table.rows) * 2 * 2
+    assert list(printed()[table.name]["rows"]) == list(table.stds)
+
+
+def invented(losses: dict[str, list[Plain]]) -> dict[str, Plain]:
+    """Results whose conclusions are known: norms 100 and 200 times std², exact ones 1 % above."""
+    results: dict[str, Plain] = {}
+    for row in TABLE_4.rows:
+        square = 4 if row == "hessinit" else float(row) ** 2
+        for seed in MNIST.seeds:
+            spread = 1 + 0.1 * seed
+            first, second = 100 * square * spread, 200 * square * spread
+            results[f"norms {row} seed {seed}"] = {
+                "approximate": [[first, second], [first, second]],
+                "exact": [[1.01 * first, 1.01 * second]] * 2,
+                "network": [first + second] * 2,
+            }
+            loss = losses[row][seed]
+            curve = [2.0 + seed, 1.0 + seed] if isinstance(loss, float) else [2.0, "inf"]
+            results[f"training {row} seed {seed}"] = {"steps": 3750, "training loss": loss, "curve": curve}
+    return results
+
+
+def usual_losses() -> dict[str, list[Plain]]:
+    means = dict(zip(TABLE_4.stds, [8.0, 1.2, 0.3, 0.32, 0.4, 0.5], strict=True))
+    losses = {row: [mean + 0.001 * seed for seed in MNIST.seeds] for row, mean in means.items()}
+    return {**losses, "hessinit": [0.2, 0.21, 0.19]}
+
+
+def test_findings_of_known_results() -> None:
+    findings = TABLE_4.conclude(MNIST, invented(usual_losses()))
+    table, scaling, together = findings.tables
+    for row, columns in printed()["table-4"]["rows"].items():
+        for column, number in columns.items():
+            assert table.cell(row, column).paper == number
+            assert table.cell(row, column).within is not None
+    loss, norm = table.cell("0.100", "Training loss"), table.cell("0.100", "Hessian 2")
+    assert (loss.ours, loss.n) == (pytest.approx(0.301), 3)
+    assert loss.error == pytest.approx(0.001 / math.sqrt(3))
+    assert (norm.ours, norm.n) == (pytest.approx(2.2), 6)
+    assert norm.error == pytest.approx(statistics.stdev([2.0, 2.0, 2.2, 2.2, 2.4, 2.4]) / math.sqrt(6))
+    assert table.cell("0.100", "exact 1").ours == pytest.approx(1.01 * 1.1)
+    assert scaling.cell("0.005", "Hessian 1 / std²").ours == pytest.approx(110)
+    assert scaling.cell("power of the std", "Hessian 2 / std²").ours == pytest.approx(2)
+    assert together.cell("hessinit", "lr · network").ours == pytest.approx(0.01 * 4 * 300 * 1.1)
+    best, ranks, ours = findings.sentences
+    assert "0.100 ends with the lowest training loss, 0.301 ± 0.0006 (n = 3)." in best
+    assert "are 1.1 and 2.2, within a factor of 2.2 of it" in best
+    # |ln ‖H‖| of the first weight: 4.7 3.3 0.1 0.5 1.3 5.9, ranks 5 4 1 2 3 6 against 6 5 1 2 3 4.
+    assert "ρ = 0.83 (p = 0.058) for the first weight" in ranks
+    assert "ends with 0.2 ± 0.006 (n = 3); the difference from std 0.100" in ours
+    assert "is -0.101 ± 0.006, seed by seed" in ours
+    (figure,) = findings.figures
+    assert (figure.name, figure.log_y) == ("figure-1", True)
+    assert [curve.name for curve in figure.curves] == [*(f"std {row}" for row in TABLE_4.stds), "hessinit"]
+    assert (figure.curves[0].x, figure.curves[0].y) == ((31.5, 94.5), (3.0, 2.0))  # chunks of 63 steps
+    assert figure.curves[0].error == pytest.approx([1 / math.sqrt(3)] * 2)
+
+
+def test_a_training_that_broke_off_ranks_last_and_its_curve_ends() -> None:
+    findings = TABLE_4.conclude(MNIST, invented({**usual_losses(), "1.000": [8.0, "nan", "inf"]}))
+    cell = findings.tables[0].cell("1.000", "Training loss")
+    assert not math.isfinite(cell.ours)
+    assert cell.within is False
+    assert "ρ = 0.83" in findings.sentences[1]
+    curve = findings.figures[0].curves[0]
+    assert (curve.x, curve.y) == ((31.5,), (2.0,))  # up to where the first seed broke off
+
+
+def test_no_curvature_and_one_seed_do_not_stop_the_conclusion() -> None:
+    results = invented(usual_losses())
+    flat = {"approximate": [[0.0, 0.0]] * 2, "exact": [[0.0, 0.0]] * 2, "network": [0.0] * 2}
+    for seed in MNIST.seeds:
+        results[f"norms 0.100 seed {seed}"] = flat
+    findings = TABLE_4.conclude(MNIST, results)
+    assert findings.tables[0].cell("0.100", "Hessian 1").ours == 0
+    assert math.isnan(findings.tables[1].cell("power of the std", "Hessian 1 / std²").ours)
+    alone = TABLE_4.conclude(dataclasses.replace(MNIST, seeds=(0,)), invented(usual_losses()))
+    assert alone.tables[0].cell("0.100", "Training loss").error is None
+    assert alone.figures[0].curves[0].error is None
+    assert "nan" not in " ".join(alone.sentences)

@@ -1,0 +1,337 @@
+"""Documents of comparisons and sweeps: what they say of runs whose results were worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import pytest
+
+from hessinit.present import describe, draw, to_text
+from hessinit.present.comparison import collect_notes, conclude_comparison, rank_schemes, regrets
+from hessinit.present.document import Document, HeatMap, LineChart, Series, Table
+from hessinit.results.comparison import Comparison
+from result_examples import (
+    example_comparison,
+    example_sweep,
+    make_comparison,
+    make_run,
+    make_sweep,
+    two_schemes,
+)
+
+COMPARED = """\
+ scheme         lr 0.1             lr 1   ‖H‖   best lr
+────────────────────────────────────────────────────────
+ lsuv      1.50 ± 0.10   0.550 ± 0.050*     4         1
+ he       1.10 ± 0.10*            ✗ 1/2     4       0.1
+
+lsuv has the lowest final loss: 0.550 ± 0.050 at lr 1; next he, 1.10 ± 0.10 at
+lr 0.1.
+lsuv is least sensitive to the learning rate: its loss is 1.16× the lowest at
+each rate, on average over 2 rates; next he, 1.56×, within two standard errors
+(diverged runs count as untrained).
+Final loss: the mean training loss of the last 10 steps, ± its standard error
+over seeds; * lowest at that rate; ✗ diverged (seeds). ‖H‖: of the network at
+initialization.
+2 schemes × 2 rates × 2 seeds = 8 runs of 20 steps in 1.5 s: sgd, batches of 8
+from 100 examples."""
+
+SWEPT = """\
+  std   fc1   network   lr·‖H‖   loss after 20 steps
+─────────────────────────────────────────────────────
+    1    40        80        8                 ✗ 2/2
+  0.1     4         8      0.8          1.10 ± 0.10*
+ 0.01   0.1       0.2     0.02              1.90 ± 0
+
+The final loss is lowest at std 0.1: 1.10 ± 0.10, where lr·‖H‖ = 0.8 at
+initialization.
+std 1 diverges.
+Final loss: the mean training loss of the last 10 steps, ± its standard error
+over seeds; * lowest; ✗ diverged (seeds). ‖H‖: of the layers and the network at
+initialization.
+3 stds × 1 rate × 2 seeds = 6 runs of 20 steps in 1.5 s: sgd, batches of 8 from
+100 examples."""
+
+SWEEP = make_sweep(
+    {1.0: (math.inf, math.inf), 0.1: (1.0, 1.2), 0.01: (1.9, 1.9)}, {1.0: 80.0, 0.1: 8.0, 0.01: 0.2}
+)
+
+
+def verdict(comparison: Comparison) -> str:
+    return " ".join(conclude_comparison(comparison))
+
+
+def chart(document: Document, name: str) -> LineChart:
+    found = document.chart(name)
+    assert isinstance(found, LineChart)
+    return found
+
+
+def line(found: LineChart, name: str) -> Series:
+    (one,) = [series for series in found.series if series.name == name and series.symbol != "cross"]
+    return one
+
+
+@pytest.mark.parametrize(("comparison", "text"), [(two_schemes(), COMPARED), (SWEEP, SWEPT)])
+def test_the_text_is_this(comparison, text):
+    assert to_text(comparison, 80) == text
+
+
+@pytest.mark.parametrize("made_up", [example_comparison(), example_sweep()])
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_every_width_is_kept_and_the_best_rate_stays(made_up, width):
+    text = to_text(made_up, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert ("lr 0.3" if made_up.kind == "compare" else "loss after") in text.splitlines()[0]
+    assert ("Left out of" in text) == (width < 80)
+
+
+def test_more_rates_than_have_room_are_without_errors_in_a_terminal_and_with_them_on_a_page():
+    tables = [block for block in describe(example_comparison()).blocks if isinstance(block, Table)]
+    (short,), (whole,) = ([t for t in tables if not getattr(t, one)] for one in ("page_only", "text_only"))
+    assert [column.heading for column in short.columns] == [column.heading for column in whole.columns]
+    assert not any("±" in cell for column in short.columns for cell in column.cells)
+    assert any("±" in cell for column in whole.columns for cell in column.cells)
+
+
+def test_the_verdict_agrees_with_the_runs():
+    comparison = example_comparison()
+    means = {}
+    for scheme in comparison.schemes:
+        for rate in comparison.learning_rates:
+            runs = [r for r in comparison.runs if (r.scheme, r.learning_rate) == (scheme, rate) and r.applies]
+            if runs and not any(run.diverged for run in runs):
+                means[scheme, rate] = statistics.fmean(run.final_loss for run in runs)
+    best, rate = min(means, key=lambda pair: means[pair])
+    assert verdict(comparison).startswith(f"{best} has the lowest final loss: {means[best, rate]:.5f}")
+    assert f"at lr {rate:g}; next" in verdict(comparison)
+    by_scheme = {scheme: min(means[pair] for pair in means if pair[0] == scheme) for scheme, _ in means}
+    assert rank_schemes(comparison) == (*sorted(by_scheme, key=lambda s: by_scheme[s]), "fixup")
+
+
+def at_rates(**losses) -> dict:
+    """One seed for each scheme and the rates 0.1, 1, …"""
+    return {(one, 10.0 ** (at - 1)): (loss,) for one, some in losses.items() for at, loss in enumerate(some)}
+
+
+def at_one_rate(**losses) -> dict:
+    return {(scheme, 0.1): some for scheme, some in losses.items()}
+
+
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        (
+            at_one_rate(a=(1.0, 1.2), b=(1.1, 1.3), c=(1.9, 1.91)),
+            "a and b tie at lr 0.1: 1.10 ± 0.10 and 1.20 ± 0.10, within two standard errors.",
+        ),
+        (at_one_rate(a=(1.0,), b=(1.0,)), "a and b tie at lr 0.1: 1.00 and 1.00, equal losses (one seed: no"),
+        (
+            at_one_rate(a=(1.0,), b=(1.01,)),
+            "a has the lowest final loss at lr 0.1 (one seed: no error",
+        ),
+        (at_one_rate(a=(1.0,), b=(1.01,), c=(INF,)), "next b, 1.01. c diverges at every learning rate."),
+        (at_one_rate(a=(1.0, 1.1), b=(None, None)), "Only a trains: final loss 1.05 ± 0.05 at lr 0.1."),
+        (
+            at_one_rate(a=(1.0, 1.1), b=(1.0, INF)),
+            "b diverges at every learning rate with at least one",
+        ),
+        (  # a: √(1/0.5 · 1) = 1.41; b: √(1 · 2/0.1) = 4.47
+            at_rates(a=(1.0, 0.1), b=(0.5, INF)),
+            "its loss is 1.41× the lowest at each rate, on average over 2 rates; next b, 4.47× (diverged",
+        ),
+        (  # a: √(1 · 2/1.9) = 1.03; b: √(1/0.1 · 1) = 3.16
+            at_rates(a=(0.1, INF), b=(1.0, 1.9)),
+            "but it diverges at lr 1; b trains at every rate at which another does: 3.16×.",
+        ),
+        (at_rates(a=(1.0, 0.1, INF), b=(1.5, INF, INF)), "on average over 2 rates; next b,"),
+        (at_one_rate(a=(INF, math.nan), b=(None, None)), "No scheme trains at lr 0.1; try a lower rate."),
+        (at_one_rate(a=(INF, 1.0)), "No scheme trains with every seed at lr 0.1; try a lower rate."),
+        (at_one_rate(a=(None, None)), "No scheme applies to this model; the notes say why."),
+    ],
+)
+def test_the_verdict_names_winners_ties_and_divergences(losses, said):
+    assert said in verdict(make_comparison(losses))
+
+
+def test_an_initial_loss_that_is_not_finite_is_not_blamed_on_the_rate():
+    runs = (make_run("a", 0.1, 0, math.nan, first_loss=math.nan),)
+    assert "initial loss is not finite" in verdict(make_comparison({("a", 0.1): (math.nan,)}, runs=runs))
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ({0.2: (1.0, 1.2), 0.1: (1.1, 1.3)}, "std 0.1 ties with it, within two standard errors."),
+        ({0.2: (math.inf, 1.0, 1.0), 0.1: (1.0, 1.1, 1.2)}, "std 0.2 diverges with 1 of 3 seeds."),
+        ({0.2: (math.inf,), 0.1: (math.inf,)}, "No std trains at lr 0.1; try a lower rate."),
+    ],
+)
+def test_a_sweep_names_ties_and_divergences(losses, said):
+    assert verdict(make_sweep(losses, {0.2: 2.0, 0.1: 1.0})).endswith(said)
+
+
+def test_regret_is_the_mean_logarithm_over_the_rates_and_a_divergence_counts_as_untrained():
+    losses = {("a", 0.1): (1.0,), ("a", 1.0): (0.1,), ("b", 0.1): (1.5,), ("b", 1.0): (math.inf,)}
+    found = regrets(make_comparison({**losses, ("a", 9.0): (math.inf,), ("b", 9.0): (math.nan,)}))
+    assert found["a"].mean == pytest.approx(0.0)
+    assert found["b"].mean == pytest.approx((math.log(1.5) + math.log(2.0 / 0.1)) / 2)  # the first loss is 2
+    assert math.isnan(found["b"].error)
+    assert regrets(make_comparison({("a", 0.1): (-1.0,), ("b", 0.1): (0.5,)})) == {}
+
+
+def test_a_divergence_never_counts_less_than_training():
+    shared = {"first_loss": 500.0, "diverged": False}
+    runs = (make_run("low", 0.1, 0, 0.5), make_run("low", 1.0, 0, math.inf))
+    runs += (make_run("high", 0.1, 0, 6.0, **shared), make_run("high", 1.0, 0, 4.0, **shared))
+    losses = {(run.scheme, run.learning_rate): (run.final_loss,) for run in runs}
+    found = regrets(make_comparison(losses, runs=runs))
+    assert found["low"].mean == pytest.approx(0.0)
+    assert found["high"].mean == pytest.approx(math.log(6 / 0.5) / 2)
+
+
+def test_the_heat_map_has_the_loss_of_each_scheme_at_each_rate_and_none_of_what_diverged():
+    found = describe(two_schemes()).chart("heat map")
+    assert isinstance(found, HeatMap)
+    assert (list(found.rows), found.columns) == (["lsuv", "he"], ["0.1", "1"])
+    assert found.values[0] == pytest.approx([1.5, 0.55])
+    assert found.values[1] == pytest.approx([1.1, math.nan], nan_ok=True)
+    assert found.texts == [["1.50", "0.550"], ["1.10", "✗ 1/2"]]
+    assert found.marked == [[False, True], [True, False]]
+    assert found.details[0][1] == "± 0.05 over 2 seeds; lr·‖H‖ = 4 at initialization"
+    assert found.details[1][1] == "1 of 2 seeds diverged; lr·‖H‖ = 4 at initialization"
+    assert found.description.endswith("Lowest at lr 0.1: he; lr 1: lsuv.")
+
+
+def test_a_curve_is_the_median_over_seeds_with_their_range_and_a_cross_for_those_that_diverge():
+    losses = [(2.0, 1.0), (2.0, 1.2), (2.0, 1.9)]
+    runs = [make_run("a", 0.1, seed, each[1], losses=each) for seed, each in enumerate(losses)]
+    runs.append(make_run("a", 0.1, 3, math.inf, losses=(2.0, 50.0)))
+    found = chart(describe(make_comparison({("a", 0.1): (1.0,) * 4}, runs=tuple(runs))), "losses")
+    curve = line(found, "a")
+    assert (curve.x, curve.y, curve.low, curve.high) == ([0.5, 1.5], [2.0, 1.2], [2.0, 1.0], [2.0, 1.9])
+    (cross,) = [series for series in found.series if series.symbol == "cross"]
+    assert (cross.x, cross.y, cross.details) == ([1.5], [found.y_range[1]], ["1 of 4 seeds diverged"])
+    assert not cross.in_legend
+
+
+def test_a_line_that_explodes_ends_at_the_top_and_all_rates_share_an_axis():
+    losses = (2.0, 4.0, 20.0, 90.0, math.inf)
+    runs = (make_run("a", 1.0, 0, math.inf, losses=losses), make_run("b", 1.0, 0, 4.5))
+    found = chart(describe(make_comparison({("a", 1.0): (1.0,), ("b", 1.0): (4.5,)}, runs=runs)), "losses")
+    top = found.y_range[1]
+    assert 4.5 < top < 20
+    assert line(found, "a").y == [2.0, 4.0, top]
+    cross = next(series for series in found.series if series.symbol == "cross")
+    assert (cross.name, cross.x, cross.y) == ("a", line(found, "a").x[-1:], [top])
+    document = describe(two_schemes())
+    assert chart(document, "lr 0.1").y_range == chart(document, "lr 1").y_range
+
+
+def test_each_scheme_is_shown_at_its_own_best_rate_and_all_at_each_rate():
+    losses = {("he", 0.1): (1.0,), ("he", 1.0): (1.5,), ("lsuv", 0.1): (1.4,), ("lsuv", 1.0): (0.5,)}
+    document = describe(make_comparison({**losses, ("bad", 0.1): (9.0,), ("bad", 1.0): (9.0,)}))
+    assert [series.name for series in chart(document, "losses").series] == ["lsuv, lr 1", "he, lr 0.1"]
+    assert chart(document, "losses").description.endswith("Final losses: lsuv 0.5, he 1.")
+    assert [series.name for series in chart(document, "lr 1").series[:2]] == ["lsuv", "he"]
+    with pytest.raises(ValueError, match="there is no chart 'lr 9' here; there are 'heat map', 'losses'"):
+        document.chart("lr 9")
+
+
+def test_the_curvature_stands_beside_the_stability_limit_of_sgd():
+    found = chart(describe(two_schemes()), "norms")
+    assert line(found, "he").y == [4.0, 4.0]
+    assert line(found, "he").details == ["lr·‖H‖ = 0.4", "lr·‖H‖ = 4"]
+    assert line(found, "stability limit 2/lr").y == [20.0, 2.0]
+    adam = chart(describe(replace(two_schemes(), optimizer="adam")), "norms")
+    assert [series.name for series in adam.series] == ["lsuv", "he"]
+    layers = chart(describe(two_schemes()), "layers")
+    assert (layers.layers, layers.series[0].y) == (("fc1", "fc2"), [3.0, 1.0])
+    warm = describe(make_comparison({("he", 0.1): (1.0,), ("he+warmup", 0.1): (0.9,)}))
+    assert [series.name for series in chart(warm, "layers").series] == ["he"]
+
+
+def test_a_sweep_shows_losses_with_errors_over_the_curvature_and_every_layer():
+    document = describe(make_sweep({1.0: (math.inf, 0.5), 0.1: (1.0, 1.2)}, {1.0: 80.0, 0.1: 8.0}))
+    layers = chart(document, "layers")
+    assert (layers.layers, [list(series.y) for series in layers.series]) == (("fc1",), [[40.0], [4.0]])
+    found = chart(document, "final losses")
+    trained = line(found, "std 0.1")
+    assert (*trained.x, *trained.y, *trained.low, *trained.high) == pytest.approx((0.8, 1.1, 1.0, 1.2))
+    (cross,) = [series for series in found.series if series.symbol == "cross"]
+    assert (cross.x, cross.y) == (pytest.approx([8.0]), [math.inf])
+    assert cross.details == ["1 of 2 seeds diverged"]
+    assert [(rule.value, rule.upright) for rule in found.rules] == [(2.0, True)]
+    with pytest.raises(ValueError, match="one learning rate, so there is no heat map"):
+        document.chart("heat map")
+
+
+def test_the_table_sorts_by_the_numbers_behind_its_texts():
+    (table,) = [block for block in describe(two_schemes()).blocks if isinstance(block, Table)]
+    columns = {column.heading: column for column in table.columns}
+    assert columns["lr 1"].keys == pytest.approx([0.55, math.nan], nan_ok=True)
+    assert columns["lr 1"].marks == ["best", "diverged"]
+    assert (columns["best lr"].keys, columns["‖H‖"].keys) == ([1.0, 0.1], [4.0, 4.0])
+
+
+def test_a_scheme_that_depends_on_the_rate_has_a_range_of_norms():
+    rates = {0.1: 1.0, 1.0: 0.5}
+    runs = tuple(make_run("ours", rate, 0, loss, norms={"network": 2 / rate}) for rate, loss in rates.items())
+    losses = {("ours", rate): (loss,) for rate, loss in rates.items()}
+    assert " 2 … 20 " in to_text(make_comparison(losses, rate_dependent=("ours",), runs=runs), 100)
+
+
+def test_notes_that_differ_only_in_numbers_appear_once_and_many_are_counted():
+    runs = tuple(make_run("a", 0.1, seed, 1.0, note=f"stopped at {seed + 0.5}") for seed in range(3))
+    comparison = make_comparison({("a", 0.1): (1.0,) * 3}, runs=runs, notes=("read from a folder",))
+    assert collect_notes(comparison) == [
+        "read from a folder.",
+        "a in 3 of 3 runs, for example: stopped at 0.5.",
+    ]
+    many = replace(comparison, notes=tuple(f"note {letter}" for letter in "abcdefgh"))
+    assert collect_notes(many)[-2:] == ["note e.", "4 more notes are in the runs."]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("__main__.<lambda>", "your optimizer"), ("__main__.lion", "lion")]
+)
+def test_an_optimizer_without_a_name_is_the_user_s(name, shown):
+    assert f"s: {shown}, batches of 8" in to_text(make_comparison({("a", 0.1): (1.0,)}, optimizer=name), 100)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        {("a", 0.1): (math.inf,)},
+        {("a", 0.1): (None,)},
+        {("a", 0.1): (0.0,), ("b", 0.1): (1.0,)},
+        {("a", 0.1): (-3.0,), ("b", 0.1): (1e-300,)},
+        {("", 0.1): (1.0,), ("[red]\x1b[2J", 0.1): (math.nan,)},
+    ],
+)
+def test_extremes_are_shown_all_the_same(losses):
+    bare = make_comparison(losses, runs=tuple(replace(r, norms=None) for r in make_comparison(losses).runs))
+    for comparison in (make_comparison(losses), bare):
+        text = to_text(comparison, 80)
+        assert "\x1b" not in text
+        for each in describe(comparison).charts:
+            draw(comparison, each.name)[0].figure.savefig("/dev/null", format="png")
+            plt.close("all")
+    assert "‖H‖" not in to_text(bare, 80)
+
+
+def test_the_figure_has_the_numbers_of_the_document():
+    (ax,) = draw(example_comparison(), "lr 0.1")
+    found = chart(describe(example_comparison()), "lr 0.1")
+    drawn = {drawn.get_label(): drawn for drawn in ax.get_lines()}
+    for series in found.series:
+        assert list(drawn[series.name].get_ydata()) == list(series.y)
+        assert list(drawn[series.name].get_xdata()) == list(series.x)
+    assert tuple(ax.get_ylim()) == found.y_range
+    plt.close("all")

@@ -1,0 +1,221 @@
+"""Documents of tracked runs: the course of the sharpness, its stability limit, divergence and cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import pytest
+
+from hessinit.present import describe, draw, to_text
+from hessinit.present.document import HeatMap, LineChart, Table
+from hessinit.present.track_record import conclude_tracking, find_divergence, step_charts
+from hessinit.results.track_record import Tracking
+from result_examples import example_tracking, make_point
+
+TRACKED = """\
+ step    loss   training loss    lr    ‖H‖   lr·‖H‖   lr / limit   sharpest layer
+──────────────────────────────────────────────────────────────────────────────────
+    0    2.35                   0.1      3      0.3         0.15   fc3
+   60    1.21            1.21   0.1   6.68    0.668         0.33   fc3
+  120   0.619           0.619   0.1   14.9     1.49         0.74   fc3
+  180   0.318           0.318   0.1   19.5     1.95         0.98   fc3
+  240   0.163           0.163   0.1   20.6     2.06         1.03   fc3
+
+The sharpness ‖H‖ rose, from 3 at step 0 to 20.6 at step 240.
+lr·‖H‖ reached the stability limit (2 for SGD) at step 240; 1 of 5 measurements was at or above it.
+5 measurements of the Gauss-Newton matrix on 256 examples took 3.3 % of 3 s."""
+
+
+def with_points(*points, **changes) -> Tracking:
+    return replace(example_tracking(), points=points, **changes)
+
+
+def charts(tracking: Tracking) -> dict[str, LineChart]:
+    return {chart.name: chart for chart in describe(tracking).charts}
+
+
+def test_the_text_is_this_and_a_narrow_one_leaves_out_columns():
+    whole = example_tracking()
+    tracking = replace(whole, points=whole.points[::3], every=60)
+    assert to_text(tracking, 100) == TRACKED
+    narrow = to_text(tracking, 60)
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert "Left out of 60 columns: sharpest layer, training loss." in narrow
+
+
+def test_many_points_are_thinned_in_a_terminal_and_on_the_page_all_are_there():
+    tracking = example_tracking(points=101)
+    assert "20 of 101 measurements are shown; .points has all." in to_text(tracking, 100)
+    tables = [block for block in describe(tracking).blocks if isinstance(block, Table)]
+    assert [len(table.columns[0].cells) for table in tables] == [20, 101]
+    assert (tables[0].columns[0].cells[0], tables[0].columns[0].cells[-1]) == ("0", "2000")
+
+
+@pytest.mark.parametrize(
+    ("points", "verdict"),
+    [
+        ([], "Nothing was measured."),
+        ([make_point(0, math.nan)], "No measurement succeeded."),
+        ([make_point(0, math.inf)], "‖H‖ was not finite at any measurement."),
+        ([make_point(0, 3.14159)], "‖H‖ = 3.14 at step 0."),
+        (
+            [make_point(0, 8.0), make_point(9, 2.0)],
+            "The sharpness ‖H‖ fell, from 8 at step 0 to 2 at step 9.",
+        ),
+        (
+            [make_point(0, 2.0), make_point(5, 9.0), make_point(9, 2.1)],
+            (
+                "The sharpness ‖H‖ stayed about the same, from 2 at step 0 to 2.1 at step 9, with a peak of "
+                "9 at step 5."
+            ),
+        ),
+        (
+            [make_point(0, 2.0, 0.1), make_point(9, 4.0, 0.2)],
+            (
+                "For the measured weights lr stayed below the stability limit of SGD: at most 20 % of it, at "
+                "step 9."
+            ),
+        ),
+        (
+            [make_point(0, 8.0), make_point(3, math.nan), make_point(9, 2.0)],
+            "1 of 3 measurements failed.",
+        ),
+        (
+            [make_point(0, 8.0), make_point(3, math.nan), make_point(9, math.nan)],
+            "No measurement succeeded from step 3 on; training may have diverged.",
+        ),
+        (  # the exact Hessian may curve down more than up: ‖H‖ counts that, the limit does not
+            [make_point(0, 30.0, 1.0), make_point(5, 32.0, 1.6), make_point(9, 31.0, 1.24)],
+            "lr·‖H‖ was at or above the stability limit (2 to 3 for SGD) at every measurement.",
+        ),
+    ],
+)
+def test_the_verdict_says_how_the_sharpness_changed_and_where_it_met_its_limit(points, verdict):
+    assert conclude_tracking(with_points(*points))[-1] == verdict
+
+
+def test_the_crossing_agrees_with_the_points():
+    tracking = example_tracking()
+    above = [point.step for point in tracking.points if 0.1 * point.norm >= 2]
+    said = conclude_tracking(tracking)[1]
+    assert f"at step {above[0]}; {len(above)} of 13 measurements were at or above it" in said
+    assert tracking.crossings[0] == above[0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "end"),
+    [
+        ((2.0, 9.0, math.inf), (3, math.inf)),
+        ((2.0, math.nan, math.nan), (2, math.nan)),
+        ((2.0, math.inf, 3.0), None),  # a step was skipped, and training went on
+        ((), None),
+    ],
+)
+def test_training_diverged_if_its_losses_end_without_a_finite_one(losses, end):
+    tracking = with_points(make_point(0, 3.0), losses=tuple(enumerate(losses, start=1)))
+    assert str(find_divergence(tracking)) == str(end)
+    assert describe(tracking).tone == ("plain" if end is None else "bad")
+    if end:
+        assert (
+            conclude_tracking(tracking)[0] == f"Training diverged: the loss became {end[1]} at step {end[0]}."
+        )
+
+
+def test_the_loss_of_a_point_counts_where_the_losses_were_thinned():
+    last = make_point(7, 3.0, training_loss=math.inf)
+    assert find_divergence(with_points(last, losses=((1, 2.0),))) == (7, math.inf)
+
+
+def test_the_tone_is_fair_at_the_limit_and_plain_below():
+    assert describe(example_tracking()).tone == "fair"
+    assert describe(example_tracking(points=5)).tone == "plain"
+    assert describe(with_points(make_point(0, math.inf), make_point(1, math.nan))).tone == "bad"
+
+
+def test_measurements_that_were_skipped_are_counted():
+    whole = example_tracking()  # 13 points, one every 20 steps
+    assert "skipped" not in to_text(whole)
+    few = replace(whole, points=tuple(whole.points[at] for at in (0, 3, 4, 12)))
+    skipped = "9 of 13 measurements, one every 20 steps, were skipped to stay within max_overhead = 0.1;"
+    assert skipped in " ".join(to_text(few).split())
+    assert "skipped" not in to_text(replace(few, max_overhead=1.0))
+
+
+def test_the_charts_hold_the_numbers_of_the_record():
+    tracking = example_tracking()
+    found = charts(tracking)
+    assert list(found) == ["sharpness", "loss", "limit", "layers"]
+    assert list(found["loss"].series[0].y) == [loss for _, loss in tracking.losses]
+    assert list(found["sharpness"].series[0].y) == [point.norm for point in tracking.points]
+    assert found["sharpness"].rules[0].value == pytest.approx(20.0)  # 2/lr
+    assert list(found["limit"].series[0].y) == [point.lr_over_limit for point in tracking.points]
+    assert [series.name for series in found["layers"].series] == ["fc1", "fc2", "fc3"]
+    assert found["sharpness"].description == "Over the steps: ‖H‖ from 3 to 20.6; stability limit 20."
+    numbers = {number.label: number.text for number in describe(tracking).numbers}
+    assert numbers == {"‖H‖ at the end": "20.6", "highest lr / limit": "1.03", "spent measuring": "8.7 %"}
+
+
+def test_a_limit_that_moves_is_a_curve():
+    points = [
+        replace(one, lr_over_limit=one.lr_over_limit * (1 + one.step)) for one in example_tracking().points
+    ]
+    found = charts(with_points(*points))["sharpness"]
+    assert [(series.name, series.dashed) for series in found.series] == [
+        ("‖H‖", False),
+        ("stability limit", True),
+    ]
+    assert list(found.series[1].y) == pytest.approx([point.stable_norm for point in points])
+    assert not found.rules
+
+
+def test_two_runs_are_drawn_together():
+    found = step_charts([("default", example_tracking(speed=0.2)), ("hessinit", example_tracking())])
+    assert [[series.name for series in chart.series] for chart in found] == [["default", "hessinit"]] * 3
+    assert len({series.color for series in found[0].series}) == 2
+
+
+def test_many_layers_are_a_heat_map():
+    many = {f"layer{number}": float(number + 1) for number in range(30)}
+    points = [replace(one, layers=many) for one in example_tracking(points=90).points]
+    found = describe(with_points(*points)).chart("layers")
+    assert isinstance(found, HeatMap)
+    assert (len(found.rows), len(found.columns)) == (30, 40)
+
+
+def test_without_a_rate_there_are_no_columns_of_rates():
+    tracking = with_points(make_point(0, 3.0), make_point(9, math.nan, note="gone"), optimizer="")
+    text = to_text(replace(tracking, notes=("Step 9: gone",)), 80)
+    assert text.splitlines()[0].split() == ["step", "loss", "‖H‖"]
+    assert "limit" not in text
+    assert "nan" in text
+    assert "Note: Step 9: gone" in text
+    rough = to_text(with_points(make_point(0, 3.0, converged=False, note="in eval mode")), 80)
+    assert "~3" in rough
+
+
+@pytest.mark.parametrize(
+    "tracking",
+    [
+        Tracking(curvature="hessian"),
+        with_points(make_point(0, math.nan), make_point(1, math.inf, math.inf), make_point(2, 0.0, 0.0)),
+        with_points(
+            make_point(0, 3.0, layers={"[red]\x1b[2J": 1.0}), notes=("\x07",), losses=((1, math.nan),)
+        ),
+    ],
+)
+def test_odd_records_are_shown_all_the_same(tracking):
+    assert not {"\x1b", "\x07"} & set(to_text(tracking, 100))
+    for chart in describe(tracking).charts:
+        draw(tracking, chart.name)[0].figure.savefig("/dev/null", format="png")
+        plt.close("all")
+
+
+def test_the_figure_has_the_numbers_of_the_document():
+    tracking = example_tracking()
+    (ax,) = draw(tracking)
+    drawn = {line.get_label(): line for line in ax.get_lines()}
+    assert list(drawn["‖H‖"].get_ydata()) == [point.norm for point in tracking.points]
+    assert list(drawn["stability limit 20"].get_ydata()) == pytest.approx([20.0, 20.0])
+    plt.close("all")

@@ -1,0 +1,373 @@
+"""What a tracker refuses, how it keeps to its time, and training with the tracker built in."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from training_loops import LOSS, FakeClock, batches, tracked, train
+
+import tiny
+from hessinit import ProblemError, Tracking, track
+from hessinit.training.track import Budget
+from hessinit.training.train_and_track import train_and_track
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every=0 must be a whole number, 1 or more"),
+        ({"every": 2.5}, "every=2.5 must be a whole number"),
+        ({"max_overhead": 2}, "max_overhead=2 must be a number above 0, up to 1"),
+        ({"max_overhead": 0}, "max_overhead=0 must be a number above 0"),
+        ({"max_overhead": True}, "max_overhead=True must be"),
+        ({"max_overhead": math.nan}, "max_overhead=nan must be"),
+        ({"path": "missing/curvature.jsonl"}, "the folder missing does not exist. Create it first"),
+        ({"path": "."}, "is a folder; give the name of a file"),
+        ({"path": 3}, "path is a int; it must be the name of a file"),
+        ({"path": None, "resume": True}, "resume=True needs the file to continue"),
+        ({"resume": "yes"}, "resume='yes' must be True or False"),
+        ({"curvature": "hessain"}, "Did you mean 'hessian'"),
+        ({"tolerance": 0}, "tolerance=0 must be a relative error"),
+        ({"lr": -1.0}, "lr=-1.0 must be a finite number above 0"),
+        ({"optimizer": "adma"}, "optimizer='adma' is unknown.* Did you mean 'adam'"),
+        ({"optimizer": torch.optim.SGD}, "Pass an instance, not the class"),
+        ({"optimizer": 3}, "optimizer is a int; it must be a torch.optim"),
+        ({"layers": "conv*"}, "layers='conv\\*' fits no parameter"),
+        ({"log_to": "tensorboard"}, "log_to='tensorboard' is unknown; pass 'auto', a SummaryWriter"),
+        ({"log_to": [3]}, "log_to holds a int"),
+        ({"path": os.devnull}, "exists and is not a file, or None"),
+        ({"warn": 1}, "warn=1 must be True or False"),
+        ({"seed": -1}, "seed=-1 must be a whole number"),
+    ],
+)
+def test_bad_options_are_refused_and_leave_no_file(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProblemError, match=message):
+        track(tiny.network(), LOSS, tiny.batch(), **options)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (torch.ones(3, 4), "batch is a Tensor; it must be"),
+        ((torch.ones(3, 5), torch.zeros(3, dtype=torch.long)), "shapes cannot be multiplied"),
+        ((torch.full((3, 4), math.nan), torch.zeros(3, dtype=torch.long)), "the inputs hold 12 NaN or inf"),
+    ],
+)
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_batch_that_cannot_be_used_is_refused_at_once(
+    batch: Any, message: str, at_start: bool, tmp_path: Path
+) -> None:
+    with pytest.raises((ProblemError, RuntimeError), match=message):
+        track(tiny.network(), LOSS, batch, path=tmp_path / "file.jsonl", at_start=at_start)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    other = torch.optim.SGD(tiny.network().parameters(), lr=0.1)
+    with pytest.raises(ProblemError, match="holds none of the measured weights of this model; build it from"):
+        tracked(tiny.network(), tiny.batch(), other)
+
+
+def test_a_closed_tracker_is_closed_and_closing_twice_is_fine() -> None:
+    tracker = tracked(tiny.network(), tiny.batch())
+    first = tracker.close()
+    assert tracker.close() is first is tracker.tracking
+    for call in (tracker.step, tracker.measure):
+        with pytest.raises(ProblemError, match="this tracker is closed; call track"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (torch.ones(2), r"has shape \(2,\); it must be a single number"),
+        ([1.0], "is a list; it must be"),
+        ("a", "is 'a'; it must be a number"),
+        (True, "is True; it must be a number"),
+        (torch.tensor(1 + 0j), r"has dtype torch.complex64; it must be a real number"),
+        (torch.tensor(True), r"has dtype torch.bool; it must be a real number"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_refused(loss: Any, message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        tracked(tiny.network(), tiny.batch()).step(loss)
+
+
+def test_a_rate_beside_an_optimizer_is_refused_for_it_would_hide_the_schedule() -> None:
+    model = tiny.network()
+    tracker = tracked(model, tiny.batch(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ProblemError, match=r"lr=0.3 was given to step\(\), and the learning rate is read"):
+        tracker.step(lr=0.3)
+    assert (tracker.steps, tracker.measure().lr) == (0, 0.1)
+
+
+def test_a_loss_of_nan_is_recorded() -> None:
+    tracker = tracked(tiny.network(), tiny.batch(), every=100)
+    for loss in (1.0, math.nan, torch.tensor(math.inf), torch.tensor([2.0], requires_grad=True)):
+        tracker.step(loss)
+    tracker.step()
+    losses = tracker.close().losses
+    assert [step for step, _ in losses] == [1, 2, 3, 4]
+    assert str([loss for _, loss in losses]) == "[1.0, nan, inf, 2.0]"
+
+
+def test_weights_of_nan_make_a_point_of_nan_and_training_goes_on() -> None:
+    model = tiny.network()
+    stepper = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = tracked(model, tiny.batch(), stepper)
+    with torch.no_grad():
+        model[0].weight.fill_(math.nan)
+    train(model, batches(2), stepper, tracker)
+    tracking = tracker.close()
+    assert [math.isnan(point.norm) for point in tracking.points] == [False, True, True]
+    assert tracking.points[1].lr == 0.1
+    assert tracking.points[1].lr_over_limit is None
+    assert "0.weight holds NaN or inf" in tracking.points[1].note
+    assert tracking.notes[-1].startswith("Steps 1 to 2 (2 measurements): 0.weight holds NaN")
+    assert tracking == type(tracking).from_json(tracking.to_json())
+
+
+def test_a_measurement_that_fails_for_any_reason_is_noted() -> None:
+    model, fails = tiny.network(), [False]
+
+    def forward(network: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        if fails[0]:
+            raise KeyError("a sensor is gone")
+        return network(inputs)
+
+    tracker = tracked(model, tiny.batch(), forward=forward)
+    fails[0] = True
+    point = tracker.step()
+    assert point is not None
+    assert "a sensor is gone" in point.note
+    fails[0] = False
+    assert math.isfinite(tracker.measure().norm)
+    assert math.isfinite(tracker.tracking.points[1].norm)  # the same step, measured again
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    made = FakeClock()
+    monkeypatch.setattr("hessinit.training.track.now", made)
+    return made
+
+
+def measuring_takes(clock: FakeClock, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"loss": 2.3, "norm": 4.0, "error": 0.01, "converged": True, "stable_learning_rate": 0.5}
+    known = (fields, ("0.weight",))
+    monkeypatch.setattr("hessinit.training.track._Subject.measure", clock.lasting(seconds, lambda *_: known))
+
+
+def test_points_come_when_they_are_due_as_long_as_they_are_cheap(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measuring_takes(clock, 0.1, monkeypatch)
+    tracker = tracked(tiny.network(), tiny.batch(), every=10, max_overhead=0.1)
+    for _ in range(50):
+        clock.time += 1.0
+        tracker.step()
+    tracking = tracker.close()
+    assert [point.step for point in tracking.points] == [0, 10, 20, 30, 40, 50]
+    assert tracking.seconds == pytest.approx(50.6)
+    assert tracking.overhead == tracker.overhead == pytest.approx(0.6 / 50.6)
+    assert [point.measuring_seconds for point in tracking.points] == pytest.approx([0.1] * 6)
+    assert tracking.points[1].seconds == pytest.approx(10.2)
+
+
+def test_what_does_not_fit_is_put_off_and_not_lost(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 s a measurement and 1 s a step: at 25 % the next may start once 20 s are a quarter of the time."""
+    measuring_takes(clock, 10.0, monkeypatch)
+    tracker = tracked(tiny.network(), tiny.batch(), every=10, max_overhead=0.25)
+    for _ in range(120):
+        clock.time += 1.0
+        tracker.step()
+    # After n measurements and s steps: 10(n + 1) <= 0.25 (10 n + s), so s >= 30 n + 40; first for n = 1.
+    assert [point.step for point in tracker.close().points] == [0, 70, 100]
+
+
+def test_an_explicit_measurement_is_made_at_once_and_counts(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measuring_takes(clock, 1.0, monkeypatch)
+    tracker = tracked(tiny.network(), tiny.batch(), every=1, max_overhead=0.5, at_start=False)
+    assert tracker.measure().step == 0
+    clock.time += 0.5
+    assert tracker.step() is None  # 1 + 1 > 0.5 · 1.5
+    clock.time += 2.5
+    assert tracker.step() is not None  # 1 + 1 <= 0.5 · 4
+
+
+def test_logging_counts_as_measuring(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.1 s a measurement and 0.9 s to log it: 1 s each, in the budget and in what is said of it."""
+    measuring_takes(clock, 0.1, monkeypatch)
+    log = clock.lasting(0.9, lambda values, step: None)
+    tracker = tracked(tiny.network(), tiny.batch(), every=1, max_overhead=0.1, log_to=log)
+    for _ in range(40):
+        clock.time += 1.0
+        tracker.step()
+    assert tracker.overhead == pytest.approx(4 / 44)
+    tracking = tracker.close()
+    assert [point.step for point in tracking.points] == [0, 19, 28, 37]  # n + 1 <= 0.1 (n + s): s >= 9 n + 10
+    assert tracking.overhead == pytest.approx(4 / 44)
+    assert [point.measuring_seconds for point in tracking.points] == pytest.approx([0.1] * 4)
+
+
+def test_setting_the_count_of_steps_keeps_what_was_put_off(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measuring_takes(clock, 1.0, monkeypatch)
+    tracker = tracked(tiny.network(), tiny.batch(), every=10, max_overhead=0.1)
+    for step in range(1, 26):
+        clock.time += 1.0
+        tracker.steps = step - 1  # as a trainer does that has its own count
+        tracker.step()
+    assert [point.step for point in tracker.close().points] == [0, 19]  # 1 + 1 <= 0.1 · (1 + 19)
+
+
+@given(
+    share=st.floats(0.01, 0.99),
+    events=st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 5.0)), max_size=60),
+)
+def test_at_the_start_of_each_measurement_the_spent_and_the_expected_fit(
+    share: float, events: list[tuple[float, float]]
+) -> None:
+    clock = FakeClock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hessinit.training.track.now", clock)
+        kept = Budget(share)
+        spent, last, began = 0.0, 0.0, clock.time
+        for training, measuring in events:
+            clock.time += training
+            if kept.affords():
+                assert spent + last <= share * (clock.time - began) + 1e-9
+                clock.time += measuring
+                kept.count(measuring)
+                spent += measuring
+                if measuring <= last:  # as expected: then the promise holds afterwards, too
+                    assert spent <= share * (clock.time - began) + 1e-9
+                last = measuring
+            else:
+                assert spent + last > share * (clock.time - began) - 1e-9
+
+
+def points_data() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(200, 4, generator=torch.Generator().manual_seed(4))
+    return inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long()
+
+
+def run(model: nn.Module, data: Any = None, **options: Any) -> Tracking:
+    settings: dict[str, Any] = {"lr": 0.3, "steps": 40, "batch_size": 20, "max_overhead": 1.0}
+    return train_and_track(model, tiny.LOSS, data or points_data(), **{**settings, **options})
+
+
+def test_it_trains_in_place_and_tracks_on_the_way() -> None:
+    model, seen = tiny.network(), []
+    tracking = run(model, progress=lambda *call: seen.append(call), name="mine", each_layer=True)
+    assert [point.step for point in tracking.points] == [0, 10, 20, 30, 40]
+    assert tuple(seen) == tracking.losses
+    assert [step for step, _ in seen] == list(range(1, 41))
+    losses = [loss for _, loss in seen]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert not torch.equal(model[0].weight, tiny.network()[0].weight)
+    assert (tracking.name, tracking.optimizer, tracking.examples) == ("mine", "SGD", 200)
+    assert list(tracking.points[0].layers) == ["0", "2"]
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_generators() -> None:
+    ends = []
+    for every in (10, 40):  # how often one looks changes nothing
+        model = tiny.network()
+        torch.manual_seed(11)
+        before = torch.get_rng_state()
+        run(model, every=every)
+        assert torch.equal(torch.get_rng_state(), before)
+        ends.append(model)
+    assert torch.equal(ends[0][2].weight, ends[1][2].weight)
+    other = tiny.network()
+    run(other, seed=1)
+    assert not torch.equal(ends[0][2].weight, other[2].weight)
+
+
+def test_the_steps_are_those_of_the_optimizer_asked_for() -> None:
+    """One step of momentum with a warmup of two, by hand."""
+    model, alone = tiny.network(), tiny.network()
+    inputs, targets = tiny.batch()
+    run(model, (inputs, targets), steps=1, batch_size=6, optimizer="momentum", warmup=2, lr=0.4)
+    tiny.LOSS(alone(inputs), targets).backward()
+    with torch.no_grad():
+        for parameter in alone.parameters():
+            parameter -= 0.2 * parameter.grad
+    assert torch.allclose(model[0].weight, alone[0].weight, atol=1e-7)
+
+
+def test_the_rate_of_a_warmup_is_followed() -> None:
+    tracking = run(tiny.network(), warmup=20, every=5, steps=25)
+    # After five steps the optimizer still holds the rate that the fifth was made with.
+    assert [point.lr for point in tracking.points] == pytest.approx([0.015, 0.075, 0.15, 0.225, 0.3, 0.3])
+
+
+def test_a_training_that_explodes_ends_with_a_note() -> None:
+    data = (points_data()[0], torch.zeros(200, 1))
+    tracking = train_and_track(
+        nn.Linear(4, 1), nn.MSELoss(), data, lr=1e20, steps=50, every=1, max_overhead=1.0, batch_size=20
+    )
+    assert len(tracking.losses) < 50
+    assert not math.isfinite(tracking.losses[-1][1])
+    assert any("training ended there" in note for note in tracking.notes)
+
+
+def test_modes_come_back_and_dropout_works_in_between() -> None:
+    modes = []
+
+    class Watching(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            modes.append(self.training)
+            return inputs
+
+    model = nn.Sequential(nn.Linear(4, 5), Watching(), nn.Dropout(0.3), nn.Linear(5, 3)).eval()
+    run(model, steps=3)
+    assert all(modes)
+    assert not any(module.training for module in model.modules())
+
+
+def test_ready_batches_and_a_file(tmp_path: Path) -> None:
+    inputs, targets = points_data()
+    pairs = list(zip(inputs.split(25), targets.split(25), strict=True))
+    tracking = run(tiny.network(), pairs, examples=60, path=tmp_path / "run.jsonl")
+    assert tracking.examples == 75
+    assert Tracking.load(tmp_path / "run.jsonl") == tracking
+
+
+def test_the_end_is_measured_whatever_the_overhead() -> None:
+    assert [point.step for point in run(tiny.network(), steps=12, max_overhead=1e-9).points] == [0, 12]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps=0 must be a whole number"),
+        ({"lr": 0}, "0 in lr must be a number above 0"),
+        ({"batch_size": 201}, "the data hold 200 examples, fewer than batch_size=201"),
+        ({"optimizer": "lion"}, "optimizer='lion' is unknown"),
+        ({"examples": 0}, "examples=0 must be"),
+        ({"every": 0}, "every=0 must be"),
+        ({"max_overhead": 0}, "max_overhead=0 must be"),
+    ],
+)
+def test_bad_options_are_refused_before_a_step(options: dict[str, Any], message: str) -> None:
+    model = tiny.network()
+    with pytest.raises(ProblemError, match=message):
+        run(model, **options)
+    assert torch.equal(model[0].weight, tiny.network()[0].weight)
