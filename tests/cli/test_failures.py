@@ -1,4 +1,4 @@
-"""Failures of the user's code show the user's frames; refusals are one paragraph; our own ask for a report."""
+"""A failure of the user's code shows the user's frames; one of our own asks for a report."""
 
 from __future__ import annotations
 

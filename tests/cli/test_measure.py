@@ -83,7 +83,7 @@ def with_extremes(top: float, bottom: float = 0.0) -> CurvatureReport:
 
 
 def descend(top: float, bottom: float, lr: float) -> tuple[bool, bool]:
-    """Whether 50 steps of gradient descent on ½(top·x² + bottom·y²) stay bounded along x, and one lowers it."""
+    """Whether gradient descent on ½(top·x² + bottom·y²) stays bounded along x, and a step lowers it."""
     x, y = 1.0, 1.0
     before = top * x**2 + bottom * y**2
     one = top * (x * (1 - lr * top)) ** 2 + bottom * (y * (1 - lr * bottom)) ** 2

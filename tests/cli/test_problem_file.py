@@ -29,7 +29,7 @@ WRONG_FUNCTIONS = {
     "def problem(): return 1, 2": r"returned 2 values \(int, int\); it must return model, loss, batch",
     "def problem(): return {'model': 1}": r"returned a dict; it must return",
     "def problem(): return 1, 2, 3, 4": r"returned an int as its fourth value; it must return",
-    "def problem(): return 1, 2, 3, {'foward': 4}": r"'foward', which .* not have; .*Did you mean 'forward'\?",
+    "def problem(): return 1, 2, 3, {'foward': 4}": r"'foward', which .*Did you mean 'forward'\?",
     "def problem(): return 1, 2, 3": r"model is a int; it must be a torch.nn.Module\.",
 }
 WRONG_PLACES = [

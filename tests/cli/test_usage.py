@@ -162,7 +162,7 @@ WRONG = [
     ("reproduce table-2 --variant x --data digits", "variant='x' is unknown; choose from"),
     ("reproduce table-2 --seeds 0", "Invalid value for '--seeds'"),
     ("reproduce table-2 --data-dir nowhere", "nowhere"),
-    ("reproduce table-2 --data digits --folder net.py", "net.py'? is a file"),
+    ("reproduce table-2 --data digits --folder net.py", "folder='net.py' cannot be used"),
     ("demo --lr fast", "Invalid value for '--lr'"),
     ("demo --lr -1", "-1.0 must be a number above 0"),
 ]  # fmt: skip

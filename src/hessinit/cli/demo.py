@@ -149,7 +149,7 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
     with progress(f"Measuring the network on {EXAMPLES} digits …"):
         report = hessinit.measure(theirs, loss, batch, seed=seed)
     say(
-        f"1. Ten dense layers with tanh and PyTorch's default weights, on {EXAMPLES} real handwritten digits. "
+        f"1. Ten dense layers with tanh and PyTorch's default weights, on {EXAMPLES} handwritten digits. "
         "‖H‖ is the curvature of the loss with respect to a layer's weights.\n",
         report,
     )
@@ -161,7 +161,8 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
     for name, model in (("PyTorch", theirs), ("hessinit", ours)):
         with progress(f"Training {name}'s weights: {STEPS} steps …"):
             tracking = train_and_track(
-                model, loss, data, lr=lr, steps=STEPS, examples=EXAMPLES, max_overhead=1.0, seed=seed, name=name,
+                model, loss, data, lr=lr, steps=STEPS, examples=EXAMPLES, max_overhead=1.0, seed=seed,
+                name=name,
             )  # fmt: skip
         with torch.no_grad():
             right = model(images[TRAINED_ON:]).argmax(dim=1) == labels[TRAINED_ON:]
