@@ -53,3 +53,16 @@ class Calling(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.call(self.inner, x)
+
+
+class Net(nn.Module):
+    """Parts by name, and the forward as a function of the module and its input."""
+
+    def __init__(self, run: Callable[[Any, Any], torch.Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.run(self, x)

@@ -11,22 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from hessinit.digits import load_digits
+from tiny import Net
 
 LOSS = nn.CrossEntropyLoss()
 BOTH = pytest.mark.parametrize("with_sample", [True, False], ids=["run", "traced"])
-
-
-class Net(nn.Module):
-    """Parts by name, and the forward as a function of the module and its input."""
-
-    def __init__(self, run: Callable[[Any, Any], Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Any) -> Tensor:
-        return self.run(self, x)
 
 
 def between(function: Callable[[Tensor], Tensor]) -> Net:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from networks import Net, mlp, seeded
+from networks import mlp, seeded
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from hessinit.errors import ProblemError
 from hessinit.init.apply_scheme import SCHEMES, apply_scheme_
+from tiny import Net
 from zoo.snapshot import differences, snapshot
 
 

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from networks import (
     LOSS,
-    Net,
     cnn,
     digits,
     lstm,
@@ -38,7 +37,7 @@ from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from tiny import labels, raise_from
+from tiny import Net, labels, raise_from
 
 sweep = pytest.mark.sweep
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from networks import BOTH, Net, between, skip_what_torch_cannot_trace
+from networks import BOTH, between, skip_what_torch_cannot_trace
 from scipy import integrate
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,6 +20,7 @@ from hessinit.errors import ProblemError
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.trace import BY_SHAPE, Context, WeightUse
 from hessinit.init.weights import TracedWeights, block_views, fans_of, find_weight_uses
+from tiny import Net
 from zoo import PROBLEMS
 from zoo.problem import Problem
 from zoo.snapshot import differences, snapshot

@@ -112,55 +112,47 @@ def test_the_verdict_agrees_with_the_runs():
     assert rank_schemes(comparison) == (*sorted(by_scheme, key=lambda s: by_scheme[s]), "fixup")
 
 
+def at_rates(**losses) -> dict:
+    """One seed for each scheme and the rates 0.1, 1, …"""
+    return {(one, 10.0 ** (at - 1)): (loss,) for one, some in losses.items() for at, loss in enumerate(some)}
+
+
+def at_one_rate(**losses) -> dict:
+    return {(scheme, 0.1): some for scheme, some in losses.items()}
+
+
+INF = math.inf
+
+
 @pytest.mark.parametrize(
     ("losses", "said"),
     [
         (
-            {("a", 0.1): (1.0, 1.2), ("b", 0.1): (1.1, 1.3), ("c", 0.1): (1.9, 1.91)},
-            ("a and b tie at lr 0.1: 1.10 ± 0.10 and 1.20 ± 0.10, within two standard errors."),
+            at_one_rate(a=(1.0, 1.2), b=(1.1, 1.3), c=(1.9, 1.91)),
+            "a and b tie at lr 0.1: 1.10 ± 0.10 and 1.20 ± 0.10, within two standard errors.",
         ),
+        (at_one_rate(a=(1.0,), b=(1.0,)), "a and b tie at lr 0.1: 1.00 and 1.00, equal losses (one seed: no"),
         (
-            {("a", 0.1): (1.0,), ("b", 0.1): (1.0,)},
-            ("a and b tie at lr 0.1: 1.00 and 1.00, equal losses (one seed: no error bars)."),
+            at_one_rate(a=(1.0,), b=(1.01,)),
+            "a has the lowest final loss at lr 0.1 (one seed: no error",
         ),
+        (at_one_rate(a=(1.0,), b=(1.01,), c=(INF,)), "next b, 1.01. c diverges at every learning rate."),
+        (at_one_rate(a=(1.0, 1.1), b=(None, None)), "Only a trains: final loss 1.05 ± 0.05 at lr 0.1."),
         (
-            {("a", 0.1): (1.0,), ("b", 0.1): (1.0001,), ("c", 0.1): (math.inf,)},
-            (
-                "a has the lowest final loss at lr 0.1 (one seed: no error bars): 1.00; next b, 1.00. "
-                "c diverges at every learning rate."
-            ),
-        ),
-        (
-            {("a", 0.1): (1.0, 1.1), ("fixup", 0.1): (None, None)},
-            "Only a trains: final loss 1.05 ± 0.05 at lr 0.1.",
-        ),
-        (
-            {("a", 0.1): (1.0, 1.1, 1.2), ("b", 0.1): (1.0, 1.1, math.inf)},
-            (
-                "Only a trains: final loss 1.10 ± 0.06 at lr 0.1. b diverges at every learning rate with at "
-                "least one seed."
-            ),
+            at_one_rate(a=(1.0, 1.1), b=(1.0, INF)),
+            "b diverges at every learning rate with at least one",
         ),
         (  # a: √(1/0.5 · 1) = 1.41; b: √(1 · 2/0.1) = 4.47
-            {("a", 0.1): (1.0,), ("a", 1.0): (0.1,), ("b", 0.1): (0.5,), ("b", 1.0): (math.inf,)},
-            (
-                "a is least sensitive to the learning rate: its loss is 1.41× the lowest at each rate, on "
-                "average over 2 rates; next b, 4.47× (diverged runs count as untrained)."
-            ),
+            at_rates(a=(1.0, 0.1), b=(0.5, INF)),
+            "its loss is 1.41× the lowest at each rate, on average over 2 rates; next b, 4.47× (diverged",
         ),
-        (  # big: √(1 · 2/1.9) = 1.03; calm: √(1/0.1 · 1) = 3.16
-            {("big", 0.1): (0.1,), ("big", 1.0): (math.inf,), ("calm", 0.1): (1.0,), ("calm", 1.0): (1.9,)},
-            (
-                "The loss of big is 1.03× the lowest at each rate, on average over 2 rates, but it "
-                "diverges at lr 1; calm trains at every rate at which another does: 3.16×."
-            ),
+        (  # a: √(1 · 2/1.9) = 1.03; b: √(1/0.1 · 1) = 3.16
+            at_rates(a=(0.1, INF), b=(1.0, 1.9)),
+            "but it diverges at lr 1; b trains at every rate at which another does: 3.16×.",
         ),
-        (
-            {("a", 0.1): (math.inf, math.nan), ("b", 0.1): (None, None)},
-            "No scheme trains at lr 0.1; try a lower rate.",
-        ),
-        ({("a", 0.1): (math.inf, 1.0)}, "No scheme trains with every seed at lr 0.1; try a lower rate."),
-        ({("a", 0.1): (None, None)}, "No scheme applies to this model; the notes say why."),
+        (at_one_rate(a=(INF, math.nan), b=(None, None)), "No scheme trains at lr 0.1; try a lower rate."),
+        (at_one_rate(a=(INF, 1.0)), "No scheme trains with every seed at lr 0.1; try a lower rate."),
+        (at_one_rate(a=(None, None)), "No scheme applies to this model; the notes say why."),
     ],
 )
 def test_the_verdict_names_winners_ties_and_divergences(losses, said):

@@ -36,6 +36,7 @@ from hessinit.present import document as doc
 from hessinit.present import to_page
 from hessinit.present.page import render_page
 from hessinit.present.words import format_number, shorten
+from result_examples import example_comparison, example_reproduction
 
 A4 = 688  # pixels between the margins
 LONG = "encoder" * 1400 + ".end"
@@ -54,6 +55,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "rich": to_page(rich_report()),
         "hostile": to_page(hostile_report()),
         "initialization": to_page(make_initialization()),
+        "comparison": to_page(example_comparison()),
+        "reproductions": to_page([example_reproduction(), example_reproduction("table-4-again")]),
         "blocks": render_page(every_block()),
     }
     for name, text in texts.items():
@@ -72,7 +75,10 @@ def line_chart(*series: doc.Series, **changes: Any) -> doc.LineChart:
     return doc.LineChart(series=series, **{**usual, **changes})
 
 
-@pytest.mark.parametrize("name", ["rich", "hostile", "initialization", "blocks"])
+PAGES = ["rich", "hostile", "initialization", "comparison", "reproductions", "blocks"]
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_opens_offline_without_a_message_fits_its_window_and_can_be_read(browser, pages, name):
     for width, dark in ((PHONE, False), (DESKTOP, True)):
         with opened(browser, pages[name], width=width, dark=dark) as page:

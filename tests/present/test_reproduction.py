@@ -98,6 +98,7 @@ def test_a_wide_table_continues_below_in_a_terminal_and_no_number_is_lost():
     [
         ({"ours": math.inf, "paper": 8.65, "rule": "within 1", "within": False}, "inf (8.65) ✗"),
         ({"ours": math.nan}, "nan"),
+        ({"ours": 10.0, "paper": 9.0}, "10 (9)"),
         ({"ours": 45.6, "error": 2.4, "unit": "%", "paper": 41}, "46 ± 2 % (41 %)"),
         ({"ours": 99.6, "error": 0.31, "unit": "%"}, "100 ± 0.3 %"),
         ({"ours": 1.0, "error": 0.0}, "1.00 ± 0"),

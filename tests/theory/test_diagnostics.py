@@ -19,6 +19,7 @@ from hessinit.curvature.evaluation import evaluate
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Diagnostics
 from hessinit.theory.diagnostics import SATURATED_BELOW, diagnose
+from tiny import Net
 from zoo import PROBLEMS
 from zoo.problem import Problem as ZooProblem
 from zoo.snapshot import differences, snapshot
@@ -88,18 +89,15 @@ def labels(*shape: int) -> Tensor:
     return torch.randint(3, shape)
 
 
-class Residual(nn.Module):
+def residual_net() -> Net:
     """Additions of all kinds: of a bias apart, of the input, of another branch."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-        self.relu = nn.ReLU()
+    def run(net: Any, x: Any) -> Tensor:
+        x = x + net.first(x)
+        x = net.relu(x + net.second(x))
+        return net.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.first(x)
-        x = self.relu(x + self.second(x))
-        return self.head(x)
+    return Net(run, first=nn.Linear(6, 6), second=nn.Linear(6, 6), head=nn.Linear(6, 3), relu=nn.ReLU())
 
 
 MODELS: dict[str, tuple[Any, Any, dict[str, tuple[str, str]]]] = {
@@ -138,7 +136,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, tuple[str, str]]]] = {
         {"0": ("0", "1"), "4": ("4", "4")},
     ),
     "residual connections": (
-        Residual,
+        residual_net,
         lambda: (torch.randn(9, 6), labels(9)),
         {"first": ("first", "first"), "second": ("second", "second"), "head": ("head", "head")},
     ),
@@ -177,15 +175,14 @@ def test_attention_and_the_transformers_own_activation_are_found() -> None:
 
 
 def test_the_gates_of_an_lstm_are_those_of_one_written_by_hand() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.head = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 3)
+    def last_net() -> Net:
+        return Net(
+            lambda net, x: net.head(net.lstm(x)[0][:, -1]),
+            lstm=nn.LSTM(2, 3, batch_first=True),
+            head=nn.Linear(3, 3),
+        )
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.lstm(x)[0][:, -1])
-
-    model, batch = Last(), (torch.randn(5, 4, 2), labels(5))
+    model, batch = last_net(), (torch.randn(5, 4, 2), labels(5))
     found = diagnosis(model, LOSS, batch)
     lstm, state, cell = model.lstm, torch.zeros(5, 3), torch.zeros(5, 3)
     from_input, from_state = [], []
@@ -252,18 +249,16 @@ class Doubling(torch.autograd.Function):
         return 2 * gradient @ weight.t(), 2 * x.t() @ gradient
 
 
-class Custom(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 5))
-        self.head = nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(Doubling.apply(x, self.weight).relu_())
+def custom() -> Net:
+    return Net(
+        lambda net, x: net.head(Doubling.apply(x, net.weight).relu_()),
+        weight=nn.Parameter(torch.randn(4, 5)),
+        head=nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)),
+    )
 
 
 def test_a_function_of_ones_own_and_a_normalized_weight_are_followed_to_the_data() -> None:
-    model, batch = Custom(), (torch.randn(8, 4), labels(8))
+    model, batch = custom(), (torch.randn(8, 4), labels(8))
     found = diagnosis(model, LOSS, batch)
     own = (2 * batch[0] @ model.weight).detach()
     hidden = own.relu().requires_grad_()
@@ -277,16 +272,15 @@ def test_a_function_of_ones_own_and_a_normalized_weight_are_followed_to_the_data
 
 
 def test_an_embedding_is_its_rows_not_their_sum_with_the_positions() -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 3)
-            self.positions = nn.Parameter(torch.randn(2, 4))
+    def words() -> Net:
+        return Net(
+            lambda net, x: net.head((net.words(x) + net.positions).mean(dim=1)),
+            words=nn.Embedding(7, 4),
+            head=nn.Linear(4, 3),
+            positions=nn.Parameter(torch.randn(2, 4)),
+        )
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head((self.words(x) + self.positions).mean(dim=1))
-
-    model, batch = Words(), (torch.randint(7, (6, 2)), labels(6))
+    model, batch = words(), (torch.randint(7, (6, 2)), labels(6))
     found = diagnosis(model, LOSS, batch)
     seen, _ = watch(model, LOSS, batch, ["words"])
     assert_like(found["words"], seen["words"].value(), seen["words"].gradient())
@@ -375,15 +369,14 @@ def test_a_convolutions_units_are_its_channels() -> None:
 
 
 def test_a_sequences_units_are_its_features() -> None:
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense, self.head = kill(nn.Linear(4, 6), 1), nn.Linear(7, 2)
+    def turned() -> Net:
+        return Net(
+            lambda net, x: net.head(net.dense(x).transpose(1, 2).relu().mean(dim=1)),
+            dense=kill(nn.Linear(4, 6), 1),
+            head=nn.Linear(7, 2),
+        )
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.dense(x).transpose(1, 2).relu().mean(dim=1))
-
-    model = Turned()
+    model = turned()
     assert diagnosis(model, SQUARED, (torch.randn(3, 7, 4), torch.randn(3, 2)))["dense"].dead == 1 / 6
 
 
@@ -447,16 +440,14 @@ def test_others_have_neither(name: str, activation: nn.Module, inplace: bool) ->
 
 
 def test_an_activation_that_others_share_its_input_with_is_not_the_layers() -> None:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            own = self.dense(x)
+    def gated() -> Net:
+        def run(net: Any, x: Any) -> Tensor:
+            own = net.dense(x)
             return own * own.sigmoid()
 
-    assert diagnosis(Gated(), SQUARED, (torch.randn(9, 4), torch.randn(9, 2)))["dense"].activation == ""
+        return Net(run, dense=nn.Linear(4, 2))
+
+    assert diagnosis(gated(), SQUARED, (torch.randn(9, 4), torch.randn(9, 2)))["dense"].activation == ""
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -17,42 +17,39 @@ from torch.utils.checkpoint import checkpoint
 
 import hessinit
 from hessinit.theory import jacobians
+from tiny import Net
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot
 from zoo.truth import true_layers
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.act, self.second = nn.Linear(4, 6), nn.SiLU(), nn.Linear(6, 4)
-        self.head = nn.Linear(4, 3)
+def residual_net() -> Net:
+    return Net(
+        lambda net, stream: net.head(stream + net.second(net.act(net.first(stream)))),
+        first=nn.Linear(4, 6),
+        act=nn.SiLU(),
+        second=nn.Linear(6, 4),
+        head=nn.Linear(4, 3),
+    )
 
-    def forward(self, stream: Tensor) -> Tensor:
-        return self.head(stream + self.second(self.act(self.first(stream))))
 
-
-class UsedThrice(nn.Module):
-    def __init__(self, shared: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.shared, self.act, self.head = shared, nn.Tanh(), head
-
-    def forward(self, features: Tensor) -> Tensor:
+def used_thrice(shared: nn.Module, head: nn.Module) -> Net:
+    def run(net: Any, features: Any) -> Tensor:
         for _ in range(3):
-            features = self.act(self.shared(features))
-        return self.head(features.flatten(1))
+            features = net.act(net.shared(features))
+        return net.head(features.flatten(1))
+
+    return Net(run, shared=shared, act=nn.Tanh(), head=head)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.stay, self.head = nn.Linear(2, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
-
-    def forward(self, sequence: Tensor) -> Tensor:
+def recurrent() -> Net:
+    def run(net: Any, sequence: Any) -> Tensor:
         state = sequence.new_zeros(len(sequence), 4)
         for step in sequence.unbind(1):
-            state = torch.tanh(self.enter(step) + self.stay(state))
-        return self.head(state)
+            state = torch.tanh(net.enter(step) + net.stay(state))
+        return net.head(state)
+
+    return Net(run, enter=nn.Linear(2, 4), stay=nn.Linear(4, 4, bias=False), head=nn.Linear(4, 3))
 
 
 class Block(nn.Module):
@@ -75,22 +72,15 @@ class Block(nn.Module):
         return self.head(stream + self.narrow(self.act(self.wide(stream))))
 
 
-class WeightedSteps(nn.Module):
+def weighted_steps(time_first: bool) -> Net:
     """Sequences as (examples, time, features) or, time first, as (time, examples, features)."""
 
-    def __init__(self, time_first: bool) -> None:
-        super().__init__()
-        self.each, self.act, self.head, self.time_first = (
-            nn.Linear(3, 5),
-            nn.Tanh(),
-            nn.Linear(5, 2),
-            time_first,
-        )
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        steps = self.act(self.each(sequence))
+    def run(net: Any, sequence: Any) -> Tensor:
+        steps = net.act(net.each(sequence))
         weights = torch.arange(1.0, 4.0, dtype=steps.dtype)
-        return self.head(torch.einsum("tnd,t->nd" if self.time_first else "ntd,t->nd", steps, weights))
+        return net.head(torch.einsum("tnd,t->nd" if net.time_first else "ntd,t->nd", steps, weights))
+
+    return Net(run, each=nn.Linear(3, 5), act=nn.Tanh(), head=nn.Linear(5, 2), time_first=time_first)
 
 
 @dataclass(frozen=True)
@@ -129,14 +119,14 @@ CASES = {
         (4, 2, 9),
         {"0": "1", "3": "3"},
     ),
-    "residual": Case(Residual, (5, 4), {"first": "act", "second": "second", "head": "head"}),
+    "residual": Case(residual_net, (5, 4), {"first": "act", "second": "second", "head": "head"}),
     "used thrice": Case(
-        lambda: UsedThrice(nn.Linear(4, 4), nn.Linear(4, 3)), (5, 4), {"shared": "act", "head": "head"}
+        lambda: used_thrice(nn.Linear(4, 4), nn.Linear(4, 3)), (5, 4), {"shared": "act", "head": "head"}
     ),
     "convolution used thrice": Case(
-        lambda: UsedThrice(nn.Conv2d(2, 2, 3, padding=1), nn.Linear(18, 3)), (3, 2, 3, 3), {"shared": "act"}
+        lambda: used_thrice(nn.Conv2d(2, 2, 3, padding=1), nn.Linear(18, 3)), (3, 2, 3, 3), {"shared": "act"}
     ),
-    "recurrent": Case(Recurrent, (4, 3, 2), {"enter": "enter", "stay": "stay", "head": "head"}),
+    "recurrent": Case(recurrent, (4, 3, 2), {"enter": "enter", "stay": "stay", "head": "head"}),
     "transformer": Case(
         Block,
         (3, 4, 4),
@@ -236,8 +226,8 @@ def test_after_batchnorm_only_the_forward_product_sees_the_batch_as_one() -> Non
 
 def test_time_first_gives_the_numbers_of_batch_first() -> None:
     torch.manual_seed(0)
-    model, sequence, labels = WeightedSteps(False), torch.randn(5, 3, 3), torch.randint(2, (5,))
-    twin = WeightedSteps(True)
+    model, sequence, labels = weighted_steps(False), torch.randn(5, 3, 3), torch.randint(2, (5,))
+    twin = weighted_steps(True)
     twin.load_state_dict(model.state_dict())
     one = measured_bounds(model, loss, (sequence, labels), tolerance=1e-7)
     other = measured_bounds(twin, loss, (sequence.transpose(0, 1).contiguous(), labels), tolerance=1e-7)
@@ -280,24 +270,26 @@ def bare(*shape: int) -> nn.Linear:
     return nn.Linear(*shape, bias=False)
 
 
-class Bag(nn.Module):
-    def __init__(self, positions: bool = False, padding: int | None = None) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(7, 4, padding_idx=padding), bare(12, 2)
-        self.positions = nn.Embedding(3, 4) if positions else None
+def bag(positions: bool = False, padding: int | None = None) -> Net:
+    def run(net: Any, tokens: Any) -> Tensor:
+        stream = net.words(tokens)
+        if net.positions is not None:
+            stream = stream + net.positions(torch.arange(3))
+        return net.head(stream.flatten(1))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        stream = self.words(tokens)
-        if self.positions is not None:
-            stream = stream + self.positions(torch.arange(3))
-        return self.head(stream.flatten(1))
+    return Net(
+        run,
+        words=nn.Embedding(7, 4, padding_idx=padding),
+        head=bare(12, 2),
+        positions=nn.Embedding(3, 4) if positions else None,
+    )
 
 
 TOKENS = torch.tensor([[1, 1, 2], [3, 4, 5], [0, 0, 0]])
 
 
 def test_an_embedding_counts_with_its_most_frequent_token() -> None:
-    model = Bag().double()
+    model = bag().double()
     found = measured_bounds(model, LOSS, (TOKENS, torch.zeros(3, 2)), tolerance=1e-9)
     norm = torch.linalg.matrix_norm(model.head.weight.detach(), 2).item()
     words = found["words"]
@@ -313,19 +305,19 @@ def test_an_embedding_counts_with_its_most_frequent_token() -> None:
 
 
 def test_padding_does_not_move() -> None:
-    model = Bag(padding=0).double()
+    model = bag(padding=0).double()
     found = measured_bounds(model, LOSS, (TOKENS, torch.zeros(3, 2)), tolerance=1e-9)
     norm = torch.linalg.matrix_norm(model.head.weight.detach(), 2).item()
     assert found["words"].rigorous_bound == pytest.approx(2 * norm**2 * (2 + 1 + 0))
 
 
 def test_a_batch_of_padding_alone_has_no_reach() -> None:
-    found = measured_bounds(Bag(padding=0), LOSS, (torch.zeros(3, 3, dtype=torch.long), torch.zeros(3, 2)))
+    found = measured_bounds(bag(padding=0), LOSS, (torch.zeros(3, 3, dtype=torch.long), torch.zeros(3, 2)))
     assert found["words"].rigorous_bound == 0
 
 
 def test_a_table_of_positions_counts_as_a_bias() -> None:
-    model = Bag(positions=True).double()
+    model = bag(positions=True).double()
     found = measured_bounds(model, LOSS, (TOKENS, torch.zeros(3, 2)), tolerance=1e-9)
     words = model.words(TOKENS).detach().pow(2).sum().item()
     assert found["head"].note == ""
@@ -336,24 +328,19 @@ def test_a_table_of_positions_counts_as_a_bias() -> None:
 
 
 def test_a_frozen_embedding_is_a_start_too() -> None:
-    model = Bag().double()
+    model = bag().double()
     model.words.requires_grad_(False)
     found = measured_bounds(model, LOSS, (TOKENS, torch.zeros(3, 2)), tolerance=1e-9)
     assert list(found) == ["head"]
     assert found["head"].paper_bound == pytest.approx(2 * model.words(TOKENS).pow(2).sum().item())
 
 
-class TiedHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(5, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.words(tokens).sum(1) @ self.words.weight.t()
+def tied_head() -> Net:
+    return Net(lambda net, tokens: net.words(tokens).sum(1) @ net.words.weight.t(), words=nn.Embedding(5, 3))
 
 
 def test_an_embedding_tied_to_the_head_adds_both_reaches() -> None:
-    model, tokens = TiedHead().double(), torch.tensor([[1, 1, 2]])
+    model, tokens = tied_head().double(), torch.tensor([[1, 1, 2]])
     found = measured_bounds(model, LOSS, (tokens, torch.zeros(1, 5)), tolerance=1e-9)["words"]
     weight, summed = model.words.weight.detach(), model.words(tokens).sum(1).detach()
 
@@ -370,17 +357,17 @@ def test_an_embedding_tied_to_the_head_adds_both_reaches() -> None:
     assert found.rigorous_bound == pytest.approx(2 * (backward * reach) ** 2)
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right, self.head = bare(2, 3), bare(4, 3), bare(3, 1)
-
-    def forward(self, pair: Any) -> Tensor:
-        return self.head(self.left(pair["a"]) + self.right(pair["b"]))
+def two_inputs() -> Net:
+    return Net(
+        lambda net, pair: net.head(net.left(pair["a"]) + net.right(pair["b"])),
+        left=bare(2, 3),
+        right=bare(4, 3),
+        head=bare(3, 1),
+    )
 
 
 def test_several_inputs_are_one_start() -> None:
-    model, inputs = TwoInputs().double(), {"a": torch.randn(5, 2), "b": torch.randn(5, 4)}
+    model, inputs = two_inputs().double(), {"a": torch.randn(5, 2), "b": torch.randn(5, 4)}
     found = measured_bounds(model, LOSS, (inputs, torch.zeros(5, 1)), tolerance=1e-9)
     both = torch.cat((model.left.weight, model.right.weight), dim=1).detach()
     forward = torch.linalg.matrix_norm(both, 2).item()
@@ -406,17 +393,16 @@ def test_uneven_batches_add_up_by_their_examples() -> None:
         assert other.forward.value == pytest.approx(one.forward.value, rel=1e-9)
 
 
-class Quadratic(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.head = nn.Parameter(torch.randn(3, 3)), bare(3, 2)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.head(features @ self.weight.pow(2))
+def quadratic() -> Net:
+    return Net(
+        lambda net, features: net.head(features @ net.weight.pow(2)),
+        weight=nn.Parameter(torch.randn(3, 3)),
+        head=bare(3, 2),
+    )
 
 
 def test_an_unknown_use_has_a_reason_and_no_numbers() -> None:
-    found = measured_bounds(Quadratic(), LOSS, (torch.randn(4, 3), torch.zeros(4, 2)))
+    found = measured_bounds(quadratic(), LOSS, (torch.randn(4, 3), torch.zeros(4, 2)))
     row = found["weight"]
     assert (
         row.reason
@@ -427,18 +413,13 @@ def test_an_unknown_use_has_a_reason_and_no_numbers() -> None:
     assert found["head"].reason == ""
 
 
-class RefusesGradients(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = bare(3, 2)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.head(torch.from_numpy(features.numpy()))
+def refuses_gradients() -> Net:
+    return Net(lambda net, features: net.head(torch.from_numpy(features.numpy())), head=bare(3, 2))
 
 
 def test_a_forward_that_cannot_be_differentiated_by_its_inputs_keeps_the_rigorous_bound() -> None:
     inputs = torch.randn(4, 3).double()
-    row = measured_bounds(RefusesGradients(), LOSS, (inputs, torch.zeros(4, 2)), tolerance=1e-9)["head"]
+    row = measured_bounds(refuses_gradients(), LOSS, (inputs, torch.zeros(4, 2)), tolerance=1e-9)["head"]
     assert row.forward is None
     assert row.paper_bound is None
     assert row.reason.startswith("the forward fails on inputs that require gradients")
@@ -446,37 +427,36 @@ def test_a_forward_that_cannot_be_differentiated_by_its_inputs_keeps_the_rigorou
 
 
 def test_a_layer_on_a_constant_has_no_forward_product() -> None:
-    class OnConstant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias, self.head = bare(2, 3), bare(3, 3)
+    def on_constant() -> Net:
+        return Net(
+            lambda net, features: (
+                net.head(features) + net.bias(torch.ones(len(features), 2, dtype=features.dtype))
+            ),
+            bias=bare(2, 3),
+            head=bare(3, 3),
+        )
 
-        def forward(self, features: Tensor) -> Tensor:
-            return self.head(features) + self.bias(torch.ones(len(features), 2, dtype=features.dtype))
-
-    row = measured_bounds(OnConstant(), LOSS, (torch.randn(4, 3), torch.zeros(4, 3)), tolerance=1e-9)["bias"]
+    row = measured_bounds(on_constant(), LOSS, (torch.randn(4, 3), torch.zeros(4, 3)), tolerance=1e-9)["bias"]
     assert row.reason == "the layer's input does not depend on the network's input"
     assert row.rigorous_bound == pytest.approx(2 * 2 * 4)
 
 
-class ScaledIntoActivation(nn.Module):
+def scaled_into_activation(repeated: bool) -> Net:
     """The activation sees ten times the layer's output, or sees it three times."""
 
-    def __init__(self, repeated: bool) -> None:
-        super().__init__()
-        self.inner, self.head, self.repeated = bare(3, 1), bare(3, 2), repeated
-
-    def forward(self, features: Tensor) -> Tensor:
+    def run(net: Any, features: Any) -> Tensor:
         shift = torch.zeros(3, dtype=features.dtype)
-        if self.repeated:
-            return self.head(torch.relu(self.inner(features) + shift))
-        return self.head(torch.relu(torch.add(shift[:1], self.inner(features), alpha=10)).expand(-1, 3))
+        if net.repeated:
+            return net.head(torch.relu(net.inner(features) + shift))
+        return net.head(torch.relu(torch.add(shift[:1], net.inner(features), alpha=10)).expand(-1, 3))
+
+    return Net(run, inner=bare(3, 1), head=bare(3, 2), repeated=repeated)
 
 
 @pytest.mark.parametrize("repeated", [True, False])
 def test_what_changes_lengths_before_the_activation_belongs_to_the_backward_product(repeated: bool) -> None:
     torch.manual_seed(0)
-    parts = ScaledIntoActivation(repeated), LOSS, (torch.randn(4, 3), torch.zeros(4, 2))
+    parts = scaled_into_activation(repeated), LOSS, (torch.randn(4, 3), torch.zeros(4, 2))
     norm = hessinit.measure(*parts, dtype=torch.float64, network=False)["inner"].norm
     assert norm > 0
     assert measured_bounds(*parts)["inner"].rigorous_bound >= norm
@@ -500,45 +480,34 @@ def test_a_dead_network_has_bounds_of_zero() -> None:
     assert not math.isnan(found["2"].paper_bound)
 
 
-class Energy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(x).tanh().sum()
+def energy() -> Net:
+    return Net(lambda net, x: net.a(x).tanh().sum(), a=nn.Linear(4, 1))
 
 
 def test_an_output_without_dimensions_has_products() -> None:
     def loss(output: Tensor, target: None) -> Tensor:
         return (output - 1) ** 2
 
-    row = hessinit.measure(Energy(), loss, (torch.randn(9, 4), None), jacobians=True)["a"]
+    row = hessinit.measure(energy(), loss, (torch.randn(9, 4), None), jacobians=True)["a"]
     assert row.jacobians.rigorous_bound >= row.norm
 
 
-class Tempered(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 3)
-
-    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
-        return self.a(x[0]) * x[1]
+def tempered() -> Net:
+    return Net(lambda net, x: net.a(x[0]) * x[1], a=nn.Linear(4, 3))
 
 
 def test_an_input_without_dimensions_is_no_obstacle() -> None:
     batch = (torch.randn(6, 4), torch.tensor(2.0)), torch.randint(3, (6,))
-    row = hessinit.measure(Tempered(), nn.CrossEntropyLoss(), batch, jacobians=True)["a"]
+    row = hessinit.measure(tempered(), nn.CrossEntropyLoss(), batch, jacobians=True)["a"]
     assert row.jacobians.rigorous_bound >= row.norm
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(checkpoint(self.a, x, use_reentrant=True)))
+def checkpointed() -> Net:
+    return Net(
+        lambda net, x: net.b(torch.tanh(checkpoint(net.a, x, use_reentrant=True))),
+        a=nn.Linear(4, 4),
+        b=nn.Linear(4, 3),
+    )
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -546,23 +515,18 @@ def test_reentrant_checkpoints_are_refused_in_words() -> None:
     batch = torch.randn(6, 4), torch.randint(3, (6,))
     # No gradient reaches the layer inside, since its inputs have none: torch warns, and the check refuses it.
     with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
-        hessinit.measure(Checkpointed(), nn.CrossEntropyLoss(), batch)
+        hessinit.measure(checkpointed(), nn.CrossEntropyLoss(), batch)
     with pytest.raises(hessinit.ProblemError, match="reentrant checkpoints"):
-        hessinit.measure(Checkpointed(), nn.CrossEntropyLoss(), batch, jacobians=True, check=False)
+        hessinit.measure(checkpointed(), nn.CrossEntropyLoss(), batch, jacobians=True, check=False)
 
 
-class Sloped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(5, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.prelu(x, self.a(x).view(-1))
+def sloped() -> Net:
+    return Net(lambda net, x: F.prelu(x, net.a(x).view(-1)), a=nn.Linear(5, 5))
 
 
 def test_a_layer_that_gives_the_slope_of_an_activation_does_not_have_it() -> None:
     batch = -torch.rand(1, 5), torch.randint(5, (1,))
-    report = hessinit.measure(Sloped(), nn.CrossEntropyLoss(), batch, jacobians=True, diagnostics=True)
+    report = hessinit.measure(sloped(), nn.CrossEntropyLoss(), batch, jacobians=True, diagnostics=True)
     assert report["a"].jacobians.activation == 1.0
     assert report["a"].jacobians.rigorous_bound >= report["a"].norm * 0.999
     assert report["a"].diagnostics.activation == ""

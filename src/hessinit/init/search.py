@@ -19,14 +19,17 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from hessinit.curvature.loss_factor import LINEAR_LOSS, SATURATED_LOSS
 from hessinit.errors import ProblemError
-from hessinit.init.scales import OutputStatistics, ScaledModel, ScalingPath
 from hessinit.results.initialization import Measurement
+
+if TYPE_CHECKING:
+    from hessinit.init.scales import OutputStatistics, ScaledModel, ScalingPath
 
 Vector = npt.NDArray[np.float64]
 

@@ -204,10 +204,10 @@ def _page_columns(name: str, cells: Sequence[Cell | None], group: str) -> list[d
 def _write(cell: Cell | None) -> str:
     if cell is None:
         return ""
-    if cell.unit != "%":
-        return format_mean(cell.ours, math.nan if cell.error is None else cell.error)
-    error = "" if cell.error is None else f" ± {format_number(cell.error, 1 if cell.error < 10 else 2)}"
-    return f"{cell.ours:.0f}{error} %"
+    if cell.unit == "%":
+        error = "" if cell.error is None else f" ± {format_number(cell.error, 1 if cell.error < 10 else 2)}"
+        return f"{cell.ours:.0f}{error} %"
+    return format_number(cell.ours) if cell.error is None else format_mean(cell.ours, cell.error)
 
 
 def _write_paper(cell: Cell | None) -> str:

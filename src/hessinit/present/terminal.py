@@ -73,7 +73,7 @@ def renderables(document: Document, width: int) -> Iterator[RenderableType]:
         if isinstance(block, Text) and not block.page_only:
             yield rich_text.Text(printable(block.text), style="bold" if block.tone == "strong" else "")
     if left_out:
-        headings = ", ".join(_heading(column).replace("\n", " ") for column in left_out)
+        headings = ", ".join(" ".join(_headings(column)) for column in left_out)
         yield rich_text.Text(f"Left out of {width} columns: {headings}.")
 
 
@@ -95,31 +95,25 @@ def fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Column], li
 def build_grid(columns: Sequence[Column], width: int, fixed: int = 0) -> rich_table.Table:
     """Return the table for rich, with a rule before the last `fixed` rows."""
     table = rich_table.Table(box=RULES, show_edge=False, padding=(0, 1))
-    spare = max(0, width - _table_width(columns))
-    names = max(1, width - _table_width(columns) + _least_width(columns[0], NARROWEST_NAMES))
-    for column in columns:
-        widest = _width(column)
-        if column is columns[0]:
-            widest = min(names, widest)
-        elif column.wraps:
-            widest = min(widest, NARROWEST_WORDS + max(0, spare - _folded(columns[0])))
+    widths, spare = _least_widths(columns), width - _table_width(columns)
+    widths[0] = max(1, widths[0] + min(0, spare))
+    for place, column in enumerate(columns):  # what is left goes to the names, then to sentences
+        more = max(0, min(spare, _width(column) - widths[place]))
+        widths[place], spare = widths[place] + more, spare - more
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
-        table.add_column(rich_text.Text(_heading(column)), justify=justify, overflow="fold", width=widest)
+        heading = rich_text.Text("\n".join(_headings(column)))
+        table.add_column(heading, justify=justify, overflow="fold", width=widths[place])
     rows = len(columns[0].cells)
     for position in range(rows):
         if fixed and position == rows - fixed:
             table.add_section()
-        name = rich_text.Text(_fold(_name(columns[0], position), names))
+        name = rich_text.Text(_fold(shorten(printable(columns[0].cells[position])), widths[0]))
         table.add_row(name, *(_cell(column, position) for column in columns[1:]))
     return table
 
 
-def _heading(column: Column) -> str:
-    return "\n".join(printable(part) for part in ([column.group] if column.group else []) + [column.heading])
-
-
-def _name(column: Column, position: int) -> str:
-    return shorten(printable(column.cells[position]))
+def _headings(column: Column) -> list[str]:
+    return [printable(part) for part in ([column.group] if column.group else []) + [column.heading]]
 
 
 def _cell(column: Column, position: int) -> rich_text.Text:
@@ -138,21 +132,16 @@ def _fold(name: str, width: int) -> str:
 
 
 def _width(column: Column) -> int:
-    texts = [shorten(printable(text)) if not column.wraps else printable(text) for text in column.cells]
-    return max(cell_len(text) for text in (*_heading(column).split("\n"), *texts))
+    texts = [printable(text) for text in column.cells]
+    shown = texts if column.wraps else map(shorten, texts)
+    return max(cell_len(text) for text in (*_headings(column), *shown))
 
 
-def _least_width(column: Column, narrowest: int) -> int:
-    """Numbers do not fold, also where they are the names of the rows, as steps are."""
-    return _width(column) if column.is_number else min(_width(column), narrowest)
-
-
-def _folded(names: Column) -> int:
-    """How much wider than at least a column of names would like to be."""
-    return _width(names) - _least_width(names, NARROWEST_NAMES)
+def _least_widths(columns: Sequence[Column], narrowest: int = NARROWEST_NAMES) -> list[int]:
+    """Names fold and sentences wrap; numbers stay whole, also where they name the rows, as steps do."""
+    widths = [min(_width(one), NARROWEST_WORDS) if one.wraps else _width(one) for one in columns]
+    return widths if columns[0].is_number else [min(widths[0], narrowest), *widths[1:]]
 
 
 def _table_width(columns: Sequence[Column], narrowest: int = NARROWEST_NAMES) -> int:
-    widths = [_least_width(columns[0], narrowest)]
-    widths += [min(_width(one), NARROWEST_WORDS) if one.wraps else _width(one) for one in columns[1:]]
-    return sum(widths) + GUTTER * len(columns) - 1
+    return sum(_least_widths(columns, narrowest)) + GUTTER * len(columns) - 1

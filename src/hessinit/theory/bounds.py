@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hessinit.curvature.derivative_check import check_outputs
-from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import by_example
 from hessinit.curvature.krylov import Array
@@ -43,6 +43,9 @@ from hessinit.theory.jacobians import (
     spectral_norms,
     trace_from_inputs,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from hessinit.curvature.engines import LanczosSettings
 
 _DEPENDENT = "the examples depend on each other, so the batch counts as one"
 _LARGEST_EXACT = 128

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
-from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import KnownCall, find_layouts
 from hessinit.curvature.layer_uses import (
@@ -36,6 +35,9 @@ from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.problem.batches import map_tensors
 from hessinit.problem.determinism import check_no_reentrant_checkpoints
+
+if TYPE_CHECKING:
+    from hessinit.curvature.engines import LanczosSettings
 
 # Unit vectors are shared by all layers, Lanczos takes about this many passes for each of them.
 _PASSES_PER_LAYER = 16
