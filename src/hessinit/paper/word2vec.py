@@ -19,8 +19,7 @@ from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, Setting, round_numbers
-from hessinit.paper.rank_correlation import RankCorrelation, rank_correlation
-from hessinit.paper.reference import judged_cell, make_table, mean_cell
+from hessinit.paper.reference import RankCorrelation, judged_cell, make_table, mean_cell, rank_correlation
 from hessinit.paper.text import THRESHOLD, Text, load_text
 from hessinit.results.reproduction import Cell, Curve, Figure, Findings, Table
 from hessinit.results.result import Plain, read_number, to_plain
