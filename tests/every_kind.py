@@ -10,7 +10,7 @@ from hessinit.results.curvature_report import Diagnostics, JacobianBounds
 from hessinit.results.estimates import Density, Spread
 from hessinit.results.initialization import Initialization, Measurement, PlannedWeight, SchemePlan
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
-from hessinit.results.reproduction import Cell, Curve, Figure, Findings, Reproduction, Table
+from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable, Reproduction
 from hessinit.results.result import Result
 from hessinit.results.track_record import TrackedPoint, Tracking
 from report_examples import make_estimate, make_layer, make_report
@@ -74,7 +74,7 @@ FORMS = QuadraticForms(
     layers=(QuadraticForm(name="fc1", shape=(4, 3), exact=(3.0,), theorem1=(math.nan,), length=(1.0,)),),
     directions="random", draws=1, loss=2.3, examples=32, seed=0,
 )  # fmt: skip
-FIGURE = Figure(
+FIGURE = PaperFigure(
     name="figure-1", title="Loss", x_label="step", y_label="loss",
     curves=(Curve(name="he", x=(0.0, 1.0), y=(2.0, math.inf), error=(0.1, 0.1)),),
 )  # fmt: skip
@@ -83,11 +83,11 @@ REPRODUCTION = Reproduction(
     about_variant="As printed.",
     findings=Findings(
         tables=(
-            Table(
+            PaperTable(
                 title="‖H‖", corner="std", rows=("0.1",), columns=("dense1", "dense2"),
                 cells=(
-                    Cell(row="0.1", column="dense1", ours=1.5, n=3, paper=1.4, rule="10 %", within=True),
-                    Cell(row="0.1", column="dense2", ours=1.5, n=1),
+                    PaperCell(row="0.1", column="dense1", ours=1.5, n=3, paper=1.4, rule="10 %", within=True),
+                    PaperCell(row="0.1", column="dense2", ours=1.5, n=1),
                 ),
             ),
         ),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hessinit.results.comparison import Comparison, Run
-from hessinit.results.reproduction import Cell, Curve, Figure, Findings, Reproduction, Table
+from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable, Reproduction
 from hessinit.results.track_record import TrackedPoint, Tracking
 
 Losses = Mapping[tuple[str, float], Sequence[float | None]]
@@ -161,17 +161,17 @@ def _loss(step: int) -> float:
     return 2.35 * math.exp(-step / 90)
 
 
-def make_cell(row: str, column: str, ours: float, **changes: Any) -> Cell:
-    return Cell(**{"row": row, "column": column, "ours": ours, "n": 5, **changes})
+def make_cell(row: str, column: str, ours: float, **changes: Any) -> PaperCell:
+    return PaperCell(**{"row": row, "column": column, "ours": ours, "n": 5, **changes})
 
 
-def make_table(*cells: Cell, **changes: Any) -> Table:
+def make_table(*cells: PaperCell, **changes: Any) -> PaperTable:
     rows, columns = ([getattr(cell, name) for cell in cells] for name in ("row", "column"))
     given = {"title": "A table", "corner": "std", "rows": tuple(dict.fromkeys(rows))}
-    return Table(cells=cells, **{**given, "columns": tuple(dict.fromkeys(columns)), **changes})
+    return PaperTable(cells=cells, **{**given, "columns": tuple(dict.fromkeys(columns)), **changes})
 
 
-def make_reproduction(*tables: Table, **changes: Any) -> Reproduction:
+def make_reproduction(*tables: PaperTable, **changes: Any) -> Reproduction:
     """A record of five seeds on mnist with these tables."""
     findings = {name: changes.pop(name) for name in ("figures", "sentences") if name in changes}
     given: dict[str, Any] = {
@@ -216,7 +216,7 @@ def example_reproduction(name: str = "table-4-mnist", **changes: Any) -> Reprodu
     )
 
 
-def _figures() -> tuple[Figure, Figure]:
+def _figures() -> tuple[PaperFigure, PaperFigure]:
     steps = tuple(float(62 * chunk + 31) for chunk in range(60))
     curves = []
     for place, name in enumerate(("1.000", "0.100", "0.005", "hessinit")):
@@ -232,6 +232,8 @@ def _figures() -> tuple[Figure, Figure]:
     steps_and_loss = {"x_label": "step", "y_label": "training loss", "log_y": True}
     norm_and_loss = {"x_label": "‖H‖ at initialization", "y_label": "final loss", "log_x": True}
     return (
-        Figure(name="figure-1", title="Loss by std", curves=tuple(curves), **steps_and_loss),
-        Figure(name="word2vec", title="Norm and loss", curves=tuple(points), style="points", **norm_and_loss),
+        PaperFigure(name="figure-1", title="Loss by std", curves=tuple(curves), **steps_and_loss),
+        PaperFigure(
+            name="word2vec", title="Norm and loss", curves=tuple(points), style="points", **norm_and_loss
+        ),
     )

@@ -1,4 +1,4 @@
-"""What can go wrong, by name."""
+"""Exceptions and warnings, and how a wrong choice is refused."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from known_matrices import CountingOperator, eigenvalues, gram, wigner, with_spectrum
-from scipy.sparse.linalg import eigsh
 
 from hessinit.curvature.eigenpairs import top_eigenpairs
 
@@ -44,22 +43,10 @@ def test_the_leading_pairs_are_those_of_eigvalsh(name, dtype, tolerance):
     assert_pairs(matrix, pairs, 6, tolerance)
 
 
-def test_signs_are_kept_when_ordered_by_magnitude():
-    pairs = top_eigenpairs(torch.diag(torch.tensor([1.0, -4.0, 3.0, 0.5, -0.1])), 3)
-    assert [round(value.value, 4) for value in pairs.values] == [-4.0, 3.0, 1.0]
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_all_pairs_of_a_tiny_matrix(size):
     matrix = wigner(size)
     assert_pairs(matrix, top_eigenpairs(matrix, size, tolerance=1e-10), size, 1e-10)
-
-
-def test_the_answer_is_that_of_scipy():
-    matrix = gram(300, 500, seed=2)
-    truth = eigsh(matrix.numpy(), k=4, which="LM", return_eigenvectors=False)
-    pairs = top_eigenpairs(matrix, 4, tolerance=1e-9, max_iterations=600)
-    assert np.allclose([value.value for value in pairs.values], truth[::-1], rtol=1e-9)
 
 
 def test_products_are_counted_and_the_seed_fixes_the_bits():

@@ -51,16 +51,6 @@ def test_auto_says_why_it_is_lanczos_and_gram_is_refused_for_the_same_reason(nam
         hessinit.measure(model, loss, batch(), estimator="gram")
 
 
-def test_few_outputs_go_by_gram() -> None:
-    report = hessinit.measure(network(), LOSS, batch())
-    assert (report.engine, report.engine_reason) == ("gram", "few outputs, 2 shared backward passes")
-
-
-def test_lanczos_may_be_asked_for() -> None:
-    report = hessinit.measure(network(), LOSS, batch(), estimator="lanczos")
-    assert (report.engine, report.engine_reason) == ("lanczos", "estimator='lanczos' was asked for")
-
-
 def test_many_outputs_per_example_go_by_lanczos_unless_gram_is_asked_for() -> None:
     model, data = network(300), batch()
     chosen = hessinit.measure(model, LOSS, data)

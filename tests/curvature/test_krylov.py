@@ -5,7 +5,6 @@ import pytest
 import torch
 from known_matrices import eigenvalues, gaussian_matrix, gram, wigner, with_spectrum
 
-from hessinit.curvature import krylov
 from hessinit.curvature.krylov import LanczosProcess
 
 
@@ -44,16 +43,6 @@ def test_the_residual_from_the_small_matrix_is_the_residual_of_the_large_one():
         matrix @ vectors - vectors * torch.from_numpy(values * process.scale), dim=0
     )
     assert np.allclose(process.residuals(small) * process.scale, measured.numpy(), atol=1e-13)
-
-
-def test_growing_the_basis_block_by_block_changes_nothing_but_rounding(monkeypatch):
-    matrix, start = wigner(50), gaussian_matrix(50, 1)[:, 0]
-    whole = run(LanczosProcess(matrix, start), 40)
-    monkeypatch.setattr(krylov, "_BLOCK_ROWS", (3, 3))
-    pieces = run(LanczosProcess(matrix, start), 40)
-    assert np.allclose(whole.alphas, pieces.alphas, atol=1e-12)
-    assert np.allclose(whole.betas, pieces.betas, atol=1e-12)
-    assert torch.allclose(whole.ritz_vectors(np.eye(40)), pieces.ritz_vectors(np.eye(40)), atol=1e-9)
 
 
 def test_a_locked_eigenvector_is_not_found_again():

@@ -44,12 +44,6 @@ def test_gaussian_probes_have_unit_variance_and_rademacher_ones_are_fair_signs()
     assert abs(signs.mean()) < 0.02
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_probes_come_in_the_dtype_asked_for(dtype):
-    assert ProbeStream(5, seed=0, dtype=dtype).draw().dtype == dtype
-    assert ProbeStream(5, seed=0, kind="rademacher", dtype=dtype).draw().dtype == dtype
-
-
 def test_an_unknown_kind_is_answered_with_the_known_ones():
     with pytest.raises(ValueError, match="kind='normal' is unknown; choose from 'gaussian', 'rademacher'"):
         ProbeStream(5, seed=0, kind="normal")

@@ -34,12 +34,6 @@ def test_the_norms_are_right_within_their_errors(shape: tuple[int, ...], dtype: 
     assert (answer.upper >= truth).all()
 
 
-def test_a_tight_tolerance_is_kept_in_double_precision() -> None:
-    matrices = torch.randn(6, 30, 40, dtype=torch.float64)
-    answer = found(matrices, tolerance=1e-9)
-    assert answer.values == pytest.approx(true_norms(matrices), rel=1e-9)
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_examples_of_very_different_size_do_not_disturb_each_other(scale: float) -> None:
     matrices = torch.randn(4, 20, 30)
@@ -90,8 +84,3 @@ def test_a_tolerance_below_rounding_is_not_claimed() -> None:
     answer = found(torch.randn(2, 3, 4), tolerance=1e-9)
     assert not answer.converged
     assert "below the rounding level" in answer.reason
-
-
-def test_the_same_seed_gives_the_same_bits() -> None:
-    matrices = torch.randn(3, 30, 40)
-    assert (found(matrices, seed=3).values == found(matrices, seed=3).values).all()

@@ -68,7 +68,7 @@ _SINGLE = tuple(Attempt(torch.float32, step, 0.02) for step in (2e-3, 5e-4, 1e-2
 _LEAST_EFFECT = 1e-3
 # A weight with a smaller root mean square, such as a head of zeros, moves as if it had this one.
 _LEAST_SIZE = 1e-3
-# A part below this share of the whole is a difference of larger numbers, and is compared with this share.
+# A part below this share of the whole is a difference of larger numbers, and is compared with this fraction.
 _LEAST_PART = 1e-6
 # Two steps agree with each other if their changes differ by less than this share of the distance to the
 # derivative.
@@ -126,7 +126,7 @@ def check_outputs(evaluation: Evaluation, linear: Linearization | None = None) -
     if not _is_due(evaluation, f"outputs by {type(linear).__name__}"):
         return
     direction = _draw_direction(evaluation, linear)
-    derivative, shares = linear.push(direction), [_share_of_one(direction)]
+    derivative, fractions = linear.push(direction), [_fraction_of_one_layer(direction)]
 
     def comparison(examples: Tensor | None = None) -> _Comparison:
         def part(coordinates: Tensor) -> Parts:
@@ -139,7 +139,7 @@ def check_outputs(evaluation: Evaluation, linear: Linearization | None = None) -
         def derive(at: Evaluation) -> Parts:
             return part(linear.coordinates(GraphLinearization(at).push(_in_dtype(direction, at))))
 
-        return _Comparison("the model's output", part(derivative), values, derive, shares=shares)
+        return _Comparison("the model's output", part(derivative), values, derive, fractions=fractions)
 
     whole, attempts = comparison(), list(_OUTPUTS)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
@@ -164,7 +164,7 @@ def check_gradients(evaluation: Evaluation) -> None:
     if not _is_due(evaluation, "gradients"):
         return
     direction = _draw_direction(evaluation, GraphLinearization(evaluation))
-    shares = [_share_of_one(direction), *[1.0] * len(direction)]
+    fractions = [_fraction_of_one_layer(direction), *[1.0] * len(direction)]
 
     def derive(at: Evaluation) -> Parts:
         along = _in_dtype(direction, at)
@@ -180,7 +180,7 @@ def check_gradients(evaluation: Evaluation) -> None:
             output, gradients = output_and_gradients_at(examined, direction, step, dtype)
             return [_as_row(output), *map(_as_row, gradients)]
 
-        return _Comparison("the loss's gradient", derive(examined), values, derive, shares=shares)
+        return _Comparison("the loss's gradient", derive(examined), values, derive, fractions=fractions)
 
     whole, attempts = comparison(evaluation), list(_GRADIENTS)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
@@ -255,8 +255,8 @@ class _Comparison:
     """A derivative, and the function that it is compared with, part by part.
 
     `values` evaluates the function in a precision, at a step along the direction. `derive` computes the
-    derivative from the graph of another evaluation, to tell rounding from a wrong derivative. `shares` are
-    the shares of a part that matter, for all parts alike or for each.
+    derivative from the graph of another evaluation, to tell rounding from a wrong derivative. `fractions` are
+    the fractions of a part that matter, for all parts alike or for each.
     """
 
     what: str
@@ -264,7 +264,7 @@ class _Comparison:
     values: Callable[[torch.dtype, float], Parts]
     derive: Callable[[Evaluation], Parts] | None
     least: float = _LEAST_PART
-    shares: Sequence[float] = (1.0,)
+    fractions: Sequence[float] = (1.0,)
 
     @property
     def known(self) -> Tensor:
@@ -275,7 +275,7 @@ class _Comparison:
     @property
     def limits(self) -> Tensor:
         known = self.known
-        return known * (known.new_tensor(self.shares) if len(self.shares) > 1 else self.shares[0])
+        return known * (known.new_tensor(self.fractions) if len(self.fractions) > 1 else self.fractions[0])
 
     def judge(
         self,
@@ -355,20 +355,20 @@ def _as_row(tensor: Tensor) -> Tensor:
 
 
 def _is_due(evaluation: Evaluation, check: str) -> bool:
-    """Whether the check is wanted and has not been made yet."""
+    """Whether the check was requested and has not been made yet."""
     if not evaluation.problem.check or check in evaluation.passed:
         return False
     evaluation.passed.add(check)
     return True
 
 
-def _share_of_one(direction: Direction) -> float:
-    """The share of one layer in the change: one that is off by 5 % must be found among all."""
+def _fraction_of_one_layer(direction: Direction) -> float:
+    """The fraction of the change that one layer makes: an error of 5 % in one layer must be detected."""
     return 1 / math.sqrt(len(direction))
 
 
 def seed_of_check(evaluation: Evaluation) -> int:
-    """Of the first of many probes that nothing else draws."""
+    """The seed of the check's probes, which nothing else uses."""
     return (evaluation.problem.seed << 20) + 0xC0DE
 
 

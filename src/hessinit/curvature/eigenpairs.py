@@ -157,9 +157,9 @@ def _rayleigh_ritz(search: _Search) -> Eigenpairs:
         good = search.complete and residual <= search.tolerance * norm
         reason = f"residual within tolerance={search.tolerance:g} of the norm; no larger one is left"
         if not good:
-            share = f"{residual / norm:.0e}" if norm else "0"
+            fraction = f"{residual / norm:.0e}" if norm else "0"
             reason = (
-                f"stopped after {products} products with residual {share} of the norm; "
+                f"stopped after {products} products with residual {fraction} of the norm; "
                 "raise max_iterations or tolerance"
             )
         estimates.append(Estimate(value * scale, (residual + rounding) * scale, good, reason, products))

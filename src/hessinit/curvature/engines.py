@@ -1,4 +1,4 @@
-"""The two ends of a spectrum, and what an engine is: something that finds them."""
+"""Largest and smallest eigenvalue, and the engines that compute them: Gram, Lanczos, exact Hessian."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from hessinit.results.estimates import Estimate
 
 @dataclass(frozen=True)
 class Extremes:
-    """The largest and the smallest eigenvalue, and who found them."""
+    """The largest and the smallest eigenvalue, and the engine that computed them."""
 
     top: Estimate
     bottom: Estimate
@@ -44,14 +44,14 @@ class Extremes:
 
     @property
     def norm(self) -> Estimate:
-        """The larger of the two in size, as a size."""
+        """The spectral norm: the larger of the two absolute values."""
         larger = self.top if abs(self.top.value) >= abs(self.bottom.value) else self.bottom
         return Estimate(abs(larger.value), larger.error, larger.converged, larger.reason, larger.products)
 
 
 @dataclass(frozen=True)
 class LanczosSettings:
-    """How hard to try."""
+    """Tolerance, maximum number of iterations and seed of the Lanczos runs."""
 
     tolerance: float
     max_iterations: int
@@ -59,22 +59,22 @@ class LanczosSettings:
 
     @property
     def options(self) -> dict[str, Any]:
-        """As keyword arguments of the iterations in `spectra`."""
+        """The settings as keyword arguments of `lanczos` and `top_eigenpairs`."""
         return {"tolerance": self.tolerance, "max_iterations": self.max_iterations, "seed": self.seed}
 
 
 class Engine(Protocol):
-    """Finds the ends of the curvature of some leaves together (one layer, or the whole network)."""
+    """Computes the extreme eigenvalues of curvature blocks: of one layer, or of several together."""
 
     name: str
     reason: str
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
-        """Both ends for every leaf on its own."""
+        """The extremes of each leaf's own block."""
         ...
 
     def extremes(self, names: Sequence[str]) -> Extremes:
-        """Both ends for these leaves together."""
+        """The extremes of the block of these leaves together."""
         ...
 
     def operator(self, names: Sequence[str]) -> LinearOperator:
@@ -88,19 +88,21 @@ def with_rounding(ends: Extremes, rounding: RoundingError, tolerance: float) -> 
     The stated error is a multiple of what is likely. Where already the likely one exceeds `tolerance`, the
     estimates no longer count as converged.
     """
-    norm, share = ends.norm.value, CAUTION * rounding.relative
-    if not share or not math.isfinite(norm):
+    norm, fraction = ends.norm.value, CAUTION * rounding.relative
+    if not fraction or not math.isfinite(norm):
         return ends
     if rounding.is_all:
         reason = "zero, up to the rounding of float32"
-        nothing = Estimate(0.0, (1 + share) * norm + ends.norm.error, True, reason, ends.top.products)
+        nothing = Estimate(0.0, (1 + fraction) * norm + ends.norm.error, True, reason, ends.top.products)
         return dataclasses.replace(ends, top=nothing, bottom=dataclasses.replace(nothing, products=0))
 
     def widen(end: Estimate) -> Estimate:
-        wider = dataclasses.replace(end, error=math.hypot(end.error, share * norm))
+        wider = dataclasses.replace(end, error=math.hypot(end.error, fraction * norm))
         if rounding.relative <= tolerance:
             return wider
-        reason = f"rounding in float32 leaves an error of {share:.0e} of the norm; pass dtype=torch.float64"
+        reason = (
+            f"rounding in float32 leaves an error of {fraction:.0e} of the norm; pass dtype=torch.float64"
+        )
         return dataclasses.replace(wider, converged=False, reason=reason if end.converged else end.reason)
 
     return dataclasses.replace(ends, top=widen(ends.top), bottom=widen(ends.bottom))
@@ -116,7 +118,7 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
 
 @dataclass(frozen=True)
 class SpectrumOptions:
-    """Which of them."""
+    """Which further numbers of the spectrum to compute."""
 
     top: int = 0
     trace: bool = False
@@ -131,7 +133,7 @@ class SpectrumOptions:
 def measure_spectrum(
     operator: LinearOperator, wanted: SpectrumOptions, settings: LanczosSettings
 ) -> dict[str, Any]:
-    """The wanted ones, under the names of `LayerCurvature`'s fields."""
+    """The numbers asked for, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
     if wanted.top:
         count = min(wanted.top, operator.shape[0])
@@ -146,7 +148,7 @@ def measure_spectrum(
 
 
 class LanczosEngine:
-    """One Lanczos run per block. `semidefinite` blocks that cannot have full rank need only their top."""
+    """One Lanczos run per block; a semidefinite block without full rank needs only its top eigenvalue."""
 
     name = "lanczos"
 
@@ -176,7 +178,7 @@ class LanczosEngine:
 def find_extremes(
     operator: Operator, settings: LanczosSettings, rank: int | None, engine: str, reason: str
 ) -> Extremes:
-    """Both ends of a block on the weights; a rank-deficient semidefinite one has its bottom at 0."""
+    """The extremes of a block; a semidefinite block without full rank has the smallest eigenvalue 0."""
     size = int(operator.shape[0])
     if rank is not None and rank < size:
         found = lanczos(operator, which="top", **settings.options)
@@ -232,7 +234,7 @@ class CallHessian(LinearOperator):
 
 
 class SeenHessian(LinearOperator):
-    """For a dense call, on the directions its inputs see: `Lᵀ H_a L`, `L Lᵀ` their inner products."""
+    """`Lᵀ H_a L` for a dense call, where `L Lᵀ` are the inner products of its inputs: a smaller matrix."""
 
     def __init__(self, call: DenseCall, hessian: OutputHessian) -> None:
         self._hessian = hessian
@@ -255,7 +257,7 @@ class SeenHessian(LinearOperator):
 
 
 class HessianEngine:
-    """Lanczos at both ends of the exact Hessian."""
+    """Lanczos on the exact Hessian."""
 
     name = "lanczos"
     reason = "exact second derivatives, reverse over reverse"
@@ -313,7 +315,7 @@ def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian
 
 
 def _with_zero(ends: Extremes) -> Extremes:
-    """The directions left out of the search have the eigenvalue 0."""
+    """Extremes that include the eigenvalue 0 of the directions that the inputs do not span."""
     top = ends.top if ends.top.value > 0 else _zero(ends.top)
     return dataclasses.replace(
         ends, top=top, bottom=ends.bottom if ends.bottom.value < 0 else _zero(ends.bottom)
@@ -321,7 +323,7 @@ def _with_zero(ends: Extremes) -> Extremes:
 
 
 def _zero(other: Estimate) -> Estimate:
-    """The eigenvalue 0 in place of one on the wrong side of it, as far as that one is known."""
+    """The eigenvalue 0, with the uncertainty that the other estimate leaves."""
     error = max(0.0, other.error - abs(other.value))
     reason = other.reason if error else "the inputs do not see some directions of the weight"
     return dataclasses.replace(other, value=0.0, error=error, reason=reason)
@@ -491,7 +493,7 @@ _MOST_ROWS = 16_384
 
 
 def hessian_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -> Engine:
-    """The exact Hessian: always Lanczos at both ends."""
+    """The engine of the exact Hessian, after the check of its derivatives."""
     for evaluation in evaluations:
         check_loss(evaluation)
         check_gradients(evaluation)

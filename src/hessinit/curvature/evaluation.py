@@ -1,4 +1,4 @@
-"""The plain model at moved weights, as the user calls it: what derivatives are checked against."""
+"""Evaluations of a batch: output, loss and derivative graphs; and the plain model at moved weights."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _moved(
 
 @contextlib.contextmanager
 def _in_the_users_parameters(problem: Problem, moved: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let the model's own parameters hold the moved values, for a forward that reaches them unseen.
+    """Write the moved values into the model's own parameters, for a forward that reads them directly.
 
     Only `parameter.data` is exchanged: the storage of the user's weights is not written to.
     """
@@ -106,7 +106,7 @@ class Evaluation:
 
     @classmethod
     def inspected(cls, problem: Problem, batch: Batch) -> Evaluation:
-        """The same, refused if it is not a finite, repeatable function of the weights."""
+        """An evaluation that was checked: finite, deterministic, and a function of the weights."""
         one = cls(problem, batch)
         look = check_forward(problem, batch)
         one.output, one.loss, one.separable = look.output, look.loss, look.separable
@@ -121,7 +121,7 @@ class Evaluation:
     paddings: dict[str, set[int | None]]  # rows of embeddings that get no gradient
 
     def forget(self) -> None:
-        """Let the graphs go and with them most of the memory; whoever needs them next evaluates once more."""
+        """Free the graphs and most of the memory; the next use evaluates again."""
         for name in ("output", "loss", "uses", "gradients", "adjoint", "output_gradient"):
             self.__dict__.pop(name, None)
 
@@ -197,7 +197,7 @@ class Evaluation:
 
 
 def evaluate(problem: Problem) -> list[Evaluation]:
-    """Every batch once. Means are weighted by examples, so a short batch counts for less; sums add up."""
+    """One evaluation for each batch, weighted by its examples if the loss is a mean."""
     evaluations = [Evaluation.inspected(problem, batch) for batch in problem.batches]
     if len(evaluations) == 1:
         return evaluations

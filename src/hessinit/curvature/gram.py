@@ -62,10 +62,10 @@ class TracedCall:
         """The reverse of `rows`."""
         if not self.time_first:
             return rows.reshape(examples, 1, -1)
-        return by_example(rows, examples, True).unsqueeze(1)
+        return rows_by_example(rows, examples, True).unsqueeze(1)
 
 
-def by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
+def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
     """A call's output as (examples, outputs per example)."""
     if not time_first:
         return rows.reshape(examples, -1)
@@ -132,7 +132,7 @@ class LayerGram(LinearOperator):
 
 
 class WrittenGram(LayerGram):
-    """The same with `V` written out: for layers with fewer weights than outputs, like first convolutions."""
+    """A `LayerGram` that stores `V`: for layers with fewer weights than outputs, as first convolutions."""
 
     def __init__(self, factor: Tensor, examples: int, weight_shape: tuple[int, ...], scale: float) -> None:
         self.factor = factor
@@ -225,7 +225,9 @@ def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[
             orders[:] = [
                 order
                 for order in orders
-                if in_proportion(by_example(first, size, order), by_example(second, size, order), factors)
+                if in_proportion(
+                    rows_by_example(first, size, order), rows_by_example(second, size, order), factors
+                )
             ]
     return [orders[0] if orders else None for orders in fitting]
 
@@ -262,9 +264,9 @@ class Collector:
         self._calls.append(call)
         self._part = part
 
-    def add(self, column: int, gradient: Tensor, by_example: Tensor) -> None:
+    def add(self, column: int, gradient: Tensor, rows_by_example: Tensor) -> None:
         """What one column of the root sent to the call's output."""
-        self._signals[self._part, column] = by_example
+        self._signals[self._part, column] = rows_by_example
 
     def finish(self) -> None:
         """The piece is complete."""
@@ -276,7 +278,7 @@ class Collector:
 
 
 class WritingCollector(Collector):
-    """For layers with fewer weights than outputs: every signal becomes its own weight gradient at once."""
+    """For layers with fewer weights than outputs: stores the weight gradient of every signal."""
 
     def __init__(self, call: ConvolutionCall, size: int, like: Tensor) -> None:
         self._size, self._part = size, slice(0, size)
@@ -287,7 +289,7 @@ class WritingCollector(Collector):
         assert isinstance(call, ConvolutionCall)
         self._call, self._part, self._columns = call, part, []
 
-    def add(self, column: int, gradient: Tensor, by_example: Tensor) -> None:
+    def add(self, column: int, gradient: Tensor, rows_by_example: Tensor) -> None:
         self._columns.append(gradient)
 
     def finish(self) -> None:
@@ -309,7 +311,7 @@ class WritingCollector(Collector):
 
 
 def collector_for(call: Call, time_first: bool, size: int, like: Tensor, uses: int) -> Collector:
-    """Written out where that takes less room and there is a fast way to do it."""
+    """The collector for a call: weight gradients where they are smaller and fast to compute, else signals."""
     if isinstance(call, ConvolutionCall) and call.is_plain_image_convolution():
         outputs = int(torch.Size(call.output_shape).numel()) // size
         small = call.weight.numel() <= min(outputs, _MOST_WRITTEN)
@@ -359,14 +361,14 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
 
 
 def _may_split(evaluation: Evaluation, plan: Sequence[Planned]) -> bool:
-    """Rows must be by example, and a frozen random draw belongs to an example's place in the batch."""
+    """Whether the batch may be split: rows by example, and no frozen random draw."""
     in_order = not any(one.time_first for one in plan)
     counted = evaluation.output.shape[0] == evaluation.batch.size
     return in_order and counted and evaluation.problem.dropout != "freeze"
 
 
 def _examples_at_once(plan: Sequence[Planned], root: LossFactor, size: int) -> int:
-    """As many examples as keep the signals on their way within twice what the layers' outputs take."""
+    """How many examples keep the signals within twice the memory of the layers' outputs."""
     outputs = root.columns.element_size() * sum(
         int(torch.Size(one.call.output_shape).numel()) for one in plan
     )
@@ -380,7 +382,7 @@ def _examples_at_once(plan: Sequence[Planned], root: LossFactor, size: int) -> i
 
 @dataclass(frozen=True)
 class _Outline:
-    """What a call on some of the examples has in common with the call on all of them; holds no graph."""
+    """The name, kind, shape and input norms of a call, to compare a piece of the batch with the whole."""
 
     name: str
     kind: type
@@ -409,7 +411,7 @@ def _gather_pieces(
     outlines: Sequence[_Outline],
     collectors: Sequence[Collector],
 ) -> bool:
-    """A few examples at a time; False when the model does not do with them what it did with all."""
+    """Gather the signals piece by piece; False if the model treats a piece differently from the whole."""
     whole = evaluation.output.detach()
     evaluation.forget()
     # A function for each piece: its graph goes before the next one comes.
@@ -459,7 +461,7 @@ def _gather(
     for index, column in enumerate(columns):
         found = [arrived[index] for arrived in batched] if batched else backward(output, plan, column)
         for one, collector, gradient in zip(plan, collectors, found, strict=True):
-            collector.add(index, gradient, by_example(gradient, size, one.time_first))
+            collector.add(index, gradient, rows_by_example(gradient, size, one.time_first))
     for collector in collectors:
         collector.finish()
 

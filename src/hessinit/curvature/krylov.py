@@ -1,4 +1,4 @@
-"""The Lanczos iteration: a symmetric operator becomes a small tridiagonal matrix, one product at a time."""
+"""The Lanczos iteration, the error bounds of its Ritz values, and the rule by which it stops."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LanczosProcess:
         self._blocks: list[Tensor] = []
         self._rows_used = 0
         self._current = self._next_row()
-        self._set_start(start)
+        self._set_initial(start)
 
     @property
     def steps(self) -> int:
@@ -81,12 +81,12 @@ class LanczosProcess:
                 self.finite = False
                 return
         basis = self._basis()
-        following = self._next_row()
-        torch.mul(product, 1 / self.scale, out=following)
+        candidate = self._next_row()
+        torch.mul(product, 1 / self.scale, out=candidate)
         # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
-        first = self._orthogonalize(following, basis)
-        second = self._orthogonalize(following, basis)
-        norm = torch.linalg.vector_norm(following)
+        first = self._orthogonalize(candidate, basis)
+        second = self._orthogonalize(candidate, basis)
+        norm = torch.linalg.vector_norm(candidate)
         along, correction, beta = torch.stack((first[-1], second[-1], norm)).tolist()
         alpha = along + correction
         if not (math.isfinite(alpha) and math.isfinite(beta)):
@@ -94,8 +94,8 @@ class LanczosProcess:
             return
         self._record(alpha, beta)
         if not self.exhausted:
-            following.mul_(1 / beta)
-            self._current = following
+            candidate.mul_(1 / beta)
+            self._current = candidate
 
     def ritz(self) -> tuple[Array, Array]:
         """Eigenvalues (ascending, in units of `scale`) and eigenvectors of the tridiagonal matrix."""
@@ -119,7 +119,7 @@ class LanczosProcess:
             row += rows
         return result.div_(torch.linalg.vector_norm(result, dim=0))
 
-    def _set_start(self, start: Tensor) -> None:
+    def _set_initial(self, start: Tensor) -> None:
         scale = power_of_two_scale(start)
         if scale == 0.0 or math.isinf(scale):
             raise ValueError(
@@ -152,8 +152,8 @@ class LanczosProcess:
         self._largest = max(self._largest, abs(alpha), beta)
         self.alphas.append(alpha)
         # A β at the level of roundoff means that the space is invariant. The Ritz values are then
-        # eigenvalues, all those the start vector has a share in; a random start has one in every eigenvalue
-        # with probability 1.
+        # eigenvalues: all to which the initial vector has a component; a random one has a component to every
+        # eigenvector with probability 1.
         self.exhausted = beta <= self._roundoff * self._largest or self.steps == self._room
         self.betas.append(0.0 if self.exhausted else beta)
 
@@ -234,7 +234,7 @@ class RitzExtreme:
         )
 
     def error(self, tolerance: float, norm: float) -> float:
-        """A half-width: the residual until it has converged, at most `tolerance · norm` after."""
+        """The error: the residual before convergence, at most `tolerance · norm` after it."""
         if not self.is_converged(tolerance, norm):
             return self.residual
         # In an unsplit cluster the largest eigenvalue is off by the residual or a little more, not by the
@@ -266,20 +266,21 @@ def read_extreme(
     return RitzExtreme(value, residual, bound, change, unseen)
 
 
-def unseen_distance(residual: float, share: float, size: int) -> float:
+def unseen_distance(residual: float, fraction: float, size: int) -> float:
     """How far above a Ritz value θ an eigenvalue can lie unseen, for 99 of 100 random start vectors.
 
-    `share` is the component of the start along the Ritz vector. The Lanczos vectors are p_j(A) times the
-    start, with polynomials p_j that the recurrence gives. If the start has the component γ along an
-    eigenvector with eigenvalue λ, the next Lanczos vector has the component γ·p(λ), which is at most 1. Above
-    θ the polynomial grows at least as (λ − θ) / (residual · share). A random start in `size` dimensions has γ
-    below 0.01·√(π / 2 size) once in a hundred times (van Dorsselaer, Hochstenbach, van der Vorst, Computing
-    probabilistic bounds for extreme eigenvalues of symmetric matrices with the Lanczos method, 2000).
+    `fraction` is the component of the initial vector along the Ritz vector. The Lanczos vectors are p_j(A)
+    times the initial vector, with polynomials p_j that the recurrence gives. If the initial vector has the
+    component γ along an eigenvector with eigenvalue λ, the next Lanczos vector has the component γ·p(λ),
+    which is at most 1. Above θ the polynomial grows at least as (λ − θ) / (residual · fraction). A random
+    vector in `size` dimensions has γ below 0.01·√(π / 2 size) once in a hundred times (van Dorsselaer,
+    Hochstenbach, van der Vorst, Computing probabilistic bounds for extreme eigenvalues of symmetric matrices
+    with the Lanczos method, 2000).
 
     >>> round(unseen_distance(1e-5, 0.1, 100), 5)
     0.0008
     """
-    return residual * share * math.sqrt(2 * size / math.pi) / _RARE
+    return residual * fraction * math.sqrt(2 * size / math.pi) / _RARE
 
 
 def spectral_norm(values: Array) -> float:
@@ -300,7 +301,7 @@ SMALL = 16
 
 
 class Run(Protocol):
-    """What has to be known about a Lanczos run to judge its values."""
+    """The state of a Lanczos run that `conclude` reads."""
 
     @property
     def steps(self) -> int: ...
@@ -313,7 +314,7 @@ class Run(Protocol):
 
 
 def conclude(end: RitzExtreme, run: Run, norm: float, tolerance: float, max_iterations: int) -> Estimate:
-    """The end in the operator's own units, with its error and why the run stopped."""
+    """The estimate of an extreme eigenvalue in the operator's units, with error and stopping reason."""
     steps, scale = run.steps, run.scale
     if scale == 0:
         return Estimate(0.0, 0.0, True, "the operator is zero on a random vector", steps)
@@ -331,8 +332,8 @@ def conclude(end: RitzExtreme, run: Run, norm: float, tolerance: float, max_iter
     elif run.exhausted:
         reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
     elif end.is_converged(tolerance, norm):
-        share = end.error(tolerance, norm) / norm
-        reason = f"settled, error {share:.0e} of the norm, within tolerance={tolerance:g}"
+        fraction = end.error(tolerance, norm) / norm
+        reason = f"settled, error {fraction:.0e} of the norm, within tolerance={tolerance:g}"
     else:
         converged = False
         reason = (
@@ -344,7 +345,7 @@ def conclude(end: RitzExtreme, run: Run, norm: float, tolerance: float, max_iter
 
 
 def not_finite(products: int, sign: float = 1.0) -> Estimate:
-    """A product was inf or nan: that is "too sharp", never zero."""
+    """The estimate where a product was inf or nan: infinite, never zero."""
     reason = (
         f"product {products} was not finite (inf or nan); look for inf or nan in the weights and inputs, "
         "or use torch.float64"

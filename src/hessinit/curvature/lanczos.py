@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +29,7 @@ from hessinit.curvature.probes import (
     Operator,
     operator_size,
     power_of_two_scale,
-    random_start,
+    random_vector,
     require_at_least,
     require_tolerance,
 )
@@ -43,10 +43,10 @@ _MAKES_THE_NORM = 0.9
 
 @dataclass(frozen=True)
 class LanczosResult:
-    """The ends of a spectrum; `norm` is the largest |eigenvalue|. Products are shared: do not add them up.
+    """The extreme eigenvalues; `norm` is the largest |eigenvalue|. Their products are shared, not added.
 
-    `ritz` holds all Ritz values in ascending order: the ends are eigenvalues to within their error, the inner
-    ones a rough picture of the spectrum. `bottom` is None when only the top was asked for.
+    `ritz` holds all Ritz values in ascending order: the extreme ones are eigenvalues to within their error,
+    the inner ones a rough picture of the spectrum. `bottom` is None when only the top was asked for.
     """
 
     top: Estimate
@@ -64,15 +64,14 @@ def lanczos(
     max_iterations: int = 200,
     seed: int = 0,
     semidefinite: bool = False,
-    on_step: Callable[[int], object] | None = None,
 ) -> LanczosResult:
     """The largest and the smallest eigenvalue, each to `tolerance` times the spectral norm.
 
     Lanczos with full reorthogonalization, stopped by a bound on the error that is relative to the norm, hence
     the same for 1e-30·A and 1e30·A. Costs one product per step (typically 10 to 60) and keeps one vector per
     step. With which="top" only the largest eigenvalue has to converge (enough for a positive semidefinite
-    operator). `on_step` is called with the number of products so far. Not converging is a value: see
-    `converged` and `reason`.
+    operator). Not converging is a value: see `converged` and
+    `reason`.
 
     >>> import torch
     >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
@@ -90,15 +89,13 @@ def lanczos(
         )
     require_tolerance(tolerance)
     require_at_least("max_iterations", max_iterations, 1, "every step is one product")
-    process = LanczosProcess(operator, random_start(operator, seed))
+    process = LanczosProcess(operator, random_vector(operator, seed))
     limit = min(max_iterations, size)
     checks: list[tuple[int, float, float]] = []
     while process.steps < limit:
         process.step()
         if not process.finite:
             return _not_finite(process.steps + 1, which)
-        if on_step is not None:
-            on_step(process.steps)
         if process.steps == 1:
             checks.append((1, process.alphas[0], process.alphas[0]))
         last = process.exhausted or process.steps == limit
@@ -171,7 +168,7 @@ class _Inverse:
 
 
 def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 0) -> Estimate:
-    """By Lanczos on the inverse, where the smallest eigenvalue is the largest: ten steps instead of hundreds.
+    """The smallest eigenvalue of a positive matrix, by Lanczos on its inverse: ten steps instead of hundreds.
 
     In fp64 whatever the matrix's dtype. A matrix that is singular up to rounding has 0, to that rounding.
 
@@ -196,7 +193,7 @@ _ROWS = 32
 
 @dataclass
 class _Run:
-    """One operator on its way."""
+    """The state of one operator's run."""
 
     index: int
     operator: Operator
@@ -209,7 +206,7 @@ class _Run:
 def lockstep_tops(
     operators: Sequence[Operator], *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0
 ) -> list[Estimate]:
-    """What `lanczos(which="top")` gives for each, with the bookkeeping of all done at once.
+    """The result of `lanczos(which="top")` for each operator; all runs advance in lockstep.
 
     The same products, but a step costs the bookkeeping of one run instead of many: for small operators that
     is most of the time. An operator that has converged takes no further part.
@@ -233,8 +230,8 @@ def lockstep_tops(
             if (lockstep.size <= SMALL or residuals[row, -1] > 0.1 * values[row, -1]) and not over[row]:
                 continue
             change = 0.0 if run.exhausted else abs(values[row, -1] - lockstep.earlier(row))
-            share = abs(float(vectors[row, 0, -1]))
-            unseen = unseen_distance(float(residuals[row, -1]), share, lockstep.size)
+            fraction = abs(float(vectors[row, 0, -1]))
+            unseen = unseen_distance(float(residuals[row, -1]), fraction, lockstep.size)
             end = read_extreme(values[row], residuals[row], -1, float(change), unseen)
             if over[row] or end.is_converged(tolerance, end.value):
                 finished.append(row)
@@ -254,7 +251,7 @@ class _Lockstep:
     def __init__(self, operators: Sequence[Operator], seed: int) -> None:
         first = operators[0]
         self.size = int(first.shape[0])
-        self._like = random_start(first, seed)
+        self._like = random_vector(first, seed)
         start = self._like.cpu().numpy()
         rows = min(_ROWS, self.size + 1)
         self._basis = np.empty((len(operators), rows, self.size), dtype=start.dtype)
@@ -322,11 +319,11 @@ class _Lockstep:
         return values, vectors, self._betas[:, None] * np.abs(vectors[:, -1])
 
     def earlier(self, row: int) -> float:
-        """The top value some steps ago; -inf when it was not looked at yet."""
+        """The top Ritz value `SETTLING_STEPS` checks ago; -inf before that."""
         return float(self._tops[-1 - SETTLING_STEPS][row]) if len(self._tops) > SETTLING_STEPS else -math.inf
 
     def drop(self, finished: Sequence[int]) -> None:
-        """Go on without these."""
+        """Remove the finished runs."""
         if not finished:
             return
         kept = [row for row in range(len(self.runs)) if row not in finished]

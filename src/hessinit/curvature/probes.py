@@ -144,7 +144,7 @@ def random_like(tensor: Tensor, seed: int, dtype: torch.dtype | None = None) -> 
     return torch.outer(numbers[:few], numbers[few:]).view(shape)
 
 
-def random_start(operator: Operator, seed: int) -> Tensor:
+def random_vector(operator: Operator, seed: int) -> Tensor:
     """The gaussian vector that a Lanczos iteration starts from."""
     size = operator_size(operator)
     return ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device).draw()

@@ -153,23 +153,23 @@ class _Bidiagonalization:
             left = left - self._left * torch.as_tensor(self._betas).to(left)[:, None]
         alphas = torch.linalg.vector_norm(left, dim=1)
         self._left = _divided(left, alphas)
-        following = self._maps.pull(self._left).detach() / self._scales
-        following = following - current * alphas[:, None]
+        candidate = self._maps.pull(self._left).detach() / self._scales
+        candidate = candidate - current * alphas[:, None]
         known = self._right[:, : step + 1]
         # Twice is enough (Parlett, after Kahan); one side orthogonal keeps the other (Simon & Zha 2000).
         for _ in range(2):
-            along = torch.bmm(known, following.unsqueeze(2))
-            following = following - torch.bmm(along.mT, known).squeeze(1)
-        betas = torch.linalg.vector_norm(following, dim=1)
+            along = torch.bmm(known, candidate.unsqueeze(2))
+            candidate = candidate - torch.bmm(along.mT, known).squeeze(1)
+        betas = torch.linalg.vector_norm(candidate, dim=1)
         self._record(alphas.double().cpu().numpy(), betas.double().cpu().numpy())
         if self.steps < self._maps.inputs:
             if self.steps == self._right.shape[1]:
                 more = min(_ROWS, self._maps.inputs - self.steps)
                 self._right = torch.cat(
-                    (self._right, self._right.new_empty(len(following), more, following.shape[1])), 1
+                    (self._right, self._right.new_empty(len(candidate), more, candidate.shape[1])), 1
                 )
             # An exhausted example goes on as zeros, which change nothing.
-            self._right[:, self.steps] = _divided(following, torch.as_tensor(self._betas).to(following))
+            self._right[:, self.steps] = _divided(candidate, torch.as_tensor(self._betas).to(candidate))
 
     def _record(self, alphas: Array, betas: Array) -> None:
         step, previous = self.steps, self._betas

@@ -65,7 +65,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """Inside, the model may draw, write attributes, count steps and differentiate; all is restored."""
     with (
         untouched_random_state(_first_real(model).device),
-        UserState(model).lent(),
+        UserState(model).with_stand_ins(),
         twice_differentiable(model),  # with gradients, which the forward of a physics-informed network takes
         _without_fast_path(),
     ):
@@ -258,7 +258,7 @@ def trace_symbolically(model: nn.Module) -> Trace:
     defaults = {one.name: one.default for one in signature if one.default is not inspect.Parameter.empty}
     with (
         untouched_random_state(next(model.parameters()).device),
-        UserState(model).lent(),
+        UserState(model).with_stand_ins(),
         _without_fast_path(),
         _unknown_lengths(),
         torch.no_grad(),

@@ -359,7 +359,7 @@ def _preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with (
         untouched_random_state(device),
-        UserState(model).lent(),
+        UserState(model).with_stand_ins(),
         untouched_sources(*_configurations(model)),  # classifiers store there what they guess
         _differentiable_outputs(model),
         torch.no_grad(),

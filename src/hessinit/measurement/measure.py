@@ -1,4 +1,4 @@
-"""What a measurement was done on: the order of the layers, remarks and versions, the same for every verb."""
+"""`measure`: the extreme eigenvalues of every layer and of the network, as a `CurvatureReport`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> lis
 
 
 def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
-    """What a reader of the numbers should know: unused, frozen and random parts."""
+    """Notes for the report: unused, frozen and random parts of the model."""
     notes = []
     leaves = unused_leaves(evaluations)
     unused = [layer.name for layer in in_running_order(problem, evaluations) if layer.parameter in leaves]
@@ -68,12 +68,12 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
 
 
 def note_unchecked(check: bool) -> tuple[str, ...]:
-    """Nothing vouches for derivatives that were not checked."""
+    """The note that derivatives were not checked."""
     return () if check else ("The derivatives were not checked against finite differences (check=False).",)
 
 
 def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tuple[str, ...]:
-    """Biases are trained at the same rate as the weights, and may be the sharper ones where inputs are small.
+    """The note on trained parameters, such as biases, that the network's ‖H‖ does not include.
 
     `moved` are the names of the parameters that training moves; by default all that are not frozen.
     """
@@ -112,10 +112,10 @@ class Rows:
         curvature: str,
         estimator: str,
         settings: LanczosSettings,
-        wanted: SpectrumOptions,
+        options: SpectrumOptions,
     ) -> None:
         self._problem = problem
-        self._wanted = wanted
+        self._options = options
         self._settings = settings
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
 
@@ -134,14 +134,14 @@ class Rows:
 
     def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
         names = [layer.parameter for layer in layers]
-        ends = self.main.extremes_of_each(names)
+        extremes = self.main.extremes_of_each(names)
         approximate = self._approximate.extremes_of_each(names) if self._approximate else {}
         single = [engine.extremes_of_each(names) for engine in self._single]
         return tuple(
             self._row(
                 (layer.name, layer.aliases, layer.shape),
                 [name],
-                self._rounded(ends[name], self._kind, name),
+                self._rounded(extremes[name], self._kind, name),
                 self._rounded(approximate[name], "gauss-newton", name) if approximate else None,
                 [found[name] for found in single],
             )
@@ -151,15 +151,15 @@ class Rows:
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self._problem.layers]
         size = sum(layer.size for layer in self._problem.layers)
-        ends = self._rounded(self.main.extremes(names), self._kind)
+        extremes = self._rounded(self.main.extremes(names), self._kind)
         approximate = (
             self._rounded(self._approximate.extremes(names), "gauss-newton") if self._approximate else None
         )
         single = [engine.extremes(names) for engine in self._single]
-        return self._row(("network", (), (size,)), names, ends, approximate, single)
+        return self._row(("network", (), (size,)), names, extremes, approximate, single)
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
-        """What the layers tell of the network for free: at least the sharpest, at most their sum."""
+        """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
         if len(rows) == 1:  # it is the network
             return replace(rows[0], name="network", aliases=(), shape=(rows[0].parameters,))
         norms = [row.norm for row in rows]
@@ -177,45 +177,45 @@ class Rows:
             engine_reason=self.main.reason,
         )
 
-    def _rounded(self, ends: Extremes, curvature: str, name: str | None = None) -> Extremes:
-        """With the rounding of the operator in the errors; of the whole network without a name."""
+    def _rounded(self, extremes: Extremes, curvature: str, name: str | None = None) -> Extremes:
+        """The extremes with the rounding error of the operator; of the whole network without a name."""
         if curvature not in self._rounding:
             self._rounding[curvature] = relative_rounding(self._evaluations, curvature)
         found = self._rounding[curvature]
         return with_rounding(
-            ends, found.network if name is None else found.layers[name], self._settings.tolerance
+            extremes, found.network if name is None else found.layers[name], self._settings.tolerance
         )
 
     def _row(
         self,
         identity: tuple[str, tuple[str, ...], tuple[int, ...]],
         names: Sequence[str],
-        ends: Extremes,
+        extremes: Extremes,
         approximate: Extremes | None,
         single: Sequence[Extremes],
     ) -> LayerCurvature:
         name, aliases, shape = identity
         norms = tuple(found.norm.value for found in single)
-        extras: dict[str, Any] = {}
-        if self._wanted.anything:
-            extras = measure_spectrum(self.main.operator(names), self._wanted, self._settings)
+        spectrum: dict[str, Any] = {}
+        if self._options.anything:
+            spectrum = measure_spectrum(self.main.operator(names), self._options, self._settings)
         return LayerCurvature(
             name=name,
             aliases=aliases,
             shape=shape,
             curvature=self._kind,
-            top=ends.top,
-            bottom=ends.bottom,
+            top=extremes.top,
+            bottom=extremes.bottom,
             approximation=approximate.norm if approximate else None,
             spread=Spread(norms) if norms else None,
-            engine=ends.engine,
-            engine_reason=ends.reason,
-            **extras,
+            engine=extremes.engine,
+            engine_reason=extremes.reason,
+            **spectrum,
         )
 
 
 def _alone(evaluation: Evaluation) -> Evaluation:
-    """The same batch and the same graphs, counting as the whole."""
+    """The same evaluation with weight 1: the batch measured alone."""
     single = copy.copy(evaluation)
     single.weight = 1.0
     return single
@@ -246,7 +246,7 @@ def measure(
     network: bool = True,
     strict: bool = False,
 ) -> CurvatureReport:
-    """How sharp each layer is, and what learning rate that allows; the model is left bit for bit as it was.
+    """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
 
     `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs,
     averaged over examples. `curvature` is "gauss-newton" (the paper's approximation; fast), "hessian" (exact)
@@ -290,7 +290,7 @@ def measure(
     settings = LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
-    wanted = SpectrumOptions(
+    options = SpectrumOptions(
         top=check_whole("top", top, at_least=0), trace=trace, frobenius=frobenius, density=density
     )
     if top > max_iterations:
@@ -304,7 +304,7 @@ def measure(
     )  # fmt: skip
     with problem.settings():
         evaluations = evaluate(problem)
-        measuring = Rows(problem, evaluations, curvature, estimator, settings, wanted)
+        measuring = Rows(problem, evaluations, curvature, estimator, settings, options)
         layers_in_order = in_running_order(problem, evaluations)
         rows = measuring.layers(layers_in_order)
         whole = measuring.network() if network else measuring.bounded_network(rows)

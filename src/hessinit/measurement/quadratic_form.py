@@ -1,4 +1,4 @@
-"""Along which directions a quadratic form is taken: random ones, the loss gradient, or the user's own."""
+"""`quadratic_form`: gᵀHg of every layer along random directions, the gradient, or given directions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Directions:
 
 
 def check_directions(directions: Any, draws: int) -> None:
-    """A known kind, or a mapping that is not empty."""
+    """Refuse directions that are neither a known kind nor a mapping with entries."""
     if isinstance(directions, Mapping):
         if not directions:
             raise ProblemError(
@@ -137,7 +137,7 @@ def _read_one(problem: Problem, layer: Layer, key: str, given: Any) -> Tensor:
 
 
 def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Iterator[Directions]:
-    """Of length 1, a few at a time; they depend on the seed, the layer's name and the dtype.
+    """Random unit directions, a few at a time; they depend on the seed, the layer's name and the dtype.
 
     Large weights get random signs: normal numbers would cost more than a gradient, and the mean of gᵀHg is
     trace/size either way. Small ones have too few signs, so they get directions uniform on the sphere.

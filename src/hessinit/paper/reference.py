@@ -15,7 +15,7 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from hessinit.results.reproduction import Cell, Table
+from hessinit.results.reproduction import PaperCell, PaperTable
 from hessinit.results.result import Plain
 
 MOST_ENUMERATED = 8  # 8! = 40,320 orders; of more points a sample is drawn
@@ -39,7 +39,9 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, statistics.stdev(values) / math.sqrt(len(values)) if known else math.nan
 
 
-def mean_cell(row: str, column: str, values: Sequence[float], experiment: str = "", data: str = "") -> Cell:
+def mean_cell(
+    row: str, column: str, values: Sequence[float], experiment: str = "", data: str = ""
+) -> PaperCell:
     """The mean over seeds with its standard error, beside the printed number where there is one."""
     ours, error = mean_and_error(values)
     known = None if math.isnan(error) else error
@@ -49,7 +51,7 @@ def mean_cell(row: str, column: str, values: Sequence[float], experiment: str = 
 def judged_cell(
     row: str, column: str, ours: float, n: int, *, error: float | None, experiment: str = "", data: str = "",
     unit: str = "",
-) -> Cell:  # fmt: skip
+) -> PaperCell:  # fmt: skip
     """A number beside the printed one, and whether the claim about it holds.
 
     A claim is made about the paper's own data alone; on others the printed number is shown and not judged.
@@ -63,19 +65,19 @@ def judged_cell(
             if row in claim.get("rows", [row]) and column in claim.get("columns", [column]):
                 rule = claim["rule"]
         within = holds(rule, ours, paper) if rule else None
-    return Cell(
+    return PaperCell(
         row=row, column=column, ours=float(ours), error=error, n=n, rule=rule, within=within, unit=unit,
         paper=paper,
     )  # fmt: skip
 
 
-def make_table(title: str, corner: str, cells: Iterable[Cell], note: str = "") -> Table:
+def make_table(title: str, corner: str, cells: Iterable[PaperCell], note: str = "") -> PaperTable:
     """A table with the rows and columns of its cells, in their order."""
     cells = tuple(cells)
     rows, columns = (
         tuple(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column")
     )
-    return Table(title=title, corner=corner, rows=rows, columns=columns, cells=cells, note=note)
+    return PaperTable(title=title, corner=corner, rows=rows, columns=columns, cells=cells, note=note)
 
 
 def holds(rule: str, ours: float, paper: float) -> bool:

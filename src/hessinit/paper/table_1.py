@@ -20,7 +20,7 @@ from hessinit.errors import ProblemError
 from hessinit.paper.experiments import Experiment, Setting, round_numbers
 from hessinit.paper.images import load_images
 from hessinit.paper.reference import judged_cell, make_table, mean_cell
-from hessinit.results.reproduction import Findings, Table
+from hessinit.results.reproduction import Findings, PaperTable
 from hessinit.results.result import Plain, read_number
 from hessinit.training.seeds import generator
 from hessinit.training.workers import Job
@@ -214,7 +214,7 @@ def column_of(seeds: Sequence[Plain], activation: str, column: str) -> list[floa
     return [read_number(seed[activation][column]) for seed in seeds]
 
 
-def make_tables(setting: Setting, results: Results) -> Iterator[Table]:
+def make_tables(setting: Setting, results: Results) -> Iterator[PaperTable]:
     """The paper's table, the correlations beside their predictions, and the control."""
     of_paper, correlations, control = [], [], []
     for row, seeds in results.items():

@@ -19,7 +19,7 @@ from hessinit.paper.experiments import Experiment, Setting
 from hessinit.paper.images import load_images
 from hessinit.paper.networks import dense, glorot_, lenet
 from hessinit.paper.reference import judged_cell, make_table
-from hessinit.results.reproduction import Findings, Table
+from hessinit.results.reproduction import Findings, PaperTable
 from hessinit.results.result import Plain, read_number, to_plain
 from hessinit.training.seeds import derive, generator
 from hessinit.training.workers import Job
@@ -107,7 +107,7 @@ class QuadraticFormTable(Experiment):
         tables = [self.make_table(setting, ratios, title, way) for title in TITLES for way in ways]
         return Findings(tables=tuple(tables), sentences=tuple(self.write_sentences(ratios, *tables[:2])))
 
-    def make_table(self, setting: Setting, ratios: Ratios, title: str, relative_to: str) -> Table:
+    def make_table(self, setting: Setting, ratios: Ratios, title: str, relative_to: str) -> PaperTable:
         cases, is_papers = TITLES[title], "tanh" in TITLES[title] and relative_to == self.relative_to
         cells = []
         for case, layer, tolerance in itertools.product(cases, self.rows, self.tolerances):
@@ -124,7 +124,9 @@ class QuadraticFormTable(Experiment):
         title = f"{title}; errors relative to the {relative_to}"
         return make_table(title, "Layer", cells, note if is_papers else "")
 
-    def write_sentences(self, ratios: Ratios, first: Table, divided_otherwise: Table) -> Iterator[str]:
+    def write_sentences(
+        self, ratios: Ratios, first: PaperTable, divided_otherwise: PaperTable
+    ) -> Iterator[str]:
         n, (layer, row) = first.cells[0].n, next(iter(self.rows.items()))
         if first.cells[0].within is not None:  # else the printed shares are of other data
             usual, other = (

@@ -24,7 +24,7 @@ from hessinit.paper.images import ImageSet, load_images
 from hessinit.paper.networks import default_, dense, glorot_, lenet, normal_
 from hessinit.paper.reference import make_table, mean_and_error, mean_cell, rank_correlation
 from hessinit.problem.problem import Loss
-from hessinit.results.reproduction import Curve, Figure, Findings, Table
+from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_number, read_numbers
 from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
 from hessinit.training.seeds import derive, generator
@@ -224,14 +224,14 @@ class StdTable(Experiment):
             rows[name] = Row(approximate, exact, network, losses)
             label = name if name == OURS else f"std {name}"
             curves.append(mean_curve(label, trainings[0]["steps"], [each["curve"] for each in trainings]))
-        figure = Figure(
+        figure = PaperFigure(
             name=self.figure, title=self.figure_title, x_label="step", y_label="loss of a mini-batch",
             curves=tuple(curves), log_y=self.log_loss,
         )  # fmt: skip
         tables, sentences = tuple(self.make_tables(setting, rows)), tuple(self.write_sentences(rows))
         return Findings(tables=tables, figures=(figure,), sentences=sentences)
 
-    def make_tables(self, setting: Setting, rows: Mapping[str, Row]) -> Iterator[Table]:
+    def make_tables(self, setting: Setting, rows: Mapping[str, Row]) -> Iterator[PaperTable]:
         columns = ("Hessian 1", "Hessian 2", "Training loss", "exact 1", "exact 2")
         beside = {"experiment": self.name, "data": setting.data}
         cells = [

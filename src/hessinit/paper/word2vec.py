@@ -21,7 +21,7 @@ from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, Setting, round_numbers
 from hessinit.paper.reference import RankCorrelation, judged_cell, make_table, mean_cell, rank_correlation
 from hessinit.paper.text import THRESHOLD, Text, load_text
-from hessinit.results.reproduction import Cell, Curve, Figure, Findings, Table
+from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_number, to_plain
 from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
 from hessinit.training.seeds import derive, generator
@@ -230,8 +230,8 @@ class Word2Vec(Experiment):
 
     def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
         design = DESIGNS[setting.data]
-        tables: list[Table] = []
-        figures: list[Figure] = []
+        tables: list[PaperTable] = []
+        figures: list[PaperFigure] = []
         sweeps: list[Sweep] = []
         for model in MODELS:
             found = [read_sweep(setting, results, model, rate) for rate in design.rates]
@@ -312,9 +312,9 @@ def read_sweep(setting: Setting, results: Mapping[str, Plain], model: str, rate:
     return Sweep(model, rate, tuple(points))
 
 
-def norms_table(sweeps: Sequence[Sweep], dimension: int) -> Table:
+def norms_table(sweeps: Sequence[Sweep], dimension: int) -> PaperTable:
     """Norms and final losses by standard deviation; hessinit's weights have other norms at every rate."""
-    cells: list[Cell] = []
+    cells: list[PaperCell] = []
     for sweep in sweeps:
         for point in (each for each in sweep.points if each.dimension == dimension):
             row = point.row if point.row != OURS else f"{OURS}, {sweep.rate:g}"
@@ -329,9 +329,9 @@ def norms_table(sweeps: Sequence[Sweep], dimension: int) -> Table:
     )  # fmt: skip
 
 
-def claim_table(sweep: Sweep) -> Table:
+def claim_table(sweep: Sweep) -> PaperTable:
     """Spearman's ρ and its p for every norm and what may be near 1; the network's by dimension too."""
-    cells: list[Cell] = []
+    cells: list[PaperCell] = []
     # Within a dimension the matrices' norms rank as the network's do, or nearly.
     choices: list[tuple[str, int | None]] = [("centre", None), ("context", None), ("network", None)]
     choices += [*(("network", dimension) for dimension in sweep.dimensions), ("exact", None)]
@@ -349,14 +349,14 @@ def claim_table(sweep: Sweep) -> Table:
     )  # fmt: skip
 
 
-def points_figure(sweeps: Sequence[Sweep]) -> Figure:
+def points_figure(sweeps: Sequence[Sweep]) -> PaperFigure:
     """The network's initial norm against the final loss."""
     curves = []
     for sweep, dimension in product(sweeps, sweeps[0].dimensions):
         points = [point for point in sweep.drawn if point.dimension == dimension]
         x, y = (point.norm("network") for point in points), (point.loss for point in points)
         curves.append(Curve(name=f"dimension {dimension}, rate {sweep.rate:g}", x=tuple(x), y=tuple(y)))
-    return Figure(
+    return PaperFigure(
         name=f"word2vec-{sweeps[0].model}",
         title=f"Skip-gram, {MODELS[sweeps[0].model]}: initial norm and training loss",
         x_label="‖H‖ of the network at initialization (Gauss-Newton)",

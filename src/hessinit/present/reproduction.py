@@ -17,7 +17,7 @@ from hessinit.present.words import (
     unstopped,
     write_pairs,
 )
-from hessinit.results.reproduction import Cell, Curve, Figure, Reproduction, Table
+from hessinit.results.reproduction import Curve, PaperCell, PaperFigure, PaperTable, Reproduction
 
 ORDER = ("table-1", "table-2", "table-3", "table-4", "table-5", "word2vec")
 DATA_OF_THE_PAPER = ("mnist", "cifar-10", "wikipedia")
@@ -156,7 +156,7 @@ def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Secti
     return doc.Section(heading, blocks, f"experiment-{place}", subtitle)
 
 
-def _table_blocks(table: Table, title: str) -> list[doc.Block]:
+def _table_blocks(table: PaperTable, title: str) -> list[doc.Block]:
     """Return the table for pages, with the paper's numbers in columns, and for terminals, in parentheses."""
     try:
         keys = [float(row) for row in table.rows]  # 0.5 before 1.000
@@ -186,7 +186,7 @@ def _table_blocks(table: Table, title: str) -> list[doc.Block]:
     ]
 
 
-def _page_columns(name: str, cells: Sequence[Cell | None], group: str) -> list[doc.Column]:
+def _page_columns(name: str, cells: Sequence[PaperCell | None], group: str) -> list[doc.Column]:
     verdicts = [VERDICTS[cell.within if cell else None] for cell in cells]
     ours = [math.nan if cell is None else cell.ours for cell in cells]
     outside = ["no" if mark == "no" else "" for _, mark in verdicts]
@@ -201,7 +201,7 @@ def _page_columns(name: str, cells: Sequence[Cell | None], group: str) -> list[d
     return columns
 
 
-def _write(cell: Cell | None) -> str:
+def _write(cell: PaperCell | None) -> str:
     if cell is None:
         return ""
     if cell.unit == "%":
@@ -210,18 +210,18 @@ def _write(cell: Cell | None) -> str:
     return format_number(cell.ours) if cell.error is None else format_mean(cell.ours, cell.error)
 
 
-def _write_paper(cell: Cell | None) -> str:
+def _write_paper(cell: PaperCell | None) -> str:
     if cell is None or cell.paper is None:
         return ""
     return f"{cell.paper:.0f} %" if cell.unit == "%" else format_number(cell.paper)
 
 
-def _write_with_paper(cell: Cell | None) -> str:
+def _write_with_paper(cell: PaperCell | None) -> str:
     paper = _write_paper(cell)
     return f"{_write(cell)}{f' ({paper})' if paper else ''}{' ✗' if cell and cell.within is False else ''}"
 
 
-def _describe_counts(table: Table) -> str:
+def _describe_counts(table: PaperTable) -> str:
     """Say over how many seeds or restarts each number is taken."""
     counts = sorted({cell.n for cell in table.cells}, reverse=True)
     if len(counts) < 2:
@@ -234,7 +234,7 @@ def _describe_counts(table: Table) -> str:
     return f"n = {counts[-1]:,} to {counts[0]:,}."
 
 
-def _describe_claims(table: Table) -> str:
+def _describe_claims(table: PaperTable) -> str:
     """Say which tolerance is claimed for which columns and rows."""
     judged = [cell for cell in table.cells if cell.within is not None]
     rows = [row for row in table.rows if any(cell.row == row for cell in judged)]
@@ -265,7 +265,7 @@ def _join(names: Sequence[str]) -> str:
     return join_names(list(names), most=len(names))
 
 
-def figure_chart(figure: Figure) -> doc.LineChart:
+def figure_chart(figure: PaperFigure) -> doc.LineChart:
     """Return the curves with bands, or points with bars, of one standard error; crosses mark divergence."""
     look = looks([curve.name for curve in figure.curves])
     series, told = [], []

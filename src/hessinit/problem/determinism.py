@@ -21,7 +21,7 @@ from hessinit.problem.validate import (
 
 
 def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
-    """Weights → output → loss, with nothing around it and nothing that cannot be differentiated twice."""
+    """Refuse a loss that depends on weights other than through the output, and hidden paths to weights."""
     if not output.requires_grad:
         raise ProblemError(
             "the model's output does not depend on any measured weight: it was detached, computed under "
@@ -134,7 +134,7 @@ def check_forward(problem: Problem, batch: Batch) -> ForwardCheck:
 
 
 def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws: bool) -> bool:
-    """Whether a part of the batch was enough to see it."""
+    """Refuse a random forward; returns whether a part of the batch can be evaluated alone."""
     # A forward that draws may still agree with itself by chance, as when it drops one layer in ten.
     for draw in range(1, _DRAWS if draws else 2):
         if not draws and _sample_agrees(problem, batch, output):
@@ -161,7 +161,7 @@ def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
 
 
 def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor, draws: bool) -> None:
-    """The same loss of the same output, also without the forward before it."""
+    """Refuse a loss that changes from call to call on the same output."""
     again = problem.loss_of(output.detach(), batch)
     if not agree(again.detach(), loss.detach()):
         raise ProblemError(

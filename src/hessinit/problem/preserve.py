@@ -1,4 +1,4 @@
-"""Random numbers: every forward sees the same ones, and the user's generators stay where they were."""
+"""The user's state while their code runs: stand-ins for everything it may change; generators restored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 numpy_random: Any = numpy.random  # its stubs lack the two functions used below
 
 _STAND_IN: Any = numpy.random.MT19937(0)
-# Two threads at once would each put back what the other has lent: the user's generator would be lost.
+# Two threads at once would restore each other's stand-in: the user's generator would be lost.
 _ONE_AT_A_TIME = threading.RLock()
 
 # The global generators are at stake here, not ones of our own.
@@ -31,7 +31,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextlib.contextmanager
 def untouched_random_state(device: torch.device | None = None) -> Iterator[None]:
-    """Let someone draw (a DataLoader does, even without shuffling), and put every generator back."""
+    """Restore every global generator on exit; reading a DataLoader draws, even without shuffling."""
     with _ONE_AT_A_TIME:
         generators = _torch_generators(device)
         states = [generator.get_state() for generator in generators]
@@ -40,7 +40,7 @@ def untouched_random_state(device: torch.device | None = None) -> Iterator[None]
         if device is None:  # reading data: numpy goes on from where it is
             _STAND_IN.state = own.state
         try:
-            # Lending numpy another generator is much faster than to save and restore the state of its own.
+            # Exchanging numpy's generator is much faster than saving and restoring its state.
             numpy_random.set_bit_generator(_STAND_IN)
             yield
         finally:
@@ -118,11 +118,11 @@ _HOOKS_OF_ALL: list[dict[int, Any]] = [
 
 
 class UserState:
-    """All that can be changed by code that holds `roots`, as it is now.
+    """A snapshot of everything that code with access to `roots` can change.
 
     >>> model = nn.Linear(2, 2)
     >>> model.calls, model.mean = [0], torch.zeros(2)
-    >>> with UserState(model).lent():
+    >>> with UserState(model).with_stand_ins():
     ...     model.calls.append(1)
     ...     _ = model.mean.add_(1)
     >>> model.calls, model.mean
@@ -130,9 +130,9 @@ class UserState:
     """
 
     def __init__(self, *roots: Any, beside: UserState | None = None) -> None:
-        """What `beside` has found is left to it; `meets_it` says whether `roots` reach any of that."""
+        """What `beside` has found is excluded; `meets_it` says whether `roots` reach any of it."""
         known: dict[int, Any] = {} if beside is None else beside._known
-        walk = _Walk(roots, _belongs_to_the_function, known)
+        walk = _Reachable(roots, _belongs_to_the_function, known)
         found, self.meets_it = list(walk.found.values()), walk.meets_known
         self._known: dict[int, Any] = {**known, **walk.found}
         self._holders = [_Holder(store) for one in found for store in _stores(one)]
@@ -142,37 +142,37 @@ class UserState:
             vars(module)[kind] for module in modules for kind in ("_backward_hooks", "_backward_pre_hooks")
         ]
         self._resting = [_Holder(table) for table in [*hooks, *_HOOKS_OF_ALL] if table]
-        self._to_lend = [
-            (holder, place, value) for holder in self._holders for place, value in holder.lendable()
+        self._to_replace = [
+            (holder, place, value) for holder in self._holders for place, value in holder.replaceable()
         ]
 
     @contextlib.contextmanager
-    def lent(self, convert: Convert | None = None, seed: int = 0) -> Iterator[Loan]:
-        """Let someone's code run on stand-ins for every tensor, array and generator, and put all back.
+    def with_stand_ins(self, convert: Convert | None = None, seed: int = 0) -> Iterator[StandIns]:
+        """Replace every tensor, array and generator by a stand-in; restore everything on exit.
 
         `convert` makes the stand-in of a tensor, by default a copy; a `nn.Parameter` stands for itself.
         """
-        loan = Loan(convert or _copy, seed)
+        stand_ins = StandIns(convert or _copy, seed)
         try:
             for holder in self._resting:
                 holder.store.clear()
-            for holder, place, value in self._to_lend:
-                holder.put(place, loan.stand_in(value))
-            yield loan
+            for holder, place, value in self._to_replace:
+                holder.put(place, stand_ins.stand_in(value))
+            yield stand_ins
         finally:
             for holder in [*self._holders, *self._resting]:
                 holder.put_back()
 
 
-class Loan:
+class StandIns:
     """Stand-ins for tensors, arrays and generators; what is reached by two ways has one stand-in.
 
-    >>> loan, tensor, source = Loan(torch.clone, seed=0), torch.zeros(2), torch.Generator()
-    >>> first, second = loan.stand_in(tensor), loan.stand_in((tensor, 3))
+    >>> stand_ins, tensor, source = StandIns(torch.clone, seed=0), torch.zeros(2), torch.Generator()
+    >>> first, second = stand_ins.stand_in(tensor), stand_ins.stand_in((tensor, 3))
     >>> first is second[0], first is tensor
     (True, False)
-    >>> noise = torch.rand(1, generator=loan.stand_in(source))
-    >>> loan.drew()
+    >>> noise = torch.rand(1, generator=stand_ins.stand_in(source))
+    >>> stand_ins.drew()
     True
     """
 
@@ -189,7 +189,7 @@ class Loan:
 
     def drew(self) -> bool:
         """Whether any of the generators was drawn from."""
-        return any(_draw(lent) != _draw(twin) for lent, twin in self._twins)
+        return any(_draw(stand_in) != _draw(twin) for stand_in, twin in self._twins)
 
     def _make(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -199,9 +199,9 @@ class Loan:
         if isinstance(value, tuple):
             parts = [self.stand_in(part) if _needs_stand_in(part) else part for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        lent, twin = _seeded(value, self._seed), _seeded(value, self._seed)
-        self._twins.append((lent, twin))
-        return lent
+        stand_in, twin = _seeded(value, self._seed), _seeded(value, self._seed)
+        self._twins.append((stand_in, twin))
+        return stand_in
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def untouched_sources(*sources: Any) -> Iterator[None]:
-    """Let someone read from datasets, loaders and collators, and put their generators and attributes back.
+    """Restore the generators and attributes of datasets, loaders and collators on exit.
 
     Not undone is what was written into a container, and how far an iterator or a file was read.
 
@@ -220,7 +220,7 @@ def untouched_sources(*sources: Any) -> Iterator[None]:
     >>> list(drawing) == first
     True
     """
-    inside = list(_Walk(sources, lambda one: True).found.values())
+    inside = list(_Reachable(sources, lambda one: True).found.values())
     holders = [_Holder(_attributes(one)) for one in inside if not isinstance(one, types.FunctionType)]
     restores = [restore for one in inside for restore in _generator_restores(one)]
     try:
@@ -239,7 +239,7 @@ def untouched_sources(*sources: Any) -> Iterator[None]:
 # The walk ------------------------------------------------------------------------------------------------
 
 
-class _Walk:
+class _Reachable:
     """All objects reachable from `roots`, by their id, without those in `known`."""
 
     def __init__(
@@ -379,7 +379,7 @@ class _Holder:
             return list(one.__defaults__ or ())
         return list(one)
 
-    def lendable(self) -> Iterator[tuple[Any, Any]]:
+    def replaceable(self) -> Iterator[tuple[Any, Any]]:
         """The places whose values need a stand-in, with these values."""
         one = self.store
         if isinstance(one, (dict, _Names)):
@@ -402,7 +402,7 @@ class _Holder:
             one[place] = value
 
     def put_back(self) -> None:
-        """As it was, without a touch where it still is."""
+        """Restore the contents, if they changed."""
         one, before, now = self.store, self._before, self._entries()
         if _same(now, before):
             return

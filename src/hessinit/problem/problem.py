@@ -33,7 +33,7 @@ _MIXED = re.compile(r"dtype|scalar type|type \(.*\) and .*type", re.IGNORECASE)
 def explained(
     model: nn.Module, batch: Batch, forward: Callable[..., Any] | None, converted: bool
 ) -> Iterator[None]:
-    """Around a forward: name the way out where there is one, and let every other error through."""
+    """Turn known errors of the forward into a `ProblemError` with the way out; other errors pass."""
     # A recomputation finds the model's own tensors: of another dtype, or buffers that it would write to.
     stateful = any(
         module.training and any(True for _ in module.buffers(recurse=False)) for module in model.modules()
@@ -63,7 +63,7 @@ def explained(
 
 @contextlib.contextmanager
 def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
-    """Some functions of torch have a first derivative only; it says so in words of its own."""
+    """Turn torch's error on a missing second derivative into a `ProblemError` that names the function."""
     try:
         yield
     except RuntimeError as failure:
@@ -84,7 +84,7 @@ def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained_loss(output: Tensor, batch: Batch) -> Iterator[None]:
-    """Around a loss: outputs and targets that count different examples are the usual reason to fail."""
+    """Turn an error of the loss into a `ProblemError` if output and targets count different examples."""
     try:
         yield
     except (ValueError, RuntimeError, IndexError) as failure:
@@ -119,7 +119,7 @@ class ProblemOptions(TypedDict, total=False):
 
 
 class Problem:
-    """What is to be measured, checked once.
+    """A model, a loss and batches, checked, as functions of the measured weights.
 
     The weights are seen through `leaves`: copies, which take the place of the model's own wherever the model,
     the loss or `forward` holds them. So neither a derivative nor a forward that writes into its weights
@@ -204,7 +204,7 @@ class Problem:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """Everything that evaluates the problem runs inside this."""
+        """The settings under which the problem is evaluated; errors are explained."""
         with (
             explained_memory(self),
             untouched_random_state(self.device),
@@ -276,8 +276,8 @@ class Problem:
                 return cast(tensor, dtype, self.device).clone()
             return _widened(tensor, dtype)
 
-        with self._model_state.lent(convert, self.seed + draw) as loan:
-            self._loan = loan
+        with self._model_state.with_stand_ins(convert, self.seed + draw) as stand_ins:
+            self._stand_ins = stand_ins
             yield
 
     def _call_model(
@@ -292,7 +292,7 @@ class Problem:
             PlainCalls() if plain else Substitutes(),
         ):
             result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
-        self.drew = draws.happened() or self._loan.drew()
+        self.drew = draws.happened() or self._stand_ins.drew()
         validate.check_output(result, self.forward)
         dtype = self.dtype if weights is None else next(iter(weights.values())).dtype
         if result.dtype != dtype:  # Hugging Face models return logits.float()
@@ -316,12 +316,14 @@ class Problem:
         given, targets = output.to(dtype), map_tensors(torch.clone, cast(batch.targets, dtype, self.device))
         draws, version = Draws(self.seed + draw, self.device), given._version
         with (
-            self._loss_state.lent(lambda tensor: _widened(tensor, dtype), self.seed + draw) as loan,
+            self._loss_state.with_stand_ins(
+                lambda tensor: _widened(tensor, dtype), self.seed + draw
+            ) as stand_ins,
             self._users_default_device(),
             explained_loss(output, batch),
         ):
             value = self.loss(given, targets)
-        self.drew = draws.happened() or loan.drew()
+        self.drew = draws.happened() or stand_ins.drew()
         validate.check_loss_value(value)
         if given._version != version:
             raise ProblemError(

@@ -16,7 +16,7 @@ from hessinit.problem.layers import all_finite
 
 
 def check_model(model: Any, forward: Any) -> None:
-    """A module whose weights can be exchanged, and how it is called."""
+    """Refuse a model that is no module or is scripted, and a `forward` that is not callable."""
     if not isinstance(model, nn.Module):
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
@@ -45,7 +45,7 @@ def check_arguments(
     reduction: str = "auto",
     check: Any = True,
 ) -> None:
-    """Types of what the user passed."""
+    """Refuse arguments of a wrong type or value."""
     check_model(model, forward)
     if isinstance(loss, type):
         raise ProblemError(f"loss is the class {loss.__name__}; pass an instance: {loss.__name__}().")
@@ -77,7 +77,7 @@ def check_whole(name: str, value: Any, at_least: int) -> int:
 
 
 def check_switches(**switches: Any) -> None:
-    """True or False, nothing that only looks like it."""
+    """Refuse switches other than True and False."""
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ProblemError(f"{name}={value!r} must be True or False.")
@@ -110,7 +110,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_dropout(model: nn.Module, dropout: str) -> None:
-    """Active dropout draws another mask for every product: there is no single Hessian."""
+    """Refuse active dropout: every product would see another mask."""
     if dropout == "freeze":
         return
     active = [_dropping(name, module) for name, module in model.named_modules() if _drops(module)]
@@ -140,7 +140,7 @@ def _drops(module: nn.Module) -> bool:
 
 
 def check_finite_inputs(given: Any, converted: Batch, place: str) -> None:
-    """NaN in, NaN out: say so before the forward. Targets may hold NaN where a loss masks it."""
+    """Refuse inputs with NaN or inf before the forward; targets may hold NaN where a loss masks it."""
     for before, after in zip(tensors_in(given), tensors_in(converted.inputs), strict=True):
         if not after.is_floating_point() or all_finite(after) or _is_mask(after):
             continue
@@ -161,7 +161,7 @@ def _is_mask(tensor: Tensor) -> bool:
 
 
 def check_output(output: Any, forward: Any) -> None:
-    """A single real tensor."""
+    """Refuse an output that is not one real tensor."""
     if not isinstance(output, Tensor):
         who = "forward=" if forward is not None else "the model"
         if isinstance(output, (tuple, list)):
@@ -187,7 +187,7 @@ def check_output(output: Any, forward: Any) -> None:
 
 
 def check_loss_value(value: Any) -> None:
-    """One number that can be differentiated."""
+    """Refuse a loss that is not one real number."""
     if not isinstance(value, Tensor):
         raise ProblemError(f"the loss returned a {type(value).__name__}; it must return a scalar tensor.")
     if value.numel() != 1:

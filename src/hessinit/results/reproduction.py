@@ -9,7 +9,7 @@ from hessinit.results.result import Plain, Result
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class PaperCell:
     """One number of a table: ours over `n` seeds, the printed one, and whether the claim about it holds.
 
     `rule` is the tolerance claimed, in words; empty where nothing is claimed, and then `within` is None.
@@ -27,17 +27,17 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PaperTable:
     """Cells by row and column; not every place need have one."""
 
     title: str
     corner: str  # what the row names are
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[PaperCell, ...]
     note: str = ""
 
-    def cell(self, row: str, column: str) -> Cell | None:
+    def cell(self, row: str, column: str) -> PaperCell | None:
         """Return the cell there, or None."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
@@ -57,7 +57,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class PaperFigure:
     """A picture as plain numbers."""
 
     name: str  # "figure-1"; of letters, digits and hyphens, for a file's name
@@ -74,8 +74,8 @@ class Figure:
 class Findings:
     """What an experiment concludes from its results."""
 
-    tables: tuple[Table, ...] = ()
-    figures: tuple[Figure, ...] = ()
+    tables: tuple[PaperTable, ...] = ()
+    figures: tuple[PaperFigure, ...] = ()
     sentences: tuple[str, ...] = ()  # what was found, in words; each a whole sentence
 
 
@@ -106,7 +106,7 @@ class Reproduction(Result):
     results: dict[str, Plain] = field(repr=False)
 
     @property
-    def judged(self) -> tuple[Cell, ...]:
+    def judged(self) -> tuple[PaperCell, ...]:
         """The cells about which something is claimed."""
         return tuple(
             cell for table in self.findings.tables for cell in table.cells if cell.within is not None

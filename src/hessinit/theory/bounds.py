@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 
 from hessinit.curvature.derivative_check import check_outputs
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.gram import by_example
+from hessinit.curvature.gram import rows_by_example
 from hessinit.curvature.krylov import Array
 from hessinit.curvature.layer_uses import (
     Call,
@@ -237,7 +237,7 @@ def _token_counts(layer: LayerUses) -> Array:
     total = np.zeros(layer.size)
     for use in layer.uses:
         if isinstance(use.call, EmbeddingCall):
-            tokens = by_example(use.call.inputs, layer.size, use.time_first)
+            tokens = rows_by_example(use.call.inputs, layer.size, use.time_first)
             total += (tokens != use.call.padding).sum(dim=1).cpu().numpy()
     return total
 
@@ -360,7 +360,7 @@ def _stacked(uses: list[LayerUse], size: int, settings: LanczosSettings) -> Sing
     if isinstance(call, EmbeddingCall):
         return _most_frequent_tokens(uses, size)
     if isinstance(call, DenseCall):
-        rows = [by_example(use.call.inputs, size, use.time_first) for use in uses]
+        rows = [rows_by_example(use.call.inputs, size, use.time_first) for use in uses]
         features = [use.call.inputs.shape[1] for use in uses]
         parts = [one.view(size, -1, count) for one, count in zip(rows, features, strict=True)]
         matrices = torch.cat(parts, dim=1)
@@ -379,7 +379,7 @@ def _most_frequent_tokens(uses: list[LayerUse], size: int) -> SingularValues:
     keys = []
     for call, time_first in [(use.call, use.time_first) for use in uses]:
         assert isinstance(call, EmbeddingCall)
-        tokens = by_example(call.inputs, size, time_first)
+        tokens = rows_by_example(call.inputs, size, time_first)
         numbers = torch.arange(size, device=tokens.device).unsqueeze(1).expand_as(tokens)
         keys.append(torch.stack((numbers, tokens))[:, tokens != call.padding])
     found, counts = torch.unique(torch.cat(keys, dim=1), dim=1, return_counts=True)

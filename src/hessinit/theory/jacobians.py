@@ -308,12 +308,12 @@ class Place:
             tensor = tensor.reshape(*stack, self.steps, self.size, -1).transpose(-3, -2)
         return tensor.reshape((*stack, self.size, self.each))
 
-    def scatter(self, by_example: Tensor) -> Tensor:
+    def scatter(self, rows_by_example: Tensor) -> Tensor:
         """The reverse of `gather`."""
-        stack = by_example.shape[:-2]
+        stack = rows_by_example.shape[:-2]
         if self.steps:
-            by_example = by_example.reshape(*stack, self.size, self.steps, -1).transpose(-3, -2)
-        return by_example.reshape((*stack, *self.shape))  # which may be ()
+            rows_by_example = rows_by_example.reshape(*stack, self.size, self.steps, -1).transpose(-3, -2)
+        return rows_by_example.reshape((*stack, *self.shape))  # which may be ()
 
 
 Places = Sequence[Place]
@@ -325,9 +325,9 @@ def gather_all(places: Places, tensors: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def scatter_all(places: Places, by_example: Tensor) -> list[Tensor]:
+def scatter_all(places: Places, rows_by_example: Tensor) -> list[Tensor]:
     """The reverse of `gather_all`."""
-    parts = by_example.split([place.each for place in places], dim=-1)
+    parts = rows_by_example.split([place.each for place in places], dim=-1)
     return [place.scatter(part) for place, part in zip(places, parts, strict=True)]
 
 
@@ -522,10 +522,12 @@ def _fitting(traced: TracedOutput, layers: Sequence[LayerUses], seed: int) -> li
         lambda cotangents: jacobian.pull(places, whole, cotangents), probe[size:].view(size, -1), probe[:size]
     ):
         for orders, tensor, base, gradient in zip(fitting, tensors, bases, gradients, strict=True):
-            by_example = {steps: Place(tensor, tuple(tensor.shape), size, steps).gather for steps in orders}
+            rows_by_example = {
+                steps: Place(tensor, tuple(tensor.shape), size, steps).gather for steps in orders
+            }
             orders[:] = [
                 steps
-                for steps, gather in by_example.items()
+                for steps, gather in rows_by_example.items()
                 if in_proportion(gather(base), gather(gradient), factors)
             ]
     return fitting
