@@ -197,15 +197,10 @@ def test_detections_are_counted_and_judged(missed: int, within: bool) -> None:
         for job in EXPERIMENT.plan(setting)
     }
     assert len(results) == 20
-    findings = EXPERIMENT.conclude(setting, results)
-    paper, correlations, control = findings.tables
+    paper, correlations, control = EXPERIMENT.conclude(setting, results).tables
     outputs, layer = (paper.cell(row, "dependent") for row in (OUTPUTS, LAYER))
     assert (outputs.ours, outputs.within) == (10, True)
     assert (layer.ours, layer.within, layer.paper) == (10 - missed, within, 9)
     assert correlations.cell(f"{LAYER}; tanh", "dependent").ours == 0
     assert [cell.ours for cell in control.cells] == [0, 25]
     assert [cell.n for cell in control.cells] == [40, 40]
-    assert (
-        "r = 0.0100 (100,000 samples, mean of 10 seeds); the prediction is 0.0100." in findings.sentences[1]
-    )
-    assert "detected in 0 of ten seeds" in findings.sentences[2]
