@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 import transformers
@@ -96,38 +95,6 @@ def test_training_is_not_changed_by_a_bit(tmp_path: Path) -> None:
     assert torch.equal(state, other_state)
 
 
-class Drawing(Sentences):
-    """Augmented with numbers of its own, from every kind of generator, made when the first one is needed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.draw = SimpleNamespace(torch=torch.Generator().manual_seed(7))
-        self.numpy: Any = None
-        self.calls = 0
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        self.numpy = numpy.random.default_rng(8) if self.numpy is None else self.numpy
-        self.calls += 1
-        turns = (
-            int(torch.randint(5, (), generator=self.draw.torch)) + int(self.numpy.integers(5)) + self.calls
-        )
-        tokens = self.tokens[index].roll(turns)
-        return {"input_ids": tokens, "labels": tokens}
-
-
-@pytest.mark.sweep
-def test_a_dataset_that_draws_numbers_of_its_own_does_not_notice(tmp_path: Path) -> None:
-    trained = []
-    for callbacks in ([], [CurvatureCallback(every=2)]):
-        data = Drawing()
-        trainer = trainer_of(tmp_path, *callbacks, data=data)
-        trainer.train()
-        trained.append((trainer.model, data.calls))
-    (without, calls), (followed, other_calls) = trained
-    assert same_weights(without, followed)
-    assert calls == other_calls
-
-
 class Snapshots(transformers.TrainerCallback):
     """The weights after each step."""
 
@@ -179,19 +146,6 @@ def test_a_trainer_with_another_loss_is_noted(kind: Any, every: int, tmp_path: P
     trainer_of(tmp_path, callback, kind=kind, learning_rate=1e-3).train()
     noted = [note for note in callback.tracking.notes if "may not be what is trained" in note]
     assert len(noted) == (kind is Hundredfold)
-
-
-@pytest.mark.sweep
-def test_gradient_checkpoints_rest_while_measuring(tmp_path: Path) -> None:
-    found = []
-    for checkpoints in (False, True):
-        callback = CurvatureCallback(every=2)
-        trainer = trainer_of(tmp_path, callback, model="Llama", gradient_checkpointing=checkpoints)
-        trainer.train()
-        found.append([point.norm for point in callback.tracking.points])
-        assert trainer.model.is_gradient_checkpointing == checkpoints
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
-    assert len(found[0]) == 3
 
 
 @may_end_elsewhere
@@ -267,20 +221,6 @@ def test_a_resumed_run_is_not_initialized_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_accumulated_batches_count_as_one_step(tmp_path: Path) -> None:
-    callback = CurvatureCallback(every=1, warn=False)
-    trainer_of(tmp_path, callback, max_steps=2, gradient_accumulation_steps=2).train()
-    assert [point.step for point in callback.tracking.points] == [0, 1, 2]
-
-
-@pytest.mark.sweep
-def test_the_edge_of_stability_is_announced(tmp_path: Path) -> None:
-    with pytest.warns(hessinit.EdgeOfStabilityWarning, match="step 0"):
-        trainer_of(tmp_path, CurvatureCallback(), max_steps=1, learning_rate=1e4).train()
-    trainer_of(tmp_path, CurvatureCallback(warn=False), max_steps=1, learning_rate=1e4).train()
-
-
-@pytest.mark.sweep
 def test_the_loss_is_the_one_that_the_trainer_smooths(tmp_path: Path) -> None:
     callback = CurvatureCallback()
     data = Sentences(4)
@@ -292,6 +232,7 @@ def test_the_loss_is_the_one_that_the_trainer_smooths(tmp_path: Path) -> None:
     assert callback.tracking.points[0].loss == pytest.approx(trainer.state.log_history[0]["loss"], rel=1e-3)
 
 
+@pytest.mark.sweep
 def test_scalars_go_to_tensorboard_and_to_the_active_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,23 +211,6 @@ def test_weights_that_are_unfrozen_and_added_later_are_measured_and_noted() -> N
     assert "Step 1: Other weights are measured from here on: with 0.weight." in tracker.close().notes
 
 
-def test_weights_that_are_frozen_later_count_no_more() -> None:
-    model, batch = double_problem()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = tracked(model, batch, optimizer, tolerance=1e-6)
-    model[0].requires_grad_(False)
-    point = tracker.step()
-    assert point is not None
-    assert point.norm == pytest.approx(truth(model, batch, ["2"]), rel=1e-5)
-    assert point.note == "Other weights are measured from here on: without 0.weight."
-    model[2].requires_grad_(False)
-    nothing = tracker.step()
-    assert nothing is not None
-    assert math.isnan(nothing.norm)
-    assert nothing.lr is None
-    assert "no trainable weight" in nothing.note
-
-
 def test_settings_that_part_in_the_middle_cost_the_limit_alone() -> None:
     model, batch = double_problem()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
@@ -487,19 +470,6 @@ def test_measuring_works_under_no_grad_and_for_wrapped_models() -> None:
     assert point.norm == tracked(model, tiny.batch()).measure().norm
 
 
-def test_a_loader_with_a_generator_of_its_own_shuffles_as_without_a_tracker() -> None:
-    inputs, targets = batches(1, 12)[0]
-    orders = []
-    for follows in (False, True):
-        generator = torch.Generator().manual_seed(0)
-        data = torch.utils.data.TensorDataset(inputs, targets)
-        loader = torch.utils.data.DataLoader(data, 4, shuffle=True, generator=generator)
-        if follows:
-            tracked(tiny.network(), loader).measure()
-        orders.append(torch.cat([given for given, _ in loader]))
-    assert torch.equal(*orders)
-
-
 def test_a_loss_with_a_state_of_its_own_keeps_it() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -546,16 +516,3 @@ def test_a_loss_on_the_gpu_is_not_read_at_every_step(monkeypatch: pytest.MonkeyP
         tracker.step(buffer)
     assert not reads
     assert tracker.close().losses == tuple((step + 1, float(step)) for step in range(5))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_training_on_the_gpu_is_unchanged() -> None:
-    ends = []
-    for follows in (False, True):
-        torch.manual_seed(3)
-        model = torch.nn.Sequential(torch.nn.Dropout(0.3), tiny.network()).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        pairs = [(inputs.cuda(), targets.cuda()) for inputs, targets in batches(6)]
-        train(model, pairs, optimizer, tracked(model, pairs[0], optimizer) if follows else None)
-        ends.append(model[1][0].weight)
-    assert torch.equal(*ends)

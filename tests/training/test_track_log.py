@@ -66,14 +66,6 @@ def test_an_earlier_trackers_file_is_kept_as_a_backup_and_any_other_file_is_refu
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
-def test_the_default_file_is_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with track(tiny.network(), LOSS, tiny.batch()) as tracker:
-        pass
-    assert os.listdir(tmp_path) == ["curvature.jsonl"]
-    assert tracker.path == Path("curvature.jsonl")
-
-
 def test_every_beginning_of_a_file_is_readable(tmp_path: Path) -> None:
     """Wherever a kill cuts it: all whole lines count, and only half a header is no tracking."""
     tracker = start(tmp_path / "run.jsonl", every=2, optimizer="sgd", lr=0.1)
@@ -158,19 +150,6 @@ def test_going_back_takes_out_what_came_after_also_in_the_file(tmp_path: Path) -
     assert Tracking.load(path) == tracking
 
 
-def test_setting_the_step_that_it_is_at_writes_nothing(tmp_path: Path) -> None:
-    tracker = start(tmp_path / "run.jsonl")
-    tracker.step(1.0)
-    before = (tmp_path / "run.jsonl").read_text()
-    for step in (1, 5, 5):
-        tracker.steps = step
-    assert (tmp_path / "run.jsonl").read_text() == before
-
-
-def test_resuming_where_there_is_no_file_begins_one(tmp_path: Path) -> None:
-    assert [point.step for point in run(tmp_path / "run.jsonl", steps=1, resume=True).points] == [0, 1]
-
-
 def test_failures_are_told_once_also_after_resuming(tmp_path: Path) -> None:
     model, path = tiny.network(), tmp_path / "run.jsonl"
     tracker = start(path, model)
@@ -231,12 +210,6 @@ def test_a_line_in_the_middle_that_was_edited_is_named(tmp_path: Path) -> None:
     lines[1] = lines[1][:-5]
     with pytest.raises(ValueError, match="line 2 of the text is not a tracked point"):
         Tracking.from_json("\n".join(lines) + "\n")
-
-
-def test_an_exception_in_a_with_closes_the_file_and_passes(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="mine"), start(tmp_path / "run.jsonl"):
-        raise KeyError("mine")
-    assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])["line"] == "end"
 
 
 def test_a_long_training_keeps_a_thousand_losses_evenly(tmp_path: Path) -> None:
@@ -300,18 +273,6 @@ def test_a_file_that_was_taken_away_is_begun_anew_with_what_follows(tmp_path: Pa
     assert [point.step for point in Tracking.load(tmp_path / "moved.jsonl").points] == [0]
 
 
-def test_a_training_that_changes_its_folder_writes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    tracker = start("run.jsonl")
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    tracker.step()
-    assert Tracking.load(tmp_path / "run.jsonl").points == tracker.close().points
-    assert os.listdir(tmp_path / "other") == []
-
-
 def test_an_initialization_and_a_name_travel(tmp_path: Path) -> None:
     tracker = start(tmp_path / "run.jsonl")
     tracker.name = "mine"
@@ -347,12 +308,6 @@ def test_a_function_gets_every_scalar_by_name() -> None:
         "hessinit/layers/0": points[1].layers["0"],
         "hessinit/layers/2": points[1].layers["2"],
     }
-
-
-def test_what_is_not_known_is_not_logged() -> None:
-    seen: list[dict[str, float]] = []
-    tracked(tiny.network(), tiny.batch(), log_to=[lambda values, step: seen.append(values)])
-    assert set(seen[0]) == {"hessinit/norm", "hessinit/loss"}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tensorboard's own dependencies

@@ -32,7 +32,6 @@ from hessinit.cli.problem_file import did_you_mean_file, file_of, find_problem, 
 if TYPE_CHECKING:
     from hessinit.results.curvature_report import CurvatureReport
 
-WAY_OUT = "Give a file that --save, --json or --log of a command, or save() in Python, wrote."
 
 
 def measure(
@@ -174,5 +173,5 @@ def _load(path: Path) -> Any:
         stop(f"{path} does not exist.{did_you_mean_file(path, sorted(found))}")
     except OSError as failure:
         stop(f"{path} cannot be read: {failure.strerror}.")
-    except (ValueError, RecursionError) as refusal:
-        stop(f"{path} cannot be read: {refusal} {WAY_OUT}")
+    except ValueError as refusal:
+        stop(str(refusal))

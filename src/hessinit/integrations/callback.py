@@ -5,6 +5,7 @@ In a distributed job the first rank works while the others wait; its failure and
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import os
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed
-from torch import Tensor, nn
+from torch import nn
 
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ProblemError, did_you_mean
@@ -38,6 +39,20 @@ SAME, ALIKE = 1.05, 1.5
 _FROM_TRAINER = {"optimizer", "lr", "resume"}
 # Recognized by name: importing these would take seconds, and not every torch has them.
 _SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
+
+
+def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
+    """The callback class of the first of these packages that is installed."""
+    for package in packages:
+        try:
+            return getattr(importlib.import_module(package), name)
+        except ModuleNotFoundError as missing:
+            if missing.name not in (package, package.partition(".")[0]):
+                raise
+    extra = library.lower()
+    raise ImportError(
+        f"hessinit.integrations.{extra} needs {library}; install it with `pip install 'hessinit[{extra}]'`."
+    )
 
 
 @dataclass(frozen=True)
@@ -191,6 +206,22 @@ class TrackedRun:
             if points and points[0].norm == self._state.get("first_norm"):
                 return place
         return None
+
+
+class RunResults:
+    """The results of a callback's run; None on all ranks but the first."""
+
+    _run: TrackedRun
+
+    @property
+    def tracking(self) -> Tracking | None:
+        """The record of the run, so far."""
+        return self._run.tracking
+
+    @property
+    def initialization(self) -> Initialization | None:
+        """The result of `initialize_`, if it was called."""
+        return self._run.initialization
 
 
 def differs(trained: float, measured: float, times: float) -> bool:
@@ -360,13 +391,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _share_text(text: str, device: torch.device) -> str:
-    """The first rank's text, on every rank; as plain bytes, so that nothing is unpickled."""
-    own = text.encode()
-    length = torch.tensor([len(own)], device=device)
-    torch.distributed.broadcast(length, src=0)
-    letters: Tensor = torch.zeros(int(length), dtype=torch.uint8, device=device)
-    if is_first_rank() and own:
-        letters.copy_(torch.tensor(list(own), dtype=torch.uint8))
-    if int(length):
-        torch.distributed.broadcast(letters, src=0)
-    return bytes(letters.tolist()).decode()
+    """The first rank's text, on every rank."""
+    shared = [text]
+    torch.distributed.broadcast_object_list(shared, src=0, device=device)
+    return shared[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,34 +10,27 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.integrations.callback import ALIKE, KEY, SAME, TrackedRun, TrainedProblem, differs
+from hessinit.integrations.callback import (
+    ALIKE,
+    KEY,
+    SAME,
+    RunResults,
+    TrackedRun,
+    TrainedProblem,
+    differs,
+    import_base,
+)
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.problem import Forward, Loss
-from hessinit.results.initialization import Initialization
-from hessinit.results.track_record import Tracking
 
 # Strategies that keep a part of the weights on each rank, by name: their libraries may not be installed.
 _SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 _MOST_BYTES = 16 * 2**20  # of a batch that is put into every checkpoint
 
-
-def _callback_class() -> Any:
-    for package in ("lightning.pytorch", "pytorch_lightning"):
-        try:
-            return importlib.import_module(package).Callback
-        except ModuleNotFoundError as missing:
-            if missing.name not in (package, package.partition(".")[0]):
-                raise
-    raise ImportError(
-        "hessinit.integrations.lightning needs Lightning; install it with "
-        "`pip install 'hessinit[lightning]'`."
-    )
+_Callback: Any = import_base(("lightning.pytorch", "pytorch_lightning"), "Callback", "Lightning")
 
 
-_Callback: Any = _callback_class()
-
-
-class CurvatureCallback(_Callback):  # type: ignore[misc]
+class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
     """Track the curvature of a LightningModule, and initialize it if asked: `Trainer(callbacks=[…])`.
 
     `loss(output, target)` is the loss of the training step, and the module is called as `module(inputs)`,
@@ -83,16 +75,6 @@ class CurvatureCallback(_Callback):  # type: ignore[misc]
         self._first_batch: Any = None
         self._is_compared = True
         self._random: Tensor | None = None
-
-    @property
-    def tracking(self) -> Tracking | None:
-        """The record of the run, so far."""
-        return self._run.tracking
-
-    @property
-    def initialization(self) -> Initialization | None:
-        """The result of `initialize_`, if it was called."""
-        return self._run.initialization
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._first_batch = None  # until a checkpoint is loaded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from collections.abc import Mapping
@@ -13,30 +12,24 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, choose
-from hessinit.integrations.callback import ALIKE, KEY, TrackedRun, TrainedProblem, differs, is_first_rank
+from hessinit.integrations.callback import (
+    ALIKE,
+    KEY,
+    RunResults,
+    TrackedRun,
+    TrainedProblem,
+    differs,
+    import_base,
+    is_first_rank,
+)
 from hessinit.integrations.logits import TASKS, logits_problem, token_cross_entropy
 from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import Draws, untouched_random_state, untouched_sources
-from hessinit.results.initialization import Initialization
-from hessinit.results.track_record import Tracking
+
+_Callback: Any = import_base(("transformers",), "TrainerCallback", "Transformers")
 
 
-def _callback_class() -> Any:
-    try:
-        return importlib.import_module("transformers").TrainerCallback
-    except ModuleNotFoundError as missing:
-        if missing.name != "transformers":
-            raise
-    raise ImportError(
-        "hessinit.integrations.transformers needs Transformers; install it with "
-        "`pip install 'hessinit[transformers]'`."
-    )
-
-
-_Callback: Any = _callback_class()
-
-
-class CurvatureCallback(_Callback):  # type: ignore[misc]
+class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
     """Track the curvature of the Trainer's model, and initialize it if asked: `Trainer(callbacks=[…])`.
 
     Loss and forward come from `hessinit.logits_problem`, which gets `task`. `batch` is what is measured, by
@@ -76,16 +69,6 @@ class CurvatureCallback(_Callback):  # type: ignore[misc]
         self._loss: float | None = None
         self._first_log: tuple[int, float] | None = None
         self._first_step = 0
-
-    @property
-    def tracking(self) -> Tracking | None:
-        """The record of the run, so far."""
-        return self._run.tracking
-
-    @property
-    def initialization(self) -> Initialization | None:
-        """The result of `initialize_`, if it was called."""
-        return self._run.initialization
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):

@@ -169,7 +169,6 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
 
 def _name_winner(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> str:
     best, *others = trained
-
     single = len(comparison.learning_rates) == 1
     rate = f"lr {format_number(comparison.best_rate(best))}"
 
@@ -195,10 +194,9 @@ def _name_winner(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> str
 def _least_sensitive(comparison: Comparison) -> list[str]:
     """Name the scheme of the smallest regret, and a stable one if it diverges where another trains."""
     found = regrets(comparison)
-    many = len(comparison.learning_rates)
-    if many < 2 or len(found) < 2:
-        return []
     rates = [rate for rate in comparison.learning_rates if best_scheme(comparison, rate) is not None]
+    if len(rates) < 2 or len(found) < 2:
+        return []
     diverging = {scheme: [rate for rate in rates if comparison.diverged(scheme, rate)] for scheme in found}
     ranked = sorted(found, key=lambda scheme: found[scheme].mean)
     best, second = ranked[:2]
@@ -208,7 +206,7 @@ def _least_sensitive(comparison: Comparison) -> list[str]:
         # What is best everywhere is at 1.00, though a mean of logarithms is below the logarithm of the mean.
         return f"{format_ratio(math.exp(max(0.0, found[scheme].mean)))}×"
 
-    average = f"{times(best)} the lowest at each rate, on average over {many} rates"
+    average = f"{times(best)} the lowest at each rate, on average over {len(rates)} rates"
     if diverging[best] and stable:
         where = join_names([format_number(rate) for rate in diverging[best]])
         second = f"{shorten(stable[0])} trains at every rate at which another does: {times(stable[0])}"

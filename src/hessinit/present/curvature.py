@@ -18,6 +18,7 @@ from hessinit.present.words import (
     join_names,
     shorten,
     unstopped,
+    write_pairs,
 )
 from hessinit.results.curvature_report import (
     EXPLODING_ABOVE,
@@ -214,16 +215,8 @@ def rate_section(report: CurvatureReport, marks: Sequence[doc.Rule] = ()) -> doc
 
 
 def _settings_section(report: CurvatureReport) -> doc.Section:
-    pairs = [
-        ("curvature", MATRIX_NAMES[report.curvature]),
-        ("examples", f"{report.examples:,}"),
-        ("batches", str(report.batches)),
-        ("loss", format_number(report.loss)),
-        ("engine", report.engine),
-        ("tolerance", format_number(report.tolerance)),
-        ("seed", str(report.seed)),
-        *report.versions.items(),
-    ]
+    settings = ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
+    pairs = write_pairs({name: getattr(report, name) for name in settings} | report.versions)
     notes = [doc.Text(f"Note: {note}", "note") for note in report.notes]
     facts = doc.Facts("Settings and versions", pairs)
     return doc.Section("Measurement", [doc.Text(describe_cost(report), "small"), *notes, facts], "measured")

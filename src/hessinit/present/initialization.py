@@ -9,7 +9,7 @@ from dataclasses import replace
 from hessinit.present import document as doc
 from hessinit.present.curvature import conclude, describe_cost, describe_layer, has_rates, rate_section
 from hessinit.present.layer_details import detail_sections
-from hessinit.present.words import count, format_estimate, format_number, format_ratio, unstopped
+from hessinit.present.words import count, format_estimate, format_number, format_ratio, unstopped, write_pairs
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
 
@@ -51,17 +51,9 @@ def _sections(result: Initialization) -> list[doc.Section]:
     if result.after is not None:
         texts.append(doc.Text(describe_cost(result.after), "small", page_only=True))
     texts += [doc.Text(f"Note: {note}", "note") for note in result.notes]
-    pairs = [
-        ("scheme", result.scheme),
-        ("rule", result.rule),
-        ("scaling", result.scaling or "–"),
-        ("target", format_number(result.target)),
-        ("tolerance", format_number(result.tolerance)),
-        ("learning rate", "–" if result.lr is None else format_number(result.lr)),
-        ("κ", "–" if result.kappa is None else format_number(result.kappa)),
-        ("seed", str(result.seed)),
-    ]
-    return [*sections, doc.Section("Procedure", [*texts, doc.Facts("Settings", pairs)], "procedure")]
+    settings = ("scheme", "rule", "scaling", "target", "tolerance", "lr", "kappa", "seed")
+    facts = doc.Facts("Settings", write_pairs({name: getattr(result, name) for name in settings}))
+    return [*sections, doc.Section("Procedure", [*texts, facts], "procedure")]
 
 
 def _network_norms(result: Initialization) -> tuple[str, str]:

@@ -157,11 +157,10 @@ def format_mean(mean: float, error: float) -> str:
 
 
 def write_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Write names and plain values as text."""
-    return [
-        (name.replace("_", " "), value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-        for name, value in values.items()
-    ]
+    """Write names and plain values as text; None is a dash."""
+    texts = ["–" if value is None else value for value in values.values()]
+    written = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in texts]
+    return [(name.replace("_", " "), text) for name, text in zip(values, written, strict=True)]
 
 
 def write_versions(first: str, versions: Mapping[str, str]) -> str:

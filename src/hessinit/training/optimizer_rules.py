@@ -15,12 +15,7 @@ from hessinit.curvature.engines import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.lanczos import lanczos
 from hessinit.curvature.operators import join
-from hessinit.curvature.preconditioner import (
-    AdamRule,
-    ScaledCurvature,
-    measure_adam,
-    spectral_norm,
-)
+from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.layers import Layer
 from hessinit.results.advice import DESCENTS, Descent, named_descent
@@ -146,11 +141,9 @@ def find_stability_limit(
     is_plain = relative is None and optimizer.has_uniform_decay
     if isinstance(rule, AdamRule) and (age := optimizer.age(leaves)) < YOUNG:
         diagonal = None
-        if rule.decoupled and not optimizer.has_uniform_decay:
-            diagonal, rule = (
-                _decoupled(rule, optimizer.decay(leaves), relative),
-                replace(rule, weight_decay=0.0),
-            )
+        if rule.decoupled and not is_plain:
+            diagonal = _decoupled(rule, optimizer.decay(leaves), relative)
+            rule = replace(rule, weight_decay=0.0)
         found = measure_adam(
             rule, engine, evaluations, settings, semidefinite=semidefinite, relative_rates=relative,
             diagonal=diagonal,
@@ -162,12 +155,10 @@ def find_stability_limit(
         )  # fmt: skip
     if isinstance(rule, Descent) and is_plain:
         extremes = extremes or engine.extremes(list(leaves))
-        top, bottom = extremes.top, extremes.bottom
-        norm = rule.norm(top, bottom)
-        limiting = max(top.value + rule.weight_decay, 0.0) if top_only else norm.value
-        return StabilityLimit(
-            rule.stability_limit(limiting), rule.best(norm.value), norm, rule, (top, bottom)
-        )
+        norm = rule.norm(extremes.top, extremes.bottom)
+        limiting = max(extremes.top.value + rule.weight_decay, 0.0) if top_only else norm.value
+        stable, best = rule.stability_limit(limiting), rule.best(norm.value)
+        return StabilityLimit(stable, best, norm, rule, (extremes.top, extremes.bottom))
     return _scaled_limit(optimizer, engine, leaves, settings, relative, semidefinite, top_only)
 
 

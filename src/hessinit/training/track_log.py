@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -23,7 +22,6 @@ from hessinit.results.track_record import (
     TrackedPoint,
     Tracking,
     are_lines,
-    thin,
 )
 
 Sink = Callable[[dict[str, float], int], object]
@@ -49,7 +47,7 @@ class Losses:
             self._kept.append((step, self._latest))
         if len(self._kept) > MOST_LOSSES:
             self.stride *= 2
-            self._kept = thin(self._kept, self.stride)
+            self._kept = [pair for pair in self._kept if pair[0] % self.stride == 0]
 
     def drop_after(self, step: int) -> bool:
         """Drop the losses of later steps; returns whether there were any."""
@@ -171,17 +169,14 @@ class TrackLog:
         else:
             with self._place.open("ab", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
+                content = self._unwritten.encode()
                 try:
-                    _write_whole(file, self._unwritten.encode())
+                    while content:
+                        content = content[file.write(content) :]
                 except OSError:
                     file.truncate(size)  # half a line would spoil the next one
                     raise
         self._unwritten = ""
-
-
-def _write_whole(file: io.FileIO, content: bytes) -> None:
-    while content:
-        content = content[file.write(content) :]
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
@@ -232,7 +227,7 @@ def scalars(point: TrackedPoint) -> dict[str, float]:
 
 def _sink(one: Any) -> Sink:
     if isinstance(one, str) and one == "auto":
-        return _ActiveRun()
+        return _to_active_run()
     if callable(getattr(one, "add_scalar", None)):
         return lambda values, step: [one.add_scalar(name, value, step) for name, value in values.items()]
     if callable(getattr(one, "log", None)):
@@ -264,18 +259,15 @@ def _to_wandb(run: Any) -> Sink:
     return log
 
 
-class _ActiveRun:
-    """The W&B run that is active when a point is logged, if any."""
+def _to_active_run() -> Sink:
+    """Log to the W&B run that is active at the time, if any."""
+    known: list[tuple[Any, Sink]] = []
 
-    def __init__(self) -> None:
-        self._run: Any = None
-        self._log: Sink | None = None
-
-    def __call__(self, values: dict[str, float], step: int) -> None:
+    def log(values: dict[str, float], step: int) -> None:
         run = getattr(sys.modules.get("wandb"), "run", None)
-        if run is None:
-            return
-        if run is not self._run:
-            self._run, self._log = run, _to_wandb(run)
-        assert self._log is not None
-        self._log(values, step)
+        if run is not None:
+            if not known or known[0][0] is not run:
+                known[:] = [(run, _to_wandb(run))]
+            known[0][1](values, step)
+
+    return log

@@ -150,6 +150,7 @@ INF = math.inf
             at_rates(a=(0.1, INF), b=(1.0, 1.9)),
             "but it diverges at lr 1; b trains at every rate at which another does: 3.16×.",
         ),
+        (at_rates(a=(1.0, 0.1, INF), b=(1.5, INF, INF)), "on average over 2 rates; next b,"),
         (at_one_rate(a=(INF, math.nan), b=(None, None)), "No scheme trains at lr 0.1; try a lower rate."),
         (at_one_rate(a=(INF, 1.0)), "No scheme trains with every seed at lr 0.1; try a lower rate."),
         (at_one_rate(a=(None, None)), "No scheme applies to this model; the notes say why."),
