@@ -189,17 +189,6 @@ def run(setting: Setting, key: str) -> Plain:
     return run_job(Job(key, (setting, job.parameters)))["value"]
 
 
-def test_plan_and_configuration(setting: Setting, tmp_path: Path) -> None:
-    assert EXPERIMENT.prepare(setting).startswith("wiki.txt (md5 ")
-    assert len(list((tmp_path / "cache").glob("wikipedia-*.npz"))) == 2
-    jobs = EXPERIMENT.plan(setting)
-    assert len({job.key for job in jobs}) == len(jobs) == 2 * 2 * len(ROWS)
-    plain = EXPERIMENT.configure(setting)
-    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert plain["learning rates"] == [2.5, 10.0]
-    assert plain["pairs"] == 2000
-
-
 @models
 def test_jobs_give_the_same_json_every_time(setting: Setting, kind: str) -> None:
     first, again = (run(setting, f"{kind}-16-hessinit-0") for _ in range(2))

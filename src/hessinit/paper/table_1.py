@@ -80,8 +80,7 @@ class CorrelationTable(Experiment):
     def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
         plan = self.plan(setting)
         by_row = {row: [results[job.key] for job in plan if job.parameters["row"] == row] for row in SAMPLES}
-        tables = tuple(make_tables(setting, by_row))
-        return Findings(tables=tables, sentences=tuple(write_sentences(setting, by_row)))
+        return Findings(tables=tuple(make_tables(setting, by_row)))
 
 
 @dataclass(frozen=True)
@@ -245,24 +244,6 @@ def make_tables(setting: Setting, results: Results) -> Iterator[PaperTable]:
         "Control: the same samples with one gradient shuffled, where there is nothing to detect", "Gradients",
         control, "The share of shuffles with p < 0.05; a correct test gives 5 %.",
     )  # fmt: skip
-
-
-def write_sentences(setting: Setting, results: Results) -> Iterator[str]:
-    named = {OUTPUTS: ("Different components of ∂L/∂out", 3), LAYER: ("∂L/∂out6 and ∂out6/∂out5", 4)}
-    for row, (gradients, digits) in named.items():
-        r, expected = (statistics.fmean(column_of(results[row], "relu", key)) for key in ("r", "expected r"))
-        yield (
-            f"{gradients} have r = {r:.{digits}f} ({SAMPLES[row]:,} samples, mean of "
-            f"{len(results[row])} seeds); the prediction is {expected:.{digits}f}."
-        )
-    if setting.variant != "softmax-layer":
-        tanh = statistics.fmean(column_of(results[LAYER], "tanh", "r"))
-        count = detected(column_of(results[LAYER], "tanh", "p"))
-        yield (
-            "With tanh there is no such correlation: changing the signs of all weights into and out of a "
-            f"hidden unit changes no output, so r is 0 by symmetry (measured {tanh:.4f}, detected in "
-            f"{count:g} of ten seeds)."
-        )
 
 
 EXPERIMENTS = [

@@ -22,8 +22,7 @@ from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, Setting, round_numbers
 from hessinit.paper.images import ImageSet, load_images
 from hessinit.paper.networks import default_, dense, glorot_, lenet, normal_
-from hessinit.paper.rank_correlation import rank_correlation
-from hessinit.paper.reference import make_table, mean_and_error, mean_cell
+from hessinit.paper.reference import make_table, mean_and_error, mean_cell, rank_correlation
 from hessinit.problem.problem import Loss
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_number, read_numbers

@@ -19,8 +19,7 @@ from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, Setting, round_numbers
-from hessinit.paper.rank_correlation import RankCorrelation, rank_correlation
-from hessinit.paper.reference import judged_cell, make_table, mean_cell
+from hessinit.paper.reference import RankCorrelation, judged_cell, make_table, mean_cell, rank_correlation
 from hessinit.paper.text import THRESHOLD, Text, load_text
 from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_number, to_plain
@@ -38,10 +37,6 @@ NEGATIVES = 5
 CURVE_POINTS = 10  # of every run: the record of all of them is to stay small
 TOLERANCE = 1e-2  # a percent is enough: the norms of the sweep span seven orders of magnitude
 SIGNIFICANT = 0.05
-COSTS = {
-    "softmax": {16: 0.65, 64: 0.9, 128: 1.5},
-    "negative": {16: 0.55, 64: 0.75, 128: 1.1},
-}  # of 1,000 steps
 NORMS = {"centre": "centre", "context": "context", "network": "network", "exact": "network, exact"}
 # What may be near 1: the norm of the loss averaged over a batch, of the loss summed over it, or lr·‖H‖.
 LEVELS = {
@@ -206,8 +201,8 @@ class Word2Vec(Experiment):
         design, names = DESIGNS[setting.data], ("model", "dimension", "row", "seed")
         jobs = []
         for values in product(MODELS, design.dimensions, ROWS, setting.seeds):
-            cost = COSTS[values[0]][values[1]] * len(design.rates) * design.steps / 1000
-            jobs.append(Job("-".join(map(str, values)), dict(zip(names, values, strict=True)), cost))
+            seconds = len(design.rates) * design.steps / 1000
+            jobs.append(Job("-".join(map(str, values)), dict(zip(names, values, strict=True)), seconds))
         return jobs
 
     def run(self, setting: Setting, parameters: Mapping[str, Plain]) -> Plain:
