@@ -31,11 +31,11 @@ def read_names(values: list[str] | None) -> list[str] | None:
 
 def read_numbers(values: list[str] | None) -> list[float] | None:
     """Return the items of a list option as numbers."""
-    items = read_names(values)
+    items = read_names(values) or []
     try:
-        return items and [float(item) for item in items]
+        return [float(item) for item in items] or None
     except ValueError:
-        raise typer.BadParameter(f"{','.join(items or [])!r} must be numbers separated by commas.") from None
+        raise typer.BadParameter(f"{','.join(items)!r} must be numbers separated by commas.") from None
 
 
 def check_rate(lr: float | None) -> float | None:

@@ -379,7 +379,8 @@ def _check_result(result: Any, place: Place) -> LoadedProblem:
                 f"{who} the keyword argument {name!r}, which hessinit.measure does not have; choose from "
                 f"{', '.join(known)}.{did_you_mean(str(name), known)}"
             )
-    return LoadedProblem(*result[:3], dict(keywords))
+    model, loss, batch = result[:3]
+    return LoadedProblem(model, loss, batch, dict(keywords))
 
 
 def _name_type(value: object) -> str:
