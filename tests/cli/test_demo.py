@@ -81,19 +81,6 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(run, folder, monkeypatch):
     assert list((folder / "d").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("net.py", "--folder net.py is not a folder"),
-        ("no/d", "--folder no/d cannot be made: no does not exist"),
-    ],
-)
-def test_a_folder_that_cannot_be_made_is_refused_before_any_work(run, name, message):
-    result = run("demo", "--folder", name)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-
-
 def test_the_demo_s_problem_can_be_measured_by_name(run):
     result = run("measure", "hessinit.cli.demo:problem", "--json")
     assert result.exit_code == 0, result.output

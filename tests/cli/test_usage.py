@@ -163,6 +163,8 @@ WRONG = [
     ("reproduce table-2 --seeds 0", "Invalid value for '--seeds'"),
     ("reproduce table-2 --data-dir nowhere", "nowhere"),
     ("reproduce table-2 --data digits --folder net.py", "folder='net.py' cannot be used"),
+    ("demo --folder net.py", "--folder net.py is not a folder; give another name."),
+    ("demo --folder no/d", "--folder no/d cannot be made: no does not exist. Create it first."),
     ("demo --lr fast", "Invalid value for '--lr'"),
     ("demo --lr -1", "-1.0 must be a number above 0"),
 ]  # fmt: skip
