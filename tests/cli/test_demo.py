@@ -22,6 +22,7 @@ def _shortened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_demo_shows_that_the_initialization_decides(run, folder, monkeypatch):
     monkeypatch.setattr(demo, "SEEDS", 1)
+    monkeypatch.setattr(demo, "STEPS", 150)
     result = run("demo", columns=80)
     assert result.exit_code == 0, result.output
     assert result.stderr == "Wrote demo-output/demo.html.\nWrote demo-output/curves.png.\n"

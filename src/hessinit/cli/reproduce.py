@@ -87,4 +87,4 @@ def reproduce(
             )  # fmt: skip
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
     records = f"{len(found)} record{'' if len(found) == 1 else 's'}"
-    typer.echo(f"Wrote {records}, their figures and the page {folder / 'reproduce.html'}.", err=True)
+    typer.echo(f"Wrote {records} and the page {folder / 'reproduce.html'}.", err=True)
