@@ -84,7 +84,7 @@ class Output:
             files[self.save] = result.save
         files.update(also or {})
         if self.html is not None:
-            files[self.html] = lambda path: _write_page(result, path)
+            files[self.html] = lambda path: write_page(result, path)
         if self.picture is not None:
             files[self.picture] = lambda path: draw(result, path)
         with interruption_explained("not everything was written."):
@@ -102,9 +102,10 @@ class Output:
             if after is not None:
                 typer.echo(after, err=True)
         else:
-            for one in (before, result):
-                if one is not None:
-                    print_result(one)
+            if before is not None:
+                print_result(before)
+                sys.stdout.write("\n")
+            print_result(result)
             if after is not None:
                 print_text(after)
         sys.stdout.flush()
@@ -168,7 +169,8 @@ def _to_json(result: Any) -> str:
     return json.dumps([one.to_dict() for one in result], allow_nan=False) + "\n"
 
 
-def _write_page(result: Any, path: Path) -> None:
+def write_page(result: Any, path: Path) -> None:
+    """Write the result's web page."""
     from hessinit import present
     from hessinit.results.result import write_text
 

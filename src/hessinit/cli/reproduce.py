@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hessinit.cli import options
 from hessinit.cli.failures import failures_explained, interruption_explained, raise_when_interrupted
-from hessinit.cli.options import AsJson, Workers, read_folder
 from hessinit.cli.output import Output, stdout_for_results
 
 NAMES = ("table-1", "table-2", "table-3", "table-4", "table-5", "word2vec", "all")
@@ -49,10 +49,13 @@ def reproduce(
         typer.Option(metavar="NAME", help="Another choice of what the paper does not specify."),
     ] = None,
     folder: Annotated[
-        Path, typer.Option(parser=read_folder, metavar="DIR", help="Keep everything here, and go on from it.")
+        Path,
+        typer.Option(
+            parser=options.read_folder, metavar="DIR", help="Keep everything here, and go on from it."
+        ),
     ] = Path("reproduction"),
-    workers: Workers = None,
-    as_json: AsJson = False,
+    workers: options.Workers = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Make the paper's tables and figures again, beside its own.
 
