@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hessinit.errors import ProblemError
 from hessinit.paper import reproduce, table_1
-from hessinit.paper.experiments import Setting, find_experiment, run_job
+from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit.paper.table_1 import (
     LAYER,
     OUTPUTS,
@@ -165,7 +165,7 @@ RECORDED = {
 
 @pytest.mark.parametrize("variant", RECORDED)
 def test_a_job_gives_the_recorded_numbers(variant: str) -> None:
-    setting = Setting("table-1", "digits", variant, (0,))
+    setting = PaperSetting("table-1", "digits", variant, (0,))
     job = EXPERIMENT.plan(setting)[0]
     found = run_job(Job(job.key, (setting, job.parameters)))["value"]
     relu = found["relu"]
@@ -177,7 +177,7 @@ def test_a_job_gives_the_recorded_numbers(variant: str) -> None:
 def test_one_image_is_one_and_new_images_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(table_1.SAMPLES, OUTPUTS, 2000)
     for variant, most in (("one-image", 1), ("new-image", 10)):
-        samples = draw_all(Setting("table-1", "digits", variant, (0,)), OUTPUTS, 0)["relu"]
+        samples = draw_all(PaperSetting("table-1", "digits", variant, (0,)), OUTPUTS, 0)["relu"]
         assert samples.targets.shape == (2000, 10)
         assert int(samples.targets.any(0).sum()) == most
 
@@ -189,7 +189,7 @@ def made_up(r: float, p: float, shuffled: list[float]) -> Plain:
 
 @pytest.mark.parametrize(("missed", "within"), [(1, True), (2, False)])
 def test_detections_are_counted_and_judged(missed: int, within: bool) -> None:
-    setting = Setting("table-1", "mnist", "one-image", tuple(range(10)))
+    setting = PaperSetting("table-1", "mnist", "one-image", tuple(range(10)))
     results = {
         job.key: made_up(0.01, 0.2 if job.parameters["seed"] < missed else 0.001, [0.01, 0.3, 0.7, 0.9])
         if job.parameters["row"] == LAYER

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.measurement.quadratic_form import draw_random
-from hessinit.paper.experiments import Setting, find_experiment, run_job
+from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit.paper.images import load_images
 from hessinit.paper.networks import glorot_
 from hessinit.paper.tables_2_3 import (
@@ -34,11 +34,11 @@ tables = pytest.mark.parametrize("table", BOTH, ids=lambda table: table.name)
 
 def make_setting(
     table: QuadraticFormTable, seeds: int = 3, variant: str = "", data: str = "digits"
-) -> Setting:
-    return Setting(table.name, data, variant or next(iter(table.variants)), tuple(range(seeds)))
+) -> PaperSetting:
+    return PaperSetting(table.name, data, variant or next(iter(table.variants)), tuple(range(seeds)))
 
 
-def run(table: QuadraticFormTable, setting: Setting, case: str) -> Plain:
+def run(table: QuadraticFormTable, setting: PaperSetting, case: str) -> Plain:
     (job,) = [job for job in table.plan(setting) if job.parameters["case"] == case]
     return run_job(Job(job.key, (setting, job.parameters)))["value"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dense import dense_curvature, ends
-from hessinit.paper.experiments import Setting, find_experiment, run_job
+from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit.paper.images import load_images
 from hessinit.paper.networks import dense, glorot_, lenet, normal_
 from hessinit.paper.reference import printed
@@ -21,7 +21,7 @@ from hessinit.results.result import Plain
 from hessinit.training.workers import Job
 
 TABLE_4, TABLE_5 = find_experiment("table-4"), find_experiment("table-5")
-MNIST = Setting("table-4", "mnist", "two-hidden", (0, 1, 2))
+MNIST = PaperSetting("table-4", "mnist", "two-hidden", (0, 1, 2))
 CROSS_ENTROPY = nn.functional.cross_entropy
 NETWORK = TABLE_4.networks["two-hidden"]
 
@@ -121,7 +121,7 @@ RECORDED = [
 def test_jobs_give_the_recorded_numbers(
     table: StdTable, variant: str, row: str, loss: float | None, norms: list[float], network: float
 ) -> None:
-    setting = Setting(table.name, "digits", variant, (0,))
+    setting = PaperSetting(table.name, "digits", variant, (0,))
     jobs = {job.key: job for job in table.plan(setting)}
     images = load_images("digits")
     found = table.networks[variant].measure(images, row, 0)
@@ -137,7 +137,7 @@ def test_jobs_give_the_recorded_numbers(
 
 def test_the_first_of_several_initializations_is_the_trained_one() -> None:
     table = dataclasses.replace(TABLE_4, restarts=2)
-    setting = Setting("table-4", "digits", "one-hidden", (4,))
+    setting = PaperSetting("table-4", "digits", "one-hidden", (4,))
     found = table.run(setting, {"part": "norms", "row": "0.100", "seed": 4})
     first = table.networks["one-hidden"].measure(load_images("digits"), "0.100", 4)
     assert [found[name][0] for name in first] == list(first.values())

@@ -19,7 +19,7 @@ from scipy import stats
 from hessinit.errors import ProblemError
 from hessinit.paper import text as text_module
 from hessinit.paper.text import (
-    Text,
+    Corpus,
     Vocabulary,
     collect_pairs,
     count_words,
@@ -197,7 +197,7 @@ def test_doc_blocks_titles_tags_and_entities_are_taken_off(tmp_path: Path) -> No
     assert list(read_lines(tmp_path / "wiki.txt")) == ["One  two; three", "A & B", "last"]
 
 
-def same(one: Text, other: Text) -> bool:
+def same(one: Corpus, other: Corpus) -> bool:
     return (one.vocabulary, one.source) == (other.vocabulary, other.source) and np.array_equal(
         one.pairs, other.pairs
     )
