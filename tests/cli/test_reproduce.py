@@ -43,7 +43,7 @@ def test_an_interrupted_reproduction_says_how_to_continue_and_continues(run, fol
     )
     assert (code, stdout) == (130, ""), stderr
     found = re.search(
-        r"Interrupted: stopped; (\d+) of \d+ pieces are kept in reproduction\. The same c", stderr
+        r"Interrupted: stopped; (\d+) of \d+ runs are kept in reproduction\. The same c", stderr
     )
     assert found, stderr
     assert int(found[1]) >= 1
