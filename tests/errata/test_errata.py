@@ -318,7 +318,7 @@ def test_the_guaranteed_decrease_is_largest_at_one_over_the_norm_and_gone_at_twi
         start = (minimum + 1e-4 * offset / offset.norm()).requires_grad_()
         (gradient,) = torch.autograd.grad(loss(start), start)
         gained = loss(start) - loss(start - factor / norm * gradient)
-        return float(gained * norm / gradient.square().sum())
+        return (gained * norm / gradient.square().sum()).item()
 
     dense = torch.autograd.functional.hessian(loss, minimum).reshape(minimum.numel(), -1)
     steepest = torch.linalg.eigh(dense).eigenvectors[:, -1].view_as(minimum)
