@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hessinit.results.curvature_report import CurvatureReport
 
 
-
 def measure(
     problem: Problem,
     lr: Annotated[

@@ -38,12 +38,7 @@ class Eigenpairs:
 
 
 def top_eigenpairs(
-    operator: Operator,
-    count: int,
-    *,
-    tolerance: float = 1e-3,
-    max_iterations: int = 400,
-    seed: int = 0,
+    operator: Operator, count: int, *, tolerance: float = 1e-3, max_iterations: int = 400, seed: int = 0
 ) -> Eigenpairs:
     """The `count` eigenvalues of largest size, to within tolerance·norm.
 

@@ -15,9 +15,7 @@ from hessinit.problem.batches import Batch, map_tensors, tensors_in
 from hessinit.problem.layers import all_finite
 from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward, Problem
-from hessinit.problem.validate import (
-    unwrap,
-)
+from hessinit.problem.validate import unwrap
 
 
 def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:

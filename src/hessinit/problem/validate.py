@@ -37,13 +37,7 @@ def check_model(model: Any, forward: Any) -> None:
 
 
 def check_arguments(
-    model: Any,
-    loss: Any,
-    forward: Any,
-    dtype: Any,
-    dropout: str,
-    reduction: str = "auto",
-    check: Any = True,
+    model: Any, loss: Any, forward: Any, dtype: Any, dropout: str, reduction: str = "auto", check: Any = True
 ) -> None:
     """Refuse arguments of a wrong type or value."""
     check_model(model, forward)
