@@ -243,8 +243,8 @@ class SeenHessian(LinearOperator):
             kept = values > 1e-14 * values[-1]
             root = vectors[:, kept] * values[kept].sqrt()
         self._root = root.to(call.inputs)
-        self._outputs = call.outputs
-        size = self._root.shape[1] * call.outputs
+        self._outputs = call.output_shape[1]
+        size = self._root.shape[1] * self._outputs
         self.shape = (size, size)
         self.dtype, self.device = call.inputs.dtype, call.inputs.device
 

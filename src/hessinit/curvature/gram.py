@@ -1,10 +1,9 @@
 """The Gram engine: every layer's Gauss-Newton curvature from a few shared backward passes.
 
 With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV` with one row of `V` per (example,
-column of S): the gradient of that output direction by the layer's weights. Its nonzero eigenvalues are
-those of the Gram matrix `V Vᵀ`, which is small (examples × outputs) and is never formed: a row of `V` is
-the product of the layer's input with the gradient at the layer's output, and one backward pass per column
-of S brings the latter to all layers at once.
+column of S): the gradient of that output direction by the layer's weights. Its nonzero eigenvalues are those
+of the Gram matrix `V Vᵀ` (examples × outputs). A row of `V` is the product of the layer's input with the
+gradient at the layer's output, and one backward pass per column of S brings the latter to all layers.
 """
 
 from __future__ import annotations
@@ -201,12 +200,11 @@ def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[
         lambda cotangent: backward(output, calls, cotangent), probe[size:].view_as(output), probe[:size]
     ):
         for one, orders, base, gradient in zip(calls, fitting, whole, shared, strict=True):
-            pair = [rows.reshape(one.call.rows, -1) for rows in (base, gradient)]
-            orders[:] = [
-                order
-                for order in orders
-                if in_proportion(*(rows_by_example(rows, size, order) for rows in pair), factors)
-            ]
+            first, second = base.reshape(one.call.rows, -1), gradient.reshape(one.call.rows, -1)
+            for order in list(orders):
+                expected, found = (rows_by_example(rows, size, order) for rows in (first, second))
+                if not in_proportion(expected, found, factors):
+                    orders.remove(order)
     return [orders[0] if orders else None for orders in fitting]
 
 
