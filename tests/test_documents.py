@@ -99,7 +99,7 @@ def test_links_lead_somewhere_and_commands_are_in_blocks(document: Path) -> None
 
 
 def test_every_public_name_option_and_command_is_described() -> None:
-    from hessinit.cli import app
+    from hessinit.cli.app import app
 
     text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
     assert [name for name in hessinit.__all__ if f"`{name}" not in text and f".{name}" not in text] == []

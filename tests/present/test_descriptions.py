@@ -160,7 +160,7 @@ def diagnosed(name: str, **numbers: object) -> LayerCurvature:
 @pytest.mark.parametrize(
     ("layers", "sentence"),
     [
-        ([diagnosed("a", dead=0.05)], "No layer has 10 % dead units; standard deviations after"),
+        ([diagnosed("a", dead=0.05)], "No layer has 10 % dead units or 25 % saturated entries, and standard"),
         ([diagnosed("a", dead=0.3), diagnosed("b", dead=0.2)],
          "a: 30 % of its ReLUs are dead on this batch; 10 % or more in 1 other layer."),
         ([diagnosed("a", activation="tanh", saturated=0.6)], "a: 60 % of its tanh entries are saturated."),

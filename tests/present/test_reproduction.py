@@ -169,6 +169,7 @@ def test_several_experiments_come_in_the_order_of_the_paper_with_links_to_each()
     assert overview.columns[-1].cells == ["5 / 6", "5 / 6", "0 / 1", "–"]
     assert list(overview.columns[0].links) == [f"#{section.anchor}" for section in document.sections[1:]]
     assert to_page(several()) == to_page(several()[::-1])
+    assert "Hessians and the training loss (digits, two-hidden) – As printed" in to_text(several(), 120)
 
 
 def test_a_printed_number_counts_once_however_many_variants_aim_at_it():
@@ -236,10 +237,10 @@ def test_the_demo_is_composed_of_its_results():
 @pytest.mark.parametrize(
     ("theirs", "ours", "said"),
     [
-        (2.0, 0.5, "The final loss of hessinit is lower: that of default is 4 times as high."),
-        (0.5, 2.0, "The final loss of default is lower: that of hessinit is 4 times as high."),
-        (1.0, 1.1, "The final losses of default and hessinit are about the same."),
-        (math.inf, 1.0, "The final loss of hessinit is lower: that of default is inf times as high."),
+        (2.0, 0.5, "it is 4 times as high from those of default."),
+        (0.5, 2.0, "it is 4 times as high from those of hessinit."),
+        (1.0, 1.1, "Training from the weights of default and of hessinit ends at about the same loss."),
+        (math.inf, 1.0, "Training diverges from the weights of default, and not from those of hessinit."),
         (math.inf, math.nan, "Neither training ends at a finite loss: use a smaller lr."),
     ],
 )
@@ -248,4 +249,4 @@ def test_the_demo_says_which_training_is_ahead(theirs, ours, said):
         (name, replace(example_tracking(), losses=tuple((step, loss) for step in range(50))))
         for name, loss in (("default", theirs), ("hessinit", ours))
     ]
-    assert describe_training(runs, {"default": 0.1, "hessinit": 0.9}).verdict == [said]
+    assert describe_training(runs, {"default": 0.1, "hessinit": 0.9}).verdict[0].endswith(said)

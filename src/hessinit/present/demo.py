@@ -94,16 +94,17 @@ def describe_training(runs: Runs, accuracy: Mapping[str, float]) -> doc.Document
         doc.Table(caption, [weights, *numbers], show_caption=False, page_only=True),
     ]
     (theirs, ours), (their_loss, our_loss) = names, [x if math.isfinite(x) else math.inf for x in finals]
-    ratio = their_loss / our_loss if our_loss < math.inf else 0.0
+    ratio = their_loss / max(our_loss, 1e-300)
+    ahead, behind, times = (ours, theirs, ratio) if ratio > 1 else (theirs, ours, 1 / (ratio or 1e-300))
     if not min(their_loss, our_loss) < math.inf:
         said = "Neither training ends at a finite loss: use a smaller lr."
     elif 1 / TIE <= ratio <= TIE:
-        said = f"The final losses of {theirs} and {ours} are about the same."
+        said = f"Training from the weights of {theirs} and of {ours} ends at about the same loss."
+    elif max(their_loss, our_loss) == math.inf:
+        said = f"Training diverges from the weights of {behind}, and not from those of {ahead}."
     else:
-        ahead, behind, times = (
-            (ours, theirs, ratio) if ratio > 1 else (theirs, ours, 1 / ratio if ratio else math.inf)
-        )
-        said = f"The final loss of {ahead} is lower: that of {behind} is {format_times(times)} times as high."
+        much = f"{format_times(times)} times as high from those of {behind}"
+        said = f"The final loss is lower from the weights of {ahead}; it is {much}."
     tone = "good" if ratio > TIE else "fair" if our_loss < math.inf else "bad"
     return doc.Document(title="Training", verdict=[said], sections=[doc.Section("", tables)], tone=tone)
 

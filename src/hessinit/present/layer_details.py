@@ -24,6 +24,10 @@ DECADES = 1e-6  # of a density: what is below that fraction of its peak is noise
 # slowly: one in four. A hundredfold over the depth is beyond what any scheme intends.
 DEAD_FROM, SATURATED_FROM, UNEVEN_FROM = 0.1, 0.25, 100.0
 MOST_SENTENCES = 2
+UNREMARKABLE = (
+    "No layer has 10 % dead units or 25 % saturated entries, and standard deviations after activations stay "
+    "within a factor of 100."
+)
 
 Diagnosed = Sequence[tuple[str, Diagnostics]]
 
@@ -245,19 +249,7 @@ def _conclude_diagnostics(report: CurvatureReport) -> str:
         *_name_most(rows, "saturated", SATURATED_FROM),
         *_name_uneven(rows),
     ]
-    if found:
-        return " ".join(map(begin_sentence, found[:MOST_SENTENCES]))
-    judged = [
-        f"no layer has {format_fraction(limit)} {what}"
-        for what, field, limit in (
-            ("dead units", "dead", DEAD_FROM),
-            ("saturated entries", "saturated", SATURATED_FROM),
-        )
-        if any(getattr(row, field) is not None for _, row in rows)
-    ]
-    spread = "standard deviations after activations stay within a factor of 100 over the depth"
-    sentence = "; ".join([*judged, spread])
-    return f"{sentence[0].upper()}{sentence[1:]}."
+    return " ".join(map(begin_sentence, found[:MOST_SENTENCES])) or UNREMARKABLE
 
 
 def _name_without_gradient(rows: Diagnosed) -> Iterator[str]:

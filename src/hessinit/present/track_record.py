@@ -183,9 +183,9 @@ def step_charts(runs: Runs) -> list[doc.LineChart]:
     stable = [_values(tracking, "stable_norm") for _, tracking in runs]
     stable = [[value for value in values if math.isfinite(value[1])] for values in stable]
     limits = [limit for values in stable for _, limit, _ in values]
-    rules = []
+    rules, color = [], "vermilion" if len(runs) == 1 else "grey"  # hessinit's curve is vermilion
     if limits and 0 < max(limits) <= SAME * min(limits):
-        rules = [doc.Rule(limits[0], f"stability limit {format_number(limits[0])}", "vermilion")]
+        rules = [doc.Rule(limits[0], f"stability limit {format_number(limits[0])}", color)]
     else:
         for each in _series(runs, "stability limit", stable):
             name = each.name if len(runs) == 1 else f"stability limit, {each.name}"
@@ -194,7 +194,7 @@ def step_charts(runs: Runs) -> list[doc.LineChart]:
     losses = _series(runs, kind, [_losses(tracking) for _, tracking in runs])
     finite = [y for series in losses for y in series.y if y is not None and math.isfinite(y)]
     ratios = _series(runs, "lr / limit", [_values(tracking, "lr_over_limit") for _, tracking in runs])
-    one = [doc.Rule(1.0, "stability limit", "vermilion")]
+    one = [doc.Rule(1.0, "stability limit", color)]
     charts = [
         _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules),
         _chart("loss", kind.capitalize(), kind, losses, log_y=spans_much(finite) and min(finite) > 0),

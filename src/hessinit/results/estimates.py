@@ -49,18 +49,12 @@ class Spread:
     @property
     def mean(self) -> float:
         """The mean over the batches; inf or nan when a norm is."""
-        if not self._finite:
-            return sum(self.norms)
-        return math.ldexp(self._scaled_mean, self._exponent)
+        return self._mean_and_deviation()[0]
 
     @property
     def standard_deviation(self) -> float:
         """The standard deviation of the sample (divided by batches − 1); nan for one batch."""
-        if len(self.norms) < 2 or not self._finite:
-            return math.nan
-        mean = self._scaled_mean
-        squares = math.fsum((norm - mean) ** 2 for norm in self._scaled)
-        return math.ldexp(math.sqrt(squares / (len(self.norms) - 1)), self._exponent)
+        return self._mean_and_deviation()[1]
 
     @property
     def standard_error(self) -> float:
@@ -77,22 +71,17 @@ class Spread:
         """The largest norm of any batch; nan when one is nan."""
         return math.nan if any(map(math.isnan, self.norms)) else max(self.norms)
 
-    @property
-    def _finite(self) -> bool:
-        return all(math.isfinite(norm) for norm in self.norms)
-
-    # Scaling by a power of two is exact, and keeps the squares of 1e200 and 1e-200 within range.
-    @property
-    def _exponent(self) -> int:
-        return math.frexp(max(abs(norm) for norm in self.norms))[1]
-
-    @property
-    def _scaled(self) -> tuple[float, ...]:
-        return tuple(math.ldexp(norm, -self._exponent) for norm in self.norms)
-
-    @property
-    def _scaled_mean(self) -> float:
-        return math.fsum(self._scaled) / len(self.norms)
+    def _mean_and_deviation(self) -> tuple[float, float]:
+        if not all(map(math.isfinite, self.norms)):
+            return sum(self.norms), math.nan
+        # Scaling by a power of two is exact, and keeps the squares of 1e200 and 1e-200 within range.
+        exponent = math.frexp(max(abs(norm) for norm in self.norms))[1]
+        scaled = [math.ldexp(norm, -exponent) for norm in self.norms]
+        mean = math.fsum(scaled) / len(scaled)
+        if len(scaled) < 2:
+            return math.ldexp(mean, exponent), math.nan
+        squares = math.fsum((norm - mean) ** 2 for norm in scaled)
+        return math.ldexp(mean, exponent), math.ldexp(math.sqrt(squares / (len(scaled) - 1)), exponent)
 
 
 @dataclass(frozen=True)

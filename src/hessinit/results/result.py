@@ -282,8 +282,9 @@ def _read_result(data: Plain, source: str) -> Result:
 
 
 def _describe_kind(data: Plain) -> str:
-    has_kind = isinstance(data, dict) and "kind" in data
-    return _brief(data["kind"]) if has_kind else f"a {type(data).__name__} without a kind"
+    if not isinstance(data, dict):
+        return f"a JSON {type(data).__name__}"
+    return _brief(data["kind"]) if "kind" in data else "an object without a kind"
 
 
 def _lay_out(value: Plain) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from hessinit.results.initialization import Initialization
 from hessinit.results.result import Plain, Result, read_number
@@ -21,8 +21,6 @@ MOST_LOSSES = 1000  # as many as a picture can show
 BELOW_AGAIN = 0.9
 END = "end"
 RESUMED = "resumed"
-
-Loss = TypeVar("Loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,15 +143,6 @@ def describe_notes(notes: Iterable[tuple[int, str]]) -> list[str]:
         else f"Steps {at[0]} to {at[-1]} ({len(at)} measurements): {note}"
         for note, at in steps.items()
     ]
-
-
-def thin(losses: Iterable[tuple[int, Loss]], stride: int) -> list[tuple[int, Loss]]:
-    """Return the losses whose step is a multiple of `stride`.
-
-    >>> thin([(1, 2.5), (2, 2.4), (3, 2.3), (4, 2.2)], stride=2)
-    [(2, 2.4), (4, 2.2)]
-    """
-    return [(step, loss) for step, loss in losses if step % stride == 0]
 
 
 def are_lines(text: str | bytes) -> bool:

@@ -22,7 +22,6 @@ from hessinit.results.track_record import (
     TrackedPoint,
     Tracking,
     are_lines,
-    thin,
 )
 
 Sink = Callable[[dict[str, float], int], object]
@@ -48,7 +47,7 @@ class Losses:
             self._kept.append((step, self._latest))
         if len(self._kept) > MOST_LOSSES:
             self.stride *= 2
-            self._kept = thin(self._kept, self.stride)
+            self._kept = [pair for pair in self._kept if pair[0] % self.stride == 0]
 
     def drop_after(self, step: int) -> bool:
         """Drop the losses of later steps; returns whether there were any."""

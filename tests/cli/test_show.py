@@ -1,0 +1,91 @@
+"""`hessinit show` prints whatever was saved; what a file may hold is tested with the codec."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import hessinit
+from every_kind import COMPARISON, EVERY_KIND, REPORT, REPRODUCTION
+from hessinit.results.reproduction import Findings
+
+DRAWN = ("curvature report", "initialization", "comparison", "tracking", "reproduction")
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_kind_is_shown_as_print_does_as_json_and_as_a_page(run, folder, kind):
+    EVERY_KIND[kind].save("r.json")
+    result = run("show", "r.json", "--html", "r.html")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{hessinit.load('r.json')}\n"
+    assert result.stderr == "Wrote r.html.\n"
+    assert (folder / "r.html").read_text(encoding="utf-8").lower().startswith("<!doctype html>")
+    assert run("show", "r.json", "--json").stdout == (folder / "r.json").read_text(encoding="utf-8")
+    assert max(map(len, run("show", "r.json", columns=60).stdout.splitlines())) <= 60
+    result = run("show", "r.json", "--picture", "r.png")
+    assert result.exit_code == (0 if kind in DRAWN else 2)
+    assert result.stderr.startswith("Wrote r.png." if kind in DRAWN else "Error: r.png cannot be drawn: ")
+
+
+def test_what_cannot_be_drawn_is_told(run, folder):
+    bare = replace(REPRODUCTION, findings=Findings())
+    bare.save("bare.json")
+    result = run("show", "bare.json", "--picture", "r.png")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: r.png cannot be drawn: ")
+    (folder / "list.json").write_text(json.dumps([bare.to_dict()] * 2), encoding="utf-8")
+    assert json.loads(run("show", "list.json", "--json").stdout) == [bare.to_dict()] * 2
+    result = run("show", "list.json", "--picture", "r.png")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "draws one record, and the file holds 2; show one of them." in result.stderr
+
+
+def test_showing_needs_no_torch(run_python):
+    REPORT.save("report.json")
+    COMPARISON.save("comparison.json")
+    result = run_python(
+        "import sys; from hessinit.cli.app import app\n"
+        "for name in ('report', 'comparison'):\n"
+        "    app(['show', f'{name}.json', '--html', f'{name}.html'], standalone_mode=False)\n"
+        "print('torch' in sys.modules)"
+    )
+    assert result.stdout.splitlines()[-1] == "False", result.stderr
+
+
+def test_the_lines_of_a_tracker_are_shown_also_when_it_was_killed(run, folder):
+    model, inputs = torch.nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
+    batch = (inputs, torch.zeros(2, 1, dtype=torch.float64))
+    with hessinit.track(model, torch.nn.MSELoss(), batch, every=1, lr=0.5, path="c.jsonl") as tracker:
+        tracker.measure()
+    whole = hessinit.load("c.jsonl")
+    assert whole.points[0].norm == pytest.approx(1.0)  # closed form: 2/2 XᵀX
+    assert run("show", "c.jsonl").stdout == f"{whole}\n"
+    header = (folder / "c.jsonl").read_bytes().splitlines(keepends=True)[0]
+    (folder / "c.jsonl").write_bytes(header + b'{"step": 0, "nor')
+    assert run("show", "c.jsonl").exit_code == 0
+    assert hessinit.load("c.jsonl").points == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("reprot.json", "reprot.json does not exist. Did you mean 'report.json'?"),
+        ("no/report.json", "no/report.json does not exist."),
+        ("no.json", "no.json does not exist.\n"),
+        (".", ". cannot be read: Is a directory."),
+        ("net.py", "net.py is not JSON (Expecting value"),
+        ("deep.json", "deep.json is not JSON"),
+        ("other.json", "other.json[0] holds 'something else'; what can be read back is"),
+    ],
+)
+def test_a_file_that_is_no_result_is_answered_in_one_paragraph(run, folder, name, message):
+    REPORT.save("report.json")
+    (folder / "deep.json").write_text("[" * 100_000)
+    (folder / "other.json").write_text('[{"kind": "something else"}]')
+    result = run("show", name)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {message}")
+    assert len(result.stderr.splitlines()) == 1
