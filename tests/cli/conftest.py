@@ -5,29 +5,52 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from hessinit.cli.app import app
 
+from .problem_files import NET
+
 SOURCE = Path(__file__).parents[2] / "src"
+KNOWN = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+ENVIRONMENT = {**KNOWN, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of every test, with the user's file net.py."""
+    (tmp_path / "net.py").write_text(NET, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def net() -> SimpleNamespace:
+    """The functions of net.py, run by hand: the truth to compare with."""
+    names: dict[str, Any] = {"__name__": "net"}
+    exec(compile(NET, "net.py", "exec"), names)
+    return SimpleNamespace(**names)
 
 
 @pytest.fixture
 def run(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., object]]:
+) -> Iterator[Callable[..., Result]]:
     """Call as run("measure", "net.py:problem", columns=60); what a user's file leaves is taken away."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     modules = set(sys.modules)
     written_by_tests = str(tmp_path_factory.getbasetemp())
 
-    def invoke(*arguments: object, columns: int = 100) -> object:
+    def invoke(*arguments: object, columns: int = 100) -> Result:
         return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": str(columns)})
 
     yield invoke
@@ -38,17 +61,11 @@ def run(
 
 
 def run_interpreter(
-    *arguments: object,
-    folder: Path,
-    stdout: Any = subprocess.PIPE,
-    stderr: Any = subprocess.PIPE,
-    **variables: str,
+    *arguments: object, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
-        cwd=folder,
-        env=environment,
+        env={**ENVIRONMENT, **variables},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -58,26 +75,45 @@ def run_interpreter(
 
 
 @pytest.fixture
-def run_process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `python -m hessinit` in `tmp_path`."""
-    return partial(run_interpreter, "-m", "hessinit", folder=tmp_path)
+def run_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `python -m hessinit` in a process of its own."""
+    return partial(run_interpreter, "-m", "hessinit")
 
 
 @pytest.fixture
-def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a line of Python in a process of its own."""
-    return partial(run_interpreter, "-c", folder=tmp_path)
+    return partial(run_interpreter, "-c")
 
 
-def on_a_terminal(*arguments: str, folder: Path, **variables: str) -> str:
-    """What a person sees: stdout and stderr are the same pseudo-terminal."""
+def interrupt(
+    number: int, is_time: Callable[[], bool], *command: object, **variables: str
+) -> tuple[int, str, str]:
+    """Send the signal once it is time; return how the command ended, and its stdout and stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hessinit", *map(str, command)],
+        env={**ENVIRONMENT, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 300
+        while not is_time():
+            assert time.monotonic() < deadline, process.poll()
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    return process.returncode, stdout, stderr
+
+
+def on_a_terminal(*arguments: str, **variables: str) -> str:
+    """Return what a person sees: stdout and stderr are the same pseudo-terminal."""
     pty = pytest.importorskip("pty", reason="needs a pseudo-terminal")
     reader, terminal = pty.openpty()
-    known = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
-    environment = {**known, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLUMNS": "80", **variables}
     process = subprocess.Popen(
         [sys.executable, "-m", "hessinit", *arguments],
-        cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal,
+        env={**ENVIRONMENT, "COLUMNS": "80", **variables}, stdin=terminal, stdout=terminal, stderr=terminal,
     )  # fmt: skip
     os.close(terminal)
     seen = read_to_the_end(reader)
@@ -86,7 +122,7 @@ def on_a_terminal(*arguments: str, folder: Path, **variables: str) -> str:
 
 
 def read_to_the_end(reader: int) -> str:
-    """What comes until the other end of a pseudo-terminal is closed."""
+    """Return what comes until the other end of a pseudo-terminal is closed."""
     seen = b""
     while True:
         try:
@@ -100,48 +136,10 @@ def read_to_the_end(reader: int) -> str:
     return seen.decode()
 
 
-NET = """
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 3, 3)
-        self.head = nn.Linear(3 * 36, 4)
-
-    def forward(self, images, scale=None):
-        logits = self.head(torch.tanh(self.conv(images)).flatten(1))
-        return logits if scale is None else {"logits": scale * logits}
-
-
-def data():
-    return torch.rand(6, 1, 8, 8), torch.randint(4, (6,))
-
-
-def problem():
-    print("a word from the user's own code")
-    return Net(), nn.CrossEntropyLoss(), data()
-
-
-def scaled():
-    call = lambda model, images: model(images, scale=2.0)["logits"]
-    return Net(), nn.CrossEntropyLoss(), data(), {"forward": call, "curvature": "both", "seed": 3}
-
-
-def unfinished():
-    return Net(), nn.CrossEntropyLoss(), data(), {"max_iterations": 1, "estimator": "lanczos"}
-
-
-def strictly_unfinished():
-    return Net(), nn.CrossEntropyLoss(), data(), {"max_iterations": 1, "estimator": "lanczos", "strict": True}
-"""
-
-
-@pytest.fixture
-def net(tmp_path: Path) -> Path:
-    """A user's file with a convolutional network, called in several ways."""
-    path = tmp_path / "net.py"
-    path.write_text(NET)
-    return path
+def without_seconds(data: Any) -> Any:
+    """Return JSON data without what differs from run to run."""
+    if isinstance(data, list):
+        return [without_seconds(each) for each in data]
+    if isinstance(data, dict):
+        return {key: without_seconds(value) for key, value in data.items() if "seconds" not in key}
+    return data

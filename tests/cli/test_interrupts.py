@@ -7,12 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 
-from .conftest import SOURCE
-from .exact_problems import EXACT
+from report_examples import make_three_layers
+
+from .conftest import ENVIRONMENT, SOURCE, interrupt
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 
@@ -41,100 +42,67 @@ def converting():
         raise ImportError("half of it was there")
 """
 COMMANDS = {
-    "measure": [],
-    "initialize": ["--lr", "0.1"],
-    "track": ["--lr", "0.1"],
-    "compare": [],
-    "sweep": [],
-}
+    "measure": "net.py:waiting", "initialize": "net.py:waiting --lr 0.1", "track": "net.py:waiting --lr 0.1",
+    "compare": "net.py:waiting", "sweep": "net.py:waiting", "demo": "", "reproduce": "table-2 --data digits",
+}  # fmt: skip
 
 
-def interrupt(folder, number, *command, **variables):
-    """Send the signal once the file `begun` is there; what the process said, and how it ended."""
-    (folder / "waiting.py").write_text(EXACT + WAITING, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **variables}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hessinit", *command],
-        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+@pytest.mark.parametrize("command", COMMANDS)
+def test_while_torch_is_imported_the_command_ends_at_once(folder, command):
+    (folder / "torch.py").write_text(SLOW_TORCH)
+    number = signal.SIGTERM if command == "sweep" else signal.SIGINT
+    ended = interrupt(
+        number, Path("begun").exists, command, *COMMANDS[command].split(),
+        PYTHONPATH=os.pathsep.join([str(folder), str(SOURCE)]),
     )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 300
-        while not (folder / "begun").exists():
-            assert time.monotonic() < deadline, process.poll()
-            time.sleep(0.02)
-        time.sleep(0.1)
-        process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=300)  # half of what they wait
-    finally:
-        process.kill()
-    return process.returncode, stdout, stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "number"),
-    [(command, signal.SIGINT) for command in (*COMMANDS, "demo", "reproduce")]
-    + [("measure", signal.SIGTERM)],
-)
-def test_while_torch_is_imported_the_command_ends_at_once(tmp_path, command, number):
-    (tmp_path / "torch.py").write_text(SLOW_TORCH)
-    given = [f"{tmp_path}/waiting.py:waiting", *COMMANDS[command]] if command in COMMANDS else []
-    given = ["table-2", "--data", "digits"] if command == "reproduce" else given
-    path = os.pathsep.join([str(tmp_path), str(SOURCE)])
-    ended = interrupt(tmp_path, number, command, *given, PYTHONPATH=path)
     assert ended == (130, "", "Interrupted: stopped before anything was done, and nothing was written.\n")
 
 
 @pytest.mark.parametrize(
     ("command", "number", "function"),
-    [(command, signal.SIGTERM, "waiting") for command in COMMANDS]
-    + [("measure", signal.SIGINT, "waiting"), ("compare", signal.SIGINT, "converting")],
+    [
+        ("measure", signal.SIGINT, "waiting"),
+        ("compare", signal.SIGTERM, "converting"),
+        *(
+            pytest.param(command, signal.SIGTERM, "waiting", marks=pytest.mark.sweep)
+            for command in ("measure", "initialize", "track", "compare", "sweep")
+        ),
+    ],
 )
-def test_in_the_user_s_code_it_ends_with_a_line(tmp_path, command, number, function):
-    ended = interrupt(tmp_path, number, command, f"waiting.py:{function}", *COMMANDS[command])
+def test_in_the_user_s_code_it_ends_with_a_line(folder, command, number, function):
+    with (folder / "net.py").open("a") as file:
+        file.write(WAITING)
+    place = COMMANDS[command].replace("waiting", function)
+    ended = interrupt(number, Path("begun").exists, command, *place.split())
     assert ended[:2] == (130, "")
     assert re.fullmatch(r"Interrupted: [^\n]+\.\n", ended[2]), ended[2]
 
 
-def test_a_request_to_end_names_the_runs_that_are_kept(tmp_path):
-    slow = "\n\ndef slow():\n    import time\n    model, loss, batch = problem()\n"
-    slow += "    model.register_forward_pre_hook(pause)\n    return model, loss, batch\n"
-    slow += "\n\ndef pause(*_):\n    import time\n    time.sleep(0.02)\n"
-    slow += "    import pathlib\n    if list(pathlib.Path('runs').glob('**/*.json*')):\n"
-    slow += "        pathlib.Path('begun').touch()\n"
-    (tmp_path / "slow.py").write_text(EXACT + slow, encoding="utf-8")
-    options = [
-        "--schemes",
-        "default",
-        "--learning-rates",
-        "0.01",
-        "--seeds",
-        "50",
-        "--steps",
-        "10",
-        "--batch-size",
-        "4",
-    ]
-    code, stdout, stderr = interrupt(
-        tmp_path, signal.SIGTERM, "compare", "slow.py:slow", *options, "--folder", "runs", "--workers", "2"
-    )
-    assert (code, stdout) == (130, "")
-    assert re.fullmatch(r"Interrupted: .*The same command .*\n", stderr), stderr
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("measure", "the measurement was not finished, and nothing was written."),
+        ("initialize", "the initialization was not finished, and nothing was written."),
+        ("track --lr 0.1", "stopped before the first step, and nothing was written."),
+        ("compare", "stopped before the first run."),
+    ],
+)
+def test_every_command_says_what_was_left(run, folder, command, message):
+    (folder / "net.py").write_text("def problem():\n    raise KeyboardInterrupt\n")
+    name, *options = command.split()
+    result = run(name, "net.py:problem", *options)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == f"Interrupted: {message}\n"
 
 
-def test_while_a_saved_result_is_written_again_nothing_false_is_said(tmp_path, run_python):
-    from hessinit.present.example import example_report
-
-    example_report().save(tmp_path / "report.json")
+def test_while_a_page_is_written_nothing_false_is_said(run_python):
+    make_three_layers().save("report.json")
     result = run_python("""
 import os, signal, sys
+from hessinit import present
 from hessinit.cli import main
-from hessinit.results.curvature_report import CurvatureReport
 
-def write_half(self, path):
-    with open("page.html.tmp", "w"):
-        os.kill(os.getpid(), signal.SIGINT)
-
-CurvatureReport.to_html = write_half
+present.to_page = lambda result: os.kill(os.getpid(), signal.SIGINT)
 sys.argv = ["hessinit", "show", "report.json", "--html", "page.html"]
 main()
 """)
@@ -142,15 +110,12 @@ main()
     assert "verdict" in result.stdout
 
 
-def test_what_is_ignored_stays_ignored(tmp_path):
+def test_what_is_ignored_stays_ignored(folder):
     """As `nohup` and a shell's background jobs start a command."""
-    (tmp_path / "net.py").write_text(
-        EXACT + "\n\nimport os, signal\nos.kill(os.getpid(), signal.SIGINT)\n", encoding="utf-8"
-    )
+    (folder / "net.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     started = subprocess.run(
         [sys.executable, "-m", "hessinit", "measure", "net.py:problem"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=300,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
-    assert started.returncode == 0, started.stderr
-    assert "verdict" in started.stdout
+    assert started.stderr == "Error: net.py has no 'problem'. It defines no function.\n"

@@ -214,6 +214,26 @@ def test_parametrized_weights_are_written_through_and_undone() -> None:
         assert torch.equal(model(sample), before)
 
 
+class Refusing(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        if weight.abs().max() > 1e-3:
+            raise RuntimeError("not this value")
+        return weight
+
+
+def test_a_value_that_is_refused_leaves_everything_as_it_was() -> None:
+    model = small()
+    nn.init.zeros_(model[3].weight)
+    torch.nn.utils.parametrize.register_parametrization(model[3], "weight", Refusing())
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="not this value"):
+        apply_scheme_(model, "he", generator=seeded())
+    assert same(before, weights(model))
+
+
 @pytest.mark.parametrize("shape", [(4, 3), (3, 4), (4, 4)])
 @pytest.mark.parametrize("kind", ["householder", "matrix_exp", "cayley"])
 def test_orthogonal_parametrizations_of_every_shape_are_written_through(

@@ -24,6 +24,13 @@ def test_a_straight_line_takes_three_points(offset: float, slope: float) -> None
     assert len(one.points) <= 4
 
 
+def test_a_bent_curve_takes_few_points() -> None:
+    """Plain false position keeps one end: it takes 10 and 36."""
+    for curve, most in ((lambda t: (t + 1) ** 5 - 3, 8), (lambda t: 0.1 - 3 * math.exp(-6 * max(t, -8)), 12)):
+        one = search(curve, most=most)
+        assert one.run().reason == ""
+
+
 def test_of_two_roots_the_smaller_one() -> None:
     """log λ = 1 − (t − 2)² rises through 0 at 1 and falls through it at 3."""
     for start in (0.0, 1.5, 4.5):

@@ -194,6 +194,7 @@ def test_a_scaled_residual_network_keeps_its_stream_bounded() -> None:
     signal = torch.randn(256, 64)
     plan = apply_scheme_(model, "he", residual="scaled", generator=seeded(0))
     assert [layer.closes_residual for layer in plan] == [False, True] * 20
+    assert plan[1].std == pytest.approx((2**0.5 / 8 / 20**0.5,))
     assert float(model(signal).detach().var()) < 5
     plan = apply_scheme_(model, "he", generator=seeded(0))
     assert float(model(signal).detach().var()) > 1e4

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from random_problems import ODD, draw
+from odd_constructions import ODD, draw
 from silent_errors import failures, run_one
 
 import hessinit

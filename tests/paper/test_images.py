@@ -126,11 +126,6 @@ def test_cifar_batches_are_read_in_order_from_folders_and_the_archive(place: str
     assert images.source.startswith(f"data_batch_1.bin md5 {md5(ROWS[0].tobytes())}; data_batch_2.bin md5 ")
 
 
-def test_the_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(put(tmp_path / "data").parent))
-    check_mnist(load_images("mnist", "~/data"))
-
-
 OTHER = idx(CLASSES)[:-1] + b"\x09"
 PACKED = gzip.compress(idx(PIXELS))
 BATCH_1 = ROWS[0].tobytes()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from hessinit.errors import ProblemError
 from hessinit.paper.networks import default_, dense, glorot_, lenet, normal_
 
 
@@ -85,10 +84,3 @@ def test_default_weights_are_those_of_new_pytorch_layers_bit_for_bit() -> None:
         theirs += [nn.Linear(256, 120), nn.Linear(120, 84), nn.Linear(84, 10)]
     drawn = [parameter for layer in theirs for parameter in layer.parameters()]
     assert all(torch.equal(own, their) for own, their in zip(ours.parameters(), drawn, strict=True))
-
-
-def test_unknown_words_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ProblemError, match="activation='rleu' is unknown.*'relu'"):
-        dense([3, 2], "rleu")
-    with pytest.raises(ProblemError, match="pool='mean' is unknown.*'average', 'max'"):
-        lenet((1, 28, 28), pool="mean")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.measurement.quadratic_form import draw_random
-from hessinit.paper.experiments import Setting, find_experiment, run_job
+from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit.paper.images import load_images
 from hessinit.paper.networks import glorot_
 from hessinit.paper.tables_2_3 import (
@@ -34,11 +34,11 @@ tables = pytest.mark.parametrize("table", BOTH, ids=lambda table: table.name)
 
 def make_setting(
     table: QuadraticFormTable, seeds: int = 3, variant: str = "", data: str = "digits"
-) -> Setting:
-    return Setting(table.name, data, variant or next(iter(table.variants)), tuple(range(seeds)))
+) -> PaperSetting:
+    return PaperSetting(table.name, data, variant or next(iter(table.variants)), tuple(range(seeds)))
 
 
-def run(table: QuadraticFormTable, setting: Setting, case: str) -> Plain:
+def run(table: QuadraticFormTable, setting: PaperSetting, case: str) -> Plain:
     (job,) = [job for job in table.plan(setting) if job.parameters["case"] == case]
     return run_job(Job(job.key, (setting, job.parameters)))["value"]
 
@@ -117,15 +117,6 @@ def test_shares_of_a_hand_made_case() -> None:
     assert (divide(2.0, 3.0), divide(-1.0, 0.0), divide(0.0, 0.0)) == (0.6666667, math.inf, 1.0)
 
 
-@tables
-def test_seeds_are_shared_out_among_jobs_each_once(table: QuadraticFormTable) -> None:
-    jobs = table.plan(make_setting(table, seeds=120))
-    assert len({job.key for job in jobs}) == len(jobs) == 3 * len(CASES)
-    for case in CASES:
-        seeds = [seed for job in jobs if job.parameters["case"] == case for seed in job.parameters["seeds"]]
-        assert seeds == list(range(120))
-
-
 @pytest.mark.parametrize("data", ["paper", "digits"])
 @tables
 def test_the_papers_table_divides_as_the_table_says_and_only_its_own_data_are_judged(
@@ -150,14 +141,4 @@ def test_the_papers_table_divides_as_the_table_says_and_only_its_own_data_are_ju
     assert len(relu) == 2 * 3 * len(table.rows)
     assert all((cell.ours, cell.error, cell.unit, cell.n) == (100, 0, "%", 2) for cell in relu)
     assert ("relative to" in findings.sentences[0]) is (data == "paper")
-    assert "differ by at most 0 of it" in findings.sentences[-2]
-
-
-@tables
-def test_networks_have_the_stated_shapes(table: QuadraticFormTable) -> None:
-    shape = (1, 28, 28) if table.name == "table-2" else (3, 32, 32)
-    model = table.build(next(iter(table.variants)), shape, "tanh")
-    assert [tuple(weight.shape) for weight in model.parameters() if weight.ndim > 1] == {
-        "table-2": [(32, 784), (256, 32), (32, 256), (16, 32), (10, 16)],
-        "table-3": [(32, 3, 3, 3), (32, 32, 3, 3), (120, 32 * 6 * 6), (84, 120), (10, 84)],
-    }[table.name]
+    assert "differ by at most 0 of it" in findings.sentences[-1]

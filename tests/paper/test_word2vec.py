@@ -17,8 +17,8 @@ from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call
 
 from hessinit.paper import word2vec
-from hessinit.paper.experiments import Setting, find_experiment, run_job
-from hessinit.paper.text import Text, Vocabulary
+from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
+from hessinit.paper.text import Corpus, Vocabulary
 from hessinit.paper.word2vec import MODELS, ROWS, Design, SkipGram, draw_batches, read_sweep
 from hessinit.results.result import Plain
 from hessinit.training.workers import Job
@@ -120,12 +120,12 @@ def test_measured_norms_are_those_of_the_dense_hessian(kind: str, std: float) ->
         torch.testing.assert_close(exact[block, block], approximation[block, block], rtol=1e-9, atol=1e-15)
 
 
-def make_text() -> Text:
+def make_text() -> Corpus:
     source = np.random.default_rng(0)
     centres = source.integers(len(COUNTS), size=600)
     contexts = (centres + source.integers(1, 3, size=600)) % len(COUNTS)
     vocabulary = Vocabulary(tuple("abcdef"), COUNTS, sum(COUNTS))
-    return Text(vocabulary, np.stack([centres, contexts], 1).astype(np.int32), "made")
+    return Corpus(vocabulary, np.stack([centres, contexts], 1).astype(np.int32), "made")
 
 
 def batches(kind: str, seed: int = 0, steps: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -172,7 +172,7 @@ def test_training_lowers_the_loss_and_divergence_is_infinite_from_then_on(kind: 
 
 
 @pytest.fixture
-def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperSetting]:
     words = [a + b for a in "bdfgk" for b in ("alo", "ero", "imu", "obe", "uta")]
     chosen = random.Random(0)
     lines = [" ".join(chosen.choices(words, k=8)) + "." for _ in range(200)]
@@ -180,28 +180,17 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting
     small = Design({"softmax": 20, "negative": 25}, (16, 64), (0.025, 0.1), 20)
     monkeypatch.setitem(word2vec.DESIGNS, "wikipedia", small)
     word2vec.read_text.cache_clear()
-    yield Setting("word2vec", "wikipedia", "mean", (0,), str(tmp_path), str(tmp_path / "cache"))
+    yield PaperSetting("word2vec", "wikipedia", "mean", (0,), str(tmp_path), str(tmp_path / "cache"))
     word2vec.read_text.cache_clear()
 
 
-def run(setting: Setting, key: str) -> Plain:
+def run(setting: PaperSetting, key: str) -> Plain:
     job = next(job for job in EXPERIMENT.plan(setting) if job.key == key)
     return run_job(Job(key, (setting, job.parameters)))["value"]
 
 
-def test_plan_and_configuration(setting: Setting, tmp_path: Path) -> None:
-    assert EXPERIMENT.prepare(setting).startswith("wiki.txt (md5 ")
-    assert len(list((tmp_path / "cache").glob("wikipedia-*.npz"))) == 2
-    jobs = EXPERIMENT.plan(setting)
-    assert len({job.key for job in jobs}) == len(jobs) == 2 * 2 * len(ROWS)
-    plain = EXPERIMENT.configure(setting)
-    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert plain["learning rates"] == [2.5, 10.0]
-    assert plain["pairs"] == 2000
-
-
 @models
-def test_jobs_give_the_same_json_every_time(setting: Setting, kind: str) -> None:
+def test_jobs_give_the_same_json_every_time(setting: PaperSetting, kind: str) -> None:
     first, again = (run(setting, f"{kind}-16-hessinit-0") for _ in range(2))
     assert json.loads(json.dumps(first, allow_nan=False)) == first == again
     plain = run(setting, f"{kind}-16-0.03-0")
@@ -213,7 +202,7 @@ def test_jobs_give_the_same_json_every_time(setting: Setting, kind: str) -> None
     assert plain["0.1"]["final"] < plain["0.025"]["final"] < plain["0.1"]["first"]
 
 
-def invented(setting: Setting, loss: Any) -> dict[str, Plain]:
+def invented(setting: PaperSetting, loss: Any) -> dict[str, Plain]:
     """Norms of 4·std² for the network; the final loss is a function of the std."""
     results = {}
     for job in EXPERIMENT.plan(setting):
@@ -238,7 +227,7 @@ def invented(setting: Setting, loss: Any) -> dict[str, Plain]:
         (lambda std: math.sin(50 * std), (0, 0)),
     ],
 )
-def test_findings_of_known_results(setting: Setting, loss: Any, verdicts: tuple[int, int]) -> None:
+def test_findings_of_known_results(setting: PaperSetting, loss: Any, verdicts: tuple[int, int]) -> None:
     results = invented(setting, loss)
     findings = EXPERIMENT.conclude(setting, results)
     support, contradict = verdicts

@@ -169,6 +169,7 @@ def test_several_experiments_come_in_the_order_of_the_paper_with_links_to_each()
     assert overview.columns[-1].cells == ["5 / 6", "5 / 6", "0 / 1", "–"]
     assert list(overview.columns[0].links) == [f"#{section.anchor}" for section in document.sections[1:]]
     assert to_page(several()) == to_page(several()[::-1])
+    assert "Hessians and the training loss (digits, two-hidden) – As printed" in to_text(several(), 120)
 
 
 def test_a_printed_number_counts_once_however_many_variants_aim_at_it():

@@ -360,6 +360,7 @@ def test_a_unit_that_one_example_wakes_is_alive() -> None:
     assert found["0"].dead == 0.5
     batches = [(inputs[:4], torch.ones(4, 1)), (inputs[4:], torch.ones(5, 1))]
     assert diagnosis(model, SQUARED, batches)["0"].dead == 0.5
+    assert diagnosis(model, SQUARED, batches[::-1])["0"].dead == 0.5
     assert diagnosis(model, SQUARED, batches[:1])["0"].dead == 1.0
 
 

@@ -212,12 +212,6 @@ def test_a_line_in_the_middle_that_was_edited_is_named(tmp_path: Path) -> None:
         Tracking.from_json("\n".join(lines) + "\n")
 
 
-def test_an_exception_in_a_with_closes_the_file_and_passes(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="mine"), start(tmp_path / "run.jsonl"):
-        raise KeyError("mine")
-    assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])["line"] == "end"
-
-
 def test_a_long_training_keeps_a_thousand_losses_evenly(tmp_path: Path) -> None:
     tracker = start(tmp_path / "run.jsonl", every=1700, each_layer=False)
     for step in range(1, 5001):
@@ -277,18 +271,6 @@ def test_a_file_that_was_taken_away_is_begun_anew_with_what_follows(tmp_path: Pa
     tracker.step(1.0)
     assert Tracking.load(tmp_path / "run.jsonl").points == tracker.close().points[1:]
     assert [point.step for point in Tracking.load(tmp_path / "moved.jsonl").points] == [0]
-
-
-def test_a_training_that_changes_its_folder_writes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    tracker = start("run.jsonl")
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    tracker.step()
-    assert Tracking.load(tmp_path / "run.jsonl").points == tracker.close().points
-    assert os.listdir(tmp_path / "other") == []
 
 
 def test_an_initialization_and_a_name_travel(tmp_path: Path) -> None:

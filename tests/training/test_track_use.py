@@ -74,20 +74,6 @@ def test_a_batch_that_cannot_be_used_is_refused_at_once(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("who", ["the model's output", "the loss"])
-def test_random_numbers_that_cannot_be_frozen_are_refused(who: str) -> None:
-    class Hidden:
-        source = torch.Generator().manual_seed(0)  # attributes of classes are not looked at
-
-    def noisy(*given: Any) -> torch.Tensor:
-        value = LOSS(*given) if who == "the loss" else given[0](given[1])
-        return value * torch.rand(1, generator=Hidden.source).squeeze()
-
-    given = {"forward": noisy} if who != "the loss" else {}
-    with pytest.raises(ProblemError, match=f"{who} changes from call to call"):
-        track(tiny.network(), noisy if who == "the loss" else LOSS, tiny.batch(), path=None, **given)
-
-
 def test_an_optimizer_of_another_model_is_refused() -> None:
     other = torch.optim.SGD(tiny.network().parameters(), lr=0.1)
     with pytest.raises(ProblemError, match="holds none of the measured weights of this model; build it from"):

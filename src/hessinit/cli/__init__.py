@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hessinit.cli.app import app
-
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
 
 def main() -> None:
@@ -18,11 +13,3 @@ def main() -> None:
     from hessinit.cli.app import run
 
     run()
-
-
-def __getattr__(name: str) -> Any:
-    if name != "app":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hessinit.cli.app import app
-
-    return app

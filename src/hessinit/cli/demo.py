@@ -1,7 +1,8 @@
-"""`hessinit demo`: measure, initialize, track and compare on the embedded digits, with a page and a picture."""
+"""`hessinit demo`: measure, initialize, track and compare on the embedded digits; a page and a picture."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -9,9 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hessinit.cli.failures import failures_explained, interruption_explained, raise_when_interrupted, stop
-from hessinit.cli.options import LARGEST_SEED, check_rate, read_folder
-from hessinit.cli.output import draw, print_result, print_text, progress, write_file
+from hessinit.cli import options
+from hessinit.cli.failures import (
+    WRONG_USAGE,
+    failures_explained,
+    interruption_explained,
+    raise_when_interrupted,
+    stop,
+)
+from hessinit.cli.output import draw, print_result, print_text, progress, write_file, write_page
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,13 +67,15 @@ def problem(seed: int = 0) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]
 
 def demo(
     lr: Annotated[
-        float, typer.Option(callback=check_rate, metavar="X", help="The learning rate of every training.")
+        float,
+        typer.Option(callback=options.check_rate, metavar="X", help="The learning rate of every training."),
     ] = LEARNING_RATE,
     seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, metavar="N", help="Seed of weights and mini-batches.")
+        int,
+        typer.Option(min=0, max=options.LARGEST_SEED, metavar="N", help="Seed of weights and mini-batches."),
     ] = 0,
     folder: Annotated[
-        Path, typer.Option("--folder", parser=read_folder, metavar="DIR", help="Where the files go.")
+        Path, typer.Option("--folder", parser=options.read_folder, metavar="DIR", help="Where the files go.")
     ] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -79,6 +88,8 @@ def demo(
       hessinit demo
       hessinit demo --lr 0.03 --seed 1
       hessinit demo --json --folder results
+
+    Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
     if folder.exists() and not folder.is_dir():
         stop(f"--folder {folder} is not a folder; give another name.")
@@ -94,22 +105,19 @@ def demo(
             folder.mkdir(exist_ok=True)
         except OSError as failure:
             stop(f"--folder {folder} cannot be made: {failure.strerror or failure}.")
-    if as_json:
-        import json
-
-        typer.echo(json.dumps(_to_plain(demonstration), indent=2, allow_nan=False))
-    from hessinit import present
-    from hessinit.results.result import write_text
-
     page, picture = folder / PAGE, folder / PICTURE
-    write_file(page, lambda path: write_text(path, present.to_page(demonstration)))
-    write_file(picture, lambda path: draw(demonstration, path))
+    if as_json:
+        typer.echo(json.dumps(_to_plain(demonstration), indent=2, allow_nan=False))
+    with interruption_explained("not everything was written."):
+        written = [write_file(page, lambda path: write_page(demonstration, path))]
+        written += [write_file(picture, lambda path: draw(demonstration, path))]
+    if not all(written):
+        raise typer.Exit(WRONG_USAGE)
     if not as_json:
         print_text(
             f"\nOpen {page} in a browser, or look at {picture}:\n{page.resolve().as_uri()}\n\n"
-            f"Next: hessinit demo --lr 0.03                  another rate\n"
-            f"Next: hessinit new problem.py                  your own network\n"
-            f"Next: hessinit measure problem.py:problem --html report.html\n\n"
+            "Another learning rate: hessinit demo --lr 0.03\n"
+            "Your own network: hessinit new problem.py\n"
             f"Everything took {time.perf_counter() - started:.0f} s."
         )
 
@@ -141,7 +149,7 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
     with progress(f"Measuring the network on {EXAMPLES} digits …"):
         report = hessinit.measure(theirs, loss, batch, seed=seed)
     say(
-        f"1. Ten dense layers with tanh and PyTorch's default weights, on {EXAMPLES} real handwritten digits. "
+        f"1. Ten dense layers with tanh and PyTorch's default weights, on {EXAMPLES} handwritten digits. "
         "‖H‖ is the curvature of the loss with respect to a layer's weights.\n",
         report,
     )
@@ -153,16 +161,9 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
     for name, model in (("PyTorch", theirs), ("hessinit", ours)):
         with progress(f"Training {name}'s weights: {STEPS} steps …"):
             tracking = train_and_track(
-                model,
-                loss,
-                data,
-                lr=lr,
-                steps=STEPS,
-                examples=EXAMPLES,
-                max_overhead=1.0,
-                seed=seed,
+                model, loss, data, lr=lr, steps=STEPS, examples=EXAMPLES, max_overhead=1.0, seed=seed,
                 name=name,
-            )
+            )  # fmt: skip
         with torch.no_grad():
             right = model(images[TRAINED_ON:]).argmax(dim=1) == labels[TRAINED_ON:]
         runs.append((name, tracking))
@@ -174,8 +175,8 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
     )
     with progress("Five seeds, and two other schemes …"):
         comparison = hessinit.compare(
-            build_network, loss, data, schemes=("default", "glorot", "lsuv", "hessinit"), learning_rates=(lr,),
-            seeds=range(seed, seed + SEEDS), steps=STEPS, workers=1, progress=False,
+            build_network, loss, data, schemes=("default", "glorot", "lsuv", "hessinit"),
+            learning_rates=(lr,), seeds=range(seed, seed + SEEDS), steps=STEPS, workers=1, progress=False,
         )  # fmt: skip
     say("\n4. Five seeds, and two other schemes.\n", comparison)
     return Demonstration(initialization=initialization, runs=runs, comparison=comparison, accuracy=accuracy)

@@ -147,7 +147,7 @@ def interruption_explained(otherwise: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interruption:
-        said = str(interruption).replace("The same call", "The same command")
+        said = str(interruption).replace("The same call", "The same command").replace("folder=", "--folder")
         typer.echo(f"Interrupted: {said or otherwise}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 

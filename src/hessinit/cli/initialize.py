@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from hessinit.cli import options
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, interruption_explained, stop
-from hessinit.cli.options import (
-    AsHtml,
-    AsJson,
-    Device,
-    Layers,
-    Picture,
-    Problem,
-    Save,
-    Seed,
-    Threads,
-    Which,
-    check_rate,
-    given,
-    split,
-)
 from hessinit.cli.output import Output, progress
 from hessinit.cli.problem_file import file_of, find_problem, load_problem, shared_keywords
 
@@ -31,43 +16,17 @@ from hessinit.cli.problem_file import file_of, find_problem, load_problem, share
 SHARED = ("forward", "dropout", "layers", "curvature", "reduction", "check")
 
 
-class Rule(str, Enum):
-    """What --rule can be."""
-
-    NETWORK = "network"
-    LAYERS = "layers"
-
-
-class Scaling(str, Enum):
-    """What --scaling can be."""
-
-    AUTO = "auto"
-    ALL = "all"
-    LAST = "last"
-    SMALL_OUTPUT = "small-output"
-
-
-class SteppedBy(str, Enum):
-    """What --optimizer can be: whose steps the curvature must fit."""
-
-    SGD = "sgd"
-    MOMENTUM = "momentum"
-    NESTEROV = "nesterov"
-    ADAM = "adam"
-    ADAMW = "adamw"
-
-
 def _read_rate(text: str | None) -> str | None:
     if text not in (None, "auto"):
         try:
-            check_rate(float(text or ""))
+            options.check_rate(float(text or ""))
         except ValueError:
             raise typer.BadParameter(f"{text!r} is no number; give a rate such as 0.1, or auto.") from None
     return text
 
 
 def initialize(
-    problem: Problem,
+    problem: options.Problem,
     lr: Annotated[
         str | None,
         typer.Option(
@@ -80,7 +39,7 @@ def initialize(
         float | None, typer.Option(metavar="X", help="The ‖H‖ to aim at, in place of --lr.  [default: 1]")
     ] = None,
     rule: Annotated[
-        Rule | None,
+        Literal["network", "layers"] | None,
         typer.Option(help="The target is for the whole network, or for every layer.  [default: network]"),
     ] = None,
     scheme: Annotated[
@@ -92,23 +51,25 @@ def initialize(
         ),
     ] = None,
     scaling: Annotated[
-        Scaling | None, typer.Option(help="What is scaled to meet the target.  [default: auto]")
+        Literal["auto", "all", "last", "small-output"] | None,
+        typer.Option(help="Which weights are scaled to meet the target.  [default: auto]"),
     ] = None,
     optimizer: Annotated[
-        SteppedBy | None, typer.Option(help="Whose steps the curvature must fit.  [default: sgd]")
+        Literal["sgd", "momentum", "nesterov", "adam", "adamw"] | None,
+        typer.Option(help="Whose steps the curvature must fit.  [default: sgd]"),
     ] = None,
     momentum: Annotated[
         float | None, typer.Option(metavar="X", help="Of momentum and nesterov.  [default: 0.9]")
     ] = None,
-    layers: Layers = None,
-    curvature: Which = None,
+    layers: options.Layers = None,
+    curvature: options.OneCurvature = None,
     tolerance: Annotated[
         float | None,
         typer.Option(metavar="X", help="Relative accuracy of the target.  [default: 0.05]"),
     ] = None,
-    seed: Seed = None,
-    device: Device = None,
-    threads: Threads = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
     weights: Annotated[
         Path | None,
         typer.Option("--weights", metavar="FILE", help="Write the new weights: a .safetensors file."),
@@ -116,10 +77,10 @@ def initialize(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would be written; it needs no --weights.")
     ] = False,
-    as_json: AsJson = False,
-    html: AsHtml = None,
-    save: Save = None,
-    picture: Picture = None,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    save: options.Save = None,
+    picture: options.Picture = None,
 ) -> None:
     """Find weights whose curvature fits your learning rate.
 
@@ -144,14 +105,16 @@ def initialize(
     """
     output = Output(as_json, html, save, picture)
     output.check(reads=file_of(problem), more={"--weights": weights})
+    if momentum is not None and optimizer not in ("momentum", "nesterov"):
+        stop(f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of them.")
     if weights is not None and dry_run:
         stop("--weights and --dry-run contradict each other: a dry run writes no weights. Leave one out.")
     if weights is not None and weights.suffix != ".safetensors":
         stop(f"--weights {weights} must end in .safetensors, such as {weights.stem or 'start'}.safetensors.")
-    options = given(
+    chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
-        scaling=scaling, optimizer=optimizer, momentum=momentum, layers=split(layers, str),
-        curvature=curvature, tolerance=tolerance, seed=seed, dry_run=dry_run or None,
+        scaling=scaling, optimizer=optimizer, momentum=momentum, layers=layers,
+        curvature=curvature, tolerance=tolerance, seed=seed, dry_run=dry_run,
     )  # fmt: skip
     with (
         interruption_explained("the initialization was not finished, and nothing was written."),
@@ -163,7 +126,7 @@ def initialize(
 
             loaded = load_problem(place, seed=seed, device=device, threads=threads)
             keywords = shared_keywords(loaded, SHARED, problem)
-            result = hessinit.initialize_(loaded.model, loaded.loss, loaded.batch, **{**keywords, **options})
+            result = hessinit.initialize_(loaded.model, loaded.loss, loaded.batch, **{**keywords, **chosen})
     output.write(result, also={} if weights is None else {weights: result.save_weights})
     if weights is None:
         how = "Leave out --dry-run and pass" if dry_run else "Pass"

@@ -5,61 +5,48 @@ from __future__ import annotations
 import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from hessinit.cli import options
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, interruption_explained, stop
-from hessinit.cli.options import (
-    AsHtml,
-    AsJson,
-    Curvature,
-    Device,
-    Layers,
-    Picture,
-    Problem,
-    Save,
-    Seed,
-    Threads,
-    Tolerance,
-    check_rate,
-    given,
-    split,
-)
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import did_you_mean_file, file_of, find_problem, load_problem
+from hessinit.cli.problem_file import file_of, find_problem, load_problem, similar_name
 
 if TYPE_CHECKING:
     from hessinit.results.curvature_report import CurvatureReport
 
 
-
 def measure(
-    problem: Problem,
+    problem: options.Problem,
     lr: Annotated[
         float | None,
-        typer.Option(callback=check_rate, metavar="X", help="Also say whether this learning rate is stable."),
+        typer.Option(
+            callback=options.check_rate, metavar="X", help="Also say whether this learning rate is stable."
+        ),
     ] = None,
     curvature: Annotated[
-        Curvature | None, typer.Option(help="Which second derivative.  [default: gauss-newton]")
+        Literal["gauss-newton", "hessian", "both"] | None,
+        typer.Option(help="Which second derivative.  [default: gauss-newton]"),
     ] = None,
-    layers: Layers = None,
-    tolerance: Tolerance = None,
+    layers: options.Layers = None,
+    tolerance: options.Tolerance = None,
     jacobians: Annotated[
         bool, typer.Option("--jacobians", help="Also the Jacobian norms around each layer, and bounds.")
     ] = False,
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Also activations, gradients, dead and saturated units.")
     ] = False,
-    seed: Seed = None,
-    device: Device = None,
-    threads: Threads = None,
-    as_json: AsJson = False,
-    html: AsHtml = None,
-    save: Save = None,
-    picture: Picture = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    save: options.Save = None,
+    picture: options.Picture = None,
 ) -> None:
-    """Measure every layer of your own network; it stays as it was.
+    """Measure the curvature of every layer of your network.
 
     \b
     Examples:
@@ -82,9 +69,9 @@ def measure(
     """
     output = Output(as_json, html, save, picture)
     output.check(reads=file_of(problem))
-    options = given(
-        curvature=curvature, layers=split(layers, str), tolerance=tolerance, seed=seed,
-        jacobians=jacobians or None, diagnostics=diagnostics or None,
+    chosen = options.given(
+        curvature=curvature, layers=layers, tolerance=tolerance, seed=seed, jacobians=jacobians,
+        diagnostics=diagnostics,
     )  # fmt: skip
     with (
         interruption_explained("the measurement was not finished, and nothing was written."),
@@ -96,34 +83,34 @@ def measure(
 
             loaded = load_problem(place, seed=seed, device=device, threads=threads)
             report = hessinit.measure(
-                loaded.model, loaded.loss, loaded.batch, **{**loaded.keywords, **options}
+                loaded.model, loaded.loss, loaded.batch, **{**loaded.keywords, **chosen}
             )
     output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
     if not report.converged:
-        stop(
-            f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.",
-            NOT_CONVERGED,
-        )
+        missed = f"the report marks what did not reach tolerance {report.tolerance:g}."
+        stop(f"Not converged: {missed}", NOT_CONVERGED)
 
 
 def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
-    """lr·‖H‖, whether gradient descent is stable there, and what to do where it is not."""
+    """Return lr·‖H‖, whether gradient descent is stable there, and what to do where it is not."""
     from hessinit.present.words import format_number
 
     advice = report.advice("sgd", lr=lr)
     norm, rate = report.network.norm, format_number(lr)
-    if not report.network_measured or not 0 < norm < math.inf:
+    if not report.network_measured:
+        return f"lr = {rate}: the network's ‖H‖ was not measured, only bounded (network=False)."
+    if not 0 < norm < math.inf:
         return f"lr = {rate}: {advice.stable_reason[0].lower()}{advice.stable_reason[1:]}"
     product = f"lr·‖H‖ = {rate}·{format_number(norm)} = {format_number(lr * norm)}"
     # Along a direction of negative curvature no step is too long.
     curves_down = -report.network.bottom_eigenvalue > report.network.top_eigenvalue
     if lr <= advice.stable_learning_rate:
-        holds = (
-            "a gradient step in these weights lowers the loss"
-            if curves_down
-            else "gradient descent in these weights is stable"
-        )
-        return f"{product}, {'below' if lr < advice.stable_learning_rate else 'at'} 2: {holds} at initialization."
+        place = "below" if lr < advice.stable_learning_rate else "at"
+        if curves_down:
+            return (
+                f"{product}, {place} 2: a gradient step in these weights lowers the loss at initialization."
+            )
+        return f"{product}, {place} 2: gradient descent in these weights is stable at initialization."
     if curves_down:
         return f"{product}, above 2: a gradient step of this length is not guaranteed to lower the loss."
     return (
@@ -139,9 +126,9 @@ def show(
             metavar="FILE", help="What --save, --json, --log or save() wrote.", show_default=False
         ),
     ],
-    as_json: AsJson = False,
-    html: AsHtml = None,
-    picture: Picture = None,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    picture: options.Picture = None,
 ) -> None:
     """Print what another command saved. It needs no torch, and no model.
 
@@ -151,7 +138,7 @@ def show(
       hessinit show report.json --html report.html
       hessinit show comparison.json --picture comparison.pdf
       hessinit show curvature.jsonl --json > curvature.json
-      hessinit show table-4-mnist.json --html table-4.html
+      hessinit show reproduction/table-4-mnist.json
 
     Exit status: 0 done, 2 wrong usage.
     """
@@ -169,8 +156,8 @@ def _load(path: Path) -> Any:
     try:
         return load(path)
     except FileNotFoundError:
-        found = [*path.parent.glob("*.json"), *path.parent.glob("*.jsonl")] if path.parent.is_dir() else []
-        stop(f"{path} does not exist.{did_you_mean_file(path, sorted(found))}")
+        found = (each.name for each in path.parent.glob("*.json*")) if path.parent.is_dir() else ()
+        stop(f"{path} does not exist.{similar_name(path.name, found)}")
     except OSError as failure:
         stop(f"{path} cannot be read: {failure.strerror}.")
     except ValueError as refusal:

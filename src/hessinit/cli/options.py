@@ -2,60 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal
 
 import typer
-
-Item = TypeVar("Item")
 
 LARGEST_SEED = 2**32 - 1  # of numpy; torch would take more
 PROBLEM = "FILE.py:FUNCTION"
 
 
-class Curvature(str, Enum):
-    """What --curvature of a measurement can be."""
-
-    GAUSS_NEWTON = "gauss-newton"
-    HESSIAN = "hessian"
-    BOTH = "both"
-
-
-class OneCurvature(str, Enum):
-    """What --curvature can be where one number is used."""
-
-    GAUSS_NEWTON = "gauss-newton"
-    HESSIAN = "hessian"
-
-
-class TrainedBy(str, Enum):
-    """What --optimizer of a training can be."""
-
-    SGD = "sgd"
-    MOMENTUM = "momentum"
-    ADAM = "adam"
-
-
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given, enums as their values.
+    """Return the options that were given: the library has the defaults of the others.
 
-    >>> given(steps=10, layers=None, curvature=Curvature.BOTH)
-    {'steps': 10, 'curvature': 'both'}
+    >>> given(steps=10, layers=None, jacobians=False)
+    {'steps': 10}
     """
-    return {
-        name: value.value if isinstance(value, Enum) else value
-        for name, value in options.items()
-        if value is not None
-    }
+    return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
-def split(values: list[str] | None, read: Callable[[str], Item]) -> list[Item] | None:
-    """The items of a list option: separated by commas, given once or several times; None without any."""
-    items = [item.strip() for value in values or () for item in value.split(",")]
+def read_names(values: list[str] | None) -> list[str] | None:
+    """Return the items of a list option: separated by commas, given once or several times.
+
+    >>> read_names(["fc1, fc2", "head"])
+    ['fc1', 'fc2', 'head']
+    """
+    return [item.strip() for value in values or () for item in value.split(",")] or None
+
+
+def read_numbers(values: list[str] | None) -> list[float] | None:
+    """Return the items of a list option as numbers."""
+    items = read_names(values) or []
     try:
-        return [read(item) for item in items] or None
+        return [float(item) for item in items] or None
     except ValueError:
         raise typer.BadParameter(f"{','.join(items)!r} must be numbers separated by commas.") from None
 
@@ -68,7 +46,7 @@ def check_rate(lr: float | None) -> float | None:
 
 
 def read_folder(text: str) -> Path:
-    """A folder's name; an empty one, as of a variable that is not set, would be the working folder."""
+    """Return a folder's name; an empty one, as of a variable that is not set, would be the working folder."""
     if not text:
         raise typer.BadParameter("it is empty; give a folder, such as results, or . for this one.")
     return Path(text)
@@ -89,20 +67,31 @@ def _problem(returns: str) -> Any:
     )
 
 
+def names_option(help: str) -> Any:
+    """Return a list option of names."""
+    return typer.Option(callback=read_names, metavar="NAMES", help=help)
+
+
+def numbers_option(help: str) -> Any:
+    """Return a list option of numbers."""
+    return typer.Option(callback=read_numbers, metavar="X,…", help=help)
+
+
 # The problem.
 Problem = Annotated[str, _problem("model, loss, batch.")]
 TrainedProblem = Annotated[
     str, _problem("model, loss, data: (inputs, targets) with all examples, or a list of batches.")
 ]
 Layers = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAMES", help="Layers by name or pattern, as fc1,'conv*'; '**' adds biases."),
+    list[str] | None, names_option("Layers by name or pattern, as fc1,'conv*'; '**' adds biases.")
 ]
 Tolerance = Annotated[
     float | None,
-    typer.Option(
-        callback=_check_tolerance, metavar="X", help="Relative accuracy of the norms.  [default: 0.001]"
-    ),
+    typer.Option(callback=_check_tolerance, metavar="X", help="Relative accuracy.  [default: 0.001]"),
+]
+OneCurvature = Annotated[
+    Literal["gauss-newton", "hessian"] | None,
+    typer.Option(help="Which second derivative.  [default: gauss-newton]"),
 ]
 
 # How it is computed.
@@ -115,22 +104,15 @@ Seed = Annotated[
         help="Seeds random, numpy and torch before the file is run.  [default: 0]",
     ),
 ]
-Device = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="Where to compute: cpu, cuda, cuda:1 …")
-]
+Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Where to compute: cpu, cuda, cuda:1 …")]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="How many CPU threads torch may use.")]
-Which = Annotated[OneCurvature | None, typer.Option(help="Which second derivative.  [default: gauss-newton]")]
 
 # What is printed and written.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
-AsHtml = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Also write the result as a web page.")
-]
-Save = Annotated[
-    Path | None, typer.Option("--save", metavar="FILE", help="Also save everything, for `hessinit show`.")
-]
+AsHtml = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result as a web page.")]
+Save = Annotated[Path | None, typer.Option(metavar="FILE", help="Also save everything, for `hessinit show`.")]
 Picture = Annotated[
-    Path | None, typer.Option("--picture", metavar="FILE", help="Also draw it: a .png, .pdf or .svg file.")
+    Path | None, typer.Option(metavar="FILE", help="Also draw it: a .png, .pdf or .svg file.")
 ]
 
 # Training.
@@ -142,7 +124,8 @@ BatchSize = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Examples in a mini-batch.  [default: 64]")
 ]
 Optimizer = Annotated[
-    TrainedBy | None, typer.Option(help="Plain SGD, with momentum 0.9, or Adam.  [default: sgd]")
+    Literal["sgd", "momentum", "adam"] | None,
+    typer.Option(help="Plain SGD, with momentum 0.9, or Adam.  [default: sgd]"),
 ]
 Warmup = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Steps over which the learning rate rises linearly.")
@@ -151,9 +134,7 @@ WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not m
 Folder = Annotated[
     Path | None,
     typer.Option(
-        parser=read_folder,
-        metavar="DIR",
-        help="Keep every finished run there; the same command goes on from them.",
+        parser=read_folder, metavar="DIR", help="Keep finished runs there; the same command continues."
     ),
 ]
 Workers = Annotated[

@@ -84,7 +84,7 @@ class Output:
             files[self.save] = result.save
         files.update(also or {})
         if self.html is not None:
-            files[self.html] = lambda path: _write_page(result, path)
+            files[self.html] = lambda path: write_page(result, path)
         if self.picture is not None:
             files[self.picture] = lambda path: draw(result, path)
         with interruption_explained("not everything was written."):
@@ -102,9 +102,10 @@ class Output:
             if after is not None:
                 typer.echo(after, err=True)
         else:
-            for one in (before, result):
-                if one is not None:
-                    print_result(one)
+            if before is not None:
+                print_result(before)
+                sys.stdout.write("\n")
+            print_result(result)
             if after is not None:
                 print_text(after)
         sys.stdout.flush()
@@ -117,7 +118,8 @@ def print_result(result: Any) -> None:
     from hessinit.present.terminal import render_text
 
     document = result if isinstance(result, Document) else describe(result)
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    color = sys.stdout.isatty() and not plain
     sys.stdout.write(render_text(document, color=color) + "\n")
 
 
@@ -147,7 +149,7 @@ def write_file(path: Path, write: Write) -> bool:
 
 
 def draw(result: Any, path: Path) -> None:
-    """Write the result's first chart (of a comparison, all that its figure has) into a picture file."""
+    """Write the result's figure into a picture file."""
     import matplotlib
 
     matplotlib.use("Agg")  # into a file: no window
@@ -168,7 +170,8 @@ def _to_json(result: Any) -> str:
     return json.dumps([one.to_dict() for one in result], allow_nan=False) + "\n"
 
 
-def _write_page(result: Any, path: Path) -> None:
+def write_page(result: Any, path: Path) -> None:
+    """Write the result's web page."""
     from hessinit import present
     from hessinit.results.result import write_text
 

@@ -13,7 +13,7 @@ import pickle
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -26,8 +26,8 @@ from hessinit.cli.failures import UserCodeError, raise_when_interrupted, stop
 from hessinit.errors import ProblemError, did_you_mean
 
 EXAMPLE = "net.py:problem"
-USUAL_NAME = "problem.py"
-SIMILAR = 0.65  # of 0 to 1; two letters exchanged in a word of six leave 0.83
+USUAL_NAME = Path("problem.py")
+SIMILAR = 0.8  # of 0 to 1; two letters exchanged in a word of six leave 0.83
 
 STARTER = '''\
 """A problem for hessinit: a model, its loss, and data. It runs as it is; put your own in.
@@ -87,9 +87,7 @@ def problem():
 
 
 def new(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Its name, which ends in .py.")] = Path(
-        USUAL_NAME
-    ),
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Its name, which ends in .py.")] = USUAL_NAME,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file of that name.")] = False,
 ) -> None:
     """Write a commented file that runs, to put your network in.
@@ -107,7 +105,7 @@ def new(
     if path.is_dir():
         stop(f"{path} is a folder; give the name of a file in it, such as {path / USUAL_NAME}.")
     if path.suffix != ".py" or path.name == ".py":
-        stop(f"{path} must be a name that ends in .py, such as {path.with_name(USUAL_NAME)}.")
+        stop(f"{path} must be a name that ends in .py, such as {path.parent / USUAL_NAME}.")
     if path.stem in sys.stdlib_module_names or path.stem in ("torch", "numpy", "hessinit"):
         stop(
             f"{path} would hide the module {path.stem!r} from Python; choose another name, such as "
@@ -148,14 +146,14 @@ class LoadedProblem:
 
 
 def find_problem(text: str) -> Place:
-    """Read `file.py:function`; a file that does not exist is refused before anything is imported.
+    """Return the place `file.py:function`; a missing file is refused before anything is imported.
 
     >>> find_problem("package.module:problem")
     Place(source='package.module', function='problem', is_file=False)
     """
     source, colon, function = text.rpartition(":")
-    is_file = source.endswith(".py") or os.sep in source or "/" in source
-    if not colon or os.sep in function or "/" in function:  # C:\net.py has a colon, but names no function
+    is_file = _is_file_name(source)
+    if not colon or _is_file_name(function):  # C:\net.py has a colon, but names no function
         way = f"{text}:problem" if text.endswith(".py") else EXAMPLE
         raise ProblemError(f"{text!r} names no function; write it after a colon, such as {way}.")
     if not function.isidentifier() or not (is_file or all(map(str.isidentifier, source.split(".")))):
@@ -168,12 +166,16 @@ def find_problem(text: str) -> Place:
 
 
 def file_of(text: str) -> Path | None:
-    """The file that holds the problem `file.py:function`, or a module of the working folder."""
+    """Return the file that holds the problem `file.py:function`, or a module of the working folder."""
     source = text.rpartition(":")[0]
-    if not source or source.endswith(".py") or "/" in source or os.sep in source:
+    if not source or _is_file_name(source):
         return Path(source) if source else None
     place = Path(*source.split("."))
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+def _is_file_name(source: str) -> bool:
+    return source.endswith(".py") or "/" in source or os.sep in source
 
 
 def _check_file(path: Path) -> None:
@@ -185,26 +187,21 @@ def _check_file(path: Path) -> None:
         raise ProblemError(f"{path} is not a Python file; its name must end in .py, as in {EXAMPLE}.")
     if not path.parent.is_dir():
         raise ProblemError(f"{path} does not exist, nor does the folder {path.parent}.")
-    similar = did_you_mean_file(path, sorted(path.parent.glob("*.py")))
+    similar = similar_name(path.name, (each.name for each in path.parent.glob("*.py")))
     raise ProblemError(f"{path} does not exist (looked in {path.parent.resolve()}).{similar}")
 
 
-def did_you_mean_file(path: Path, files: list[Path]) -> str:
-    """The file whose name is most similar; its ending does not count.
+def similar_name(name: str, choices: Iterable[str]) -> str:
+    """Return a sentence that offers the name most similar to a mistyped one, or nothing.
 
-    >>> did_you_mean_file(Path("nett.py"), [Path("net.py"), Path("syn.py")])
-    " Did you mean 'net.py'?"
-    >>> did_you_mean_file(Path("no.py"), [Path("net.py"), Path("syn.py")])
-    ''
+    >>> similar_name("nett.py", ["net.py", "syn.py"]), similar_name("no.py", ["net.py", "syn.py"])
+    (" Did you mean 'net.py'?", '')
     """
-    return did_you_mean(path.name, [each.name for each in files if _is_similar(path.stem, each.stem)])
+    near = difflib.get_close_matches(name, list(choices), n=1, cutoff=SIMILAR)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def _is_similar(one: str, other: str) -> bool:
-    return difflib.SequenceMatcher(None, one, other).ratio() >= SIMILAR
-
-
-# Loading ---------------------------------------------------------------------------------------------------
+# Loading
 
 
 def load_problem(place: Place, *, seed: int | None, device: str | None, threads: int | None) -> LoadedProblem:
@@ -259,13 +256,19 @@ def _load_function(place: Place) -> Callable[[], Any]:
 
 
 def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
-    try:
+    with _user_code(f"{place.function}() of {place.source}"):
         result = function()
+    return _check_result(result, place)
+
+
+@contextlib.contextmanager
+def _user_code(doing: str) -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt:
         raise
     except BaseException as failure:
-        raise UserCodeError(f"{place.function}() of {place.source}") from failure
-    return _check_result(result, place)
+        raise UserCodeError(doing) from failure
 
 
 def _run_file(path: Path) -> ModuleType:
@@ -280,12 +283,11 @@ def _run_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except BaseException as failure:
+        with _user_code(f"running {path.name}"):
+            spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        if isinstance(failure, KeyboardInterrupt):
-            raise
-        raise UserCodeError(f"running {path.name}") from failure
+        raise
     return module
 
 
@@ -303,20 +305,18 @@ def _is_name_taken(path: Path) -> bool:
 def _import_module(name: str) -> ModuleType:
     _put_on_path(os.getcwd())
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as failure:
+        with _user_code(f"importing {name}"):
+            return importlib.import_module(name)
+    except UserCodeError as failure:
+        missing = failure.__cause__.name if isinstance(failure.__cause__, ModuleNotFoundError) else None
         # A missing import inside the module is the user's to see; a missing module is a wrong name.
-        if failure.name is None or not f"{name}.".startswith(f"{failure.name}."):
-            raise UserCodeError(f"importing {name}") from failure
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
+            raise
         file = Path(*name.split(".")).with_suffix(".py")
         hint = f" For the file, write {file}:function." if file.is_file() else ""
         raise ProblemError(
-            f"there is no module {failure.name!r}, neither installed nor in {os.getcwd()}.{hint}"
+            f"there is no module {missing!r}, neither installed nor in {os.getcwd()}.{hint}"
         ) from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as failure:
-        raise UserCodeError(f"importing {name}") from failure
 
 
 def _put_on_path(folder: str, *, first: bool = True) -> None:
@@ -329,51 +329,50 @@ def _find_function(module: ModuleType, place: Place) -> Callable[[], Any]:
 
     if not hasattr(module, place.function):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        offered = did_you_mean(place.function, [name for name in names if _is_similar(place.function, name)])
-        if not offered:
-            own = [name for name in names if vars(module)[name].__module__ == module.__name__]
-            offered = (
-                f" Its functions are {', '.join(own or names)}." if names else " It defines no function."
-            )
-        raise ProblemError(f"{place.source} has no {place.function!r}.{offered}")
+        own = [name for name in names if vars(module)[name].__module__ == module.__name__]
+        similar = similar_name(place.function, names)
+        listed = f" Its functions are {', '.join(own or names)}." if names else " It defines no function."
+        raise ProblemError(f"{place.source} has no {place.function!r}.{similar or listed}")
     function: Any = getattr(module, place.function)
     if not callable(function) or isinstance(function, nn.Module):
         raise ProblemError(
             f"{place.source}:{place.function} is {_name_type(function)}; "
             "it must be a function that returns model, loss, batch."
         )
-    with contextlib.suppress(ValueError):  # some built-in callables have no signature
+    try:
         signature = inspect.signature(function)
-        try:
-            signature.bind()
-        except TypeError:
-            raise ProblemError(
-                f"{place.function}{signature} of {place.source} needs arguments, and is called without any; "
-                "give them defaults."
-            ) from None
+    except ValueError:  # some built-in callables have none
+        return function
+    try:
+        signature.bind()
+    except TypeError:
+        raise ProblemError(
+            f"{place.function}{signature} of {place.source} needs arguments, and is called without any; "
+            "give them defaults."
+        ) from None
     return function
 
 
 def _check_result(result: Any, place: Place) -> LoadedProblem:
-    rule = "it must return model, loss, batch, and may add a dict of keyword arguments for hessinit.measure"
-    who = f"{place.function}() of {place.source}"
-    if not isinstance(result, (tuple, list)):
-        raise ProblemError(f"{who} returned {'None' if result is None else _name_type(result)}; {rule}.")
-    if len(result) not in (3, 4):
-        kinds = ", ".join(type(value).__name__ for value in result)
-        raise ProblemError(f"{who} returned {len(result)} values ({kinds}); {rule}.")
-    keywords = result[3] if len(result) == 4 else {}
-    if not isinstance(keywords, dict):
-        raise ProblemError(f"{who} returned {_name_type(keywords)} as its fourth value; {rule}.")
     import hessinit
 
+    rule = "it must return model, loss, batch, and may add a dict of keyword arguments for hessinit.measure"
+    who = f"{place.function}() of {place.source} returned"
+    if not isinstance(result, (tuple, list)):
+        raise ProblemError(f"{who} {'None' if result is None else _name_type(result)}; {rule}.")
+    if len(result) not in (3, 4):
+        kinds = ", ".join(type(value).__name__ for value in result)
+        raise ProblemError(f"{who} {len(result)} values ({kinds}); {rule}.")
+    keywords = result[3] if len(result) == 4 else {}
+    if not isinstance(keywords, dict):
+        raise ProblemError(f"{who} {_name_type(keywords)} as its fourth value; {rule}.")
     parameters = inspect.signature(hessinit.measure).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in keywords:
         if name not in known:
             raise ProblemError(
-                f"{who} returned the keyword argument {name!r}, which hessinit.measure does not have; "
-                f"choose from {', '.join(known)}.{did_you_mean(str(name), known)}"
+                f"{who} the keyword argument {name!r}, which hessinit.measure does not have; choose from "
+                f"{', '.join(known)}.{did_you_mean(str(name), known)}"
             )
     model, loss, batch = result[:3]
     return LoadedProblem(model, loss, batch, dict(keywords))
@@ -384,15 +383,14 @@ def _name_type(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
 
 
-# A problem that worker processes can load again --------------------------------------------------------------
+# A problem that worker processes can load again
 
 
 @dataclass(frozen=True)
 class PartOf:
     """A part of a problem that can be pickled: each process loads the problem again by its place.
 
-    Called, a "model" is built anew by calling the problem's function; "loss" and "forward" are those of one
-    call.
+    A "model", called, is built anew by the problem's function; "loss" and "forward" are those of one call.
     """
 
     place: Place
@@ -420,38 +418,39 @@ def load_rebuildable(place: Place) -> LoadedProblem:
 
 
 def _travels(loss: Any) -> bool:
-    """A loss that is a module is copied and moved to the device, so it is sent itself where that is possible."""
+    """Whether the loss itself can be sent: a loss that is a module is copied and moved to the device."""
     from torch import nn
 
     if not isinstance(loss, nn.Module) or type(loss).__module__.startswith("_hessinit_"):
         return False
     try:
-        pickle.dumps(loss)
+        return bool(pickle.dumps(loss))
     except Exception:  # pickle raises what it likes
         return False
-    return True
 
 
 @cache
 def _function(place: Place) -> Callable[[], Any]:
-    """The function of that place; its file is run once in a process, from the same random state in each."""
-    from hessinit.problem.preserve import untouched_random_state
-
-    with untouched_random_state():
-        _seed(0)
+    """Return the function of that place; its file is run once in a process, always from the same seed."""
+    with _seeded():
         return _load_function(place)
 
 
 @cache
 def _load_once(place: Place) -> LoadedProblem:
+    with _seeded():
+        return _call_silently(place)
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
     from hessinit.problem.preserve import untouched_random_state
 
     with untouched_random_state():
         _seed(0)
-        return _call_silently(place)
+        yield
 
 
 def _call_silently(place: Place) -> LoadedProblem:
-    """What the function prints was shown at its first call."""
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()):  # what it prints was shown at the first call
         return _call(_function(place), place)

@@ -4,42 +4,19 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hessinit.cli import options
 from hessinit.cli.failures import (
     INTERRUPTED,
     failures_explained,
     interruption_explained,
     raise_when_interrupted,
     stop,
-)
-from hessinit.cli.options import (
-    AsHtml,
-    AsJson,
-    BatchSize,
-    Device,
-    Folder,
-    Layers,
-    Optimizer,
-    Picture,
-    Save,
-    Seed,
-    Seeds,
-    Steps,
-    Threads,
-    TrainedProblem,
-    Warmup,
-    Which,
-    WithoutCurvature,
-    Workers,
-    check_rate,
-    given,
-    split,
 )
 from hessinit.cli.output import Output, progress, stdout_for_results
 from hessinit.cli.problem_file import (
@@ -61,32 +38,31 @@ SHARED = ("forward", "layers", "curvature", "reduction", "check")
 
 
 def compare(
-    problem: TrainedProblem,
+    problem: options.TrainedProblem,
     schemes: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Separated by commas: default (the weights as they come), a scheme such as he or lsuv, or "
-            "hessinit; NAME+warmup adds a warmup.  [default: default,he,glorot,orthogonal,lsuv,hessinit]",
+        options.names_option(
+            "default (the weights as they come), a scheme such as he or lsuv, or hessinit; NAME+warmup adds "
+            "a warmup.  [default: default,he,glorot,orthogonal,lsuv,hessinit]"
         ),
     ] = None,
     learning_rates: Annotated[
         list[str] | None,
-        typer.Option(metavar="X,…", help="Separated by commas.  [default: 0.003,0.01,0.03,0.1,0.3]"),
+        options.numbers_option("The learning rates.  [default: 0.003,0.01,0.03,0.1,0.3]"),
     ] = None,
-    seeds: Seeds = None,
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    optimizer: Optimizer = None,
-    warmup: Warmup = None,
-    no_curvature: WithoutCurvature = False,
-    folder: Folder = None,
-    workers: Workers = None,
-    device: Device = None,
-    as_json: AsJson = False,
-    html: AsHtml = None,
-    save: Save = None,
-    picture: Picture = None,
+    seeds: options.Seeds = None,
+    steps: options.Steps = None,
+    batch_size: options.BatchSize = None,
+    optimizer: options.Optimizer = None,
+    warmup: options.Warmup = None,
+    no_curvature: options.WithoutCurvature = False,
+    folder: options.Folder = None,
+    workers: options.Workers = None,
+    device: options.Device = None,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    save: options.Save = None,
+    picture: options.Picture = None,
 ) -> None:
     """Train briefly from several initializations, and see which is best.
 
@@ -99,57 +75,45 @@ def compare(
       hessinit compare net.py:problem --folder runs --html comparison.html
       hessinit compare net.py:problem --steps 1000 --picture comparison.png
 
-    \b
-    where net.py holds, for example:
-      def problem():
-          model = nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 3))
-          data = torch.randn(1000, 20), torch.randint(3, (1000,))
-          return model, nn.CrossEntropyLoss(), data
-
-    With --folder an interrupted comparison goes on where it was, and further schemes, rates and seeds are
-    added to those there.
+    With --folder an interrupted comparison continues where it stopped, and further schemes, learning rates
+    and seeds are added to those in the folder.
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
     _run_grid(
-        "compare", problem, Output(as_json, html, save, picture), schemes=split(schemes, str),
-        learning_rates=split(learning_rates, float), seeds=seeds, steps=steps, batch_size=batch_size,
-        optimizer=optimizer, warmup=warmup, curvature_at_start=False if no_curvature else None,
-        folder=folder, workers=workers, device=device,
+        "compare", problem, Output(as_json, html, save, picture), no_curvature, schemes=schemes,
+        learning_rates=learning_rates, seeds=seeds, steps=steps, batch_size=batch_size, optimizer=optimizer,
+        warmup=warmup, folder=folder, workers=workers, device=device,
     )  # fmt: skip
 
 
 def sweep(
-    problem: TrainedProblem,
+    problem: options.TrainedProblem,
     stds: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="X,…",
-            help="Standard deviations of the weights, separated by commas.  "
-            "[default: 1,0.5,0.1,0.075,0.05,0.005]",
-        ),
+        options.numbers_option("Standard deviations of the weights.  [default: 1,0.5,0.1,0.075,0.05,0.005]"),
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(callback=check_rate, metavar="X", help="The learning rate.  [default: 0.01]"),
+        typer.Option(callback=options.check_rate, metavar="X", help="The learning rate.  [default: 0.01]"),
     ] = None,
     layers: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAMES", help="Draw only these weights: names or patterns, as fc1,'conv*'."),
+        options.names_option("Draw only these weights: names or patterns, as fc1,'conv*'."),
     ] = None,
-    seeds: Seeds = None,
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    optimizer: Optimizer = None,
-    warmup: Warmup = None,
-    no_curvature: WithoutCurvature = False,
-    folder: Folder = None,
-    workers: Workers = None,
-    device: Device = None,
-    as_json: AsJson = False,
-    html: AsHtml = None,
-    save: Save = None,
-    picture: Picture = None,
+    seeds: options.Seeds = None,
+    steps: options.Steps = None,
+    batch_size: options.BatchSize = None,
+    optimizer: options.Optimizer = None,
+    warmup: options.Warmup = None,
+    no_curvature: options.WithoutCurvature = False,
+    folder: options.Folder = None,
+    workers: options.Workers = None,
+    device: options.Device = None,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    save: options.Save = None,
+    picture: options.Picture = None,
 ) -> None:
     """Draw weights of several sizes; see ‖H‖ and the loss of each.
 
@@ -161,20 +125,20 @@ def sweep(
       hessinit sweep net.py:problem --stds 0.1,0.05 --learning-rate 0.1
       hessinit sweep net.py:problem --layers 'conv*' --picture sweep.png
 
-    The function is as for hessinit compare.
-
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
     _run_grid(
-        "sweep", problem, Output(as_json, html, save, picture), stds=split(stds, float),
-        learning_rate=learning_rate, layers=split(layers, str), seeds=seeds, steps=steps,
-        batch_size=batch_size, optimizer=optimizer, warmup=warmup,
-        curvature_at_start=False if no_curvature else None, folder=folder, workers=workers, device=device,
+        "sweep", problem, Output(as_json, html, save, picture), no_curvature, stds=stds,
+        learning_rate=learning_rate, layers=layers, seeds=seeds, steps=steps, batch_size=batch_size,
+        optimizer=optimizer, warmup=warmup, folder=folder, workers=workers, device=device,
     )  # fmt: skip
 
 
-def _run_grid(verb: str, problem: str, output: Output, **options: Any) -> None:
+def _run_grid(verb: str, problem: str, output: Output, no_curvature: bool, **chosen: Any) -> None:
     output.check(reads=file_of(problem))
+    chosen = options.given(**chosen)
+    if no_curvature:
+        chosen["curvature_at_start"] = False
     with (
         interruption_explained("stopped before the first run."),
         failures_explained(f"comparing initializations of {problem}"),
@@ -188,22 +152,23 @@ def _run_grid(verb: str, problem: str, output: Output, **options: Any) -> None:
             loaded = load_rebuildable(place)
         keywords = shared_keywords(loaded, ["forward"], problem)
         with stdout_for_results():
-            comparison = run(loaded.model, loaded.loss, loaded.batch, **keywords, **given(**options))
+            comparison = run(loaded.model, loaded.loss, loaded.batch, **keywords, **chosen)
     output.write(comparison)
 
 
 def track(
-    problem: TrainedProblem,
+    problem: options.TrainedProblem,
     lr: Annotated[
-        float, typer.Option(callback=check_rate, metavar="X", help="The learning rate.", show_default=False)
+        float,
+        typer.Option(callback=options.check_rate, metavar="X", help="The learning rate.", show_default=False),
     ],
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps.")] = 200,
     every: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Measure every so many steps.  [default: 10]")
     ] = None,
-    optimizer: Optimizer = None,
-    batch_size: BatchSize = None,
-    warmup: Warmup = None,
+    optimizer: options.Optimizer = None,
+    batch_size: options.BatchSize = None,
+    warmup: options.Warmup = None,
     initialize: Annotated[
         bool, typer.Option("--initialize", help="First give it weights whose curvature fits the rate.")
     ] = False,
@@ -220,15 +185,15 @@ def track(
         Path | None,
         typer.Option("--log", metavar="FILE", help="Write every point there at once, as a line of JSON."),
     ] = None,
-    layers: Layers = None,
-    curvature: Which = None,
-    seed: Seed = None,
-    device: Device = None,
-    threads: Threads = None,
-    as_json: AsJson = False,
-    html: AsHtml = None,
-    save: Save = None,
-    picture: Picture = None,
+    layers: options.Layers = None,
+    curvature: options.OneCurvature = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    save: options.Save = None,
+    picture: options.Picture = None,
 ) -> None:
     """Train for a while, and track ‖H‖ and the stability limit.
 
@@ -242,7 +207,7 @@ def track(
       hessinit track net.py:problem --lr 0.01 --optimizer adam --steps 1000 --every 50
       hessinit track net.py:problem --lr 0.1 --each-layer --log curvature.jsonl
 
-    The function is as for hessinit compare. In a training loop of your own, use hessinit.track.
+    In a training loop of your own, use hessinit.track.
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
@@ -250,29 +215,27 @@ def track(
     output.check(reads=file_of(problem), more={"--log": log})
     if log is not None and log.exists():
         stop(f"--log {log} exists and was left as it is; give another name, or remove it first.")
-    options = given(
+    chosen = options.given(
         lr=lr, steps=steps, every=every, optimizer=optimizer, batch_size=batch_size, warmup=warmup,
-        each_layer=each_layer or None, max_overhead=max_overhead, layers=split(layers, str),
-        curvature=curvature, seed=seed, name=problem,
+        each_layer=each_layer, max_overhead=max_overhead, layers=layers, curvature=curvature, seed=seed,
+        name=problem,
     )  # fmt: skip
     initialization: Initialization | None = None
     interrupted = False
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
+    with tempfile.TemporaryDirectory() as folder:
         path = log or Path(folder, "curvature.jsonl")
         try:
             with failures_explained(f"tracking {problem}"):
                 place = find_problem(problem)
                 with progress(f"Loading {problem} …"):
                     import hessinit
-                    import hessinit.training.train_and_track
 
                     loaded = load_problem(place, seed=seed, device=device, threads=threads)
-                    options = {**shared_keywords(loaded, SHARED, problem), **options}
+                    chosen = {**shared_keywords(loaded, SHARED, problem), **chosen}
                     data = loaded.batch
                     if initialize:
-                        initialization, data = _initialize(loaded, options)
-                tracking = _train(loaded, data, path, options)
+                        initialization, data = _initialize(loaded, chosen)
+                tracking = _train(loaded, data, path, chosen)
         except KeyboardInterrupt:
             interrupted = True
             if not path.exists():
@@ -283,41 +246,39 @@ def track(
     if log is not None:
         typer.echo(f"Wrote {log}.", err=True)
     if interrupted:
-        done = max((point.step for point in tracking.points), default=0)
-        done = max([done, *(step for step, _ in tracking.losses[-1:])])
-        typer.echo(f"Interrupted: stopped after {done} of {steps} steps.", err=True)
-        raise typer.Exit(INTERRUPTED)
+        done = max([0, *(point.step for point in tracking.points), *(step for step, _ in tracking.losses)])
+        stop(f"Interrupted: stopped after {done} of {steps} steps.", INTERRUPTED)
 
 
-def _initialize(loaded: LoadedProblem, options: dict[str, Any]) -> tuple[Initialization, Any]:
-    """Write the weights; the data are returned, for an iterator gives them only once."""
+def _initialize(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[Initialization, Any]:
+    """Write the weights, and return the data as well: an iterator gives them only once."""
     import hessinit
     from hessinit.training.data import read_data
 
-    read = read_data(loaded.batch, options.get("batch_size", 1), options["steps"])
+    read = read_data(loaded.batch, chosen.get("batch_size", 1), chosen["steps"])
     pairs = [(part.inputs, part.targets) for part in read.parts]
     # On the examples whose curvature is tracked, so that the table begins with the ‖H‖ that was met.
-    tracked = [(part.inputs, part.targets) for part in read.tracked_batches(TRACKED, options.get("seed", 0))]
+    tracked = [(part.inputs, part.targets) for part in read.tracked_batches(TRACKED, chosen.get("seed", 0))]
     shared = ("lr", "optimizer", "layers", "curvature", "forward", "reduction", "check", "seed")
     result = hessinit.initialize_(
         loaded.model,
         loaded.loss,
         tracked[0] if len(tracked) == 1 else tracked,
-        **{name: options[name] for name in shared if name in options},
+        **{name: chosen[name] for name in shared if name in chosen},
     )
     return result, pairs if read.ready else pairs[0]
 
 
-def _train(loaded: LoadedProblem, data: Any, path: Path, options: dict[str, Any]) -> Tracking:
+def _train(loaded: LoadedProblem, data: Any, path: Path, chosen: dict[str, Any]) -> Tracking:
     from hessinit.present.words import format_number
     from hessinit.training.train_and_track import train_and_track
     from hessinit.training.workers import progress_bar
 
     with (
         stdout_for_results(),
-        progress_bar("Training", options["steps"], 0, sys.stderr.isatty()) as advance,
+        progress_bar("Training", chosen["steps"], 0, sys.stderr.isatty()) as advance,
     ):
         return train_and_track(
-            loaded.model, loaded.loss, data, path=path, examples=TRACKED, **options,
+            loaded.model, loaded.loss, data, path=path, examples=TRACKED, **chosen,
             progress=lambda step, loss: advance(f"step {step}: loss {format_number(loss)}", 1),
         )  # fmt: skip

@@ -144,10 +144,9 @@ def measure_adam(
     decays that differ. Costs a few gradients and about ten products with the curvature.
     """
     operator = engine.operator(list(evaluations[0].problem.leaves))
-    moments = measure_moments(evaluations)
-    gradient, square = moments.gradient, moments.second
+    gradient, square, is_split = gradient_moments(evaluations)
     notes = []
-    if moments.noise is None:
+    if not is_split:
         notes.append("The batch could not be split, so P is the size of this one gradient.")
     if rule.weight_decay and not rule.decoupled:
         # Where the decay alone moves a weight, P shrinks with the weight: there is no fixed P.
@@ -186,26 +185,14 @@ def _best_step(slope: float, bend: float) -> float:
     return slope / bend if bend > 0 else math.inf
 
 
-@dataclass(frozen=True)
-class GradientMoments:
-    """The gradient and its mean square over mini-batches, flat; `noise` is None if no batch can be split."""
+def gradient_moments(evaluations: Sequence[Evaluation]) -> tuple[Tensor, Tensor, bool]:
+    """The gradient, its mean square over mini-batches, both flat, and whether the batches could be split.
 
-    gradient: Tensor
-    mean_square: Tensor
-    noise: Tensor | None
-
-    @property
-    def second(self) -> Tensor:
-        """`E g²` over mini-batches of the size given, never below their noise.
-
-        The square of a single gradient is right on average, but close to 0 in some of many weights by chance,
-        and these few would dominate P^-½ H P^-½: on digits its norm came out 4 to 75 times too large.
-        """
-        return self.mean_square if self.noise is None else torch.maximum(self.mean_square, self.noise)
-
-
-def measure_moments(evaluations: Sequence[Evaluation]) -> GradientMoments:
-    """The moments over all batches, each taken as one mini-batch of training; costs two gradients."""
+    Each batch is taken as one mini-batch of training, and its mean square is never below its noise: the
+    square of a single gradient is right on average, but close to 0 in some of many weights by chance, and
+    these few would dominate P^-½ H P^-½ (on digits its norm came out 4 to 75 times too large). Costs two
+    gradients.
+    """
     sums = find_reduction(evaluations) == "sum"
     # A summed loss adds the batches up: a single one stands for all of them, times their number.
     factor = float(len(evaluations)) if sums else 1.0
@@ -213,10 +200,11 @@ def measure_moments(evaluations: Sequence[Evaluation]) -> GradientMoments:
     gradient = torch.stack([g * one.weight for g, one in zip(gradients, evaluations, strict=True)]).sum(0)
     shares = [one.batch.size / evaluations[0].problem.examples for one in evaluations]
     square = _weighted([(g * factor).square() for g in gradients], shares)
-    noises = [_noise(one, sums) for one in evaluations]
-    known = [noise for noise in noises if noise is not None]
-    noise = _weighted([one * factor**2 for one in known], shares) if len(known) == len(noises) else None
-    return GradientMoments(gradient, square, noise)
+    noises = [noise for noise in (_noise(one, sums) for one in evaluations) if noise is not None]
+    if len(noises) < len(evaluations):
+        return gradient, square, False
+    noise = _weighted([one * factor**2 for one in noises], shares)
+    return gradient, torch.maximum(square, noise), True
 
 
 def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:

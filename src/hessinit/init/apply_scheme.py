@@ -447,7 +447,7 @@ def _resolve_gains(targets: Sequence[Target], gains: Mapping[str, float] | None)
     for pattern, gain in sorted((gains or {}).items(), key=lambda entry: entry[0] in exact):
         if not isinstance(pattern, str):
             raise ProblemError(f"gains holds the key {pattern!r}; keys are names or globs, such as 'fc2'.")
-        if not _is_gain(gain):
+        if not 0 < as_number(gain) < math.inf:
             raise ProblemError(f"gains[{pattern!r}] is {gain!r}; a gain is a positive number.")
         fitting = [
             key
@@ -464,8 +464,9 @@ def _resolve_gains(targets: Sequence[Target], gains: Mapping[str, float] | None)
     return found
 
 
-def _is_gain(value: Any) -> bool:
+def as_number(value: Any) -> float:
+    """The value as a number; nan for what is none, as a text or a switch."""
     try:
-        return not isinstance(value, (bool, str)) and 0 < float(value) < math.inf
+        return math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
-        return False
+        return math.nan

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessinit.errors import ProblemError, choose
-from hessinit.init.apply_scheme import SCHEMES, SYNONYMS
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, as_number
 from hessinit.init.trace import WeightUse
 from hessinit.problem.validate import check_tolerance, check_whole
 
@@ -147,10 +147,10 @@ class Config:
             self.lr = _positive("lr", self.lr, "a learning rate such as 0.1, or 'auto'")
         if self.target is not None:
             self.target = _positive("target", self.target, "the ‖H‖ to reach, such as 1.0")
-        if not 0 <= _number(self.momentum) < 1:
+        if not 0 <= as_number(self.momentum) < 1:
             raise ProblemError(f"momentum={self.momentum!r} must be a number from 0 up to, but not, 1.")
         self.momentum = float(self.momentum) if self.optimizer in ("momentum", "nesterov") else 0.0
-        if not _number(self.max_sharpening) >= 1:
+        if not as_number(self.max_sharpening) >= 1:
             raise ProblemError(
                 f"max_sharpening={self.max_sharpening!r} must be 1 or more: how many times the loss of a "
                 "zero output the initial loss may be. Pass math.inf for no limit."
@@ -200,14 +200,7 @@ class Config:
 
 
 def _positive(name: str, value: Any, meaning: str) -> float:
-    number = _number(value)
+    number = as_number(value)
     if not 0 < number < math.inf:
         raise ProblemError(f"{name}={value!r} must be a positive, finite number: {meaning}.")
     return number
-
-
-def _number(value: Any) -> float:
-    try:
-        return math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
-        return math.nan

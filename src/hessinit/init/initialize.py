@@ -7,7 +7,7 @@ import os
 import stat
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -350,7 +350,8 @@ def _reason_to_restore(
     if config.scheme_only or not outcome.reason:
         return ""
     if config.rule == "layers":
-        old, new = (_worst_distance(report, goal.target, outcome.unreachable) for report in (before, after))
+        rows = ([row for row in report if row.name not in outcome.unreachable] for report in (before, after))
+        old, new = (max((_distance(row.norm, goal.target) for row in one), default=math.inf) for one in rows)
         return "the layers would be farther from the target than they were" if new > old else ""
     near, far = (_distance(report.network.norm, goal.target) for report in (before, after))
     return f"the old ‖H‖ = {before.network.norm:.3g} is closer to the target" if far > 2 * near else ""
@@ -376,11 +377,6 @@ def _judge(after: CurvatureReport, config: Config, target: float, outcome: Outco
         f"{len(off)} of {len(curved)} layers are not within {limit} of {target:.3g}, the farthest "
         f"{worst.name} with ‖H‖ = {worst.norm:.3g}: {outcome.reason or _AFTER_A_SEARCH}"
     )
-
-
-def _worst_distance(report: CurvatureReport, target: float, left_out: Sequence[str]) -> float:
-    """The largest |log(‖H‖/target)| over the layers."""
-    return max((_distance(row.norm, target) for row in report if row.name not in left_out), default=math.inf)
 
 
 def _distance(norm: float, target: float) -> float:

@@ -72,17 +72,27 @@ def logits_problem(
     pairs = [(inputs, _targets(chosen, labels)) for inputs, labels in given]
     loss = _find_loss(chosen, inner, pairs[0][1])
     own = _find_own_loss(inner, *given[0], readings[0].extra)
-    if own is not None and not own.agrees(ours := _evaluate(loss, own.logits, chosen, pairs[0][1])):
+    if own is not None:
+        logits, value, rounding = own
+
+        def is_own(found: float) -> bool:
+            if math.isnan(found) or math.isnan(value):
+                return math.isnan(found) and math.isnan(value)
+            return math.isclose(found, value, rel_tol=rounding, abs_tol=_ABSOLUTE)
+
+        ours = _evaluate(loss, logits, chosen, pairs[0][1])
         # BART's and XLNet's language models leave it to the user to shift the labels.
-        if chosen != "causal-lm" or not own.agrees(_evaluate(loss, own.logits, chosen, given[0][1])):
+        unshifted = chosen == "causal-lm" and not is_own(ours)
+        if unshifted and is_own(_evaluate(loss, logits, chosen, given[0][1])):
+            pairs = given
+        elif not is_own(ours):
             way = f"{_OTHERWISE[0].upper()}{_OTHERWISE[1:]}"
             if extra := readings[0].extra:
                 way = f"The batch says what to divide by; leave {', '.join(map(repr, extra))} out of it"
             raise ProblemError(
-                f"{type(inner).__name__}'s own loss of this batch is {own.value:.6g}, and that of "
+                f"{type(inner).__name__}'s own loss of this batch is {value:.6g}, and that of "
                 f"task={chosen!r} {ours:.6g}: what is measured would not be what is trained. {way}."
             )
-        pairs = given
     return model, loss, pairs if several else pairs[0], {"forward": call_for_logits}
 
 
@@ -304,24 +314,10 @@ def squared_error(outputs: Tensor, values: Tensor) -> Tensor:
     return F.mse_loss(outputs.reshape(values.shape), values.to(outputs.dtype))
 
 
-@dataclass(frozen=True)
-class _OwnLoss:
-    """A model's own loss of a batch in eval mode, and the logits that it was computed from."""
-
-    value: float
-    logits: Tensor
-    tolerance: float
-
-    def agrees(self, other: float) -> bool:
-        if math.isnan(other) or math.isnan(self.value):
-            return math.isnan(other) and math.isnan(self.value)
-        return math.isclose(other, self.value, rel_tol=self.tolerance, abs_tol=_ABSOLUTE)
-
-
 def _find_own_loss(
     model: nn.Module, inputs: Any, labels: Tensor, extra: Mapping[str, Any]
-) -> _OwnLoss | None:
-    """One forward in eval mode that leaves the model unchanged; None where the model has no loss."""
+) -> tuple[Tensor, float, float] | None:
+    """The model's logits in eval mode, its own loss of them, and its rounding; None without a loss."""
     first = next(model.parameters(), None)
     has_loss = "labels" in inspect.signature(model.forward).parameters
     if not has_loss or not isinstance(inputs, Mapping) or first is None:
@@ -339,7 +335,7 @@ def _find_own_loss(
     if logits.dtype in (torch.float16, torch.bfloat16):  # most models compute the loss in float32
         logits = logits.float()
     rounding = 8 * torch.finfo(loss.dtype).eps if loss.is_floating_point() else 0.0
-    return _OwnLoss(loss.item(), logits, max(_RELATIVE, rounding))
+    return logits, loss.item(), max(_RELATIVE, rounding)
 
 
 def _evaluate(loss: Loss, logits: Tensor, task: str, labels: Tensor) -> float:

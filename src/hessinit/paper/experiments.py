@@ -41,7 +41,7 @@ MOST_SEEDS = 100_000
 
 
 @dataclass(frozen=True)
-class Setting:
+class PaperSetting:
     """One experiment on one set of data in one variant."""
 
     experiment: str
@@ -66,23 +66,23 @@ class Experiment:
     variants: Mapping[str, str]
     seeds: int
 
-    def prepare(self, setting: Setting) -> str:
+    def prepare(self, setting: PaperSetting) -> str:
         """Read the data, so that a fault in them is told before any work; returns their source."""
         return load_images(setting.data, setting.data_dir).source
 
-    def configure(self, setting: Setting) -> dict[str, Plain]:
+    def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         """Everything that the numbers depend on, except the seeds."""
         raise NotImplementedError
 
-    def plan(self, setting: Setting) -> list[Job]:
+    def plan(self, setting: PaperSetting) -> list[Job]:
         """The jobs; their keys are unique, and their parameters plain values."""
         raise NotImplementedError
 
-    def run(self, setting: Setting, parameters: Mapping[str, Plain]) -> Plain:
+    def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """The result of one job: the same numbers whenever and wherever it is run."""
         raise NotImplementedError
 
-    def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
+    def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
         """Tables, figures and sentences from the results of all jobs, by key."""
         raise NotImplementedError
 
@@ -202,7 +202,7 @@ class Study:
         data_dir: Path | None, root: Path | None,
     ) -> None:  # fmt: skip
         self.experiment, self.root = experiment, root
-        self.setting = Setting(
+        self.setting = PaperSetting(
             experiment.name, data, variant or next(iter(experiment.variants)),
             tuple(range(seeds or experiment.seeds)), None if data_dir is None else str(data_dir),
             None if root is None else str(root / "corpus"),
@@ -290,10 +290,10 @@ def choose_experiments(
     ]
 
 
-def name_of(setting: Setting) -> str:
+def name_of(setting: PaperSetting) -> str:
     """The name of a setting's files.
 
-    >>> name_of(Setting("table-4", "mnist", "one-hidden", (0,)))
+    >>> name_of(PaperSetting("table-4", "mnist", "one-hidden", (0,)))
     'table-4-mnist-one-hidden'
     """
     default = next(iter(find_experiment(setting.experiment).variants))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessinit.errors import ProblemError
-from hessinit.paper.experiments import Experiment, Setting, round_numbers
+from hessinit.paper.experiments import Experiment, PaperSetting, round_numbers
 from hessinit.paper.images import load_images
 from hessinit.paper.reference import judged_cell, make_table, mean_cell
 from hessinit.results.reproduction import Findings, PaperTable
@@ -39,11 +39,11 @@ Results = Mapping[str, Sequence[Plain]]  # of all seeds, by row
 class CorrelationTable(Experiment):
     """Pearson's correlation between gradients, with the one that formulas predict and a shuffled control."""
 
-    def prepare(self, setting: Setting) -> str:
+    def prepare(self, setting: PaperSetting) -> str:
         pearson(torch.arange(3), torch.arange(3))  # a missing scipy is told before the work
         return super().prepare(setting)
 
-    def configure(self, setting: Setting) -> dict[str, Plain]:
+    def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         return {
             "hidden widths": list(HIDDEN),
             "classes": CLASSES,
@@ -57,14 +57,14 @@ class CorrelationTable(Experiment):
             "networks at once": NETWORKS_AT_ONCE,
         }
 
-    def plan(self, setting: Setting) -> list[Job]:
+    def plan(self, setting: PaperSetting) -> list[Job]:
         short = {OUTPUTS: "outputs", LAYER: "layer"}
         return [
             Job(f"{short[row]}-{seed}", {"row": row, "seed": seed}, SAMPLES[row] * SECONDS_PER_SAMPLE)
             for row, seed in itertools.product(SAMPLES, setting.seeds)
         ]
 
-    def run(self, setting: Setting, parameters: Mapping[str, Plain]) -> Plain:
+    def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """r, its p-value and the predicted r, by activation; and p-values of shuffled samples."""
         row, seed = parameters["row"], parameters["seed"]
         drawn = draw_all(setting, row, seed)
@@ -77,11 +77,10 @@ class CorrelationTable(Experiment):
         shuffled = [other[torch.randperm(len(other), generator=shuffling)] for _ in range(SHUFFLES)]
         return round_numbers({**found, "shuffled p": [pearson(one, each)[1] for each in shuffled]})
 
-    def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
+    def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
         plan = self.plan(setting)
         by_row = {row: [results[job.key] for job in plan if job.parameters["row"] == row] for row in SAMPLES}
-        tables = tuple(make_tables(setting, by_row))
-        return Findings(tables=tables, sentences=tuple(write_sentences(setting, by_row)))
+        return Findings(tables=tuple(make_tables(setting, by_row)))
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Samples:
     weights: Tensor  # (n,), the weight from hidden unit 0 to logit 0
 
 
-def draw_all(setting: Setting, row: str, seed: int) -> dict[str, Samples]:
+def draw_all(setting: PaperSetting, row: str, seed: int) -> dict[str, Samples]:
     """The samples of a row by activation, some networks at a time."""
     images, count = load_images(setting.data, setting.data_dir), SAMPLES[row]
     choosing, weights = generator(seed, f"images, {row}"), generator(seed, f"weights, {row}")
@@ -214,7 +213,7 @@ def column_of(seeds: Sequence[Plain], activation: str, column: str) -> list[floa
     return [read_number(seed[activation][column]) for seed in seeds]
 
 
-def make_tables(setting: Setting, results: Results) -> Iterator[PaperTable]:
+def make_tables(setting: PaperSetting, results: Results) -> Iterator[PaperTable]:
     """The paper's table, the correlations beside their predictions, and the control."""
     of_paper, correlations, control = [], [], []
     for row, seeds in results.items():
@@ -245,24 +244,6 @@ def make_tables(setting: Setting, results: Results) -> Iterator[PaperTable]:
         "Control: the same samples with one gradient shuffled, where there is nothing to detect", "Gradients",
         control, "The share of shuffles with p < 0.05; a correct test gives 5 %.",
     )  # fmt: skip
-
-
-def write_sentences(setting: Setting, results: Results) -> Iterator[str]:
-    named = {OUTPUTS: ("Different components of ∂L/∂out", 3), LAYER: ("∂L/∂out6 and ∂out6/∂out5", 4)}
-    for row, (gradients, digits) in named.items():
-        r, expected = (statistics.fmean(column_of(results[row], "relu", key)) for key in ("r", "expected r"))
-        yield (
-            f"{gradients} have r = {r:.{digits}f} ({SAMPLES[row]:,} samples, mean of "
-            f"{len(results[row])} seeds); the prediction is {expected:.{digits}f}."
-        )
-    if setting.variant != "softmax-layer":
-        tanh = statistics.fmean(column_of(results[LAYER], "tanh", "r"))
-        count = detected(column_of(results[LAYER], "tanh", "p"))
-        yield (
-            "With tanh there is no such correlation: changing the signs of all weights into and out of a "
-            f"hidden unit changes no output, so r is 0 by symmetry (measured {tanh:.4f}, detected in "
-            f"{count:g} of ten seeds)."
-        )
 
 
 EXPERIMENTS = [

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from hessinit.paper.experiments import Experiment, Setting, round_numbers
+from hessinit.paper.experiments import Experiment, PaperSetting, round_numbers
 from hessinit.paper.images import ImageSet, load_images
 from hessinit.paper.networks import default_, dense, glorot_, lenet, normal_
-from hessinit.paper.rank_correlation import rank_correlation
-from hessinit.paper.reference import make_table, mean_and_error, mean_cell
+from hessinit.paper.reference import make_table, mean_and_error, mean_cell, rank_correlation
 from hessinit.problem.problem import Loss
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_number, read_numbers
@@ -167,10 +166,10 @@ class StdTable(Experiment):
     def rows(self) -> tuple[str, ...]:
         return (*self.stds, OURS)
 
-    def epochs(self, setting: Setting) -> int:
+    def epochs(self, setting: PaperSetting) -> int:
         return self.networks[setting.variant].digits_epochs if setting.data == "digits" else EPOCHS
 
-    def configure(self, setting: Setting) -> dict[str, Plain]:
+    def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         network = self.networks[setting.variant]
         return {
             "network": dict(network.described),
@@ -191,7 +190,7 @@ class StdTable(Experiment):
             OURS: {"batch": BATCH, "lr": LEARNING_RATE, "options": "as they come"},
         }  # fmt: skip
 
-    def plan(self, setting: Setting) -> list[Job]:
+    def plan(self, setting: PaperSetting) -> list[Job]:
         return [
             Job(f"{part} {row} seed {seed}", {"part": part, "row": row, "seed": seed}, cost)
             for part, cost in zip(("training", "norms"), self.seconds[setting.data], strict=True)
@@ -199,7 +198,7 @@ class StdTable(Experiment):
             for row in self.rows
         ]
 
-    def run(self, setting: Setting, parameters: Mapping[str, Plain]) -> Plain:
+    def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         row, seed = str(parameters["row"]), int(parameters["seed"])
         images, network = load_images(setting.data, setting.data_dir), self.networks[setting.variant]
         if parameters["part"] == "norms":
@@ -211,7 +210,7 @@ class StdTable(Experiment):
         final, curve = final_loss(losses, self.last), chunk_means(losses, math.ceil(steps / MOST_POINTS))
         return round_numbers({"steps": steps, "losses": len(losses), "training loss": final, "curve": curve})
 
-    def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
+    def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
         rows, curves = {}, []
         for name in self.rows:
             norms = [results[f"norms {name} seed {seed}"] for seed in setting.seeds]
@@ -232,7 +231,7 @@ class StdTable(Experiment):
         tables, sentences = tuple(self.make_tables(setting, rows)), tuple(self.write_sentences(rows))
         return Findings(tables=tables, figures=(figure,), sentences=sentences)
 
-    def make_tables(self, setting: Setting, rows: Mapping[str, Row]) -> Iterator[PaperTable]:
+    def make_tables(self, setting: PaperSetting, rows: Mapping[str, Row]) -> Iterator[PaperTable]:
         columns = ("Hessian 1", "Hessian 2", "Training loss", "exact 1", "exact 2")
         beside = {"experiment": self.name, "data": setting.data}
         cells = [

@@ -72,7 +72,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class Corpus:
     """A corpus made ready for skip-gram: its vocabulary, and pairs of word numbers from all over it."""
 
     vocabulary: Vocabulary
@@ -88,7 +88,7 @@ def load_text(
     pairs: int,
     window: int = 5,
     cache: str | None = None,
-) -> Text:
+) -> Corpus:
     """Read `name` twice: once to count its words, once to draw pairs. Memory does not grow with the corpus.
 
     "wikipedia" is read from `data_dir` (its folder, or the file itself), some 2.5 MB of text a second;
@@ -118,7 +118,7 @@ def load_text(
             f"{source} holds {counted.total} words in clauses of two or more, and no pair of neighbours is "
             "left for skip-gram; pass a longer running text."
         )
-    text = Text(counted, drawn, source)
+    text = Corpus(counted, drawn, source)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with replacing(kept) as temporary, open(temporary, "wb") as stream:
@@ -127,13 +127,13 @@ def load_text(
     return text
 
 
-def _read_kept(path: Path) -> Text | None:
+def _read_kept(path: Path) -> Corpus | None:
     try:
         # Opened here: np.load leaves a damaged file open.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as kept:
             *counts, total = kept["counts"].tolist()
             vocabulary = Vocabulary(tuple(kept["words"].tolist()), tuple(counts), total)
-            return Text(vocabulary, kept["pairs"], str(kept["source"]))
+            return Corpus(vocabulary, kept["pairs"], str(kept["source"]))
     except Exception:  # a damaged file may raise nearly anything; the text is then read again
         return None
 

@@ -18,10 +18,9 @@ from torch.nn.utils import skip_init
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from hessinit.paper.experiments import Experiment, Setting, round_numbers
-from hessinit.paper.rank_correlation import RankCorrelation, rank_correlation
-from hessinit.paper.reference import judged_cell, make_table, mean_cell
-from hessinit.paper.text import THRESHOLD, Text, load_text
+from hessinit.paper.experiments import Experiment, PaperSetting, round_numbers
+from hessinit.paper.reference import RankCorrelation, judged_cell, make_table, mean_cell, rank_correlation
+from hessinit.paper.text import THRESHOLD, Corpus, load_text
 from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_number, to_plain
 from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
@@ -38,10 +37,6 @@ NEGATIVES = 5
 CURVE_POINTS = 10  # of every run: the record of all of them is to stay small
 TOLERANCE = 1e-2  # a percent is enough: the norms of the sweep span seven orders of magnitude
 SIGNIFICANT = 0.05
-COSTS = {
-    "softmax": {16: 0.65, 64: 0.9, 128: 1.5},
-    "negative": {16: 0.55, 64: 0.75, 128: 1.1},
-}  # of 1,000 steps
 NORMS = {"centre": "centre", "context": "context", "network": "network", "exact": "network, exact"}
 # What may be near 1: the norm of the loss averaged over a batch, of the loss summed over it, or lr·‖H‖.
 LEVELS = {
@@ -142,7 +137,7 @@ class SkipGram(nn.Module):
 MODELS = {"softmax": "full softmax", "negative": "negative sampling"}
 
 
-def draw_batches(model: str, text: Text, *, steps: int, seed: int) -> Iterator[Batch]:
+def draw_batches(model: str, text: Corpus, *, steps: int, seed: int) -> Iterator[Batch]:
     """Inputs and targets of every step for that model: the text's pairs in a random order, again if they end.
 
     With "negative", each pair gets noise words of its own, which may happen to be its near word too:
@@ -166,7 +161,7 @@ def draw_batches(model: str, text: Text, *, steps: int, seed: int) -> Iterator[B
 
 
 @lru_cache(maxsize=2)
-def read_text(data: str, data_dir: str | None, cache: str | None, model: str) -> Text:
+def read_text(data: str, data_dir: str | None, cache: str | None, model: str) -> Corpus:
     """The text as that model reads it; counted once in a process, or once in the folder `cache`."""
     design = DESIGNS[data]
     # As many pairs as are trained on: each is seen once, so that a loss is always that of new pairs.
@@ -177,11 +172,11 @@ def read_text(data: str, data_dir: str | None, cache: str | None, model: str) ->
 class Word2Vec(Experiment):
     """Skip-gram from several standard deviations: do initializations with ‖H‖ near 1 train best?"""
 
-    def prepare(self, setting: Setting) -> str:
+    def prepare(self, setting: PaperSetting) -> str:
         texts = [read_text(setting.data, setting.data_dir, setting.cache, model) for model in MODELS]
         return texts[0].source
 
-    def configure(self, setting: Setting) -> dict[str, Plain]:
+    def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         design = DESIGNS[setting.data]
         plain: dict[str, Plain] = to_plain(
             {
@@ -202,15 +197,15 @@ class Word2Vec(Experiment):
         )
         return plain
 
-    def plan(self, setting: Setting) -> list[Job]:
+    def plan(self, setting: PaperSetting) -> list[Job]:
         design, names = DESIGNS[setting.data], ("model", "dimension", "row", "seed")
         jobs = []
         for values in product(MODELS, design.dimensions, ROWS, setting.seeds):
-            cost = COSTS[values[0]][values[1]] * len(design.rates) * design.steps / 1000
-            jobs.append(Job("-".join(map(str, values)), dict(zip(names, values, strict=True)), cost))
+            seconds = len(design.rates) * design.steps / 1000
+            jobs.append(Job("-".join(map(str, values)), dict(zip(names, values, strict=True)), seconds))
         return jobs
 
-    def run(self, setting: Setting, parameters: Mapping[str, Plain]) -> Plain:
+    def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """Initial norms and losses by rate; hessinit's weights depend on the rate, the others do not."""
         model, row, seed = (parameters[key] for key in ("model", "row", "seed"))
         design = DESIGNS[setting.data]
@@ -229,7 +224,7 @@ class Word2Vec(Experiment):
             runs[f"{rate:g}"] = {**initial, "final": final, "curve": curve}
         return round_numbers(runs)
 
-    def conclude(self, setting: Setting, results: Mapping[str, Plain]) -> Findings:
+    def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
         design = DESIGNS[setting.data]
         tables: list[PaperTable] = []
         figures: list[PaperFigure] = []
@@ -245,7 +240,7 @@ class Word2Vec(Experiment):
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One initialization of the sweep over all seeds: a point of the rank correlation."""
 
     dimension: int
@@ -268,10 +263,10 @@ class Sweep:
 
     model: str
     rate: float
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
 
     @property
-    def drawn(self) -> list[Point]:
+    def drawn(self) -> list[SweepPoint]:
         """The points of the standard deviations."""
         return [point for point in self.points if point.row != OURS]
 
@@ -303,13 +298,13 @@ class Sweep:
         return 1 if pooled.rho > 0 else -1
 
 
-def read_sweep(setting: Setting, results: Mapping[str, Plain], model: str, rate: float) -> Sweep:
+def read_sweep(setting: PaperSetting, results: Mapping[str, Plain], model: str, rate: float) -> Sweep:
     points = []
     for dimension, row in product(DESIGNS[setting.data].dimensions, ROWS):
         runs = [results[f"{model}-{dimension}-{row}-{seed}"][f"{rate:g}"] for seed in setting.seeds]
         norms = {name: tuple(read_number(run[name]) for run in runs) for name in NORMS}
         final = tuple(read_number(run["final"]) for run in runs)
-        points.append(Point(dimension, row, norms, final))
+        points.append(SweepPoint(dimension, row, norms, final))
     return Sweep(model, rate, tuple(points))
 
 

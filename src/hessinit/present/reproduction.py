@@ -118,6 +118,7 @@ def _overview(ordered: Sequence[Reproduction]) -> doc.Section:
 
 def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Section:
     findings, seeds = reproduction.findings, reproduction.seeds
+    subtitle = f"{reproduction.data}, {reproduction.variant}" if several else ""
     said = f"{unstopped(reproduction.about_variant)}."
     setting = f"On {reproduction.data}, {count(len(seeds), 'seed')}. Variant {reproduction.variant}: {said}"
     is_range = len(seeds) > 2 and seeds == tuple(range(seeds[0], seeds[0] + len(seeds)))
@@ -139,7 +140,8 @@ def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Secti
         texts.append(doc.Text(legend, "small", text_only=True))
     blocks: list[doc.Block] = [doc.Text(setting)]
     for at, table in enumerate(findings.tables):
-        title = f"{reproduction.title} – {table.title}" if at == 0 else table.title
+        whose = f"{reproduction.title}{f' ({subtitle})' if several else ''}"
+        title = f"{whose} – {table.title}" if at == 0 else table.title
         blocks += _table_blocks(table, title)
     blocks += [*texts, *(figure_chart(figure) for figure in findings.figures)]
     if findings.sentences:
@@ -151,7 +153,6 @@ def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Secti
         ("Data, seeds, versions, hardware", record),
     ):
         blocks += [doc.Facts(summary, write_pairs(values))] if values else []
-    subtitle = f"{reproduction.data}, {reproduction.variant}" if several else ""
     heading = reproduction.title if several else "The experiment"
     return doc.Section(heading, blocks, f"experiment-{place}", subtitle)
 

@@ -1,0 +1,119 @@
+"""A failure of the user's code shows the user's frames; one of our own asks for a report."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from hessinit.cli.failures import LIBRARY_FOLDERS
+
+
+def frames(text: str) -> list[tuple[str, str]]:
+    return re.findall(r'File "(?:.*/)?([^/"]+)", line \d+, in (\S+)', text)
+
+
+@pytest.mark.parametrize(
+    ("command", "doing"),
+    [
+        (["measure"], "measuring"),
+        (["initialize", "--lr", "0.1"], "initializing"),
+        (["track", "--lr", "0.1", "--batch-size", "2"], "tracking"),
+        (["compare", "--batch-size", "2", "--workers", "1"], "comparing initializations of"),
+    ],
+)
+def test_a_failure_shows_the_user_s_frames_only(run, command, doing):
+    result = run(command[0], "net.py:fails", *command[1:])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert frames(result.stderr) == [("net.py", "fails"), ("net.py", "helper")]
+    assert "LookupError: no data here\n" in result.stderr
+    assert re.search(r"Error: fails\(\) of \S*net.py failed, as shown above\.\n$", result.stderr)
+    result = run(command[0], "net.py:fails_in_the_loss", *command[1:])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert frames(result.stderr) == [("net.py", "loss")]
+    assert "AttributeError: 'Tensor' object has no attribute 'nosuch'" in result.stderr
+    assert result.stderr.endswith(f"Error: {doing} net.py:fails_in_the_loss failed, as shown above.\n")
+
+
+def test_a_failure_in_a_worker_is_the_user_s_own(run):
+    result = run("compare", "net.py:fails_in_a_worker", "--batch-size", 4, "--steps", 10, "--workers", 2)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "LookupError: no data here" in result.stderr
+    assert "Please report it" not in result.stderr
+
+
+def test_a_model_of_torch_s_modules_that_fails_shows_which_module(run):
+    result = run("measure", "net.py:wrong_width")
+    assert result.exit_code == 2
+    assert frames(result.stderr) == [("container.py", "forward"), ("linear.py", "forward")]
+    assert "shapes cannot be multiplied (8x2 and 3x4)" in result.stderr
+
+
+def test_a_failure_of_our_own_shows_everything_and_asks_for_a_report(run, monkeypatch):
+    # By the module's name: the attribute of the package is the function.
+    module = importlib.import_module("hessinit.measurement.measure")
+    monkeypatch.setattr(module, "evaluate", lambda problem: [][0])
+    here = Path(__file__).parent  # the lambda above is no user's
+    monkeypatch.setattr("hessinit.cli.failures.LIBRARY_FOLDERS", (here, *LIBRARY_FOLDERS))
+    result = run("measure", "net.py:problem")
+    assert result.exit_code == 2
+    assert ("measure.py", "measure") in frames(result.stderr)
+    assert "failed inside hessinit. Please report it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def problem(:\n", "SyntaxError"),
+        ("import torch\nimport no_such_package\n", "ModuleNotFoundError: No module named 'no_such_package'"),
+        (
+            "from . import other\n",
+            "Give a file of a package as package.module:function, from the folder that",
+        ),
+        ("raise RuntimeError('early')", "RuntimeError: early"),
+    ],
+)
+@pytest.mark.parametrize("place", ["broken.py:problem", "broken:problem"])
+def test_a_file_that_cannot_be_run_shows_where(run, folder, text, said, place):
+    (folder / "broken.py").write_text(text)
+    result = run("measure", place)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert f'File "{folder}/broken.py", line' in result.stderr
+    assert "hessinit/" not in result.stderr
+
+
+def test_a_function_that_exits_is_told_how_not_to(run):
+    result = run("measure", "net.py:leaves")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "it called sys.exit('usage: net.py [--data]')" in result.stderr
+    assert "under `if __name__ == '__main__':`." in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [("with_dropout", r"dropout=\"freeze\""), ("straight_through", r"check=False")],
+)
+def test_an_argument_that_no_option_has_is_said_to_be_the_fourth_value(run, function, said):
+    result = run("measure", f"net.py:{function}")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.search(said, result.stderr)
+    assert result.stderr.endswith("the function returns such arguments as a dict, its fourth value.\n")
+
+
+@pytest.mark.parametrize("command", [["measure"], ["initialize", "--target", "3"], ["track", "--lr", "0.01"]])
+def test_an_unchecked_derivative_is_noted(run, command):
+    more = ["--batch-size", 4, "--steps", 10] if command[0] == "track" else []
+    result = run(command[0], "net.py:unchecked", *command[1:], *more)
+    assert result.exit_code in (0, 1), result.stderr
+    assert "not checked" in " ".join((result.stdout + result.stderr).split())
+
+
+def test_a_problem_that_cannot_be_initialized_is_refused_in_words(run):
+    result = run("initialize", "net.py:frozen", "--lr", "0.1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.fullmatch(
+        r"Error: no weight .* can be set \(0: frozen, 1: frozen, 2: frozen\);.*\n", result.stderr
+    )

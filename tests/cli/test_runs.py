@@ -1,0 +1,224 @@
+"""`hessinit compare`, `sweep` and `track`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hessinit import Comparison, Tracking, compare, load
+from hessinit.training.train_and_track import train_and_track
+
+from .conftest import interrupt
+
+SMALL = "--steps 20 --batch-size 4 --seeds 2 --schemes default,he --learning-rates 0.01"
+GIVEN = {"schemes": ["default", "he"], "learning_rates": [0.01], "seeds": 2, "steps": 20, "batch_size": 4}
+
+
+def read(result) -> Comparison:
+    assert result.exit_code == 0, result.output
+    return Comparison.from_json(result.stdout)
+
+
+@pytest.mark.parametrize("function", ["drawn", "with_lambdas", "batches"])
+def test_a_file_s_function_is_compared_as_the_library_does(run, net, function):
+    result = run("compare", f"net.py:{function}", *SMALL.split(), "--workers", 1, "--json")
+    build = getattr(net, function)
+    _, loss, data, *rest = build()
+    forward = rest[0]["forward"] if rest else None
+    expected = compare(lambda: build()[0], loss, data, forward=forward, workers=1, **GIVEN)
+    assert read(result).runs == expected.runs
+    unused = "also returns curvature, which only hessinit measure uses." in result.stderr
+    assert unused == (function == "with_lambdas")
+
+
+def test_workers_give_the_same_numbers_and_what_the_file_prints_is_shown_once(run, folder):
+    source = (folder / "net.py").read_text() + "\nprint('the file is run')\n"
+    (folder / "this.py").write_text(source)  # the name of a module of Python's, which prints a poem
+    command = ["compare", "this.py:with_a_function_of_the_file", *SMALL.split(), "--json"]
+    together = run(*command, "--workers", 2)
+    assert together.stderr == "the file is run\n"
+    assert read(together) == read(run(*command, "--workers", 1))
+
+
+def test_the_result_is_printed_as_print_does_and_written_to_files(run, folder):
+    files = "--html c.html --save c.json --picture c.pdf --no-curvature"
+    result = run("compare", "net.py:drawn", *SMALL.split(), "--workers", 1, *files.split())
+    assert (result.exit_code, result.stderr) == (0, "Wrote c.json.\nWrote c.html.\nWrote c.pdf.\n"), (
+        result.output
+    )
+    saved = load("c.json")
+    assert result.stdout == f"{saved}\n"
+    assert not saved.runs[0].norms
+    assert (folder / "c.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_folder_is_continued_and_more_rates_are_added(run, folder):
+    command = ["compare", "net.py:drawn", *SMALL.split(), "--workers", 1, "--json", "--folder", "kept"]
+    first = read(run(*command))
+    files = {path: path.stat().st_mtime_ns for path in (folder / "kept" / "runs").iterdir()}
+    more = read(run(*command, "--learning-rates", 0.1))
+    assert more.learning_rates == (0.01, 0.1)
+    assert all(more.runs_of(one, 0.01) == first.runs_of(one, 0.01) for one in first.schemes)
+    assert all(path.stat().st_mtime_ns == changed for path, changed in files.items())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+def test_an_interrupted_comparison_says_how_to_continue_and_continues(run, folder):
+    kept = folder / "kept" / "runs"
+    command = ["compare", "net.py:slow", *SMALL.split(), "--learning-rates", "0.02,0.03", "--workers", 1]
+    code, stdout, stderr = interrupt(
+        signal.SIGINT, lambda: len(list(kept.glob("[!.]*.json"))) >= 2, *command, "--folder", "kept"
+    )
+    assert (code, stdout) == (130, ""), stderr
+    said = (
+        r"Interrupted: stopped; (\d+) of 12 runs are kept in kept\. The same command continues from there\.\n"
+    )
+    found = re.fullmatch(said, stderr)
+    assert found, stderr
+    assert 1 <= int(found[1]) < 12
+    assert read(run(*command, "--json", "--folder", "kept")) == read(run(*command, "--json"))
+
+
+def test_without_a_folder_an_interrupted_comparison_says_that_nothing_is_kept(run, monkeypatch):
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hessinit.training.loop.train", interrupted)
+    result = run("compare", "net.py:problem", *SMALL.split(), "--workers", 1)
+    assert (result.exit_code, result.stdout) == (130, "")
+    said = "stopped after 0 of 4 runs, and none is kept; pass --folder to keep them next time."
+    assert result.stderr == f"Interrupted: {said}\n"
+
+
+# Sweep
+
+
+def test_a_sweep_has_the_norms_of_each_layer_and_draws_only_the_layers_asked_for(run):
+    command = ["sweep", "net.py:drawn", "--steps", 10, "--batch-size", 4, "--seeds", 1, "--workers", 1,
+               "--stds", "0.1,0.01", "--learning-rate", 0.1]  # fmt: skip
+    shown = run(*command, "--save", "s.json")
+    assert shown.stdout.split()[:4] == ["std", "0", "2", "network"]
+    both = load("s.json")
+    assert (both.kind, both.stds, both.learning_rates) == ("sweep", (0.1, 0.01), (0.1,))
+
+    def ratio(comparison: Comparison) -> float:
+        return comparison.norm("std 0.1", layer="0") / comparison.norm("std 0.01", layer="0")
+
+    # A layer's curvature grows with the square of the other's weights; its own matter little.
+    assert ratio(both) == pytest.approx(100, rel=0.1)
+    assert 0.5 < ratio(read(run(*command, "--layers", "0", "--json"))) < 2
+
+
+# Track
+
+TRACKED = "--steps 20 --batch-size 4 --every 5 --max-overhead 1"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_json_is_exactly_what_the_library_tracks(run, net, optimizer, monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)  # then every measurement fits the overhead
+    options = f"--lr 0.01 --optimizer {optimizer} --warmup 5 --seed 2 --curvature hessian --json"
+    result = run("track", "net.py:problem", *TRACKED.split(), *options.split())
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    shown = Tracking.from_json(result.stdout)
+    expected = train_and_track(
+        *net.problem(), lr=0.01, steps=20, batch_size=4, every=5, max_overhead=1.0, optimizer=optimizer,
+        warmup=5, seed=2, curvature="hessian", name="net.py:problem",
+    )  # fmt: skip
+    assert shown == expected
+    assert [point.step for point in shown.points] == [0, 5, 10, 15, 20]
+
+
+def test_initialize_fits_the_curvature_to_the_rate_first(run):
+    plain, fitted = (
+        Tracking.from_json(
+            run("track", "net.py:problem", *TRACKED.split(), "--lr", 0.2, "--json", *more).stdout
+        )
+        for more in ([], ["--initialize"])
+    )
+    assert plain.initialization is None
+    assert plain.points[0].norm == pytest.approx(78.6, rel=0.01)  # as `hessinit measure` has it
+    assert fitted.initialization.lr == 0.2
+    assert fitted.points[0].norm == pytest.approx(fitted.initialization.after.network.norm, rel=0.02)
+    assert fitted.points[0].norm == pytest.approx(1 / 0.2, rel=0.05)  # κ = 1 for a quadratic loss
+
+
+MANY = """
+
+def many():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    # Most examples are small and some are large, so that samples of them differ.
+    inputs = torch.randn(2000, 5, dtype=torch.float64) * torch.rand(2000, 1).exp() ** 4
+    return model, nn.CrossEntropyLoss(), (inputs, torch.arange(2000) % 3)
+
+def many_batches():
+    model, loss, (inputs, targets) = many()
+    return model, loss, list(zip(inputs.split(100), targets.split(100)))
+"""
+
+
+@pytest.mark.parametrize("function", ["many", "many_batches"])
+def test_the_norm_that_was_met_is_the_first_that_is_tracked(run, folder, function):
+    (folder / "many.py").write_text((folder / "net.py").read_text() + MANY)
+    result = run("track", f"many.py:{function}", "--lr", 0.1, "--steps", 2, "--initialize", "--json")
+    assert result.exit_code == 0, result.output
+    shown = Tracking.from_json(result.stdout)
+    assert shown.initialization.after.examples == shown.examples
+    assert shown.points[0].norm == pytest.approx(shown.initialization.after.network.norm, rel=0.01)
+
+
+def test_an_iterator_is_trained_on_as_a_list_is(run):
+    found = [
+        run("track", f"net.py:{name}", *TRACKED.split(), "--lr", 0.02, "--initialize", "--json")
+        for name in ("batches", "once")
+    ]
+    assert [result.exit_code for result in found] == [0, 0], found[1].output
+    losses = [Tracking.from_json(result.stdout).losses for result in found]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 20
+
+
+def test_the_log_holds_every_point_and_is_not_written_over(run, folder):
+    command = ["track", "net.py:problem", *TRACKED.split(), "--lr", 0.02, "--each-layer", "--log", "c.jsonl"]
+    first = run(*command, "--json", "--save", "t.json")
+    assert first.stderr == "Wrote t.json.\nWrote c.jsonl.\n"
+    shown = Tracking.from_json(first.stdout)
+    assert set(shown.points[0].layers) == {"0", "1", "2"}
+    assert load("c.jsonl").points == load("t.json").points == shown.points
+    kept = (folder / "c.jsonl").read_bytes()
+    again = run(*command)
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert (
+        "Error: --log c.jsonl exists and was left as it is; give another name, or remove it" in again.stderr
+    )
+    assert (folder / "c.jsonl").read_bytes() == kept
+
+
+def test_a_divergence_is_shown_and_is_no_failure_of_the_command(run):
+    result = run("track", "net.py:problem", "--batch-size", 4, "--lr", 100, "--json")
+    assert result.exit_code == 0, result.output
+    shown = Tracking.from_json(result.stdout)
+    assert len(shown.losses) < 200
+    assert any("training ended there" in note for note in shown.notes)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+def test_an_interrupted_training_shows_what_was_tracked():
+    options = "--lr 0.01 --batch-size 4 --steps 100000 --every 2 --max-overhead 1 --json --save t.json"
+    log = Path("c.jsonl")
+    code, stdout, stderr = interrupt(
+        signal.SIGTERM, lambda: log.exists() and len(log.read_bytes().splitlines()) >= 4, "track",
+        "net.py:slow", *options.split(), "--log", log,
+    )  # fmt: skip
+    assert code == 130, stderr
+    shown = Tracking.from_json(stdout)
+    assert len(shown.points) >= 3
+    assert shown == load("t.json")
+    said = r"Wrote t\.json\.\nWrote c\.jsonl\.\nInterrupted: stopped after \d+ of 100000 steps\.\n"
+    assert re.fullmatch(said, stderr), stderr
