@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as lightning
 import torch
 
-from hessinit.integrations.lightning import CurvatureCallback
+from hessinit.integrations.lightning_callback import CurvatureCallback
 from integrations.lightning_digits import LOSS, digits_module, loader, make_network, trainer_of
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import hessinit
 from adamw_truth import dense_adamw_limit
-from hessinit.integrations.lightning import CurvatureCallback
+from hessinit.integrations.lightning_callback import CurvatureCallback
 from hessinit.training.track import Budget
 from integrations.launching import HERE, run_on_two_ranks
 from integrations.lightning_digits import (
@@ -362,9 +362,9 @@ def test_a_sharding_strategy_is_refused() -> None:
 def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "hessinit.integrations.lightning")
+    monkeypatch.delitem(sys.modules, "hessinit.integrations.lightning_callback")
     with pytest.raises(ImportError, match=r"pip install 'hessinit\[lightning\]'"):
-        importlib.import_module("hessinit.integrations.lightning")
+        importlib.import_module("hessinit.integrations.lightning_callback")
 
 
 def test_two_ranks_of_ddp_have_the_same_weights_and_the_same_failures(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import hessinit
 from hessinit import ProblemError, Tracking
-from hessinit.integrations.lightning import CurvatureCallback, small_copy
-from hessinit.integrations.transformers import CurvatureCallback as TrainersCallback
+from hessinit.integrations.lightning_callback import CurvatureCallback, small_copy
+from hessinit.integrations.trainer_callback import CurvatureTrainerCallback
 from hessinit.training.track import Budget
 from integrations.lightning_digits import (
     LOSS,
@@ -125,7 +125,7 @@ def test_only_a_small_and_plain_batch_goes_into_a_checkpoint() -> None:
 def test_the_trainer_continues_its_file_and_a_collator_masks_alike_again(tmp_path: Path) -> None:
     found = []
     for seed, checkpoint in ((1, None), (2, str(tmp_path / "checkpoint-2"))):
-        callback = TrainersCallback(every=2, warn=False)
+        callback = CurvatureTrainerCallback(every=2, warn=False)
         trainer = trainer_of_transformers(
             tmp_path, callback, model="masked BERT", collator=Masking(), save_strategy="steps", save_steps=2
         )

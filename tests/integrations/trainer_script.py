@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from hessinit.integrations.transformers import CurvatureCallback
+from hessinit.integrations.trainer_callback import CurvatureTrainerCallback
 from integrations.trainer_runs import trainer_of
 
 
@@ -26,7 +26,7 @@ class Watching(transformers.TrainerCallback):
 
 
 def train(initialize: Any) -> str:
-    callback, watching = CurvatureCallback(every=1, initialize=initialize), Watching()
+    callback, watching = CurvatureTrainerCallback(every=1, initialize=initialize), Watching()
     trainer = trainer_of(Path(), callback, watching, max_steps=2, ddp_backend="gloo")
     start = [weight.clone() for weight in trainer.model.parameters()]
     trainer.train()

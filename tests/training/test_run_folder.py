@@ -92,7 +92,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss of a new model was"),
         ({"loss": nn.MultiMarginLoss()}, r"loss was 'CrossEntropyLoss\(\)' there and is 'MultiMarginLoss"),
         ({"forward": lambda model, x: model(x)}, "forward was 'None' there and is '.*<lambda>' here"),
-        ({"curvature_at_start": False}, "curvature_at_start was True there and is False here"),
+        ({"measure_curvature": False}, "measure_curvature was True there and is False here"),
         ({"schemes": {"he": "glorot"}}, "'he', which was he and is glorot here; give the new one another"),
         ({"schemes": {"he": problem.draw}}, "'he', which was he and is digit_problem.draw here"),
         ({"schemes": ["he+warmup"], "warmup": 4}, "was he with 3 steps of warmup and is he with 4 steps"),
@@ -164,7 +164,7 @@ def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
         output: torch.Tensor = model(images)
         return output
 
-    settings: dict[str, Any] = {"forward": interrupted, "curvature_at_start": False}
+    settings: dict[str, Any] = {"forward": interrupted, "measure_curvature": False}
     with pytest.raises(KeyboardInterrupt, match="2 of 8 runs are kept in .*The same call continues from"):
         problem.small(folder=tmp_path, **settings)
     calls = iter(range(100))
@@ -292,7 +292,7 @@ def test_processes_of_an_executor_get_the_callers_dtype_and_send_their_errors_ba
             assert not labels.is_shared()
             with pytest.raises(RuntimeError, match="^StubbornError: this and that$"):
                 problem.small(
-                    **{**elsewhere, "schemes": ["default"]}, forward=_refuse, curvature_at_start=False
+                    **{**elsewhere, "schemes": ["default"]}, forward=_refuse, measure_curvature=False
                 )
     finally:
         torch.set_default_dtype(torch.float32)

@@ -56,7 +56,7 @@ def compare(
     optimizer: str | loop.MakeOptimizer = "sgd",
     warmup: int | None = None,
     forward: Forward | None = None,
-    curvature_at_start: bool = True,
+    measure_curvature: bool = True,
     folder: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -103,7 +103,7 @@ def compare(
     rates = read_positive_numbers("learning_rates", learning_rates, "[0.01, 0.1]")
     return _run_grid(
         "compare", build, loss, data, read, rates, (), seeds=seeds, steps=steps, batch_size=batch_size,
-        optimizer=optimizer, forward=forward, curvature_at_start=curvature_at_start, folder=folder,
+        optimizer=optimizer, forward=forward, measure_curvature=measure_curvature, folder=folder,
         workers=workers, executor=executor, device=device, progress=progress,
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def sweep(
     optimizer: str | loop.MakeOptimizer = "sgd",
     warmup: int | None = None,
     forward: Forward | None = None,
-    curvature_at_start: bool = True,
+    measure_curvature: bool = True,
     folder: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -152,7 +152,7 @@ def sweep(
     rates = (loop.read_positive("learning_rate", learning_rate),)
     return _run_grid(
         "sweep", build, loss, data, read, rates, sizes, seeds=seeds, steps=steps, batch_size=batch_size,
-        optimizer=optimizer, forward=forward, curvature_at_start=curvature_at_start, folder=folder,
+        optimizer=optimizer, forward=forward, measure_curvature=measure_curvature, folder=folder,
         workers=workers, executor=executor, device=device, progress=progress,
     )  # fmt: skip
 
@@ -312,7 +312,7 @@ class Trainer:
 def _run_grid(
     kind: str, build: Any, loss: Any, data: Any, schemes: tuple[Initializer, ...], rates: tuple[float, ...],
     stds: tuple[float, ...], *, seeds: Any, steps: int, batch_size: Any, optimizer: Any, forward: Any,
-    curvature_at_start: bool, folder: Any, workers: Any, executor: Any, device: Any, progress: bool,
+    measure_curvature: bool, folder: Any, workers: Any, executor: Any, device: Any, progress: bool,
 ) -> Comparison:  # fmt: skip
     """Check the arguments, make every run that is not yet in the folder, and collect them all."""
     if isinstance(build, nn.Module) or not callable(build):
@@ -323,7 +323,7 @@ def _run_grid(
     # The model is checked once it is built.
     validate.check_arguments(nn.Identity(), loss, forward, None, "freeze")
     loop.check_optimizer(optimizer)
-    validate.check_switches(curvature_at_start=curvature_at_start, progress=progress)
+    validate.check_switches(measure_curvature=measure_curvature, progress=progress)
     check_workers(workers, executor)
     seeds, device, kept = _read_seeds(seeds), _read_device(device), RunFolder(folder)
     read = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
@@ -335,7 +335,7 @@ def _run_grid(
         "device": str(device_of(model)),
     }  # fmt: skip
     if folder is not None:  # hashing the data is for nothing without one
-        settings = {"kind": kind, "curvature_at_start": curvature_at_start, "torch": versions["torch"]}
+        settings = {"kind": kind, "measure_curvature": measure_curvature, "torch": versions["torch"]}
         kept.open(
             {**settings, **trainer.record(model, first_loss)},
             {each.name: each.description for each in schemes},
@@ -344,7 +344,7 @@ def _run_grid(
     names = tuple(each.name for each in schemes)
     dependent = {each.name for each in schemes if each.depends_on_rate}
     grid = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
-    jobs = _missing_jobs(grid, seeds, runs, dependent, curvature_at_start)
+    jobs = _missing_jobs(grid, seeds, runs, dependent, measure_curvature)
     if workers is None and executor is None and device_of(model).type != "cpu":
         workers = 1  # one accelerator has one memory
     notes: tuple[str, ...] = ()
@@ -378,7 +378,7 @@ def _run_grid(
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "loss": describe(loss),
             "forward": None if forward is None else describe(forward),
-            "curvature_at_start": curvature_at_start,
+            "measure_curvature": measure_curvature,
         },
         versions=versions,
     )

@@ -29,7 +29,7 @@ from hessinit.problem.preserve import Draws, untouched_random_state, untouched_s
 _Callback: Any = import_base(("transformers",), "TrainerCallback", "Transformers")
 
 
-class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
+class CurvatureTrainerCallback(RunResults, _Callback):  # type: ignore[misc]
     """Track the curvature of the Trainer's model, and initialize it if asked: `Trainer(callbacks=[…])`.
 
     Loss and forward come from `hessinit.logits_problem`, which gets `task`. `batch` is what is measured, by
