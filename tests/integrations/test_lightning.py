@@ -20,7 +20,6 @@ import hessinit
 from adamw_truth import dense_adamw_limit
 from hessinit.integrations.lightning_callback import CurvatureCallback
 from hessinit.training.track import Budget
-from integrations.launching import HERE, run_on_two_ranks
 from integrations.lightning_digits import (
     LOSS,
     digits,
@@ -365,15 +364,3 @@ def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "hessinit.integrations.lightning_callback")
     with pytest.raises(ImportError, match=r"pip install 'hessinit\[lightning\]'"):
         importlib.import_module("hessinit.integrations.lightning_callback")
-
-
-def test_two_ranks_of_ddp_have_the_same_weights_and_the_same_failures(tmp_path: Path) -> None:
-    run_on_two_ranks(HERE / "lightning_script.py", tmp_path)
-    lines = {path.name: path.read_text().splitlines() for path in tmp_path.glob("rank-*.txt")}
-    assert sorted(lines) == ["rank-0.txt", "rank-1.txt"]
-    (first, *failed), (second, *told) = lines["rank-0.txt"], lines["rank-1.txt"]
-    assert first == second
-    assert "ZeroDivisionError: division by zero" in failed[0]
-    assert "RuntimeError: initializing failed on rank 0" in told[0]
-    assert "ZeroDivisionError" in told[0]
-    assert (tmp_path / "curvature.jsonl").exists()

@@ -21,7 +21,6 @@ from adamw_truth import dense_adamw_limit
 from hessinit.integrations.trainer_callback import CurvatureTrainerCallback
 from hessinit.results.track_record import Tracking
 from hessinit.training.track import Budget
-from integrations.launching import HERE, run_on_two_ranks
 from integrations.trainer_runs import Sentences, trainer_of
 
 # With a width of four, the masks of dropout decide how gentle the start can be; each torch draws others.
@@ -146,6 +145,21 @@ def test_a_trainer_with_another_loss_is_noted(kind: Any, every: int, tmp_path: P
     trainer_of(tmp_path, callback, kind=kind, learning_rate=1e-3).train()
     noted = [note for note in callback.tracking.notes if "may not be what is trained" in note]
     assert len(noted) == (kind is Hundredfold)
+
+
+def test_accumulated_batches_count_as_one_step_and_change_nothing(tmp_path: Path) -> None:
+    trained = []
+    for callbacks in ([], [CurvatureTrainerCallback(every=1)]):
+        trainer = trainer_of(tmp_path, *callbacks, max_steps=2, gradient_accumulation_steps=2)
+        trainer.train()
+        trained.append(trainer)
+    without, followed = trained
+    assert same_weights(without.model, followed.model)
+    tracking = callbacks[0].tracking
+    assert [point.step for point in tracking.points] == [0, 1, 2]
+    logged = [(entry["step"], entry["loss"]) for entry in followed.state.log_history if "loss" in entry]
+    assert list(tracking.losses) == logged
+    assert not any("may not be what is trained" in note for note in tracking.notes)
 
 
 @may_end_elsewhere
@@ -299,12 +313,3 @@ def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "hessinit.integrations.trainer_callback")
     with pytest.raises(ImportError, match=r"pip install 'hessinit\[transformers\]'"):
         importlib.import_module("hessinit.integrations.trainer_callback")
-
-
-def test_two_ranks_of_ddp_have_the_same_weights_and_the_same_failures(tmp_path: Path) -> None:
-    run_on_two_ranks(HERE / "trainer_script.py", tmp_path)
-    lines = [path.read_text().splitlines() for path in sorted(tmp_path.glob("rank-*.txt"))]
-    assert lines[0][0] == lines[1][0]
-    assert lines[0][1].startswith("ProblemError: target=-1 must be a positive, finite number")
-    assert lines[1][1].startswith("RuntimeError: initializing failed on rank 0")
-    assert (tmp_path / "curvature.jsonl").exists()

@@ -25,7 +25,7 @@ from torch import nn
 from hessinit import Comparison
 from hessinit.errors import ProblemError
 from hessinit.results.result import write_text
-from hessinit.training.run_folder import create_text, file_name
+from hessinit.training.run_folder import file_name
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parents[1] / "src"
@@ -129,15 +129,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(ProblemError, match=r"(?s)folder='.*' cannot be used: .*Pass a folder"):
         problem.small(folder=tmp_path / name)
-
-
-def test_of_two_experiments_that_begin_at_once_one_creates_the_record(tmp_path: Path) -> None:
-    path = tmp_path / "experiment.json"
-    with ThreadPoolExecutor(8) as threads:
-        created = list(threads.map(lambda number: create_text(path, str(number)), range(64)))
-    assert sum(created) == 1
-    assert path.read_text() == str(created.index(True))
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
