@@ -108,10 +108,7 @@ def make_initialization(**changes: Any) -> Initialization:
         "scaling": "all",
         "converged": True,
         "reason": "‖H‖ = 20.2 is within 5 % of the target",
-        "measurements": (
-            Measurement(t=0.0, norm=9.3, loss=2.31),
-            Measurement(t=0.191, norm=20.2, loss=2.34),
-        ),
+        "measurements": (Measurement(t=0.0, norm=9.3, loss=2.31), Measurement(t=0.191, norm=20.2, loss=2.34)),
         "seconds": 0.2,
     }
     return Initialization(**{**fields, **changes})
