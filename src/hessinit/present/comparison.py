@@ -512,9 +512,10 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, A
     whole = [losses for run, losses in zip(runs, finite, strict=True) if run.finite]
     broken = [losses for run, losses in zip(runs, finite, strict=True) if not run.finite]
     columns = list(zip(*(whole or broken), strict=False))
-    band = {"low": list(map(min, columns)), "high": list(map(max, columns))} if len(runs) > 1 else {}
     x, y = middles[: len(columns)], list(map(statistics.median, columns))
-    line = doc.Series(name, y, x, **band, **look)
+    line = doc.Series(name, y, x, **look)
+    if len(runs) > 1:
+        line = replace(line, low=list(map(min, columns)), high=list(map(max, columns)))
     diverged = sum(run.diverged for run in runs)
     if not diverged:
         return [line]
@@ -587,5 +588,5 @@ def _final_losses(comparison: Comparison) -> doc.LineChart:
     ends = ", ".join(_write_end(comparison, scheme, rate) for scheme in comparison.schemes)
     texts = "final losses", f"Final loss over {label}", f"Final losses: {ends}."
     limits = rules if comparison.optimizer == "sgd" else []
-    axes = {"log_x": min(places) > 0, "log_y": w.spans_much(losses)}
+    axes: dict[str, Any] = {"log_x": min(places) > 0, "log_y": w.spans_much(losses)}
     return doc.LineChart(*texts, series, "final loss", label, rules=limits, **axes)

@@ -29,14 +29,13 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     absent = {f"spectrum:{name}": f"the spectrum of {name} {way}" for name in (*report.names, "network")}
     absent |= dict.fromkeys(("jacobians", "bounds"), NO_JACOBIANS)
     caption = "Curvature of every layer, in the order they run, and of the network."
-    layers = [
-        *([norms_chart(report)] if report.layers else []),
-        doc.Table(caption, _columns(report), fixed=1),
-    ]
+    table = doc.Table(caption, _columns(report), fixed=1)
+    layers: list[doc.Block] = [norms_chart(report), table] if report.layers else [table]
     settings = ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
     pairs = w.write_pairs({name: getattr(report, name) for name in settings} | report.versions)
     cost = doc.Paragraph(describe_cost(report), "small")
-    measured = [cost, *doc.notes(report.notes), doc.Facts("Settings and versions", pairs)]
+    facts = doc.Facts("Settings and versions", pairs)
+    measured: list[doc.Block] = [cost, *doc.notes(report.notes), facts]
     return doc.Document(
         title="Curvature report",
         verdict=[conclude(report), *conclude_details(report)],

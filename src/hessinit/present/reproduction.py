@@ -126,7 +126,10 @@ def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Secti
         blocks += _table_blocks(table, title)
     blocks += [*texts, *(figure_chart(figure) for figure in findings.figures)]
     if findings.sentences:
-        blocks += [doc.Paragraph("Findings", "heading", page_only=True), *map(doc.Text, findings.sentences)]
+        blocks += [
+            doc.Paragraph("Findings", "heading", page_only=True),
+            *map(doc.Paragraph, findings.sentences),
+        ]
     if several:
         blocks.append(doc.Paragraph(_conclude(reproduction), "strong"))
     facts = {"Configuration": reproduction.configuration, "Data, seeds, versions, hardware": record}

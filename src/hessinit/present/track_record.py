@@ -132,7 +132,8 @@ def _describe_cost(tracking: Tracking) -> str:
     kind = "the Gauss-Newton matrix" if tracking.curvature == "gauss-newton" else "the Hessian"
     said = (
         f"{w.count(len(tracking.points), 'measurement')} of {kind} on "
-        f"{w.count(tracking.examples, 'example')} took {w.format_percent(tracking.overhead, 2)} of {w.format_number(tracking.seconds, 2)} s."
+        f"{w.count(tracking.examples, 'example')} took {w.format_percent(tracking.overhead, 2)} of "
+        f"{w.format_number(tracking.seconds, 2)} s."
     )
     if tracking.max_overhead >= 1 or not tracking.points:
         return said
