@@ -239,8 +239,8 @@ TRACK = replace(example_tracking(), points=example_tracking().points[::3], every
 GOLDEN = [
     (make_three_layers(), 80, REPORT), (narrow_report(), 50, NARROW), (plan(), 110, PLAN),
     (forms(), 100, FORMS), (make_three_layers().advice("momentum", lr=0.1), 100, ADVICE),
-    (make_initialization(), 80, INITIALIZATION), (two_schemes(), 80, COMPARED), (SWEEP, 80, SWEPT), (TRACK, 100, TRACKED),
-    (example_reproduction(), 80, REPRODUCED),
+    (make_initialization(), 80, INITIALIZATION), (two_schemes(), 80, COMPARED), (SWEEP, 80, SWEPT),
+    (TRACK, 100, TRACKED), (example_reproduction(), 80, REPRODUCED),
 ]  # fmt: skip
 
 
