@@ -247,10 +247,7 @@ def _solve_network(
         if not config.by_rate or config.scaling != "auto":  # a named norm or scaling is insisted on
             path = replace(path, lowest=-math.inf)
         known = norm if not path.offsets and 0 < norm < math.inf else None
-        outcome = NetworkRule(
-            model, path, goal.target, config.search_tolerance, config.max_measurements,
-            config.max_sharpening, known,
-        ).run()  # fmt: skip
+        outcome = NetworkRule(model, path, goal.target, config, known).run()
         rows += outcome.measurements[known is not None :]
         if not outcome.reason:
             break
@@ -268,9 +265,7 @@ def _solve_layers(
     goal = config.goal(traits, norm, unscaled=True)
     met = {use.parameter for use in uses}
     names = [one.name for one in targets if not met or one.key in met]
-    tolerance, measurements = config.search_tolerance, config.max_measurements
-    rule = LayersRule(model, names, goal.target, tolerance, measurements, config.max_sharpening)
-    return goal, rule.run()
+    return goal, LayersRule(model, names, goal.target, config).run()
 
 
 def _draw_scheme_(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.init.trace import Call, Derived, Kind, Shape, Signal, Trace, WeightUse, leaves_of
+from hessinit.init.trace import Derived, Kind, Shape, Signal, Trace, TracedCall, WeightUse, leaves_of
 
 _ATTENTION = (
     "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
@@ -198,7 +198,7 @@ def _recurrent_layer(
     def activate(sum: Signal) -> Signal:
         if activation is None:
             return sum
-        call = Call(activation, (sum,))
+        call = TracedCall(activation, (sum,))
         return trace.add(activation.__name__, "elementwise", (sum.index,), call=call)
 
     earlier = tuple(leaf.index for leaf in leaves_of(state) if isinstance(leaf, Signal))

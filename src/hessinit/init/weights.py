@@ -78,9 +78,13 @@ def find_weight_uses(
         for use in uses
         if use.upstream.end == "unknown"
     ]
-    met = {use.parameter for use in uses}
+    if any(trace[index].name == "noise" for index in trace.live):
+        notes.append(
+            "a signal is multiplied by random numbers, whose mean square is taken to be 1; only nn.Dropout "
+            "and F.dropout are counted as dropout"
+        )
     return TracedWeights(
-        uses, _unmet(model, trace, met), tuple(dict.fromkeys([*notes, *_frozen_notes(model, uses)]))
+        uses, _unmet(model, trace, {use.parameter for use in uses}), tuple(dict.fromkeys(notes))
     )
 
 
@@ -112,30 +116,6 @@ def _unmet(model: nn.Module, trace: Trace, met: set[str]) -> dict[str, str]:
         use = trace.other_uses.get(name, "not used by the forward")
         reasons[shown] = use if " " in use else _ROLES.get(use, f"used by {use}")
     return reasons
-
-
-def _frozen_notes(model: nn.Module, uses: tuple[WeightUse, ...]) -> list[str]:
-    """Where a frozen weight feeds another weight with a signal whose mean square is not about 1.
-
-    The formulas take every layer to keep the size, so they are off by that factor behind it. A frozen weight
-    multiplies the mean square of its input by fan-in · mean w².
-    """
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    sizes: dict[int, tuple[str, float]] = {}
-    notes = []
-    for use in uses:
-        feeder, name = sizes.get(use.upstream.feeder), layer_name(use.parameter)
-        if feeder is not None and use.parameter not in frozen and not 0.5 < feeder[1] < 2:
-            notes.append(
-                f"{feeder[0]} is frozen, and its output has a mean square of about {feeder[1]:.2g}; "
-                f"{name} is planned as if it were 1 (lsuv would measure it)"
-            )
-        weight = model.get_parameter(use.parameter) if use.parameter in frozen else None
-        if weight is not None and weight.is_floating_point() and not (weight.is_meta or use.computed):
-            came = feeder[1] if feeder is not None else 1.0
-            gain = fans_of(use)[0].inputs * float(weight.detach().double().square().mean())
-            sizes[use.step] = name, came * gain * use.upstream.moment / (use.upstream.keep or 1.0)
-    return notes
 
 
 # --- Fans and blocks --------------------------------------------------------------------------------------

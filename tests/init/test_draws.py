@@ -10,7 +10,7 @@ from scipy.stats import kstest, norm, truncnorm, uniform
 from torch import nn
 
 from hessinit.errors import ProblemError
-from hessinit.init.sampling import (
+from hessinit.init.draws import (
     DISTRIBUTIONS,
     TRUNCATED_STD,
     draw_,
