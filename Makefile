@@ -13,10 +13,10 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
-demo: .venv/installed ## two starts of a network, measured and trained on the embedded digits: a page and a picture
+demo: .venv/installed ## measure, initialize and train a network on the embedded digits: a page and a picture
 	@$(BIN)/hessinit demo
 
-test: check ## check, then every test, doctest and README example
+test: check ## check, then the tests, doctests and examples of the documents
 	@$(ONE_THREAD) $(BIN)/pytest -q -n $(WORKERS)
 
 test-all: check ## the same, and the full sweeps over the problem zoo
@@ -32,7 +32,7 @@ site: .venv/tested ## build the documents into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && \
 	  echo "open site/index.html; its search needs a server: $(BIN)/python -m http.server -d site"
 
-bench: .venv-bench/installed ## race the peers: all layers, in gradients, with the error beside each time
+bench: .venv-bench/installed ## compare cost and error with other libraries, in gradients
 	@.venv-bench/bin/python benchmarks/curvature_cost.py
 
 clean: ## remove the environments, caches and built files

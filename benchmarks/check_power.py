@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
-from random_problems import ORDINARY, Parts  # noqa: E402
+from random_networks import ORDINARY, Parts  # noqa: E402
 from record import run_facts, write_record  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402

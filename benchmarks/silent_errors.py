@@ -23,7 +23,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
-from random_problems import Drawn, draw, true_norms  # noqa: E402
+from dense_truth import true_norms  # noqa: E402
+from odd_constructions import Drawn, draw  # noqa: E402
 from record import run_facts, write_record  # noqa: E402
 
 import hessinit  # noqa: E402

@@ -1,11 +1,11 @@
-"""Run what a document shows: its Python, the files it names, its commands; and compare what they print.
+"""Run the code blocks of a document and compare what they print with what it shows.
 
-    ```python                     is run, all blocks of a document in one namespace
+    ```python                     is run; all blocks of a document share one namespace
     ```python title="net.py"      is written to that file
-    ```console, bash, sh, shell   is run, a command a line: after `$ `, or each line where none has it
+    ```console, bash, sh, shell   are commands: lines after `$ `, or every line where none has it
     ```output                     right after one of these is compared with what it prints
 
-All in the current folder, which the caller has made for it. Blocks in other languages are only shown.
+Everything runs in the current folder. Blocks in other languages are not run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import warnings
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(
@@ -30,18 +31,18 @@ FENCE = re.compile(
 TITLE = re.compile(r"\btitle=\"(?P<name>[^\"]+)\"")
 PYTHON, SHELL = ("python", "py"), ("console", "bash", "sh", "shell")
 
-# What a command is here; the environment's own programs, not whichever come first on the path.
+# The programs of this environment, not the first ones on the path.
 PROGRAMS = {
     "hessinit": ["-m", "hessinit"],
     "python": [],
     "pytest": ["-m", "pytest", "-p", "no:cacheprovider"],
     "torchrun": ["-m", "torch.distributed.run"],
 }
-# These install, fetch or build: too slow for a test of a document, or tested elsewhere.
+# These install, fetch or build: too slow here, or tested elsewhere.
 NOT_RUN = ("pip", "git", "make", "mkdocs", "cd", "apt-get", ".venv/bin/hessinit")
 EXIT_STATUS = re.compile(r"#.*\bexit status (?P<number>\d+)")
 PATIENCE = 600  # seconds
-# Torch 2.13 with gloo says so when ranks end, once in ten times on a busy machine, also without hessinit.
+# Torch 2.13 with gloo prints this once in ten times when ranks end, also without hessinit.
 ABORTS_AT_EXIT = "terminate called without an active exception"
 
 # A number, but not the digits of a name such as fc1; rules of a table; the seconds that a run took.
@@ -53,7 +54,7 @@ AGREEMENT = 0.02  # the last figure may differ between machines; the second must
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, the line its code starts on, and what the next block says it prints."""
+    """A fenced block: its language, file, first line of code, and what the next block says it prints."""
 
     kind: str
     title: str | None
@@ -63,7 +64,7 @@ class Block:
 
 
 def blocks_of(text: str) -> list[Block]:
-    """The blocks to run; one marked `output` right after holds what a block prints."""
+    """The blocks to run."""
     blocks: list[Block] = []
     fences = [(fence, fence["info"].strip().lower().split(" ")[0]) for fence in FENCE.finditer(text)]
     for (fence, kind), (after, after_kind) in zip_longest(fences, fences[1:], fillvalue=(None, "")):
@@ -85,17 +86,14 @@ def run_blocks(document: Path) -> int:
     namespace: dict[str, object] = {"__name__": document.stem}
     blocks = blocks_of(document.read_text(encoding="utf-8"))
     for position, block in enumerate(blocks):
+        where = f"{document.name}, line {block.line}"
         if block.title is not None:
             later = "\n".join(other.code for other in blocks[position + 1 :])
-            assert Path(block.title).stem in later, (
-                f"{document.name}, line {block.line}: nothing uses {block.title}"
-            )
+            assert Path(block.title).stem in later, f"{where}: nothing uses {block.title}"
             Path(block.title).write_text(block.code, encoding="utf-8")
             continue
-        where = f"{document.name}, line {block.line}"
-        printed = (
-            run_python(block, document, namespace) if block.kind in PYTHON else run_commands(block, where)
-        )
+        python = block.kind in PYTHON
+        printed = run_python(block, document, namespace) if python else run_commands(block, where)
         if block.output is not None:
             assert differences(block.output, printed) == [], f"{where}, prints:\n{printed}"
     return len(blocks)
@@ -111,7 +109,7 @@ def run_python(block: Block, document: Path, namespace: dict[str, object]) -> st
 
 
 def run_commands(block: Block, where: str) -> str:
-    """Run the commands of a block; what it shows after a `$ ` command is compared, the rest is returned."""
+    """Run the commands of a block and compare what is shown after a `$ ` command; return the other output."""
     printed = []
     for command, shown in commands_of(block.code):
         text = run_command(command, where)
@@ -146,31 +144,25 @@ def run_command(command: str, where: str) -> str:
     words = shlex.split(command, comments=True)
     if not words or words[0] in NOT_RUN:
         return ""
-    known = f"known are {', '.join(PROGRAMS)} (run) and {', '.join(NOT_RUN)} (not run)"
     runs = words[0] in PROGRAMS and not {"|", ">", "&&", ";"} & set(words)
-    assert runs, f"{where}: {command!r} is a command that no test runs; {known}"
+    assert runs, f"{where}: {command!r} is a command that no test runs; {PROGRAMS.keys()} run, {NOT_RUN} not"
     source = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     settings = {"COLUMNS": "100", "MPLBACKEND": "Agg", "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, *PROGRAMS[words[0]], *words[1:]]
+    captured: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "timeout": PATIENCE}
     for _ in range(4):
-        done = subprocess.run(
-            [sys.executable, *PROGRAMS[words[0]], *words[1:]],
-            env={**os.environ, **settings},
-            capture_output=True,
-            encoding="utf-8",
-            timeout=PATIENCE,
-        )
+        done = subprocess.run(arguments, env={**os.environ, **settings}, **captured)
         if not (words[0] == "torchrun" and ABORTS_AT_EXIT in done.stderr):
             break
     status = EXIT_STATUS.search(command)
     expected = int(status["number"]) if status else 0
-    assert done.returncode == expected, (
-        f"{where}: {command!r} exits with {done.returncode}, not {expected}:\n{done.stdout}\n{done.stderr}"
-    )
+    told = f"{where}: {command!r} exits with {done.returncode}, not {expected}:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == expected, told
     return done.stdout
 
 
 def differences(shown: str, printed: str) -> list[str]:
-    """What a document shows and its code does not print: words exactly, numbers to two figures, no seconds.
+    """Where `shown` and `printed` differ: in words, or in numbers by more than 2 %; seconds do not count.
 
     >>> differences("fc1  0.311 in 2 s", "fc1 0.312 in 9 s"), differences("fc1 0.31", "fc2 0.33")
     ([], ["'fc1' is 'fc2'", "'0.31' is '0.33'"])

@@ -8,19 +8,16 @@ import time
 import torch
 from torch import nn
 
-
 def numbers(rows, columns, first=1):
     """Whole numbers from -2 to 2, the same everywhere."""
     counted = torch.arange(first, first + rows * columns, dtype=torch.float64)
     return (counted * 7 % 5 - 2).view(rows, columns)
-
 
 def linear(*widths):
     layers = [nn.Linear(before, after, bias=False).double() for before, after in zip(widths, widths[1:])]
     for layer in layers:
         layer.weight.data = numbers(*layer.weight.shape) / 2
     return nn.Sequential(*layers)
-
 
 def regression():
     """Closed form: H = 2/4 X'X with X = diag(1, 2, 3, 5), so that the norm is 12.5."""
@@ -29,68 +26,54 @@ def regression():
     inputs = torch.diag(torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64))
     return model, nn.MSELoss(), (inputs, torch.zeros(4, 1, dtype=torch.float64))
 
-
 def problem():
     """Three layers without anything in between."""
     return linear(3, 4, 3, 2), nn.MSELoss(), (numbers(8, 3), numbers(8, 2, first=4))
-
 
 def drawn():
     """Weights that depend on the seed."""
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), *problem()[1:]
 
-
 def loud():
     print("a word from the user's own code")
     return problem()
 
-
 def with_keywords():
     call = lambda model, inputs: 2 * model(inputs)
     return *problem(), {"forward": call, "curvature": "both", "layers": ["0", "2"], "seed": 3}
-
 
 def with_lambdas():
     model, _, data = drawn()
     loss = lambda output, target: nn.functional.mse_loss(output, target)
     return model, loss, data, {"forward": lambda model, inputs: 2 * model(inputs), "curvature": "both"}
 
-
 def half_square(output, target):
     return 0.5 * (output - target).square().mean()
-
 
 def with_a_function_of_the_file():
     model, _, data = drawn()
     return model, half_square, data
 
-
 def batches():
     model, loss, (inputs, targets) = drawn()
     return model, loss, list(zip(inputs.split(4), targets.split(4)))
-
 
 def once():
     model, loss, pairs = batches()
     return model, loss, iter(pairs)
 
-
 SHARED = linear(3, 4, 3, 2)
-
 
 def one_model():
     return SHARED, *problem()[1:]
-
 
 def slow():
     model, loss, data = problem()
     model.register_forward_pre_hook(pause)
     return model, loss, data
 
-
 def pause(*_):
     time.sleep(0.02)
-
 
 def odd_names():
     model = nn.Sequential()
@@ -101,31 +84,24 @@ def odd_names():
         layer.weight.data = numbers(*layer.weight.shape)
     return model, nn.MSELoss(), (numbers(4, 2), numbers(4, 1))
 
-
 def unfinished():
     return (*problem(), {"max_iterations": 1, "estimator": "lanczos"})
-
 
 def strictly_unfinished():
     return (*problem(), {"max_iterations": 1, "estimator": "lanczos", "strict": True})
 
-
 # What fails
-
 
 def helper():
     raise LookupError("no data here")
 
-
 def fails():
     helper()
-
 
 def fails_in_a_worker():
     if multiprocessing.parent_process() is not None:
         helper()
     return problem()
-
 
 def fails_in_the_loss():
     def loss(output, target):
@@ -134,25 +110,20 @@ def fails_in_the_loss():
     model, _, batch = problem()
     return model, loss, batch
 
-
 def wrong_width():
     model, loss, (inputs, targets) = problem()
     return model, loss, (inputs[:, :2], targets)
 
-
 def leaves():
     raise SystemExit("usage: net.py [--data]")
-
 
 def with_dropout():
     model, loss, batch = problem()
     return nn.Sequential(model, nn.Dropout()), loss, batch
 
-
 def frozen():
     model, loss, batch = problem()
     return model.requires_grad_(False), loss, batch
-
 
 class Rounded(nn.Module):
     """A straight-through estimator: its derivative is not that of the function."""
@@ -160,11 +131,9 @@ class Rounded(nn.Module):
     def forward(self, x):
         return x + ((8 * x).round() / 8 - x).detach()
 
-
 def straight_through():
     model, loss, batch = drawn()
     return nn.Sequential(model, Rounded()), loss, batch
-
 
 def unchecked():
     return *straight_through(), {"check": False}

@@ -58,9 +58,10 @@ def test_a_watched_command_spins_on_stderr_and_keeps_stdout_pure(run_process):
 def test_a_terminal_gets_colours_unless_no_color_is_set_and_a_pipe_gets_what_print_gives(run_process):
     make_three_layers().save("r.json")
     assert re.search(r"\x1b\[[\d;]*3\dm", on_a_terminal("show", "r.json"))
-    plain = on_a_terminal("show", "r.json", NO_COLOR="1")
-    assert "\x1b" not in plain
-    assert "verdict" in plain
+    for variables in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        plain = on_a_terminal("show", "r.json", **variables)
+        assert "\x1b" not in plain
+        assert "verdict" in plain
     piped = run_process("show", "r.json")
     assert piped.stdout == f"{make_three_layers()}\n"
     assert max(map(len, piped.stdout.splitlines())) <= 100

@@ -18,7 +18,7 @@ def test_tables_are_printed_and_kept_and_what_json_prints_can_be_shown(run, fold
     two = run("reproduce", "table-2", "table-3", *SMALL, "--json")
     assert two.exit_code == 0, two.output
     assert [one["kind"] for one in json.loads(two.stdout)] == ["hessinit reproduction"] * 2
-    assert two.stderr.endswith("Wrote 2 records, their figures and the page reproduction/reproduce.html.\n")
+    assert two.stderr.endswith("Wrote 2 records and the page reproduction/reproduce.html.\n")
     (folder / "two.json").write_text(two.stdout, encoding="utf-8")
     assert load("two.json") == [load(f"reproduction/{name}-digits.json") for name in ("table-2", "table-3")]
     again = run("reproduce", "table-2", "table-3", *SMALL)
@@ -37,13 +37,13 @@ def test_tables_are_printed_and_kept_and_what_json_prints_can_be_shown(run, fold
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_an_interrupted_reproduction_says_how_to_continue_and_continues(run, folder):
     options = ["table-2", "--data", "digits", "--seeds", "12", "--workers", "1"]
-    results = folder / "reproduction" / "table-2-digits"
+    results = folder / "reproduction" / "table-2-digits" / "runs"
     code, stdout, stderr = interrupt(
-        signal.SIGINT, lambda: len(list(results.glob("[!.]*.json"))) >= 2, "reproduce", *options
+        signal.SIGINT, lambda: len(list(results.glob("[!.]*.json"))) >= 1, "reproduce", *options
     )
     assert (code, stdout) == (130, ""), stderr
     found = re.search(
-        r"Interrupted: stopped; (\d+) of \d+ pieces are kept in reproduction\. The same c", stderr
+        r"Interrupted: stopped; (\d+) of \d+ runs are kept in reproduction\. The same c", stderr
     )
     assert found, stderr
     assert int(found[1]) >= 1

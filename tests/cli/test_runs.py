@@ -70,11 +70,10 @@ def test_a_folder_is_continued_and_more_rates_are_added(run, folder):
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_an_interrupted_comparison_says_how_to_continue_and_continues(run, folder):
     kept = folder / "kept" / "runs"
-    options = [*SMALL.split(), "--learning-rates", "0.02,0.03", "--folder", "kept"]
+    command = ["compare", "net.py:slow", *SMALL.split(), "--learning-rates", "0.02,0.03", "--workers", 1]
     code, stdout, stderr = interrupt(
-        signal.SIGINT, lambda: len(list(kept.glob("[!.]*.json"))) >= 2, "compare", "net.py:slow", *options,
-        "--workers", 1,
-    )  # fmt: skip
+        signal.SIGINT, lambda: len(list(kept.glob("[!.]*.json"))) >= 2, *command, "--folder", "kept"
+    )
     assert (code, stdout) == (130, ""), stderr
     said = (
         r"Interrupted: stopped; (\d+) of 12 runs are kept in kept\. The same command continues from there\.\n"
@@ -82,8 +81,7 @@ def test_an_interrupted_comparison_says_how_to_continue_and_continues(run, folde
     found = re.fullmatch(said, stderr)
     assert found, stderr
     assert 1 <= int(found[1]) < 12
-    again = ["compare", "net.py:slow", *options, "--workers", 1, "--json"]
-    assert read(run(*again)) == read(run(*again[:-4], "--workers", 1, "--json", "--folder", "anew"))
+    assert read(run(*command, "--json", "--folder", "kept")) == read(run(*command, "--json"))
 
 
 def test_without_a_folder_an_interrupted_comparison_says_that_nothing_is_kept(run, monkeypatch):

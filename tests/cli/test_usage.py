@@ -131,6 +131,7 @@ WRONG = [
     ("initialize net.py:problem --rule layers --scaling all", "scaling='all' .*rule='layers'"),
     ("initialize net.py:problem --curvature both", "Invalid value for '--curvature'"),
     ("initialize net.py:problem --momentum 1 --optimizer momentum", "momentum=1.0 must be a number from 0"),
+    ("initialize net.py:problem --momentum 0.5", "--momentum 0.5 is only for --optimizer momentum and nes"),
     ("initialize net.py:problem --tolerance 0", "Error: tolerance=0.0"),
     ("initialize net.py:problem --weights w.pt", "Error: --weights w.pt must end in .safetensors, such as w"),
     ("initialize net.py:problem --weights w.safetensors --dry-run", "--weights and --dry-run contradict"),
@@ -163,6 +164,8 @@ WRONG = [
     ("reproduce table-2 --seeds 0", "Invalid value for '--seeds'"),
     ("reproduce table-2 --data-dir nowhere", "nowhere"),
     ("reproduce table-2 --data digits --folder net.py", "folder='net.py' cannot be used"),
+    ("demo --folder net.py", "--folder net.py is not a folder; give another name."),
+    ("demo --folder no/d", "--folder no/d cannot be made: no does not exist. Create it first."),
     ("demo --lr fast", "Invalid value for '--lr'"),
     ("demo --lr -1", "-1.0 must be a number above 0"),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from check_power import WrongWeight, build, spoil
-from random_problems import OnceSwish, SavedSwish, Swish, WrongSwish
+from odd_constructions import OnceSwish, SavedSwish, Swish, WrongSwish
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrize

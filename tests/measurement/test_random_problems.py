@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from random_problems import ODD, draw
+from odd_constructions import ODD, draw
 from silent_errors import failures, run_one
 
 SEEDS = range(5000, 5024)  # others than those of the committed record

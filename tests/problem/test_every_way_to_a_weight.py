@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from random_problems import Parts, true_norms
+from dense_truth import true_norms
+from random_networks import Parts
 from torch import Tensor, nn
 
 import hessinit

@@ -7,12 +7,12 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from every_kind import FORMS, POINT, REPRODUCTION, TRACKING
-from report_examples import make_estimate, make_layer, make_report, make_three_layers
 
+from every_kind import FORMS, POINT, REPRODUCTION, TRACKING
 from hessinit.results.curvature_report import LayerCurvature, judge
 from hessinit.results.estimates import Estimate, Spread
 from hessinit.results.quadratic_forms import QuadraticForm
+from report_examples import make_estimate, make_layer, make_report, make_three_layers
 
 inf, nan = math.inf, math.nan
 

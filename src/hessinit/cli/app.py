@@ -58,22 +58,17 @@ for functions in GROUPS.values():
 
 
 def run() -> None:
-    """Run the command that was asked for; a reader of stdout that has gone, as with `| head`, is no error."""
+    """Run the command that was asked for; click ends it quietly where the reader of a pipe has gone."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ‖ shows a question mark
     try:
-        try:
-            app(prog_name="hessinit")
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        app(prog_name="hessinit")
     except OSError as failure:
         if failure.filename is not None:  # a file's failure; stdout has no name
             raise
         typer.echo(f"Error: the result cannot be printed: {failure.strerror or failure}.", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         raise SystemExit(WRONG_USAGE) from None
 
 

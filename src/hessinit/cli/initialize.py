@@ -105,6 +105,8 @@ def initialize(
     """
     output = Output(as_json, html, save, picture)
     output.check(reads=file_of(problem), more={"--weights": weights})
+    if momentum is not None and optimizer not in ("momentum", "nesterov"):
+        stop(f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of them.")
     if weights is not None and dry_run:
         stop("--weights and --dry-run contradict each other: a dry run writes no weights. Leave one out.")
     if weights is not None and weights.suffix != ".safetensors":

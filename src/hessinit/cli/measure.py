@@ -12,7 +12,7 @@ import typer
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, interruption_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import did_you_mean_file, file_of, find_problem, load_problem
+from hessinit.cli.problem_file import file_of, find_problem, load_problem, similar_name
 
 if TYPE_CHECKING:
     from hessinit.results.curvature_report import CurvatureReport
@@ -156,8 +156,8 @@ def _load(path: Path) -> Any:
     try:
         return load(path)
     except FileNotFoundError:
-        found = [*path.parent.glob("*.json"), *path.parent.glob("*.jsonl")] if path.parent.is_dir() else []
-        stop(f"{path} does not exist.{did_you_mean_file(path, sorted(found))}")
+        found = (each.name for each in path.parent.glob("*.json*")) if path.parent.is_dir() else ()
+        stop(f"{path} does not exist.{similar_name(path.name, found)}")
     except OSError as failure:
         stop(f"{path} cannot be read: {failure.strerror}.")
     except ValueError as refusal:

@@ -118,7 +118,8 @@ def print_result(result: Any) -> None:
     from hessinit.present.terminal import render_text
 
     document = result if isinstance(result, Document) else describe(result)
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    color = sys.stdout.isatty() and not plain
     sys.stdout.write(render_text(document, color=color) + "\n")
 
 
@@ -148,7 +149,7 @@ def write_file(path: Path, write: Write) -> bool:
 
 
 def draw(result: Any, path: Path) -> None:
-    """Write the result's first chart (of a comparison, all that its figure has) into a picture file."""
+    """Write the result's figure into a picture file."""
     import matplotlib
 
     matplotlib.use("Agg")  # into a file: no window

@@ -27,7 +27,7 @@ from hessinit.errors import ProblemError, did_you_mean
 
 EXAMPLE = "net.py:problem"
 USUAL_NAME = Path("problem.py")
-SIMILAR = 0.65  # of 0 to 1; two letters exchanged in a word of six leave 0.83
+SIMILAR = 0.8  # of 0 to 1; two letters exchanged in a word of six leave 0.83
 
 STARTER = '''\
 """A problem for hessinit: a model, its loss, and data. It runs as it is; put your own in.
@@ -187,23 +187,18 @@ def _check_file(path: Path) -> None:
         raise ProblemError(f"{path} is not a Python file; its name must end in .py, as in {EXAMPLE}.")
     if not path.parent.is_dir():
         raise ProblemError(f"{path} does not exist, nor does the folder {path.parent}.")
-    similar = did_you_mean_file(path, sorted(path.parent.glob("*.py")))
+    similar = similar_name(path.name, (each.name for each in path.parent.glob("*.py")))
     raise ProblemError(f"{path} does not exist (looked in {path.parent.resolve()}).{similar}")
 
 
-def did_you_mean_file(path: Path, files: list[Path]) -> str:
-    """The file whose name is most similar; its ending does not count.
+def similar_name(name: str, choices: Iterable[str]) -> str:
+    """Return a sentence that offers the name most similar to a mistyped one, or nothing.
 
-    >>> did_you_mean_file(Path("nett.py"), [Path("net.py"), Path("syn.py")])
-    " Did you mean 'net.py'?"
-    >>> did_you_mean_file(Path("no.py"), [Path("net.py"), Path("syn.py")])
-    ''
+    >>> similar_name("nett.py", ["net.py", "syn.py"]), similar_name("no.py", ["net.py", "syn.py"])
+    (" Did you mean 'net.py'?", '')
     """
-    return did_you_mean(path.name, [each.name for each in files if _is_similar(path.stem, each.stem)])
-
-
-def _is_similar(one: str, other: str) -> bool:
-    return difflib.SequenceMatcher(None, one, other).ratio() >= SIMILAR
+    near = difflib.get_close_matches(name, list(choices), n=1, cutoff=SIMILAR)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 # Loading
@@ -335,7 +330,7 @@ def _find_function(module: ModuleType, place: Place) -> Callable[[], Any]:
     if not hasattr(module, place.function):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         own = [name for name in names if vars(module)[name].__module__ == module.__name__]
-        similar = did_you_mean(place.function, [name for name in names if _is_similar(place.function, name)])
+        similar = similar_name(place.function, names)
         listed = f" Its functions are {', '.join(own or names)}." if names else " It defines no function."
         raise ProblemError(f"{place.source} has no {place.function!r}.{similar or listed}")
     function: Any = getattr(module, place.function)

@@ -11,13 +11,15 @@ from hessinit.cli import options
 from hessinit.cli.failures import failures_explained, interruption_explained, raise_when_interrupted
 from hessinit.cli.output import Output, stdout_for_results
 
-NAMES = ("table-1", "table-2", "table-3", "table-4", "table-5", "word2vec", "all")
-
 
 def reproduce(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME", help=f"Some of {', '.join(NAMES)}.", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help="table-1 to table-5, figure-1 or -2, word2vec, or all.",
+            show_default=False,
+        ),
     ],
     data: Annotated[
         str,
@@ -31,17 +33,14 @@ def reproduce(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the files are, as they are published. Without it images are downloaded once, into "
-            "your cache; a Wikipedia text (.txt, also .xz, .bz2, .gz) must be given.",
+            help="Where the published files are. Without it images are downloaded once, into your cache; a "
+            "Wikipedia text must be given.",
         ),
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            metavar="N",
-            help="How many restarts.  [default: 10 for table 1, 400 for 2 and 3, 5 trainings for 4 and 5, 3 "
-            "for word2vec]",
+            min=1, metavar="N", help="How many restarts or trainings; the default depends on the table."
         ),
     ] = None,
     variant: Annotated[
@@ -88,4 +87,4 @@ def reproduce(
             )  # fmt: skip
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
     records = f"{len(found)} record{'' if len(found) == 1 else 's'}"
-    typer.echo(f"Wrote {records}, their figures and the page {folder / 'reproduce.html'}.", err=True)
+    typer.echo(f"Wrote {records} and the page {folder / 'reproduce.html'}.", err=True)

@@ -1,0 +1,500 @@
+"""Constructions that are easily measured wrong, and the draw of a random problem, ordinary or odd.
+
+`draw(seed)` gives the same problem every time. A problem is built anew for every use, so that a measurement
+cannot spoil the truth it is compared with.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from random_networks import ORDINARY, Parts
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+ODD_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class Odd:
+    """`build(chance, clean)`; `clean` asks for the equal problem that plain autograd differentiates right."""
+
+    build: Callable[[random.Random, bool], Parts]
+    has_no_curvature: bool = False
+
+
+ODD: dict[str, Odd] = {}
+
+
+def odd(*, has_no_curvature: bool = False) -> Callable[[Any], Any]:
+    def register(build: Callable[[random.Random, bool], Parts]) -> Any:
+        ODD[build.__name__.replace("_", " ")] = Odd(build, has_no_curvature)
+        return build
+
+    return register
+
+
+def classified(
+    chance: random.Random, model: nn.Module, inputs: int = 4, outputs: int = 3, **more: Any
+) -> Parts:
+    loss = chance.choice([nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), F.cross_entropy])
+    batch = torch.randn(8, inputs), torch.randint(outputs, (8,))
+    return Parts(model, loss, batch, **more)
+
+
+class Hidden(nn.Module):
+    """The last layer's weight is that of the first one, by a way that no registered name shows."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.embed, self.mid = nn.Linear(5, 4, bias=False), nn.Linear(4, 4)
+        weight = self.embed.weight
+        holders: dict[str, Callable[[], Any]] = {
+            "list": lambda: [weight],
+            "dict in a tuple": lambda: ({"tied": weight},),
+            "namespace": lambda: SimpleNamespace(tied=weight),
+            "closure": lambda: lambda: weight,
+            "bound method": lambda: self.own_weight,
+        }
+        self.way, self.tied = way, holders[way]()
+
+    def own_weight(self) -> Tensor:
+        return self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.mid(torch.tanh(self.embed(x))))
+        tied = self.tied
+        found: dict[str, Callable[[], Tensor]] = {
+            "list": lambda: tied[0],
+            "dict in a tuple": lambda: tied[0]["tied"],
+            "namespace": lambda: tied.tied,
+            "closure": lambda: tied(),
+            "bound method": lambda: tied(),
+        }
+        return h @ found[self.way]()
+
+
+@odd()
+def weight_reached_a_second_way(chance: random.Random, clean: bool) -> Parts:
+    way = chance.choice(["list", "dict in a tuple", "namespace", "closure", "bound method"])
+    return classified(chance, Hidden(way), 5, 5)
+
+
+@odd()
+def forward_argument_that_closes_over_a_weight(chance: random.Random, clean: bool) -> Parts:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    first = model[0]
+    return classified(chance, model, forward=lambda m, x: m(x @ first.weight))
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return gradient * s * (1 + x * (1 - s))
+
+
+class OnceSwish(Swish):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return gradient * s * (1 + x * (1 - s))
+
+
+class SavedSwish(Swish):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        s = x.sigmoid()
+        ctx.save_for_backward(s * (1 + x * (1 - s)))
+        return x * s
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * ctx.saved_tensors[0]
+
+
+class WrongSwish(Swish):
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return 1.05 * gradient * s * (1 + x * (1 - s))
+
+
+class Functional(nn.Module):
+    """A network whose activation is any function; `share` is that of the branch that uses it."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], share: float = 1.0) -> None:
+        super().__init__()
+        self.function, self.share = function, share
+        self.first, self.last, self.skip = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.skip(x) + self.share * self.last(self.function(3 * self.first(x)))
+
+
+@odd()
+def custom_function(chance: random.Random, clean: bool) -> Parts:
+    kind = chance.choice([Swish, OnceSwish, SavedSwish, WrongSwish])
+    function: Any = F.silu if clean else kind.apply
+    return classified(chance, Functional(function, chance.choice([1.0, 0.1, 1e-3])))
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (x * 4).round() / 4
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -0.5 * gradient
+
+
+@odd(has_no_curvature=True)
+def backward_that_differs_on_purpose(chance: random.Random, clean: bool) -> Parts:
+    ways: list[Any] = [
+        Straight.apply,
+        Reversed.apply,
+        lambda x: x + ((x * 4).round() / 4 - x).detach(),
+        lambda x: x * x.detach(),
+    ]
+    return classified(chance, Functional(chance.choice(ways)))
+
+
+class FusedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward((z.softmax(1) - F.one_hot(y, z.shape[1])) / len(z))
+        return F.cross_entropy(z, y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.saved_tensors[0], None
+
+
+@odd()
+def fused_loss(chance: random.Random, clean: bool) -> Parts:
+    penalty = chance.choice([0.0, 0.05])
+    core: Any = F.cross_entropy if clean else FusedCrossEntropy.apply
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    return Parts(
+        model,
+        lambda z, y: core(z, y) + penalty * z.square().mean(),
+        (torch.randn(8, 4), torch.randint(3, (8,))),
+    )
+
+
+@odd(has_no_curvature=True)
+def loss_that_holds_its_weights_constant(chance: random.Random, clean: bool) -> Parts:
+    def focal(z: Tensor, y: Tensor) -> Tensor:
+        each = F.cross_entropy(z, y, reduction="none")
+        return ((1 - torch.exp(-each)).detach() ** 2 * each).mean()
+
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    return Parts(model, focal, (torch.randn(8, 4), torch.randint(3, (8,))))
+
+
+@odd()
+def reduction_that_no_attribute_tells(chance: random.Random, clean: bool) -> Parts:
+    """Several batches; the reference is the mean, or the sum, of the batches' losses."""
+
+    class PerBatch(nn.Module):
+        reduction = "sum"
+
+        def forward(self, z: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(z, y, reduction=self.reduction) / len(z)
+
+    def summed(z: Tensor, y: Tensor) -> Tensor:
+        return (F.cross_entropy(z, y, reduction="none") * 0.1).sum()
+
+    weights = torch.linspace(0.5, 2, 6)
+
+    def closed(z: Tensor, y: Tensor) -> Tensor:
+        return (weights.to(z) * F.cross_entropy(z, y, reduction="none")).sum()
+
+    def contrastive(z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z @ z.roll(1, 0).T, torch.arange(len(z)))
+
+    loss: Any = chance.choice([PerBatch(), summed, closed, contrastive])
+    if clean and loss is summed:
+        loss.reduction = "sum"
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    batches = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(2)]
+    return Parts(model, loss, batches)
+
+
+class Frequent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(8, 4, scale_grad_by_freq=True), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.words(tokens).mean(1)))
+
+
+@odd(has_no_curvature=True)
+def gradient_scaled_by_frequency(chance: random.Random, clean: bool) -> Parts:
+    tokens = torch.randint(8, (5, 6))
+    tokens[0, :2] = 0  # at least one word comes twice
+    return Parts(Frequent(), nn.CrossEntropyLoss(), (tokens, torch.randint(3, (5,))))
+
+
+class TiedHead(nn.Module):
+    def __init__(self, layer: nn.Embedding) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(h @ self.layer.weight.T, y)
+
+
+@odd()
+def loss_that_holds_a_layer(chance: random.Random, clean: bool) -> Parts:
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 4), nn.Tanh())
+    head = TiedHead(model[0])
+    loss: Any = head if chance.random() < 0.5 else lambda h, y: head(h, y)
+    return Parts(model, loss, (torch.randint(6, (9,)), torch.randint(6, (9,))))
+
+
+class Auxiliary(nn.Module):
+    def __init__(self, keeps_graph: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.aux, self.keeps_graph = nn.Linear(4, 5), nn.Linear(5, 3), None, keeps_graph
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        self.aux = h.square().mean() if self.keeps_graph else h.detach().square().mean()
+        return self.b(h)
+
+
+@odd()
+def loss_that_reads_what_the_forward_kept(chance: random.Random, clean: bool) -> Parts:
+    model = Auxiliary(keeps_graph=True)
+    batch = torch.randn(8, 4), torch.randint(3, (8,))
+    way = chance.choice(["never", "grad", "no_grad"])
+    if way == "grad":
+        model(batch[0])
+    elif way == "no_grad":
+        with torch.no_grad():
+            model(batch[0])
+    return Parts(model, lambda z, y: F.cross_entropy(z, y) + 10 * model.aux, batch)
+
+
+class Remembering(nn.Module):
+    """A running mean, kept where torch does not look for buffers."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.a, self.b, self.way = nn.Linear(4, 5), nn.Linear(5, 3), way
+        self.state: Any = {
+            "namespace": lambda: SimpleNamespace(mean=torch.zeros(5)),
+            "list in a tuple": lambda: ([torch.zeros(5)],),
+            "dict": lambda: {"mean": torch.zeros(5)},
+        }[way]()
+
+    def mean(self, new: Tensor) -> Tensor:
+        if self.way == "namespace":
+            self.state.mean = 0.5 * self.state.mean.to(new) + 0.5 * new
+            return self.state.mean
+        if self.way == "dict":
+            self.state["mean"] = 0.5 * self.state["mean"].to(new) + 0.5 * new
+            return self.state["mean"]
+        self.state[0][0] = 0.5 * self.state[0][0].to(new) + 0.5 * new
+        return self.state[0][0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b(torch.tanh(h - self.mean(h.mean(0))))
+
+
+@odd()
+def state_outside_of_buffers(chance: random.Random, clean: bool) -> Parts:
+    return classified(chance, Remembering(chance.choice(["namespace", "list in a tuple", "dict"])))
+
+
+@odd()
+def loss_with_a_state(chance: random.Random, clean: bool) -> Parts:
+    state = {"scale": 1.0}
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        value = F.cross_entropy(z, y)
+        state["scale"] = 0.5 * state["scale"] + 2.0
+        return value / state["scale"]
+
+    def first(z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z, y) / 2.5
+
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    return Parts(model, first if clean else loss, (torch.randn(8, 4), torch.randint(3, (8,))))
+
+
+class OneStorage(nn.Sequential):
+    """Two parameters whose numbers are the same, also in another precision."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 5, bias=False), nn.Tanh(), nn.Linear(5, 5, bias=False))
+        self[2].weight.data = self[0].weight.data
+
+    def _apply(self, *args: Any, **settings: Any) -> Any:
+        super()._apply(*args, **settings)
+        self[2].weight.data = self[0].weight.data
+        return self
+
+
+@odd()
+def two_parameters_on_one_storage(chance: random.Random, clean: bool) -> Parts:
+    model: nn.Sequential = OneStorage()
+    if clean:
+        model = nn.Sequential(model[0], nn.Tanh(), model[0])
+    return classified(chance, model, 5, 5)
+
+
+@odd()
+def parameter_that_is_a_buffer_too(chance: random.Random, clean: bool) -> Parts:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    if not clean:
+        model[0].register_buffer("alias", model[0].weight)
+    return classified(chance, model)
+
+
+class ReturnsFloat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x))).float()
+
+
+@odd()
+def output_cast_to_float(chance: random.Random, clean: bool) -> Parts:
+    model: nn.Module = ReturnsFloat()
+    if clean:
+        model.forward = lambda x: model.b(torch.tanh(model.a(x)))  # type: ignore[method-assign, operator]
+    return classified(chance, model)
+
+
+class Physical(nn.Module):
+    """A physics-informed network: its output holds its own derivative by the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        u = self.net(x)
+        (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        return u + slope.sum(1, keepdim=True)
+
+
+class Meta(nn.Module):
+    """One step of gradient descent inside the forward, as in MAML."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = [self.a.weight, self.b.weight]
+        inner = F.linear(F.linear(x, weights[0]).tanh(), weights[1]).square().mean()
+        steps = torch.autograd.grad(inner, weights, create_graph=True)
+        return F.linear(F.linear(x, weights[0] - steps[0]).tanh(), weights[1] - steps[1])
+
+
+@odd()
+def forward_that_differentiates(chance: random.Random, clean: bool) -> Parts:
+    model, inputs = chance.choice([(Physical, 2), (Meta, 4)])
+    return Parts(model(), nn.MSELoss(), (torch.randn(8, inputs), torch.randn(8, 1)))
+
+
+class Expert(nn.Module):
+    """Each example goes to one of two experts, by a gate that jumps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(4, 2), nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.gate(x).softmax(1)
+        best = weights.argmax(1, keepdim=True)
+        every = torch.stack([expert(x) for expert in self.experts], 1)
+        return (every.gather(1, best[:, :, None].expand(-1, 1, 3)) * weights.gather(1, best)[:, :, None])[
+            :, 0
+        ]
+
+
+@odd()
+def experts_with_a_hard_gate(chance: random.Random, clean: bool) -> Parts:
+    return classified(chance, Expert())
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One random problem.
+
+    `ordinary` ones must be measured; the others measured right, or refused. `reference` builds an equal
+    problem that plain autograd differentiates right (the problem itself, unless it hides its derivatives);
+    None where the problem has no curvature to speak of, so that it must be refused.
+    """
+
+    name: str
+    ordinary: bool
+    build: Callable[[], Parts]
+    reference: Callable[[], Parts] | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def draw(seed: int) -> Drawn:
+    """The problem number `seed`."""
+    chance = random.Random(seed)
+    odd = chance.random() < ODD_SHARE
+    make = chance.choice(list(ODD)) if odd else chance.choice(list(ORDINARY))
+    options: dict[str, Any] = {"seed": chance.randrange(1000)}
+    if chance.random() < 0.2:
+        options["estimator"] = "lanczos"
+    if chance.random() < 0.15:
+        options["layers"] = "**"
+    state = chance.getstate()
+
+    def build(clean: bool = False) -> Parts:
+        again = random.Random()
+        again.setstate(state)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if not odd:
+                return ORDINARY[make](again)
+            return ODD[make].build(again, clean)
+
+    refused = odd and ODD[make].has_no_curvature
+    return Drawn(
+        f"{'odd' if odd else 'ordinary'} {make}",
+        not odd,
+        build,
+        None if refused else lambda: build(clean=True),
+        options,
+    )
