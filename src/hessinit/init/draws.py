@@ -263,9 +263,9 @@ _GROWN = 1000.0
 class UnitVariance(TorchFunctionMode):
     """Scales each of `weights`, in place, where a layer first uses it, until its output has its std.
 
-    `stds` are those that are not 1, `factors` what each weight was multiplied by. A weight whose output cannot
-    be brought there (its bias alone is too large) is left as it was and named in `failed`; one that a later
-    use would have made explode is in `shrunk`, with the factor.
+    `stds` are those that are not 1, `factors` what each weight was multiplied by. A weight whose output
+    cannot be brought there (its bias alone is too large) is left as it was and named in `failed`; one that a
+    later use would have made explode is in `shrunk`, with the factor.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], stds: Mapping[str, float]) -> None:

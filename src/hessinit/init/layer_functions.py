@@ -222,13 +222,10 @@ def _recurrent(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
         if layer and dropout:
             words = f"dropout {dropout:g}"
             data = trace.add(words, "dropout", (data.index,), keep=1 - dropout, active=bool(training))
-        starts = [(layer * directions + direction) * each for direction in range(directions)]
-        sides = [
-            _recurrent_layer(trace, name, weights[start : start + each], data, state) for start in starts
-        ]
-        data = sides[0]
-        if len(sides) > 1:
-            data = trace.add("cat", "cat", tuple(side.index for side in sides))
+        firsts = [(layer * directions + direction) * each for direction in range(directions)]
+        sides = [_recurrent_layer(trace, name, weights[at : at + each], data, state) for at in firsts]
+        joined = tuple(side.index for side in sides)
+        data = sides[0] if len(sides) == 1 else trace.add("cat", "cat", joined)
     return (data,) * (3 if name == "lstm" else 2)
 
 

@@ -1,10 +1,10 @@
 """The searches of `initialize_`: one gain for the whole network, or one scale for every layer.
 
-Network: log λ rises with the log gain `t` until the softmax saturates, and falls afterwards. The root on the
-first rising branch is the one to find: the smallest. A forward is cheap. It tells whether `t` is admissible: the
-loss is finite and not far above that of a zero output. And the `log_power`, the log of the output's mean
-square: log λ is almost a straight line in it, also where it bends in `t`, as in deep tanh networks. So the
-search works in log powers.
+Network: log λ rises with the log gain `t` until the softmax saturates, and falls afterwards. The smallest
+root is sought, on the first rising branch. A forward is cheap. It tells whether `t` is admissible: the loss
+is finite and not far above that of a zero output. And the `log_power`, the log of the output's mean square:
+log λ is almost a straight line in it, also where it bends in `t`, as in deep tanh networks. So the search
+works in log powers.
 
 Layers: a small nonlinear system in the log scales. A layer's norm hardly depends on its own scale: for
 homogeneous networks log λ_k = c_k + 2 Σ_{j≠k} log s_j. A weight before a normalization has only its own
