@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ from hessinit.errors import ProblemError
 from hessinit.paper import NAMES, Reproduction, experiments, load_records, reproduce
 from hessinit.paper.experiments import FIGURES, MODULES, choose_experiments
 from hessinit.paper.images import load_images
+from hessinit.training.workers import WorkerLostError
 
 SMALL: dict[str, Any] = {"data": "digits", "seeds": 2, "workers": 1, "progress": False}
 
@@ -104,16 +100,8 @@ def test_processes_threads_and_the_callers_settings_give_the_same_numbers(
         ((), {}, "nothing to reproduce was named; name some of table-1"),
         (("table-6",), {}, "name='table-6' is unknown; choose from 'table-1'"),
         (("tabel-4",), {}, "Did you mean 'table-4'"),
-        (
-            ("table-2",),
-            {"data": "cifar-10"},
-            "data='cifar-10' is unknown; choose from 'paper', 'digits', 'mnist'",
-        ),
-        (
-            ("word2vec",),
-            {"data": "mnist"},
-            "data='mnist' is unknown; choose from 'paper', 'digits', 'wikipedia'",
-        ),
+        (("table-2",), {"data": "cifar-10"}, "'cifar-10' is unknown; choose from 'paper', 'digits', 'mnist'"),
+        (("word2vec",), {"data": "mnist"}, "'mnist' is unknown; choose from 'paper', 'digits', 'wikipedia'"),
         (("table-2",), {"variant": "broad"}, "variant='broad' is unknown; choose from 'narrow-first'"),
         (("all",), {"variant": "one-hidden"}, "table-1: variant='one-hidden' is unknown; .*'one-image'"),
         (("word2vec",), {}, "word2vec does not run on the embedded digits. Pass data='wikipedia'"),
@@ -174,67 +162,31 @@ def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.undo()
     monkeypatch.setattr(experiments, "run_job", fail_on_work)
     assert load_records(tmp_path) == [small(tmp_path)]
+    (tmp_path / "file").touch()
+    with pytest.raises(ProblemError, match="cannot be used: Not a directory"):
+        small(tmp_path / "file")
 
 
-def test_an_interrupt_says_what_is_kept_and_the_same_call_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("end", "raised"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (WorkerLostError("a worker process ended."), ProblemError)],
+)
+def test_an_interruption_says_what_is_kept_and_the_same_call_continues(
+    end: BaseException, raised: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_job, done = experiments.run_job, []
 
     def interrupted(job: Any) -> Any:
         if done:
-            raise KeyboardInterrupt
+            raise end
         done.append(job)
         return run_job(job)
 
     monkeypatch.setattr(experiments, "run_job", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=r"1 of 5 runs are kept in .*The same call continues"):
+    with pytest.raises(raised, match=r"1 of 5 runs are kept in .*The same call continues"):
         small(tmp_path)
     monkeypatch.undo()
     assert numbers(small(tmp_path)) == numbers(small(None))
-
-
-def start(folder: Path, name: str, seeds: int, workers: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "hessinit", "reproduce", name, "--data", "digits"]
-    options = ["--seeds", str(seeds), "--workers", str(workers), "--folder", str(folder)]
-    return subprocess.Popen(
-        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-
-
-def wait_for_results(process: subprocess.Popen[str], folder: Path, many: int) -> None:
-    deadline = time.monotonic() + 300
-    while len(list(folder.glob("*/runs/[!.]*.json"))) < many:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
-def test_killed_in_the_middle_it_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    process = start(tmp_path, "table-2", seeds=30, workers=1)
-    wait_for_results(process, tmp_path, 2)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=300)  # and closes its pipe
-    assert len(results_of(tmp_path)) >= 2
-    assert numbers(small(tmp_path, seeds=30)) == numbers(small(None, seeds=30))
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the workers by /proc")
-@pytest.mark.sweep
-def test_a_killed_worker_ends_the_run_with_what_is_kept(tmp_path: Path) -> None:
-    process = start(tmp_path / "kept", "table-4", seeds=2, workers=2)
-    wait_for_results(process, tmp_path / "kept", 2)
-    tasks = Path(f"/proc/{process.pid}/task").iterdir()
-    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    worker = next(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    os.kill(worker, signal.SIGKILL)
-    _, messages = process.communicate(timeout=300)
-    assert process.returncode == 2, messages
-    assert "a worker process ended" in messages
-    assert "are kept in" in messages
-    assert "Traceback" not in messages
 
 
 def test_a_figure_is_drawn_from_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

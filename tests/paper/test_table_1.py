@@ -19,7 +19,6 @@ from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit.paper.table_1 import (
     LAYER,
     OUTPUTS,
-    SHUFFLES,
     Samples,
     choose_pair,
     draw_all,
@@ -170,7 +169,7 @@ def test_a_job_gives_the_recorded_numbers(variant: str) -> None:
     found = run_job(Job(job.key, (setting, job.parameters)))["value"]
     relu = found["relu"]
     assert (relu["r"], relu["expected r"]) == pytest.approx(RECORDED[variant], rel=1e-5)
-    assert len(found["shuffled p"]) == SHUFFLES
+    assert len(found["shuffled p"]) == 40
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -178,7 +177,6 @@ def test_one_image_is_one_and_new_images_are_many(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(table_1.SAMPLES, OUTPUTS, 2000)
     for variant, most in (("one-image", 1), ("new-image", 10)):
         samples = draw_all(PaperSetting("table-1", "digits", variant, (0,)), OUTPUTS, 0)["relu"]
-        assert samples.targets.shape == (2000, 10)
         assert int(samples.targets.any(0).sum()) == most
 
 

@@ -44,45 +44,28 @@ def tiny(kind: str, std: float) -> tuple[SkipGram, tuple[torch.Tensor, torch.Ten
     return model, (words, labels)
 
 
-def softmax_by_hand(centre: Any, context: Any, words: Any, targets: Any) -> tuple[float, list[Any]]:
-    gradients = [np.zeros_like(centre), np.zeros_like(context)]
-    total = 0.0
-    for word, target in zip(words, targets, strict=True):
-        scores = context @ centre[word]
-        shares = np.exp(scores) / np.exp(scores).sum()
-        total -= np.log(shares[target])
-        shares[target] -= 1
-        gradients[0][word] += context.T @ shares
-        gradients[1] += np.outer(shares, centre[word])
-    return total / len(words), [gradient / len(words) for gradient in gradients]
-
-
-def negative_by_hand(centre: Any, context: Any, words: Any, labels: Any) -> tuple[float, list[Any]]:
-    gradients = [np.zeros_like(centre), np.zeros_like(context)]
-    total = 0.0
-    for row in words:
-        for place, other in enumerate(row[1:]):
-            sign = 1 if place == 0 else -1
-            score = context[other] @ centre[row[0]]
-            total += np.log1p(np.exp(-sign * score))
-            slope = -sign / (1 + np.exp(sign * score))
-            gradients[0][row[0]] += slope * context[other]
-            gradients[1][other] += slope * centre[row[0]]
-    return total / len(words), [gradient / len(words) for gradient in gradients]
-
-
-BY_HAND = {"softmax": softmax_by_hand, "negative": negative_by_hand}
+def loss_by_hand(
+    kind: str, centre: torch.Tensor, context: torch.Tensor, words: Any, targets: Any
+) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for row, target in zip(words.tolist(), targets.tolist(), strict=True):
+        if kind == "softmax":
+            scores = context @ centre[row]
+            total = total + scores.exp().sum().log() - scores[target]
+        else:
+            for sign, other in zip([1, -1, -1], row[1:], strict=True):
+                total = total + (1 + (-sign * (context[other] @ centre[row[0]])).exp()).log()
+    return total / len(words)
 
 
 @models
-def test_a_step_is_the_rate_times_the_gradient_by_hand(kind: str) -> None:
-    model, (words, targets) = tiny(kind, std=0.8)
-    before = [model.get_parameter(name).detach().clone().numpy() for name in WEIGHTS]
-    expected, gradients = BY_HAND[kind](*before, words.numpy(), targets.numpy())
-    assert model.train_([(words, targets)], 0.7) == [pytest.approx(expected, rel=1e-12)]
-    for name, old, gradient in zip(WEIGHTS, before, gradients, strict=True):
-        after = model.get_parameter(name).detach().numpy()
-        np.testing.assert_allclose(after, old - 0.7 * gradient, rtol=1e-9, atol=1e-12)
+def test_a_step_is_the_rate_times_the_gradient_of_the_loss_by_hand(kind: str) -> None:
+    model, batch = tiny(kind, std=0.8)
+    before = [model.get_parameter(name).detach().clone().requires_grad_() for name in WEIGHTS]
+    expected = loss_by_hand(kind, *before, *batch)
+    assert model.train_([batch], 0.7) == [pytest.approx(expected.item(), rel=1e-12)]
+    for name, old, gradient in zip(WEIGHTS, before, torch.autograd.grad(expected, before), strict=True):
+        torch.testing.assert_close(model.get_parameter(name), old - 0.7 * gradient, rtol=1e-9, atol=1e-12)
 
 
 def dense_hessian(model: SkipGram, words: Any, targets: Any) -> tuple[Any, Any, int]:
@@ -134,10 +117,9 @@ def batches(kind: str, seed: int = 0, steps: int = 6) -> list[tuple[torch.Tensor
 
 
 def test_every_pair_is_used_once_before_any_is_used_again_and_seeds_change_the_order() -> None:
-    words = torch.cat([torch.stack(batch, dim=1) for batch in batches("softmax")])
-    assert sorted(words.tolist()) == sorted(make_text().pairs.tolist())
     twice = torch.cat([torch.stack(batch, dim=1) for batch in batches("softmax", steps=12)])
-    assert torch.equal(twice[600:], words)
+    assert sorted(twice[:600].tolist()) == sorted(make_text().pairs.tolist())
+    assert torch.equal(twice[600:], twice[:600])
     first, again, other = (batches("negative", seed)[0][0] for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first[:, :2], other[:, :2])
@@ -152,7 +134,6 @@ def test_negatives_come_behind_the_same_pairs_and_follow_counts_to_the_power_thr
     found = np.bincount(drawn.numpy(), minlength=len(COUNTS))
     weights = np.array(COUNTS) ** 0.75
     assert stats.chisquare(found, weights / weights.sum() * found.sum()).pvalue > 1e-3
-    assert stats.chisquare(found, np.array(COUNTS) / sum(COUNTS) * found.sum()).pvalue < 1e-12
 
 
 @models
@@ -203,16 +184,9 @@ def invented(setting: PaperSetting, loss: Any) -> dict[str, Plain]:
     """Norms of 4·std² for the network; the final loss is a function of the std."""
     results = {}
     for job in EXPERIMENT.plan(setting):
-        row = job.parameters["row"]
-        std = 1.0 if row == "hessinit" else float(row)
-        run = {
-            "centre": std**2,
-            "context": std,
-            "network": 4 * std**2,
-            "exact": 1.0 + std,
-            "final": loss(std),
-        }
-        results[job.key] = dict.fromkeys(("0.025", "0.1"), run)
+        std = 1.0 if (row := job.parameters["row"]) == "hessinit" else float(row)
+        norms = {"centre": std**2, "context": std, "network": 4 * std**2, "exact": 1.0 + std}
+        results[job.key] = {rate: {**norms, "final": loss(std)} for rate in ("0.025", "0.1")}
     return results
 
 

@@ -245,7 +245,6 @@ class Study:
         self.store.open({**about, **source})
 
     def missing(self) -> list[Job]:
-        """The jobs without a result."""
         return [job for job in self.jobs if job.key not in self.store.results]
 
     def conclude(self) -> Reproduction:
@@ -288,9 +287,6 @@ def name_of(setting: PaperSetting) -> str:
     default = next(iter(find_experiment(setting.experiment).variants))
     further = "" if setting.variant == default else f"-{setting.variant}"
     return f"{setting.experiment}-{setting.data}{further}"
-
-
-# ── Records ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:

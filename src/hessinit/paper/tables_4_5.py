@@ -11,7 +11,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,6 @@ class TrainedNetwork(Variant):
 
     @property
     def flat(self) -> bool:
-        """Whether the layers are dense."""
         return "hidden units" in self.network
 
     @property
@@ -67,7 +66,6 @@ class TrainedNetwork(Variant):
 
     @property
     def loss(self) -> Loss:
-        """The loss that is trained."""
         clipped = "clipped" in self.network["loss"]
         return clipped_cross_entropy if clipped else nn.functional.cross_entropy
 
@@ -131,9 +129,7 @@ class StdTable(Experiment):
     """Hessian norms and training loss by the std of two weights; the stds are named as printed."""
 
     variants: Mapping[str, TrainedNetwork]
-    figure: str
-    figure_title: str
-    log_loss: bool  # whether the figure's losses need a logarithmic axis
+    figure: PaperFigure  # without its curves
     stds: tuple[str, ...]
     scaling: tuple[str, ...]  # the rows from which the power of the std is read
     restarts: int  # initializations for each seed whose Hessians are measured; the first of them is trained
@@ -142,11 +138,9 @@ class StdTable(Experiment):
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The stds, and hessinit."""
         return (*self.stds, OURS)
 
     def epochs(self, setting: PaperSetting) -> int:
-        """Epochs of a training."""
         return self.variants[setting.variant].digits_epochs if setting.data == "digits" else EPOCHS
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
@@ -206,10 +200,7 @@ class StdTable(Experiment):
             rows[name] = dict(zip(columns, (*approximate, losses, *exact, network), strict=True))
             label = name if name == OURS else f"std {name}"
             curves.append(mean_curve(label, trainings[0]["steps"], [each["curve"] for each in trainings]))
-        figure = PaperFigure(
-            name=self.figure, title=self.figure_title, x_label="step", y_label="loss of a mini-batch",
-            curves=tuple(curves), log_y=self.log_loss,
-        )  # fmt: skip
+        figure = replace(self.figure, curves=tuple(curves))
         tables = tuple(self.make_tables(setting, rows))
         return Findings(tables=tables, figures=(figure,), sentences=tuple(self.write_sentences(rows)))
 
@@ -305,6 +296,12 @@ def mean_curve(name: str, steps: int, curves: Sequence[Plain]) -> Curve:
     )
 
 
+def make_figure(name: str, weights: str, log_y: bool) -> PaperFigure:
+    title = f"Loss during training by the std of the initial {weights}"
+    labels = {"x_label": "step", "y_label": "loss of a mini-batch"}
+    return PaperFigure(name=name, title=title, curves=(), log_y=log_y, **labels)
+
+
 DENSE = {"hidden units": [64, 64], "loss": "cross-entropy"}
 CONVOLUTIONS = {"channels": [32, 32], "kernel": 3, "pool": "max", "dense": [120, 84], "loss": "cross-entropy"}
 EXPERIMENTS = [
@@ -328,9 +325,7 @@ EXPERIMENTS = [
                 {**DENSE, "loss": "cross-entropy of clipped probabilities"},
             ),
         },
-        figure="figure-1",
-        figure_title="Loss during training by the std of the initial weights",
-        log_loss=True,
+        figure=make_figure("figure-1", "weights", log_y=True),
         stds=("1.000", "0.500", "0.100", "0.075", "0.050", "0.005"),
         scaling=("0.100", "0.075", "0.050", "0.005"),  # above, the softmax is saturated
         restarts=10,
@@ -356,9 +351,7 @@ EXPERIMENTS = [
                 {**CONVOLUTIONS, "channels": [6, 16], "kernel": 5, "pool": "average"},
             ),
         },
-        figure="figure-2",
-        figure_title="Loss during training by the std of the initial kernels",
-        log_loss=False,
+        figure=make_figure("figure-2", "kernels", log_y=False),
         stds=("0.100", "0.075", "0.050", "0.001"),
         scaling=("0.100", "0.075", "0.050", "0.001"),
         restarts=8,

@@ -158,27 +158,25 @@ class Word2Vec(Experiment):
         return {self.read_text(setting, model).source for model in MODELS}.pop()
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
-        plain: dict[str, Plain] = to_plain(
-            {
-                "vocabulary": self.vocabulary,
-                "dimensions": self.dimensions,
-                "rates": self.rates,
-                "steps": self.steps,
-                "stds": STDS,
-                "batch": BATCH,
-                "learning rates": [rate * BATCH for rate in self.rates],
-                "optimizer": "plain SGD",
-                "pairs": self.steps * BATCH,
-                "window": WINDOW,
-                "subsampling threshold": THRESHOLD,
-                "negatives": NEGATIVES,
-                "noise": "counts to the power 0.75",
-                "Hessian batch": "the first of the training",
-                "tolerance of norms": TOLERANCE,
-                "final loss": "mean of the last tenth of the steps",
-            }
-        )
-        return plain
+        found = {
+            "vocabulary": self.vocabulary,
+            "dimensions": self.dimensions,
+            "rates": self.rates,
+            "steps": self.steps,
+            "stds": STDS,
+            "batch": BATCH,
+            "learning rates": [rate * BATCH for rate in self.rates],
+            "optimizer": "plain SGD",
+            "pairs": self.steps * BATCH,
+            "window": WINDOW,
+            "subsampling threshold": THRESHOLD,
+            "negatives": NEGATIVES,
+            "noise": "counts to the power 0.75",
+            "Hessian batch": "the first of the training",
+            "tolerance of norms": TOLERANCE,
+            "final loss": "mean of the last tenth of the steps",
+        }
+        return dict(to_plain(found))
 
     def plan(self, setting: PaperSetting) -> list[Job]:
         names, seconds = ("model", "dimension", "row", "seed"), len(self.rates) * self.steps / 1000
