@@ -297,9 +297,8 @@ def mean_curve(name: str, steps: int, curves: Sequence[Plain]) -> Curve:
 
 
 def make_figure(name: str, weights: str, log_y: bool) -> PaperFigure:
-    title = f"Loss during training by the std of the initial {weights}"
-    labels = {"x_label": "step", "y_label": "loss of a mini-batch"}
-    return PaperFigure(name=name, title=title, curves=(), log_y=log_y, **labels)
+    title, loss = f"Loss during training by the std of the initial {weights}", "loss of a mini-batch"
+    return PaperFigure(name=name, title=title, x_label="step", y_label=loss, curves=(), log_y=log_y)
 
 
 DENSE = {"hidden units": [64, 64], "loss": "cross-entropy"}
