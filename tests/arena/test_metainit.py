@@ -120,8 +120,8 @@ class Characters(nn.Module):
         return self.head(self.layer(self.lstm(self.embed(tokens))[0])).flatten(0, 1)
 
 
-@pytest.mark.parametrize("start", ["gradinit", "metainit"])
-def test_recurrence_attention_and_tokens_work(start: str) -> None:
+@pytest.mark.parametrize("scheme", ["gradinit", "metainit"])
+def test_recurrence_attention_and_tokens_work(scheme: str) -> None:
     from arena.competitors.gradinit import gradinit_
 
     tokens = torch.randint(0, 7, (6, 5))
@@ -132,7 +132,7 @@ def test_recurrence_attention_and_tokens_work(start: str) -> None:
     def loss(scores: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         return cross_entropy(scores, following.flatten())
 
-    if start == "gradinit":
+    if scheme == "gradinit":
         gradinit_(model, loss, [batch], lr=0.1, iterations=3)
     else:
         metainit_(model, loss, batch, steps=3)

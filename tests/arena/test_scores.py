@@ -20,7 +20,7 @@ OURS = ("ours", "ours, other")
 #           ours                               0.5        1.5 (1 and inf)
 FIRST = Outcome(
     task="first",
-    starts=("he", "lsuv", "ours"),
+    schemes=("he", "lsuv", "ours"),
     rates=(0.1, 1.0),
     losses=np.array([[[0.8, 1.2], [NAN, 9.0]], [[0.4, 0.6], [1.0, 1.0]], [[0.5, 0.5], [1.0, INF]]]),
     chance=2.0,
@@ -28,7 +28,7 @@ FIRST = Outcome(
 #   second  he 0.4 and 2, ours 0.3 and 2; lsuv does not apply. At rate 1 nothing trains.
 SECOND = Outcome(
     task="second",
-    starts=("he", "ours"),
+    schemes=("he", "ours"),
     rates=(0.1, 1.0),
     losses=np.array([[[0.4, 0.4], [1.99, 2.0]], [[0.2, 0.4], [1.97, NAN]]]),
     chance=2.0,
@@ -73,7 +73,7 @@ def test_another_variant_of_ours_is_no_rival() -> None:
     better = np.full((1, 2, 2), 0.01)
     twice = Outcome(
         task="first",
-        starts=(*FIRST.starts, "ours, other"),
+        schemes=(*FIRST.schemes, "ours, other"),
         rates=FIRST.rates,
         losses=np.concatenate([FIRST.losses, better]),
         chance=2.0,
@@ -89,13 +89,13 @@ def test_divergences_count_where_a_rival_trains_in_all_seeds() -> None:
 
 def test_no_divergence_where_every_rival_fails_in_some_seed() -> None:
     losses = np.array([[[0.5, NAN]], [[NAN, 0.5]]])
-    outcome = Outcome(task="t", starts=("he", "ours"), rates=(0.1,), losses=losses, chance=2.0)
+    outcome = Outcome(task="t", schemes=("he", "ours"), rates=(0.1,), losses=losses, chance=2.0)
     assert scores.divergences([outcome], "ours", OURS) == {}
 
 
 def test_a_run_fails_from_98_percent_of_chance() -> None:
     losses = np.array([[[0.5, 0.5, 0.5]], [[1.95, 1.96, 1.97]]])
-    outcome = Outcome(task="t", starts=("he", "ours"), rates=(0.1,), losses=losses, chance=2.0)
+    outcome = Outcome(task="t", schemes=("he", "ours"), rates=(0.1,), losses=losses, chance=2.0)
     assert scores.divergences([outcome], "ours", OURS) == {("t", 0.1): (1, 2)}
 
 
@@ -123,7 +123,7 @@ def test_zero_tuning_is_held_against_the_competitors_best_of_the_grid() -> None:
 
 def test_the_bootstrap_finds_the_standard_error_of_a_mean() -> None:
     losses = np.random.default_rng(0).normal(1.0, 0.2, (1, 1, 40))
-    outcome = Outcome(task="t", starts=("he",), rates=(0.1,), losses=losses, chance=9.0)
+    outcome = Outcome(task="t", schemes=("he",), rates=(0.1,), losses=losses, chance=9.0)
 
     def mean(drawn: list[Outcome]) -> dict[str, float]:
         return {"he": float(drawn[0].means[0, 0])}
@@ -133,9 +133,9 @@ def test_the_bootstrap_finds_the_standard_error_of_a_mean() -> None:
     assert math.isnan(scores.bootstrap_errors([outcome.with_seeds([0])], mean)["he"])
 
 
-def run(start: str, rate: float, seed: int, final_loss: float, steps_done: int = 10) -> Run:
+def run(scheme: str, rate: float, seed: int, final_loss: float, steps_done: int = 10) -> Run:
     return Run(
-        scheme=start,
+        scheme=scheme,
         learning_rate=rate,
         seed=seed,
         losses=(final_loss,),
@@ -148,9 +148,9 @@ def run(start: str, rate: float, seed: int, final_loss: float, steps_done: int =
     )
 
 
-def comparison(runs: list[Run], starts: tuple[str, ...]) -> Comparison:
+def comparison(runs: list[Run], schemes: tuple[str, ...]) -> Comparison:
     return Comparison(
-        schemes=starts,
+        schemes=schemes,
         learning_rates=(0.1,),
         seeds=(0, 1),
         runs=tuple(runs),
@@ -164,9 +164,9 @@ def comparison(runs: list[Run], starts: tuple[str, ...]) -> Comparison:
 
 def test_a_comparison_becomes_an_outcome_without_the_starts_that_do_not_apply() -> None:
     runs = [run("he", 0.1, 1, 0.7), run("he", 0.1, 0, 0.6)]
-    runs += [run(start, 0.1, seed, NAN, 0) for start in ("fixup", "ours") for seed in (0, 1)]
+    runs += [run(scheme, 0.1, seed, NAN, 0) for scheme in ("fixup", "ours") for seed in (0, 1)]
     outcome = outcome_of("t", comparison(runs, ("he", "fixup", "ours")), 2.0, OURS)
-    assert outcome.starts == ("he", "ours")  # ours may not leave the field
+    assert outcome.schemes == ("he", "ours")  # ours may not leave the field
     np.testing.assert_array_equal(outcome.losses, [[[0.6, 0.7]], [[NAN, NAN]]])
 
 
@@ -176,5 +176,5 @@ def test_missing_runs_and_wrong_shapes_are_refused() -> None:
         ValueError, match=r"the run of 'he' at 0.1 with seed 1 is missing; run the comparison"
     ):
         outcome_of("t", unfinished, 2.0)
-    with pytest.raises(ValueError, match=r"shape \(2, 2\); 2 starts and 2 rates need \(2, 2, seeds\)"):
-        Outcome(task="t", starts=("a", "b"), rates=(1, 2), losses=np.zeros((2, 2)), chance=2.0)
+    with pytest.raises(ValueError, match=r"shape \(2, 2\); 2 schemes and 2 rates need \(2, 2, seeds\)"):
+        Outcome(task="t", schemes=("a", "b"), rates=(1, 2), losses=np.zeros((2, 2)), chance=2.0)
