@@ -64,5 +64,5 @@ def test_an_invariant_space_ends_the_iteration():
 
 @pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
 def test_a_start_without_a_direction_is_refused(bad):
-    with pytest.raises(ValueError, match="start is zero or not finite; pass any other vector"):
+    with pytest.raises(ValueError, match="the initial vector is zero or not finite; pass any other vector"):
         LanczosProcess(torch.eye(3), torch.full((3,), bad))

@@ -76,12 +76,13 @@ def test_any_other_use_is_not_known(name: str) -> None:
 def test_a_weight_stored_either_way_gives_the_same_output() -> None:
     weight = torch.randn(3, 5).double()
     torch.testing.assert_close(
-        DenseCall(ROWS, False, 3).push(weight), DenseCall(ROWS, True, 3).push(weight.T.contiguous())
+        DenseCall(ROWS, (len(ROWS), 3), False).push(weight),
+        DenseCall(ROWS, (len(ROWS), 3), True).push(weight.T.contiguous()),
     )
 
 
 def test_the_padding_row_gets_nothing_and_gives_nothing() -> None:
-    call = EmbeddingCall(TOKENS, words=4, size=3, padding=0)
+    call = EmbeddingCall(TOKENS, (*TOKENS.shape, 3), weight_shape=(4, 3), padding=0)
     assert not call.push(torch.ones(4, 3))[TOKENS == 0].any()
     assert not call.pull(torch.ones(2, 3, 3))[0].any()
 

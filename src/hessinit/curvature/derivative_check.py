@@ -13,7 +13,6 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions
 
 # One matrix for each kind of number; every row is compared by itself.
-Parts = list[Tensor]
+Rows = list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,21 +42,14 @@ class Attempt:
 # enough for a forward that cancels or rounds inside. One attempt that agrees is enough.
 _OUTPUTS = (
     Attempt(torch.float32, 2e-3, 0.01),
-    Attempt(torch.float64, 1e-6, 1e-3),
-    Attempt(torch.float64, 1e-8, 1e-3),
-    Attempt(torch.float64, 1e-4, 1e-3),
-    Attempt(torch.float64, 2e-3, 1e-3),
+    *(Attempt(torch.float64, step, 1e-3) for step in (1e-6, 1e-8, 1e-4, 2e-3)),
 )
 # Short enough for the millions of kinks of a convolutional network.
 _OF_SOME = Attempt(torch.float64, 1e-8, 0.01)
 _OF_SOME_GRADIENTS = Attempt(torch.float64, 1e-9, 0.01)
 _GRADIENTS = (
     Attempt(torch.float32, 5e-3, 0.02),
-    Attempt(torch.float64, 1e-7, 2e-3),
-    Attempt(torch.float64, 1e-9, 2e-3),
-    Attempt(torch.float64, 1e-6, 2e-3),
-    Attempt(torch.float64, 1e-5, 2e-3),
-    Attempt(torch.float64, 5e-3, 2e-3),
+    *(Attempt(torch.float64, step, 2e-3) for step in (1e-7, 1e-9, 1e-6, 1e-5, 5e-3)),
 )
 _LOSS = tuple(Attempt(torch.float64, step, 2e-3) for step in (1e-7, 1e-5, 1e-3))
 # For a forward, a loss or a device that supports float32 only.
@@ -68,60 +60,47 @@ _SINGLE = tuple(Attempt(torch.float32, step, 0.02) for step in (2e-3, 5e-4, 1e-2
 _LEAST_EFFECT = 1e-3
 # A weight with a smaller root mean square, such as a head of zeros, moves as if it had this one.
 _LEAST_SIZE = 1e-3
-# A part below this share of the whole is a difference of larger numbers, and is compared with this fraction.
-_LEAST_PART = 1e-6
+# A row below this share of the whole is a difference of larger numbers, and is compared with this fraction.
+_LEAST_ROW = 1e-6
 # Two steps agree with each other if their changes differ by less than this share of the distance to the
 # derivative.
 _AGREEMENT = 0.3
 
 
-class Linearization(Protocol):
-    """The derivative of the output as an engine computes it, in coordinates of its own."""
-
-    def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
-        """An output of these examples, in any precision, in these coordinates, example by example."""
-        ...
-
-    def push(self, direction: Direction) -> Tensor:
-        """The change of the output along a direction of the weights."""
-        ...
-
-    def effects(self, direction: Direction) -> dict[str, float]:
-        """Roughly the size of the change that each part of the direction makes alone."""
-        ...
-
-
 class GraphLinearization:
-    """`J` from the autograd graph: the derivative of `Jᵀu` by `u`."""
+    """`J` from the autograd graph: the derivative of `Jᵀu` by `u`.
+
+    A subclass may compute it in another way and in coordinates of its own.
+    """
 
     def __init__(self, evaluation: Evaluation) -> None:
-        self._evaluation = evaluation
+        self.evaluation = evaluation
 
     def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
+        """An output of these examples, in any precision, in the coordinates of `push`, example by example."""
         return output
 
     def push(self, direction: Direction) -> Tensor:
-        return self._evaluation.push(list(direction), list(direction.values())).detach()
+        """The change of the output along a direction of the weights."""
+        return self.evaluation.push(list(direction), list(direction.values())).detach()
 
-    def effects(self, direction: Direction, cotangent: Tensor | None = None) -> dict[str, float]:
-        """Costs one backward pass: ‖Jᵀu‖² and n ‖J d‖² have the mean ‖J‖²_F, for random u and unit vectors d.
+    def effects(self, direction: Direction) -> dict[str, float]:
+        """Roughly the size of the change that each layer's entries of the direction make alone."""
+        return self.effects_from(
+            direction, random_like(self.evaluation.output, seed_of_check(self.evaluation))
+        )
 
-        `cotangent` replaces `u` where the output has other coordinates.
-        """
-        if cotangent is None:
-            cotangent = random_like(self._evaluation.output, seed_of_check(self._evaluation))
-        pulled = self._evaluation.pull(list(direction), cotangent)
+    def effects_from(self, direction: Direction, cotangent: Tensor) -> dict[str, float]:
+        """One backward pass: ‖Jᵀu‖² and n ‖J d‖² have the mean ‖J‖²_F, for random u and unit vectors d."""
+        pulled = self.evaluation.pull(list(direction), cotangent)
         return {
             name: _norm(gradient) * _norm(direction[name]) / math.sqrt(gradient.numel())
             for name, gradient in zip(direction, pulled, strict=True)
         }
 
 
-def check_outputs(evaluation: Evaluation, linear: Linearization | None = None) -> None:
-    """Compare `J` with differences of the output.
-
-    Costs two forwards, and two more in float64 if the network has kinks, of some examples where possible.
-    """
+def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = None) -> None:
+    """Compare `J` with differences of the output; two forwards, and two more in float64 if it has kinks."""
     linear = linear or GraphLinearization(evaluation)
     if not _is_due(evaluation, f"outputs by {type(linear).__name__}"):
         return
@@ -129,17 +108,17 @@ def check_outputs(evaluation: Evaluation, linear: Linearization | None = None) -
     derivative, fractions = linear.push(direction), [_fraction_of_one_layer(direction)]
 
     def comparison(examples: Tensor | None = None) -> _Comparison:
-        def part(coordinates: Tensor) -> Parts:
+        def rows(coordinates: Tensor) -> Rows:
             return [_as_row(coordinates if examples is None else coordinates[examples])]
 
-        def values(dtype: torch.dtype, step: float) -> Parts:
+        def values(dtype: torch.dtype, step: float) -> Rows:
             output = output_at(evaluation, direction, step, dtype, examples)
             return [_as_row(linear.coordinates(output, examples))]
 
-        def derive(at: Evaluation) -> Parts:
-            return part(linear.coordinates(GraphLinearization(at).push(_in_dtype(direction, at))))
+        def derive(at: Evaluation) -> Rows:
+            return rows(linear.coordinates(GraphLinearization(at).push(_in_dtype(direction, at))))
 
-        return _Comparison("the model's output", part(derivative), values, derive, fractions=fractions)
+        return _Comparison("the model's output", rows(derivative), values, derive, fractions=fractions)
 
     whole, attempts = comparison(), list(_OUTPUTS)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
@@ -150,33 +129,29 @@ def check_outputs(evaluation: Evaluation, linear: Linearization | None = None) -
             # It is enough if those examples agree in float64 that disagree most in float32.
             apart = _minus(tried.change, tried.derivative)[0].view(evaluation.batch.size, -1)
             worst = comparison(apart.norm(dim=1).topk(len(evaluation.batch.sample())).indices)
-            again = worst.attempt(_OF_SOME)
-            if again is not None and again.passes(worst.limits):
+            if worst.agrees(_OF_SOME):
                 return
     whole.judge(evaluation, attempts, _causes_in_the_forward)
 
 
 def check_gradients(evaluation: Evaluation) -> None:
-    """Compare `H` with differences of the gradient of the loss, and `J` with differences of the output.
+    """Compare `H` with differences of the loss gradient, and `J` with differences of the output.
 
-    Costs two gradients, and two more in float64 if the network has kinks, of some examples where possible.
+    Costs two gradients, and two more in float64 if the network has kinks.
     """
     if not _is_due(evaluation, "gradients"):
         return
     direction = _draw_direction(evaluation, GraphLinearization(evaluation))
     fractions = [_fraction_of_one_layer(direction), *[1.0] * len(direction)]
 
-    def derive(at: Evaluation) -> Parts:
+    def derive(at: Evaluation) -> Rows:
         along = _in_dtype(direction, at)
         operator = HessianOperator([at], list(along))
         product = operator._product(join(list(along.values()))) / at.weight
         return [_as_row(GraphLinearization(at).push(along)), *map(_as_row, split(product, operator.shapes))]
 
-    def causes(evaluation: Evaluation) -> list[str]:
-        return [*_causes_in_the_forward(evaluation), *_causes_in_the_loss(evaluation)]
-
     def comparison(examined: Evaluation) -> _Comparison:
-        def values(dtype: torch.dtype, step: float) -> Parts:
+        def values(dtype: torch.dtype, step: float) -> Rows:
             output, gradients = output_and_gradients_at(examined, direction, step, dtype)
             return [_as_row(output), *map(_as_row, gradients)]
 
@@ -184,16 +159,14 @@ def check_gradients(evaluation: Evaluation) -> None:
 
     whole, attempts = comparison(evaluation), list(_GRADIENTS)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
-        tried = whole.attempt(attempts.pop(0))
-        if tried is not None and tried.passes(whole.limits):
+        if whole.agrees(attempts.pop(0)):
             return
         batch = evaluation.batch
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
             some = comparison(Evaluation(evaluation.problem, batch.take(batch.sample()), evaluation.weight))
-            again = some.attempt(_OF_SOME_GRADIENTS)
-            if again is not None and again.passes(some.limits):
+            if some.agrees(_OF_SOME_GRADIENTS):
                 return
-    whole.judge(evaluation, attempts, causes)
+    whole.judge(evaluation, attempts, lambda one: [*_causes_in_the_forward(one), *_causes_in_the_loss(one)])
 
 
 def check_loss(evaluation: Evaluation) -> None:
@@ -211,7 +184,7 @@ def check_loss(evaluation: Evaluation) -> None:
     if not bool(bend.isfinite().all()):
         return  # the engines report it
 
-    def values(dtype: torch.dtype, step: float) -> Parts:
+    def values(dtype: torch.dtype, step: float) -> Rows:
         place = (output + step * direction).requires_grad_()
         loss = evaluation.problem.loss_of(place, evaluation.batch)
         (slope,) = torch.autograd.grad(loss, place, materialize_grads=True)
@@ -219,26 +192,22 @@ def check_loss(evaluation: Evaluation) -> None:
 
     # An output that a confident softmax excludes has a curvature below the rounding error of the others.
     least = 1e4 * float(torch.finfo(output.dtype).eps)
-    derivative = [_columns(bend.double()), _as_row(rise)]
-    comparison = _Comparison("the loss", derivative, values, None, least)
+    comparison = _Comparison("the loss", [_columns(bend.double()), _as_row(rise)], values, None, least)
     attempts = _LOSS if output.dtype == torch.float64 else _SINGLE
     comparison.judge(evaluation, attempts, _causes_in_the_loss)
 
 
-# The comparison --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Try:
-    """The function on both sides, and the distance of its change from the derivative, part by part."""
+    """The function on both sides, and the distance of its change from the derivative, row by row."""
 
     attempt: Attempt
-    plus: Parts
-    minus: Parts
-    derivative: Parts
+    plus: Rows
+    minus: Rows
+    derivative: Rows
 
     @property
-    def change(self) -> Parts:
+    def change(self) -> Rows:
         pairs = zip(self.plus, self.minus, strict=True)
         return [(plus - minus) / (2 * self.attempt.step) for plus, minus in pairs]
 
@@ -252,23 +221,23 @@ class _Try:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A derivative, and the function that it is compared with, part by part.
+    """A derivative, and the function that it is compared with, row by row.
 
     `values` evaluates the function in a precision, at a step along the direction. `derive` computes the
     derivative from the graph of another evaluation, to tell rounding from a wrong derivative. `fractions` are
-    the fractions of a part that matter, for all parts alike or for each.
+    the fractions of a row that matter, for all rows alike or for each.
     """
 
     what: str
-    derivative: Parts
-    values: Callable[[torch.dtype, float], Parts]
-    derive: Callable[[Evaluation], Parts] | None
-    least: float = _LEAST_PART
+    derivative: Rows
+    values: Callable[[torch.dtype, float], Rows]
+    derive: Callable[[Evaluation], Rows] | None
+    least: float = _LEAST_ROW
     fractions: Sequence[float] = (1.0,)
 
     @property
     def known(self) -> Tensor:
-        """The size of each part; a part that is a difference of much larger numbers is not known better."""
+        """The size of each row; a row that is a difference of much larger numbers is not known better."""
         sizes = _norms(self.derivative)
         return sizes.clamp(min=self.least * float(torch.linalg.vector_norm(sizes)))
 
@@ -278,10 +247,7 @@ class _Comparison:
         return known * (known.new_tensor(self.fractions) if len(self.fractions) > 1 else self.fractions[0])
 
     def judge(
-        self,
-        evaluation: Evaluation,
-        attempts: Sequence[Attempt],
-        causes: Callable[[Evaluation], list[str]],
+        self, evaluation: Evaluation, attempts: Sequence[Attempt], causes: Callable[[Evaluation], list[str]]
     ) -> None:
         """Pass if an attempt agrees with the derivative, refuse if the closest one agrees with another one.
 
@@ -289,9 +255,11 @@ class _Comparison:
         neither with the derivative nor with each other decide nothing.
         """
         sizes, known, limits = _norms(self.derivative), self.known, self.limits
+        # No attempt in a lower precision than that of the measurement.
+        lower = attempts is not _SINGLE and evaluation.problem.dtype == torch.float64
         tried: list[_Try] = []
-        for attempt in self._fitting(evaluation, attempts):
-            found = self.attempt(attempt)
+        for attempt in attempts:
+            found = None if lower and attempt.dtype == torch.float32 else self.attempt(attempt)
             if found is not None:
                 if found.passes(limits):
                     return
@@ -313,10 +281,9 @@ class _Comparison:
                 why = causes(evaluation)
                 raise DerivativeError(_explain(self.what, one.attempt.dtype, change, size, off, why))
 
-    def _fitting(self, evaluation: Evaluation, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """The attempts in the precision of the measurement or a better one."""
-        lower = attempts is not _SINGLE and evaluation.problem.dtype == torch.float64
-        return [one for one in attempts if not (lower and one.dtype == torch.float32)]
+    def agrees(self, attempt: Attempt) -> bool:
+        found = self.attempt(attempt)
+        return found is not None and found.passes(self.limits)
 
     def attempt(self, attempt: Attempt) -> _Try | None:
         """None if the function does not support the precision, or is not finite at the moved weights."""
@@ -342,11 +309,11 @@ class _Comparison:
         return explained
 
 
-def _norms(parts: Parts) -> Tensor:
-    return torch.cat([torch.linalg.vector_norm(part, dim=1) for part in parts])
+def _norms(rows: Rows) -> Tensor:
+    return torch.cat([torch.linalg.vector_norm(some, dim=1) for some in rows])
 
 
-def _minus(some: Parts, others: Parts) -> Parts:
+def _minus(some: Rows, others: Rows) -> Rows:
     return [one - other for one, other in zip(some, others, strict=True)]
 
 
@@ -355,7 +322,6 @@ def _as_row(tensor: Tensor) -> Tensor:
 
 
 def _is_due(evaluation: Evaluation, check: str) -> bool:
-    """Whether the check was requested and has not been made yet."""
     if not evaluation.problem.check or check in evaluation.passed:
         return False
     evaluation.passed.add(check)
@@ -368,15 +334,12 @@ def _fraction_of_one_layer(direction: Direction) -> float:
 
 
 def seed_of_check(evaluation: Evaluation) -> int:
-    """The seed of the check's probes, which nothing else uses."""
+    """The seed of the probes of the check, which nothing else uses."""
     return (evaluation.problem.seed << 20) + 0xC0DE
 
 
-# The direction ---------------------------------------------------------------------------------------------
-
-
-def _draw_direction(evaluation: Evaluation, linear: Linearization) -> dict[str, Tensor]:
-    """A random direction whose parts move the output equally, and no weight by more than its length."""
+def _draw_direction(evaluation: Evaluation, linear: GraphLinearization) -> dict[str, Tensor]:
+    """A random direction whose layers move the output equally, and no weight by more than its length."""
     drawn = {}
     for number, (name, leaf) in enumerate(evaluation.leaves.items()):
         probe = random_like(leaf, seed_of_check(evaluation) + number + 1)
@@ -385,9 +348,9 @@ def _draw_direction(evaluation: Evaluation, linear: Linearization) -> dict[str, 
         length = max(_norm(leaf), _LEAST_SIZE * math.sqrt(leaf.numel()))
         drawn[name] = probe * (length / (_norm(probe) or 1.0))
     effects = linear.effects(drawn)
-    smallest = min((effect for effect in effects.values() if effect > 0), default=0.0)
-    wanted = max(smallest, _LEAST_EFFECT * max(effects.values()))
-    return {name: part * min(1.0, wanted / (effects[name] or wanted or 1.0)) for name, part in drawn.items()}
+    smallest = min((one for one in effects.values() if one > 0), default=0.0)
+    effect = max(smallest, _LEAST_EFFECT * max(effects.values()))
+    return {name: part * min(1.0, effect / (effects[name] or effect or 1.0)) for name, part in drawn.items()}
 
 
 def _in_dtype(direction: Direction, evaluation: Evaluation) -> dict[str, Tensor]:
@@ -411,9 +374,6 @@ def _columns(output: Tensor) -> Tensor:
 def _norm(tensor: Tensor) -> float:
     """In float64: in float32 the square of a vanished change, such as 1e-25, is 0."""
     return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
-
-
-# The message -----------------------------------------------------------------------------------------------
 
 
 def _explain(
@@ -441,9 +401,8 @@ def _causes_in_the_forward(evaluation: Evaluation) -> list[str]:
             "(once_differentiable, a derivative saved in the forward, values that leave torch); write it "
             "with differentiable torch operations"
         )
-    if any(
-        "SpectralNorm" in type(part).__name__ and part.training for part in evaluation.problem.model.modules()
-    ):
+    modules = evaluation.problem.model.modules()
+    if any("SpectralNorm" in type(module).__name__ and module.training for module in modules):
         causes.append(
             "a spectral_norm in train mode, which takes a step of its power iteration at every call and "
             "treats the result as constant in the backward; measure it in eval mode"

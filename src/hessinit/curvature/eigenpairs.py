@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import Array, LanczosProcess, read_extreme, spectral_norm, worth_checking
+from hessinit.curvature.krylov import (
+    NOT_FINITE,
+    Array,
+    LanczosProcess,
+    read_extreme,
+    spectral_norm,
+    worth_checking,
+)
 from hessinit.curvature.probes import (
     Operator,
     ProbeStream,
@@ -38,19 +45,14 @@ class Eigenpairs:
 
 
 def top_eigenpairs(
-    operator: Operator,
-    count: int,
-    *,
-    tolerance: float = 1e-3,
-    max_iterations: int = 400,
-    seed: int = 0,
+    operator: Operator, count: int, *, tolerance: float = 1e-3, max_iterations: int = 400, seed: int = 0
 ) -> Eigenpairs:
     """The `count` eigenvalues of largest size, to within tolerance·norm.
 
     One Lanczos iteration sees a single copy of a multiple eigenvalue. So what has converged is locked, and
-    further iterations start from new random vectors orthogonal to it, until one finds nothing that belongs
-    among the first `count`. A last product with every vector measures the residuals. Costs at most
-    `max_iterations` products plus one per vector, and one vector of memory per step of the longest iteration.
+    further iterations run orthogonal to it, until one finds nothing that belongs among the first `count`. A
+    last product with every vector measures the residuals. Costs at most `max_iterations` products plus one
+    per vector, and one vector of memory per step of the longest iteration.
 
     >>> matrix = torch.diag(torch.tensor([5.0, 5.0, 5.0, -7.0, 1.0, 0.0, 2.0, 3.0], dtype=torch.float64))
     >>> [round(value.value, 6) for value in top_eigenpairs(matrix, 4).values]
@@ -78,16 +80,15 @@ class _Search:
 
     def __init__(self, operator: Operator, count: int, tolerance: float) -> None:
         self.operator, self.count, self.tolerance = operator, count, tolerance
-        self.size = operator_size(operator)
-        self.locked = torch.empty((self.size, 0), dtype=operator.dtype, device=operator.device)
+        self.locked = torch.empty((operator.shape[0], 0), dtype=operator.dtype, device=operator.device)
         self.values: list[float] = []
         self.norm = 0.0
         self.products = 0
         self.complete = False
         self.finite = True
 
-    def sweep(self, start: Tensor, max_iterations: int) -> None:
-        process = LanczosProcess(self.operator, start, self.locked)
+    def sweep(self, initial: Tensor, max_iterations: int) -> None:
+        process = LanczosProcess(self.operator, initial, self.locked)
         while True:
             process.step()
             self.products += 1
@@ -100,38 +101,37 @@ class _Search:
             values, small = process.ritz()
             residuals = process.residuals(small)
             self.norm = max(self.norm, spectral_norm(values) * process.scale)
-            wanted = self._wanted(values * process.scale)
+            leading = self._leading(values * process.scale)
             allowed = 0.5 * self.tolerance * self.norm
             decided = process.exhausted or (
-                len(self.values) + len(wanted) >= self.count
-                and all(residuals[i] * process.scale <= allowed for i in wanted)
-                and self._ends_settled(values * process.scale, residuals * process.scale, wanted)
+                len(self.values) + len(leading) >= self.count
+                and all(residuals[i] * process.scale <= allowed for i in leading)
+                and self._extremes_settled(values * process.scale, residuals * process.scale, leading)
             )
             if decided or out_of_steps:
                 break
-        everything = process.steps + len(self.values) == self.size
+        everything = process.steps + len(self.values) == process.size
         # Whatever was found when the steps ran out is kept, too: the residuals will tell how good it is.
-        if wanted:
-            self.locked = torch.cat((self.locked, process.ritz_vectors(small[:, wanted])), dim=1)
-            self.values.extend(float(values[i]) * process.scale for i in wanted)
-        self.complete = everything or (decided and not wanted)
+        if leading:
+            self.locked = torch.cat((self.locked, process.ritz_vectors(small[:, leading])), dim=1)
+            self.values.extend(float(values[i]) * process.scale for i in leading)
+        self.complete = everything or (decided and not leading)
 
-    def _wanted(self, values: Array) -> list[int]:
+    def _leading(self, values: Array) -> list[int]:
         """Indices of the Ritz values that belong among the first `count`, best first."""
         ranks = sorted((abs(value) for value in self.values), reverse=True)
         least = ranks[self.count - 1] + self.tolerance * self.norm if len(ranks) >= self.count else -math.inf
         order = sorted(range(len(values)), key=lambda i: -abs(float(values[i])))
         return [i for i in order[: self.count] if abs(float(values[i])) > least]
 
-    def _ends_settled(self, values: Array, residuals: Array, wanted: list[int]) -> bool:
-        """No larger value is on its way: the ends of this sweep have converged, or are out of the running."""
-        ranks = [*map(abs, self.values), *(abs(float(values[i])) for i in wanted)]
+    def _extremes_settled(self, values: Array, residuals: Array, leading: list[int]) -> bool:
+        """No larger value will appear: the extremes of this sweep have converged, or are too small."""
+        ranks = [*map(abs, self.values), *(abs(float(values[i])) for i in leading)]
         least = sorted(ranks, reverse=True)[self.count - 1]
-        ends = [read_extreme(values, residuals, i) for i in (0, -1)]
-        # The far end of a semidefinite operator is a crowd near 0 that converges late and never matters.
+        # The smallest values of a semidefinite operator converge late and never matter.
         return all(
-            end.is_converged(self.tolerance, self.norm) or abs(end.value) + 2 * end.residual < least
-            for end in ends
+            one.is_converged(self.tolerance, self.norm) or abs(one.value) + 2 * one.residual < least
+            for one in (read_extreme(values, residuals, i) for i in (0, -1))
         )
 
 
@@ -169,7 +169,6 @@ def _rayleigh_ritz(search: _Search) -> Eigenpairs:
 
 
 def _not_finite(products: int, count: int, operator: Operator) -> Eigenpairs:
-    reason = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs"
-    estimate = Estimate(math.inf, math.inf, False, reason, products)
+    estimate = Estimate(math.inf, math.inf, False, NOT_FINITE, products)
     vectors = torch.full((operator.shape[0], count), math.nan, dtype=operator.dtype, device=operator.device)
-    return Eigenpairs((estimate,) * count, vectors, False, reason, products)
+    return Eigenpairs((estimate,) * count, vectors, False, NOT_FINITE, products)

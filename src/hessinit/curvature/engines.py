@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,14 @@ from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, trace_gr
 from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue
 from hessinit.curvature.layer_uses import Call, DenseCall, read_call
 from hessinit.curvature.loss_factor import LossFactor, check_curved, factor_loss_hessian
-from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, LinearOperator, join, split
+from hessinit.curvature.operators import (
+    GaussNewtonOperator,
+    HessianOperator,
+    LinearOperator,
+    add_up,
+    join,
+    split,
+)
 from hessinit.curvature.probes import Operator, random_like
 from hessinit.curvature.rounding import CAUTION, RoundingError
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
@@ -63,49 +70,49 @@ class LanczosSettings:
         return {"tolerance": self.tolerance, "max_iterations": self.max_iterations, "seed": self.seed}
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Computes the extreme eigenvalues of curvature blocks: of one layer, or of several together."""
 
-    name: str
+    name = "lanczos"
     reason: str
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         """The extremes of each leaf's own block."""
-        ...
+        return {name: self.extremes([name]) for name in names}
 
+    @abstractmethod
     def extremes(self, names: Sequence[str]) -> Extremes:
         """The extremes of the block of these leaves together."""
-        ...
 
+    @abstractmethod
     def operator(self, names: Sequence[str]) -> LinearOperator:
         """The block itself, acting on flat weights."""
-        ...
 
 
-def with_rounding(ends: Extremes, rounding: RoundingError, tolerance: float) -> Extremes:
+def with_rounding(extremes: Extremes, rounding: RoundingError, tolerance: float) -> Extremes:
     """Add the rounding error of the operator to both errors.
 
-    The stated error is a multiple of what is likely. Where already the likely one exceeds `tolerance`, the
-    estimates no longer count as converged.
+    The stated error is a multiple of the likely one; where the likely one exceeds `tolerance`, the estimates
+    no longer count as converged.
     """
-    norm, fraction = ends.norm.value, CAUTION * rounding.relative
+    norm, fraction = extremes.norm.value, CAUTION * rounding.relative
     if not fraction or not math.isfinite(norm):
-        return ends
+        return extremes
     if rounding.is_all:
-        reason = "zero, up to the rounding of float32"
-        nothing = Estimate(0.0, (1 + fraction) * norm + ends.norm.error, True, reason, ends.top.products)
-        return dataclasses.replace(ends, top=nothing, bottom=dataclasses.replace(nothing, products=0))
+        error = (1 + fraction) * norm + extremes.norm.error
+        zero = Estimate(0.0, error, True, "zero, up to the rounding of float32", extremes.top.products)
+        return replace(extremes, top=zero, bottom=replace(zero, products=0))
 
-    def widen(end: Estimate) -> Estimate:
-        wider = dataclasses.replace(end, error=math.hypot(end.error, fraction * norm))
+    def widen(estimate: Estimate) -> Estimate:
+        wider = replace(estimate, error=math.hypot(estimate.error, fraction * norm))
         if rounding.relative <= tolerance:
             return wider
         reason = (
             f"rounding in float32 leaves an error of {fraction:.0e} of the norm; pass dtype=torch.float64"
         )
-        return dataclasses.replace(wider, converged=False, reason=reason if end.converged else end.reason)
+        return replace(wider, converged=False, reason=reason if estimate.converged else estimate.reason)
 
-    return dataclasses.replace(ends, top=widen(ends.top), bottom=widen(ends.bottom))
+    return replace(extremes, top=widen(extremes.top), bottom=widen(extremes.bottom))
 
 
 UNUSED = Estimate(0.0, 0.0, True, "the forward does not use this weight", 0)
@@ -113,7 +120,7 @@ UNUSED = Estimate(0.0, 0.0, True, "the forward does not use this weight", 0)
 
 def scaled(estimate: Estimate, factor: float) -> Estimate:
     """The same estimate of `factor` times the operator."""
-    return dataclasses.replace(estimate, value=estimate.value * factor, error=estimate.error * factor)
+    return replace(estimate, value=estimate.value * factor, error=estimate.error * factor)
 
 
 @dataclass(frozen=True)
@@ -131,26 +138,27 @@ class SpectrumOptions:
 
 
 def measure_spectrum(
-    operator: LinearOperator, wanted: SpectrumOptions, settings: LanczosSettings
+    operator: LinearOperator, options: SpectrumOptions, settings: LanczosSettings
 ) -> dict[str, Any]:
     """The numbers asked for, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
-    if wanted.top:
-        count = min(wanted.top, operator.shape[0])
+    if options.top:
+        count = min(options.top, operator.shape[0])
         found["eigenvalues"] = top_eigenpairs(operator, count, **settings.options).values
-    if wanted.trace:
+    if options.trace:
         found["trace"] = hutch_plus_plus(operator, seed=settings.seed)
-    if wanted.frobenius:
+    if options.frobenius:
         found["frobenius"] = frobenius_norm(operator, seed=settings.seed)
-    if wanted.density:
+    if options.density:
         found["density"] = spectral_density(operator, seed=settings.seed)
     return found
 
 
-class LanczosEngine:
-    """One Lanczos run per block; a semidefinite block without full rank needs only its top eigenvalue."""
+class LanczosEngine(Engine):
+    """One Lanczos run per block; a semidefinite block without full rank needs only its top eigenvalue.
 
-    name = "lanczos"
+    `rank` bounds the rank of a positive semidefinite curvature; None when it may be indefinite.
+    """
 
     def __init__(
         self,
@@ -159,17 +167,10 @@ class LanczosEngine:
         reason: str,
         rank: int | None = None,
     ) -> None:
-        """`rank` bounds the rank of a positive semidefinite curvature; None when it may be indefinite."""
-        self._build = build
-        self._settings = settings
-        self._rank = rank
-        self.reason = reason
+        self._build, self._settings, self.reason, self._rank = build, settings, reason, rank
 
     def operator(self, names: Sequence[str]) -> LinearOperator:
         return self._build(names)
-
-    def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
-        return {name: self.extremes([name]) for name in names}
 
     def extremes(self, names: Sequence[str]) -> Extremes:
         return find_extremes(self._build(names), self._settings, self._rank, self.name, self.reason)
@@ -186,7 +187,7 @@ def find_extremes(
     found = lanczos(operator, which="both", semidefinite=rank is not None, **settings.options)
     assert found.bottom is not None
     # One run finds both: its products are counted once.
-    return Extremes(found.top, dataclasses.replace(found.bottom, products=0), engine, reason)
+    return Extremes(found.top, replace(found.bottom, products=0), engine, reason)
 
 
 def zero_bottom(rank: int, size: int) -> Estimate:
@@ -198,21 +199,16 @@ class OutputHessian:
     """`H_a`: the Hessian of the loss by the output of one call, by its products."""
 
     def __init__(self, evaluation: Evaluation, edge: GradientEdge, gradient: Tensor) -> None:
-        self._weight = evaluation.weight
-        self._edge = edge
-        self._gradient = gradient
+        self._weight, self._edge, self._gradient = evaluation.weight, edge, gradient
 
     def product(self, tangent: Tensor) -> Tensor:
         """Zero where the gradient does not change with the output, as for a loss linear in it."""
-        if not self._gradient.requires_grad:
-            return torch.zeros_like(tangent)
-        found: Tensor | None = torch.autograd.grad(
-            self._gradient,
-            [self._edge],
-            tangent.view_as(self._gradient),
-            retain_graph=True,
-            allow_unused=True,
-        )[0]
+        found: Tensor | None = None
+        if self._gradient.requires_grad:
+            along = tangent.view_as(self._gradient)
+            (found,) = torch.autograd.grad(
+                self._gradient, [self._edge], along, retain_graph=True, allow_unused=True
+            )
         if found is None:
             return torch.zeros_like(tangent)
         return found if self._weight == 1.0 else found * self._weight
@@ -221,16 +217,17 @@ class OutputHessian:
 class CallHessian(LinearOperator):
     """`Aᵀ H_a A` on the flat weight, summed over batches."""
 
-    def __init__(self, parts: Sequence[tuple[Call, OutputHessian]], leaf: Tensor) -> None:
-        self._parts = parts
+    def __init__(self, calls: Sequence[tuple[Call, OutputHessian]], leaf: Tensor) -> None:
+        self._calls = calls
         self._weight_shape = leaf.shape
         self.shape = (leaf.numel(), leaf.numel())
         self.dtype, self.device = leaf.dtype, leaf.device
 
     def _product(self, vector: Tensor) -> Tensor:
         weight = vector.view(self._weight_shape)
-        found = [call.pull(hessian.product(call.push(weight))).reshape(-1) for call, hessian in self._parts]
-        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+        return add_up(
+            [call.pull(hessian.product(call.push(weight))).reshape(-1) for call, hessian in self._calls]
+        )
 
 
 class SeenHessian(LinearOperator):
@@ -246,8 +243,8 @@ class SeenHessian(LinearOperator):
             kept = values > 1e-14 * values[-1]
             root = vectors[:, kept] * values[kept].sqrt()
         self._root = root.to(call.inputs)
-        self._outputs = call.outputs
-        size = self._root.shape[1] * call.outputs
+        self._outputs = call.output_shape[1]
+        size = self._root.shape[1] * self._outputs
         self.shape = (size, size)
         self.dtype, self.device = call.inputs.dtype, call.inputs.device
 
@@ -256,10 +253,9 @@ class SeenHessian(LinearOperator):
         return (self._root.T @ moved).reshape(-1)
 
 
-class HessianEngine:
+class HessianEngine(Engine):
     """Lanczos on the exact Hessian."""
 
-    name = "lanczos"
     reason = "exact second derivatives, reverse over reverse"
 
     def __init__(self, evaluations: Sequence[Evaluation], settings: LanczosSettings) -> None:
@@ -270,9 +266,6 @@ class HessianEngine:
 
     def operator(self, names: Sequence[str]) -> LinearOperator:
         return HessianOperator(self._evaluations, names)
-
-    def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
-        return {name: self.extremes([name]) for name in names}
 
     def extremes(self, names: Sequence[str]) -> Extremes:
         if all(name in self._unused for name in names):
@@ -285,13 +278,13 @@ class HessianEngine:
     def _through_output(self, name: str) -> LinearOperator | None:
         if not all(name in calls for calls in self._calls):
             return None
-        parts = [calls[name] for calls in self._calls]
-        leaf = self._evaluations[0].problem.leaves[name]
-        call, hessian = parts[0]
-        if len(parts) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
+        found = [calls[name] for calls in self._calls]
+        call, hessian = found[0]
+        if len(found) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
             seen = SeenHessian(call, hessian)
-            return seen if seen.shape[0] else CallHessian(parts, leaf)  # inputs of zeros see nothing
-        return CallHessian(parts, leaf)
+            if seen.shape[0]:  # inputs of zeros see nothing
+                return seen
+        return CallHessian(found, self._evaluations[0].problem.leaves[name])
 
 
 def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian]]:
@@ -314,19 +307,18 @@ def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian
     }
 
 
-def _with_zero(ends: Extremes) -> Extremes:
+def _with_zero(extremes: Extremes) -> Extremes:
     """Extremes that include the eigenvalue 0 of the directions that the inputs do not span."""
-    top = ends.top if ends.top.value > 0 else _zero(ends.top)
-    return dataclasses.replace(
-        ends, top=top, bottom=ends.bottom if ends.bottom.value < 0 else _zero(ends.bottom)
+
+    def zero(other: Estimate) -> Estimate:
+        error = max(0.0, other.error - abs(other.value))
+        reason = other.reason if error else "the inputs do not see some directions of the weight"
+        return replace(other, value=0.0, error=error, reason=reason)
+
+    top, bottom = extremes.top, extremes.bottom
+    return replace(
+        extremes, top=top if top.value > 0 else zero(top), bottom=bottom if bottom.value < 0 else zero(bottom)
     )
-
-
-def _zero(other: Estimate) -> Estimate:
-    """The eigenvalue 0, with the uncertainty that the other estimate leaves."""
-    error = max(0.0, other.error - abs(other.value))
-    reason = other.reason if error else "the inputs do not see some directions of the weight"
-    return dataclasses.replace(other, value=0.0, error=error, reason=reason)
 
 
 # Beyond, the Cholesky factor of a matrix of that size costs more than the search it saves.
@@ -344,11 +336,10 @@ class GramCurvature(LinearOperator):
         self.shape, self.dtype, self.device = (size, size), first[0].dtype, first[0].device
 
     def _product(self, vector: Tensor) -> Tensor:
-        parts = split(vector, self.shapes)
+        weights = split(vector, self.shapes)
         total: list[Tensor] | None = None
         for grams in self.per_batch:
-            outputs = [gram.push(part) for gram, part in zip(grams, parts, strict=True)]
-            moved = outputs[0] if len(outputs) == 1 else torch.stack(outputs).sum(0)
+            moved = add_up([gram.push(weight) for gram, weight in zip(grams, weights, strict=True)])
             moved = moved * grams[0].scale
             pulled = [gram.pull(moved) for gram in grams]
             total = pulled if total is None else [a + b for a, b in zip(total, pulled, strict=True)]
@@ -356,14 +347,12 @@ class GramCurvature(LinearOperator):
         return join(total)
 
 
-class GramLinearization:
+class GramLinearization(GraphLinearization):
     """The Jacobian as the Gram engine computes it, in the coordinates `Sᵀz` of the output."""
 
     def __init__(self, evaluation: Evaluation, root: LossFactor, grams: Mapping[str, LayerGram]) -> None:
-        self._columns = root.columns
-        self._grams = grams
-        self._graph = GraphLinearization(evaluation)
-        self._seed = seed_of_check(evaluation)
+        super().__init__(evaluation)
+        self._columns, self._grams = root.columns, grams
 
     def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
         """(examples, columns)."""
@@ -371,35 +360,30 @@ class GramLinearization:
         return (columns.to(output.dtype) * output).reshape(*columns.shape[:2], -1).sum(2).T
 
     def push(self, direction: Direction) -> Tensor:
-        count = len(self._columns)
-        known = [
-            self._grams[name].push(part).view(-1, count)
-            for name, part in direction.items()
-            if name in self._grams
-        ]
-        others = {name: part for name, part in direction.items() if name not in self._grams}
+        known, others = self._pushed(direction)
+        found = [change.view(-1, len(self._columns)) for change in known.values()]
         if others:
-            known.append(self.coordinates(self._graph.push(others)))
-        return torch.stack(known).sum(0)
+            found.append(self.coordinates(super().push(others)))
+        return torch.stack(found).sum(0)
 
     def effects(self, direction: Direction) -> dict[str, float]:
-        others = {name: part for name, part in direction.items() if name not in self._grams}
+        known, others = self._pushed(direction)
         found = {}
         if others:
-            factors = random_like(self._columns.reshape(*self._columns.shape[:2], -1)[..., 0], self._seed)
+            numbers = self._columns.reshape(*self._columns.shape[:2], -1)[..., 0]
+            factors = random_like(numbers, seed_of_check(self.evaluation))
             cotangent = torch.einsum("cn,cn...->n...", factors, self._columns)
-            found = self._graph.effects(others, cotangent)
+            found = self.effects_from(others, cotangent)
+        return {**found, **{name: float(change.double().norm()) for name, change in known.items()}}
+
+    def _pushed(self, direction: Direction) -> tuple[dict[str, Tensor], Direction]:
         known = {
             name: self._grams[name].push(part) for name, part in direction.items() if name in self._grams
         }
-        return {**found, **{name: float(change.double().norm()) for name, change in known.items()}}
+        return known, {name: part for name, part in direction.items() if name not in known}
 
 
-def _is_singular(grams: Sequence[LayerGram]) -> bool:
-    return grams[0].shape[0] < sum(gram.weights for gram in grams)
-
-
-class GramEngine:
+class GramEngine(Engine):
     """`grams` holds, per batch, the layers whose uses are known; `general` takes the others."""
 
     name = "gram"
@@ -412,11 +396,8 @@ class GramEngine:
         settings: LanczosSettings,
         reason: str,
     ) -> None:
-        self._grams = grams
-        self._unused = unused
-        self._general = general
-        self._settings = settings
-        self.reason = reason
+        self._grams, self._unused, self._general = grams, unused, general
+        self._settings, self.reason = settings, reason
 
     def _known(self, names: Sequence[str]) -> list[str] | None:
         used = [name for name in names if name not in self._unused]
@@ -429,7 +410,7 @@ class GramEngine:
         return GramCurvature([[grams[name] for name in known] for grams in self._grams])
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
-        """Every layer on its own; the small Gram problems run in lockstep."""
+        # The small Gram problems run in lockstep.
         small = [name for name in names if self._is_small([name])]
         found: dict[str, Extremes] = {}
         if small:
@@ -440,43 +421,40 @@ class GramEngine:
         return {name: found.get(name) or self.extremes([name]) for name in names}
 
     def extremes(self, names: Sequence[str]) -> Extremes:
-        """The block of several leaves together."""
         known = self._known(names)
         if known is None:
             return self._general.extremes(names)
         if not known:
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
-        parts = [[grams[name] for name in known] for grams in self._grams]
-        rows = sum(grams[0].shape[0] for grams in parts)
-        if not self._is_small(names):
-            (first, *others) = [gram for grams in parts for gram in grams]
-            small = isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX
-            if small and len(known) == len(names):
-                assert isinstance(first, WrittenGram)
-                return self._from_matrix(first)
-            if len(known) == len(names):
-                return find_extremes(GramCurvature(parts), self._settings, rows, self.name, self.reason)
+        per_batch = [[grams[name] for name in known] for grams in self._grams]
+        if self._is_small(names):
+            (single,) = per_batch
+            gram: LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
+            return self._from_gram(lanczos(gram, which="top", **self._settings.options).top, single)
+        if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
-            top = lanczos(GramCurvature(parts), which="top", **self._settings.options).top
+            top = lanczos(GramCurvature(per_batch), which="top", **self._settings.options).top
             return Extremes(top, UNUSED, self.name, self.reason)
-        (single,) = parts
-        gram: LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
-        found = lanczos(gram, which="top", **self._settings.options)
-        return self._from_gram(found.top, single)
+        first, *others = [gram for grams in per_batch for gram in grams]
+        if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
+            return self._from_matrix(first)
+        rows = sum(grams[0].shape[0] for grams in per_batch)
+        return find_extremes(GramCurvature(per_batch), self._settings, rows, self.name, self.reason)
 
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
         known = self._known(names)
         if not known or len(self._grams) > 1:
             return False
-        return _is_singular([self._grams[0][name] for name in known])
+        grams = [self._grams[0][name] for name in known]
+        return grams[0].shape[0] < sum(gram.weights for gram in grams)
 
     def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Extremes:
         bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))
         return Extremes(scaled(top, grams[0].scale), bottom, self.name, self.reason)
 
     def _from_matrix(self, gram: WrittenGram) -> Extremes:
-        """Fewer weights than outputs, and written out: both ends from the small matrix itself."""
+        """Fewer weights than outputs, and written out: both extremes from the small matrix itself."""
         matrix = gram.factor.T @ gram.factor
         top = lanczos(matrix, which="top", **self._settings.options).top
         bottom = smallest_eigenvalue(matrix, tolerance=self._settings.tolerance, seed=self._settings.seed)
@@ -508,15 +486,14 @@ def gauss_newton_engine(
         check_loss(evaluation)
     reason = "estimator='lanczos' was asked for"
     if estimator != "lanczos":
-        reason = _why_not_gram(evaluations) if estimator == "auto" else _why_impossible(evaluations)
+        reason = _why_not_gram(evaluations, cost_matters=estimator == "auto")
         roots: list[LossFactor] = []
-        if not reason:
-            for evaluation in evaluations:
-                root = factor_loss_hessian(evaluation)
-                if isinstance(root, str):
-                    reason = root
-                    break
-                roots.append(root)
+        for evaluation in evaluations if not reason else []:
+            root = factor_loss_hessian(evaluation)
+            if isinstance(root, str):
+                reason = root
+                break
+            roots.append(root)
         if not reason:
             engine = _gram_engine(evaluations, roots, settings)
             if estimator == "auto" or isinstance(engine, GramEngine):
@@ -535,9 +512,7 @@ def gauss_newton_engine(
 def _gram_engine(
     evaluations: Sequence[Evaluation], roots: Sequence[LossFactor], settings: LanczosSettings
 ) -> Engine:
-    grams: list[dict[str, LayerGram]] = [
-        trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)
-    ]
+    grams = [trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)]
     rank = sum(root.columns.shape[0] * root.columns.shape[1] for root in roots)
     unused = unused_leaves(evaluations)
     leaves = [name for name in evaluations[0].problem.leaves if name not in unused]
@@ -564,16 +539,11 @@ def _gram_engine(
     return GramEngine(grams, unused, general, settings, reason)
 
 
-def _why_impossible(evaluations: Sequence[Evaluation]) -> str:
+def _why_not_gram(evaluations: Sequence[Evaluation], *, cost_matters: bool) -> str:
     if any(evaluation.output.ndim < 1 for evaluation in evaluations):
         return "the output has no dimension that counts examples"
-    return ""
-
-
-def _why_not_gram(evaluations: Sequence[Evaluation]) -> str:
-    impossible = _why_impossible(evaluations)
-    if impossible:
-        return impossible
+    if not cost_matters:
+        return ""
     columns = max(evaluation.output[0].numel() for evaluation in evaluations)
     rows = sum(evaluation.output.numel() for evaluation in evaluations)
     blocks = len(evaluations[0].problem.leaves) + 1

@@ -27,9 +27,9 @@ def output_at(
     examples: Tensor | None = None,
 ) -> Tensor:
     """The output at the weights plus `step` times the direction, of some examples; costs one forward."""
-    problem, weights = evaluation.problem, _moved(evaluation, direction, step, dtype)
+    problem = evaluation.problem
     batch = evaluation.batch if examples is None else evaluation.batch.take(examples)
-    with _in_the_users_parameters(problem, {name: weights[name] for name in direction}):
+    with _moved(problem, direction, step, dtype) as weights:
         with contextlib.suppress(RuntimeError), torch.no_grad():
             return problem.output(batch, weights=weights, plain=True)
         # A forward that differentiates by its inputs or its weights needs the graph; any other fails again.
@@ -41,49 +41,43 @@ def output_and_gradients_at(
     evaluation: Evaluation, direction: Direction, step: float, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """The same with the gradient of the loss by the weights of the direction, as training would get it."""
-    problem, weights = evaluation.problem, _moved(evaluation, direction, step, dtype)
-    with _in_the_users_parameters(problem, {name: weights[name] for name in direction}):
-        return problem.output_and_gradients(evaluation.batch, weights, list(direction))
+    with _moved(evaluation.problem, direction, step, dtype) as weights:
+        return evaluation.problem.output_and_gradients(evaluation.batch, weights, list(direction))
 
 
 def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
     """All parameters of the model, the measured ones first, in another precision."""
-    everything = {**problem.leaves, **problem.constants}
     return {
         name: weight.detach().to(dtype) if weight.is_floating_point() else weight.detach()
-        for name, weight in everything.items()
+        for name, weight in {**problem.leaves, **problem.constants}.items()
     }
 
 
-def _moved(
-    evaluation: Evaluation, direction: Direction, step: float, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    weights = weights_in(evaluation.problem, dtype)
-    for name, part in direction.items():
-        weights[name] = torch.add(weights[name], part.to(dtype), alpha=step)
-    return weights
-
-
 @contextlib.contextmanager
-def _in_the_users_parameters(problem: Problem, moved: Mapping[str, Tensor]) -> Iterator[None]:
-    """Write the moved values into the model's own parameters, for a forward that reads them directly.
+def _moved(
+    problem: Problem, direction: Direction, step: float, dtype: torch.dtype
+) -> Iterator[dict[str, Tensor]]:
+    """The moved weights, also in the model's own parameters, for a forward that reads them directly.
 
     Only `parameter.data` is exchanged: the storage of the user's weights is not written to.
     """
-    own = {name: problem.model.get_parameter(name) for name in moved}
+    weights = weights_in(problem, dtype)
+    for name, part in direction.items():
+        weights[name] = torch.add(weights[name], part.to(dtype), alpha=step)
+    own = {name: problem.model.get_parameter(name) for name in direction}
     # Another dtype would cut a parameter off from hooks that wait for its gradient, as those of DDP do.
     fitting = [
-        (parameter, moved[name].detach())
+        (parameter, weights[name].detach())
         for name, parameter in own.items()
-        if parameter.dtype == moved[name].dtype and not parameter.is_inference()
+        if parameter.dtype == dtype and not parameter.is_inference()
     ]
-    before = [parameter.data for parameter, _ in fitting]
+    saved = [parameter.data for parameter, _ in fitting]
     try:
         for parameter, values in fitting:
             parameter.data = values
-        yield
+        yield weights
     finally:
-        for (parameter, _), values in zip(fitting, before, strict=True):
+        for (parameter, _), values in zip(fitting, saved, strict=True):
             parameter.data = values
 
 
@@ -108,9 +102,8 @@ class Evaluation:
     def inspected(cls, problem: Problem, batch: Batch) -> Evaluation:
         """An evaluation that was checked: finite, deterministic, and a function of the weights."""
         one = cls(problem, batch)
-        look = check_forward(problem, batch)
-        one.output, one.loss, one.separable = look.output, look.loss, look.separable
-        one.loss_value = float(look.loss.detach())
+        one.output, one.loss, one.separable = check_forward(problem, batch)
+        one.loss_value = float(one.loss.detach())
         # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.
         one.moments = {name: uses[0].moment if uses else None for name, uses in one.uses.items()}
         one.paddings = {name: {use.padding for use in uses} - {None} for name, uses in one.uses.items()}
@@ -205,9 +198,8 @@ def evaluate(problem: Problem) -> list[Evaluation]:
     if reduction is None:
         raise ProblemError(
             "whether the loss adds its examples up or averages them decides how several batches are joined, "
-            "and its values do not tell: it compares the examples of a batch, or depends on the batch's "
-            "size. "
-            'Pass reduction="mean" (batches are averaged over examples) or reduction="sum" (they are '
+            "and its values do not tell: it compares the examples of a batch, or depends on the size of a "
+            'batch. Pass reduction="mean" (batches are averaged over examples) or reduction="sum" (they are '
             "added up)."
         )
     for one in evaluations if reduction == "mean" else []:
@@ -245,10 +237,8 @@ _SAME = 1e-3
 
 
 def _shrinkage(one: Evaluation, other: Evaluation) -> float | None:
-    """The gradient by the outputs of one batch when another one is joined to it, over that without.
-
-    None where the loss cannot be taken of both, nan where the gradient also turns.
-    """
+    """The gradient by the outputs of one batch when another one is joined to it, over that without."""
+    # None where the loss cannot be taken of both, nan where the gradient also turns.
     joined = one.batch.joined_targets(other.batch)
     outputs = [one.output.detach(), other.output.detach()]
     if joined is None or outputs[0].ndim == 0 or outputs[0].shape[1:] != outputs[1].shape[1:]:

@@ -1,16 +1,15 @@
 """The Gram engine: every layer's Gauss-Newton curvature from a few shared backward passes.
 
 With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV` with one row of `V` per (example,
-column of S): the gradient of that output direction by the layer's weights. Its nonzero eigenvalues are
-those of the Gram matrix `V Vᵀ`, which is small (examples × outputs) and is never formed: a row of `V` is
-the product of the layer's input with the gradient at the layer's output, and one backward pass per column
-of S brings the latter to all layers at once.
+column of S): the gradient of that output direction by the layer's weights. Its nonzero eigenvalues are those
+of the Gram matrix `V Vᵀ` (examples × outputs). A row of `V` is the product of the layer's input with the
+gradient at the layer's output, and one backward pass per column of S brings the latter to all layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from hessinit.curvature.layer_uses import (
     read_call,
 )
 from hessinit.curvature.loss_factor import LossFactor
-from hessinit.curvature.operators import LinearOperator
+from hessinit.curvature.operators import LinearOperator, add_up
 from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.determinism import agree
 
@@ -55,47 +54,34 @@ class TracedCall:
         shape = self.call.output_shape
         if not self.time_first:
             return per_example.view(shape)
-        examples = per_example.shape[0]
-        return per_example.view(examples, -1, *shape[1:]).transpose(0, 1).reshape(shape)
-
-    def per_example(self, rows: Tensor, examples: int) -> Tensor:
-        """The reverse of `rows`."""
-        if not self.time_first:
-            return rows.reshape(examples, 1, -1)
-        return rows_by_example(rows, examples, True).unsqueeze(1)
+        return per_example.view(len(per_example), -1, *shape[1:]).transpose(0, 1).reshape(shape)
 
 
 def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
-    """A call's output as (examples, outputs per example)."""
-    if not time_first:
-        return rows.reshape(examples, -1)
-    return (
-        rows.view(rows.shape[0] // examples, examples, *rows.shape[1:]).transpose(0, 1).reshape(examples, -1)
-    )
+    """A call's output as (examples, outputs per example): the reverse of `TracedCall.rows`."""
+    if time_first:
+        rows = rows.view(rows.shape[0] // examples, examples, *rows.shape[1:]).transpose(0, 1)
+    return rows.reshape(examples, -1)
 
 
 class LayerGram(LinearOperator):
     """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block itself."""
 
     def __init__(self, traced: Sequence[TracedCall], weight_shape: tuple[int, ...], scale: float) -> None:
-        self.traced = list(traced)
-        self.weight_shape = weight_shape
-        self.scale = scale
+        self.traced, self.weight_shape, self.scale = list(traced), weight_shape, scale
         first = self.traced[0].signals
         self.examples, self.columns = first.shape[0], first.shape[1]
         self.shape = (self.examples * self.columns,) * 2
         self.dtype, self.device = first.dtype, first.device
         self.weights = int(torch.Size(weight_shape).numel())
         self._inner = self._inner_products()
-        self.matrix = self._small_matrix()
-
-    def _small_matrix(self) -> Tensor | None:
-        """`V Vᵀ` itself, when it is so small that the calls of a product cost more than the arithmetic."""
-        if self._inner is None or self.shape[0] > _LARGEST_MATRIX:
-            return None
-        flat = self.traced[0].signals.reshape(self.shape[0], -1)
-        blocks = (flat @ flat.T).view(self.examples, self.columns, self.examples, self.columns)
-        return blocks.mul_(self._inner.view(self.examples, 1, self.examples, 1)).view(self.shape)
+        self.matrix: Tensor | None = None
+        if self._inner is not None and self.shape[0] <= _LARGEST_MATRIX:
+            # So small that the calls of a product cost more than the arithmetic: `V Vᵀ` itself.
+            flat = first.reshape(self.shape[0], -1)
+            blocks = (flat @ flat.T).view(self.examples, self.columns, self.examples, self.columns)
+            blocks.mul_(self._inner.view(self.examples, 1, self.examples, 1))
+            self.matrix = blocks.view(self.shape)
 
     def _inner_products(self) -> Tensor | None:
         """The inputs' inner products, when going through them is cheaper than going through the weight."""
@@ -118,17 +104,16 @@ class LayerGram(LinearOperator):
     def pull(self, vector: Tensor) -> Tensor:
         """`Vᵀ vector`: a change of the weight."""
         mixed = vector.view(self.examples, 1, self.columns)
-        parts = [one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+        return add_up([one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced])
 
     def push(self, weight: Tensor) -> Tensor:
         """`V weight`."""
-        parts = [self._gather(one, one.call.push(weight)) for one in self.traced]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-
-    def _gather(self, one: TracedCall, rows: Tensor) -> Tensor:
-        # A row vector times the transpose: the same sum as signals @ column, by a faster CPU kernel.
-        return torch.bmm(one.per_example(rows, self.examples), one.signals.mT).view(-1)
+        found = []
+        for one in self.traced:
+            rows = rows_by_example(one.call.push(weight), self.examples, one.time_first)
+            # A row vector times the transpose: the same sum as signals @ column, by a faster CPU kernel.
+            found.append(torch.bmm(rows.unsqueeze(1), one.signals.mT).view(-1))
+        return add_up(found)
 
 
 class WrittenGram(LayerGram):
@@ -163,25 +148,22 @@ class SumOfGrams(LinearOperator):
         self.shape, self.dtype, self.device = grams[0].shape, grams[0].dtype, grams[0].device
 
     def _product(self, vector: Tensor) -> Tensor:
-        parts = [gram._product(vector) for gram in self._others]
+        found = [gram._product(vector) for gram in self._others]
         if self._matrix is not None:
-            parts.append(torch.mv(self._matrix, vector))
-        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+            found.append(torch.mv(self._matrix, vector))
+        return add_up(found)
 
 
 @dataclass(frozen=True)
 class KnownCall:
-    """A leaf, one of its calls, and the edge that the gradient of the call's output takes."""
+    """A leaf, one of its calls, the edge that the gradient of the call's output takes, the order of its rows.
+
+    The rows are ordered by example, or, with `time_first`, by position.
+    """
 
     name: str
     call: Call
     edge: GradientEdge
-
-
-@dataclass(frozen=True)
-class Planned(KnownCall):
-    """The same with the order of its rows: by example, or, with `time_first`, by position."""
-
     time_first: bool = False
 
 
@@ -197,15 +179,13 @@ def known_calls(uses: dict[str, list[Use]], leaves: dict[str, Tensor], size: int
 
 def plan_calls(
     output: Tensor, uses: dict[str, list[Use]], leaves: dict[str, Tensor], seed: int
-) -> list[Planned]:
+) -> list[KnownCall]:
     """The known calls of the leaves none of whose calls mixes examples."""
     calls = known_calls(uses, leaves, output.shape[0])
-    if not calls:
-        return []
-    layouts = find_layouts(output, calls, seed)
+    layouts = find_layouts(output, calls, seed) if calls else []
     mixed = {one.name for one, layout in zip(calls, layouts, strict=True) if layout is None}
     return [
-        Planned(one.name, one.call, one.edge, bool(layout))
+        replace(one, time_first=bool(layout))
         for one, layout in zip(calls, layouts, strict=True)
         if one.name not in mixed
     ]
@@ -215,20 +195,16 @@ def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[
     """Per call: rows by example (False), by position (True), or mixed (None)."""
     size = output.shape[0]
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
-    stream = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
-    probe = stream.draw()
+    probe = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device).draw()
     for whole, shared, factors in probe_examples(
         lambda cotangent: backward(output, calls, cotangent), probe[size:].view_as(output), probe[:size]
     ):
         for one, orders, base, gradient in zip(calls, fitting, whole, shared, strict=True):
             first, second = base.reshape(one.call.rows, -1), gradient.reshape(one.call.rows, -1)
-            orders[:] = [
-                order
-                for order in orders
-                if in_proportion(
-                    rows_by_example(first, size, order), rows_by_example(second, size, order), factors
-                )
-            ]
+            for order in list(orders):
+                expected, found = (rows_by_example(rows, size, order) for rows in (first, second))
+                if not in_proportion(expected, found, factors):
+                    orders.remove(order)
     return [orders[0] if orders else None for orders in fitting]
 
 
@@ -248,48 +224,51 @@ _NUMBERS_AT_ONCE = 2**20
 _MOST_WRITTEN = 2**16
 
 
-class Collector:
-    """The signals of one call, (examples, columns, outputs per example), filled piece by piece."""
+class SignalCollector:
+    """The signals of one call, (examples, columns, outputs per example), collected piece by piece."""
 
     def __init__(self, call: Call, time_first: bool, size: int, like: Tensor) -> None:
         outputs = int(torch.Size(call.output_shape).numel()) // size
-        self._time_first = time_first
-        self._size = size
+        self._time_first, self._part = time_first, slice(0, size)
         self._signals = like.new_empty(size, like.shape[0], outputs)
         self._calls: list[Call] = []
-        self._part = slice(0, size)
 
-    def start(self, call: Call, part: slice) -> None:
+    def begin(self, call: Call, part: slice) -> None:
         """The next piece of the examples."""
         self._calls.append(call)
         self._part = part
 
-    def add(self, column: int, gradient: Tensor, rows_by_example: Tensor) -> None:
-        """What one column of the root sent to the call's output."""
-        self._signals[self._part, column] = rows_by_example
+    def add(self, column: int, gradient: Tensor) -> None:
+        """The gradient that one column of the root sends to the call's output."""
+        examples = self._part.stop - self._part.start
+        self._signals[self._part, column] = rows_by_example(gradient, examples, self._time_first)
 
     def finish(self) -> None:
         """The piece is complete."""
 
     def gram(self, collectors: Sequence[Any], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
         """The layer's Gram operator from the collectors of all its calls, this one first."""
-        traced = [TracedCall(_join(one._calls), one._time_first, one._signals) for one in collectors]
+        traced = []
+        for one in collectors:
+            first, *others = one._calls
+            call = first.on(torch.cat([some.inputs for some in one._calls])) if others else first
+            traced.append(TracedCall(call, one._time_first, one._signals))
         return LayerGram(traced, weight_shape, scale)
 
 
-class WritingCollector(Collector):
+class WeightGradientCollector(SignalCollector):
     """For layers with fewer weights than outputs: stores the weight gradient of every signal."""
 
     def __init__(self, call: ConvolutionCall, size: int, like: Tensor) -> None:
-        self._size, self._part = size, slice(0, size)
+        self._size = size
         self._factor = like.new_empty(size, like.shape[0] * call.weight.shape[0], call.weight[0].numel())
+
+    def begin(self, call: Call, part: slice) -> None:
+        assert isinstance(call, ConvolutionCall)
+        self._call, self._part = call, part
         self._columns: list[Tensor] = []
 
-    def start(self, call: Call, part: slice) -> None:
-        assert isinstance(call, ConvolutionCall)
-        self._call, self._part, self._columns = call, part, []
-
-    def add(self, column: int, gradient: Tensor, rows_by_example: Tensor) -> None:
+    def add(self, column: int, gradient: Tensor) -> None:
         self._columns.append(gradient)
 
     def finish(self) -> None:
@@ -310,19 +289,15 @@ class WritingCollector(Collector):
         return WrittenGram(self._factor.view(-1, weights), self._size, weight_shape, scale)
 
 
-def collector_for(call: Call, time_first: bool, size: int, like: Tensor, uses: int) -> Collector:
-    """The collector for a call: weight gradients where they are smaller and fast to compute, else signals."""
+def collector_for(one: KnownCall, size: int, like: Tensor, uses: int) -> SignalCollector:
+    """Stores weight gradients where they are smaller and fast to compute, else signals."""
+    call = one.call
     if isinstance(call, ConvolutionCall) and call.is_plain_image_convolution():
         outputs = int(torch.Size(call.output_shape).numel()) // size
         small = call.weight.numel() <= min(outputs, _MOST_WRITTEN)
-        if small and uses == 1 and not time_first and call.rows == size:
-            return WritingCollector(call, size, like)
-    return Collector(call, time_first, size, like)
-
-
-def _join(calls: Sequence[Call]) -> Call:
-    """One call on the examples of all, in order."""
-    return calls[0] if len(calls) == 1 else calls[0].on(torch.cat([call.inputs for call in calls]))
+        if small and uses == 1 and not one.time_first and call.rows == size:
+            return WeightGradientCollector(call, size, like)
+    return SignalCollector(call, one.time_first, size, like)
 
 
 # Signals are gathered from so many examples at a time that they take about this many bytes, or more where the
@@ -341,11 +316,11 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
     if not plan:
         return {}
     names = [one.name for one in plan]
-    collectors = [
-        collector_for(one.call, one.time_first, size, root.columns, names.count(one.name)) for one in plan
-    ]
+    collectors = [collector_for(one, size, root.columns, names.count(one.name)) for one in plan]
     step = _examples_at_once(plan, root, size)
-    if split and step < size and _may_split(evaluation, plan):
+    # Only rows by example can be split, and no frozen random draw.
+    in_order = size == evaluation.batch.size and not any(one.time_first for one in plan)
+    if split and step < size and in_order and problem.dropout != "freeze":
         outlines = [_Outline.of(one, size) for one in plan]
         # The graph of the whole batch must not stand beside those of the pieces: nothing may hold on to it.
         del plan
@@ -353,27 +328,18 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
             return trace_grams(evaluation, root, split=False)
     else:
         _gather(evaluation.output, plan, root.columns, slice(0, size), collectors)
-    grams: dict[str, list[Collector]] = {}
+    grams: dict[str, list[SignalCollector]] = {}
     for name, collector in zip(names, collectors, strict=True):
         grams.setdefault(name, []).append(collector)
     scale, leaves = root.scale * evaluation.weight, problem.leaves
     return {name: found[0].gram(found, tuple(leaves[name].shape), scale) for name, found in grams.items()}
 
 
-def _may_split(evaluation: Evaluation, plan: Sequence[Planned]) -> bool:
-    """Whether the batch may be split: rows by example, and no frozen random draw."""
-    in_order = not any(one.time_first for one in plan)
-    counted = evaluation.output.shape[0] == evaluation.batch.size
-    return in_order and counted and evaluation.problem.dropout != "freeze"
-
-
-def _examples_at_once(plan: Sequence[Planned], root: LossFactor, size: int) -> int:
+def _examples_at_once(plan: Sequence[KnownCall], root: LossFactor, size: int) -> int:
     """How many examples keep the signals within twice the memory of the layers' outputs."""
-    outputs = root.columns.element_size() * sum(
-        int(torch.Size(one.call.output_shape).numel()) for one in plan
-    )
+    numbers = sum(int(torch.Size(one.call.output_shape).numel()) for one in plan)
+    outputs, device = root.columns.element_size() * numbers, root.columns.device
     room = max(_BYTES_AT_ONCE, outputs)
-    device = root.columns.device
     if device.type == "cuda":  # small pieces starve a GPU, and it has the room
         room = max(room, torch.cuda.get_device_properties(device).total_memory // 16)
     needed = outputs * root.columns.shape[0]
@@ -390,7 +356,7 @@ class _Outline:
     lengths: Tensor
 
     @classmethod
-    def of(cls, one: Planned, size: int) -> _Outline:
+    def of(cls, one: KnownCall, size: int) -> _Outline:
         rows, *others = one.call.output_shape
         # The length of each example's input. Outputs alone do not tell: a head of zeros gives the same ones
         # whatever BatchNorm made of its input.
@@ -409,18 +375,14 @@ def _gather_pieces(
     root: LossFactor,
     step: int,
     outlines: Sequence[_Outline],
-    collectors: Sequence[Collector],
+    collectors: Sequence[SignalCollector],
 ) -> bool:
     """Gather the signals piece by piece; False if the model treats a piece differently from the whole."""
     whole = evaluation.output.detach()
     evaluation.forget()
+    parts = [slice(first, min(first + step, len(whole))) for first in range(0, len(whole), step)]
     # A function for each piece: its graph goes before the next one comes.
-    return all(
-        _gather_piece(
-            evaluation, whole, root, slice(first, min(first + step, len(whole))), outlines, collectors
-        )
-        for first in range(0, len(whole), step)
-    )
+    return all(_gather_piece(evaluation, whole, root, part, outlines, collectors) for part in parts)
 
 
 def _gather_piece(
@@ -429,7 +391,7 @@ def _gather_piece(
     root: LossFactor,
     part: slice,
     outlines: Sequence[_Outline],
-    collectors: Sequence[Collector],
+    collectors: Sequence[SignalCollector],
 ) -> bool:
     problem, size, names = evaluation.problem, part.stop - part.start, {one.name for one in outlines}
     try:
@@ -439,7 +401,7 @@ def _gather_piece(
     if output.shape != whole[part].shape or not agree(output, whole[part]):
         return False
     calls = known_calls(find_uses(output, problem.leaves), problem.leaves, size)
-    plan = [Planned(one.name, one.call, one.edge) for one in calls if one.name in names]
+    plan = [one for one in calls if one.name in names]
     rounding = float(torch.finfo(whole.dtype).eps) ** 0.6  # as in `agree`
     if len(plan) != len(outlines) or not all(
         _Outline.of(one, size).fits(outline, part, rounding)
@@ -451,28 +413,29 @@ def _gather_piece(
 
 
 def _gather(
-    output: Tensor, plan: Sequence[Planned], columns: Tensor, part: slice, collectors: Sequence[Collector]
+    output: Tensor,
+    plan: Sequence[KnownCall],
+    columns: Tensor,
+    part: slice,
+    collectors: Sequence[SignalCollector],
 ) -> None:
     """Send every column back to the calls of the plan."""
-    size = output.shape[0]
     for one, collector in zip(plan, collectors, strict=True):
-        collector.start(one.call, part)
+        collector.begin(one.call, part)
     batched = _backward_all(output, plan, columns)
     for index, column in enumerate(columns):
         found = [arrived[index] for arrived in batched] if batched else backward(output, plan, column)
-        for one, collector, gradient in zip(plan, collectors, found, strict=True):
-            collector.add(index, gradient, rows_by_example(gradient, size, one.time_first))
+        for collector, gradient in zip(collectors, found, strict=True):
+            collector.add(index, gradient)
     for collector in collectors:
         collector.finish()
 
 
-def _backward_all(output: Tensor, plan: Sequence[Planned], columns: Tensor) -> tuple[Tensor, ...] | None:
-    """All columns in one batched pass: faster for dense networks, slower for others.
-
-    None where it is not, or where torch cannot batch it.
-    """
+def _backward_all(output: Tensor, plan: Sequence[KnownCall], columns: Tensor) -> list[Tensor] | None:
+    """All columns in one batched pass: faster for dense networks; None for others, or where torch cannot."""
     edges = [one.edge for one in plan]
     if not all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
         return None
     found = batched_grad(output, edges, columns) or ()
-    return tuple(one for one in found if one is not None) if found and None not in found else None
+    arrived = [one for one in found if one is not None]
+    return arrived if arrived and len(arrived) == len(found) else None

@@ -24,12 +24,12 @@ _LARGEST_FOR_NUMPY = 24
 
 
 class LanczosProcess:
-    """Lanczos with full reorthogonalization for a symmetric operator, optionally orthogonal to `locked`.
+    """Lanczos with full reorthogonalization, orthogonal to the orthonormal columns of `locked` (deflation).
 
-    Every `step` costs one product, two passes over the basis and one host synchronisation (two in the first
-    step). All numbers are in units of `scale`, a power of two chosen from the first product, so the iteration
-    is the same for 1e-30·A and 1e30·A. `exhausted` means that the Krylov space is invariant, `finite` turns
-    False when a product is not finite; after either there is nothing left to do.
+    Every `step` costs one product, two passes over the basis and one host synchronisation. All numbers are in
+    units of `scale`, a power of two chosen from the first product, so the iteration is the same for 1e-30·A
+    and 1e30·A. `exhausted` means that the Krylov space is invariant, `finite` turns False when a product is
+    not finite; after either there is nothing left to do.
 
     >>> process = LanczosProcess(torch.diag(torch.tensor([1.0, 2.0, 5.0])), torch.ones(3))
     >>> while not process.exhausted:
@@ -39,12 +39,11 @@ class LanczosProcess:
     [1.0, 2.0, 5.0]
     """
 
-    def __init__(self, operator: Operator, start: Tensor, locked: Tensor | None = None) -> None:
-        """`locked` holds orthonormal columns that the iteration stays orthogonal to (deflation)."""
-        self.size = operator_size(operator)
-        self.operator = operator
+    def __init__(self, operator: Operator, initial: Tensor, locked: Tensor | None = None) -> None:
+        self.operator, self.size, self.dtype = operator, operator_size(operator), operator.dtype
         self.alphas: list[float] = []
         self.betas: list[float] = []
+        self.steps = 0
         self.scale = 0.0
         self.exhausted = False
         self.finite = True
@@ -59,15 +58,13 @@ class LanczosProcess:
         self._blocks: list[Tensor] = []
         self._rows_used = 0
         self._current = self._next_row()
-        self._set_initial(start)
-
-    @property
-    def steps(self) -> int:
-        return len(self.alphas)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.operator.dtype
+        scale = power_of_two_scale(initial)
+        if scale == 0.0 or math.isinf(scale):
+            raise ValueError("the initial vector is zero or not finite; pass any other vector.")
+        torch.mul(initial.detach(), 1 / scale, out=self._current)
+        for _ in range(2):
+            self._orthogonalize(self._current, self._locked)
+        self._current.div_(torch.linalg.vector_norm(self._current))
 
     def step(self) -> None:
         """One product: extends the basis by a vector and the tridiagonal matrix by a row."""
@@ -80,7 +77,7 @@ class LanczosProcess:
             if math.isinf(self.scale):
                 self.finite = False
                 return
-        basis = self._basis()
+        basis = [*self._locked, *self._blocks[:-1], self._blocks[-1][: self._rows_used]]
         candidate = self._next_row()
         torch.mul(product, 1 / self.scale, out=candidate)
         # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
@@ -99,8 +96,8 @@ class LanczosProcess:
 
     def ritz(self) -> tuple[Array, Array]:
         """Eigenvalues (ascending, in units of `scale`) and eigenvectors of the tridiagonal matrix."""
-        matrix = self._tridiagonal[: self.steps, : self.steps]  # eigh reads the lower triangle only
-        return small_eigenpairs(matrix)
+        # eigh reads the lower triangle only
+        return small_eigenpairs(self._tridiagonal[: self.steps, : self.steps])
 
     def residuals(self, vectors: Array) -> Array:
         """‖A y − θ y‖ of every Ritz pair, in units of `scale`: β times the last entry of its vector."""
@@ -118,20 +115,6 @@ class LanczosProcess:
                 result.addmm_(block[:rows].T, coefficients[row : row + rows])
             row += rows
         return result.div_(torch.linalg.vector_norm(result, dim=0))
-
-    def _set_initial(self, start: Tensor) -> None:
-        scale = power_of_two_scale(start)
-        if scale == 0.0 or math.isinf(scale):
-            raise ValueError(
-                "start is zero or not finite; pass any other vector, or start=None for a random one."
-            )
-        torch.mul(start.detach(), 1 / scale, out=self._current)
-        for _ in range(2):
-            self._orthogonalize(self._current, self._locked)
-        self._current.div_(torch.linalg.vector_norm(self._current))
-
-    def _basis(self) -> list[Tensor]:
-        return [*self._locked, *self._blocks[:-1], self._blocks[-1][: self._rows_used]]
 
     @staticmethod
     def _orthogonalize(vector: Tensor, basis: list[Tensor]) -> Tensor:
@@ -151,6 +134,7 @@ class LanczosProcess:
             self._tridiagonal[row, row - 1] = self.betas[-1]
         self._largest = max(self._largest, abs(alpha), beta)
         self.alphas.append(alpha)
+        self.steps = row + 1
         # A β at the level of roundoff means that the space is invariant. The Ritz values are then
         # eigenvalues: all to which the initial vector has a component; a random one has a component to every
         # eigenvector with probability 1.
@@ -161,19 +145,17 @@ class LanczosProcess:
         if not self._blocks or self._rows_used == len(self._blocks[-1]):
             least, most = _BLOCK_ROWS
             rows = min(self._room + 1, most, max(least, _NUMBERS_PER_BLOCK // self.size))
-            dtype, device = self.operator.dtype, self.operator.device
-            self._blocks.append(torch.empty((rows, self.size), dtype=dtype, device=device))
+            block = torch.empty((rows, self.size), dtype=self.dtype, device=self.operator.device)
+            self._blocks.append(block)
             self._rows_used = 0
         self._rows_used += 1
         return self._blocks[-1][self._rows_used - 1]
 
 
 def small_eigenpairs(matrices: Array) -> tuple[Array, Array]:
-    """Eigenvalues (ascending) and eigenvectors of a small symmetric matrix, or of a stack of them.
-
-    Numpy is the faster one as long as it stays on one thread; beyond, it brings a second pool of threads,
-    and two pools that wait for each other on few cores cost milliseconds.
-    """
+    """Eigenvalues (ascending) and eigenvectors of a small symmetric matrix, or of a stack of them."""
+    # Numpy is faster as long as it stays on one thread; beyond, it brings a second pool of threads, and two
+    # pools that wait for each other on few cores cost milliseconds.
     if matrices.shape[-1] <= _LARGEST_FOR_NUMPY:
         values, vectors = np.linalg.eigh(matrices)
         return values, vectors
@@ -186,8 +168,6 @@ def worth_checking(steps: int) -> bool:
 
     It costs steps³, so checks thin out later on: at most a twelfth more steps are taken than needed.
 
-    >>> [steps for steps in range(1, 25) if worth_checking(steps)] == list(range(4, 25))
-    True
     >>> [steps for steps in range(25, 60) if worth_checking(steps)]
     [26, 28, 30, 32, 34, 36, 39, 42, 45, 48, 52, 56]
     """
@@ -196,9 +176,9 @@ def worth_checking(steps: int) -> bool:
 
 # The residual must be below this share of √tolerance, so that the gap to the next Ritz value means something.
 CAUTION = 0.03
-# An eigenvalue beyond the value by this many tolerances would have been seen, unless the start holds less of
-# its eigenvector than a random vector does one time in a hundred. Chosen for its cost, a tenth more products
-# than without (benchmarks/unseen_eigenvalues.py counts what is still missed).
+# An eigenvalue beyond the value by this many tolerances would have been seen, unless the initial vector holds
+# less of its eigenvector than a random vector does one time in a hundred. Costs a tenth more products than
+# without (benchmarks/unseen_eigenvalues.py counts what is still missed).
 MAX_UNSEEN = 5.0
 _RARE = 0.01
 
@@ -207,7 +187,7 @@ _RARE = 0.01
 class RitzExtreme:
     """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps.
 
-    `unseen` is how far beyond the value an eigenvalue may lie that the start vector holds almost nothing of.
+    `unseen` is how far beyond it an eigenvalue may lie that the initial vector holds almost nothing of.
     """
 
     value: float
@@ -218,11 +198,11 @@ class RitzExtreme:
     bounded: bool = False  # from both sides, so that the residual does not matter
 
     def is_converged(self, tolerance: float, norm: float) -> bool:
-        """Within `tolerance · norm`, as far as one start vector can tell.
+        """Within `tolerance · norm`, as far as one initial vector can tell.
 
-        The bound trusts the gap. In a cluster that Lanczos has not yet split, or while a larger eigenvalue is
-        still growing out of the start vector, the gap is not known: so the residual has to be small, too, the
-        last steps must not have moved the value, and an eigenvalue further out must be unlikely.
+        The bound trusts the gap. In a cluster that is not yet split, or while a larger eigenvalue still grows
+        out of the initial vector, the gap is not known: so the residual must be small, too, the last steps
+        must not have moved the value, and an eigenvalue further out must be unlikely.
         """
         if self.bounded:
             return self.bound <= tolerance * norm
@@ -234,7 +214,7 @@ class RitzExtreme:
         )
 
     def error(self, tolerance: float, norm: float) -> float:
-        """The error: the residual before convergence, at most `tolerance · norm` after it."""
+        """The residual before convergence, at most `tolerance · norm` after it."""
         if not self.is_converged(tolerance, norm):
             return self.residual
         # In an unsplit cluster the largest eigenvalue is off by the residual or a little more, not by the
@@ -251,10 +231,6 @@ def read_extreme(
     Always |θ − λ| ≤ r for some eigenvalue λ, and |θ − λ| ≤ r²/gap, gap being the distance from θ to the other
     eigenvalues (Kato–Temple; Parlett, The Symmetric Eigenvalue Problem, theorem 11.7.1), here taken from the
     next Ritz value less its own residual.
-
-    >>> import numpy as np
-    >>> read_extreme(np.array([0.0, 1.0]), np.array([0.1, 0.1]), -1).bound < 0.0112
-    True
     """
     value, residual = float(values[index]), float(residuals[index])
     bound = residual
@@ -267,15 +243,14 @@ def read_extreme(
 
 
 def unseen_distance(residual: float, fraction: float, size: int) -> float:
-    """How far above a Ritz value θ an eigenvalue can lie unseen, for 99 of 100 random start vectors.
+    """How far above a Ritz value θ an eigenvalue can lie unseen, for 99 of 100 random initial vectors.
 
-    `fraction` is the component of the initial vector along the Ritz vector. The Lanczos vectors are p_j(A)
-    times the initial vector, with polynomials p_j that the recurrence gives. If the initial vector has the
-    component γ along an eigenvector with eigenvalue λ, the next Lanczos vector has the component γ·p(λ),
-    which is at most 1. Above θ the polynomial grows at least as (λ − θ) / (residual · fraction). A random
-    vector in `size` dimensions has γ below 0.01·√(π / 2 size) once in a hundred times (van Dorsselaer,
-    Hochstenbach, van der Vorst, Computing probabilistic bounds for extreme eigenvalues of symmetric matrices
-    with the Lanczos method, 2000).
+    `fraction` is the component of the initial vector along the Ritz vector. A Lanczos vector is p(A) times
+    the initial vector, with a polynomial p. If that has the component γ along an eigenvector with eigenvalue
+    λ, the next Lanczos vector has the component γ·p(λ) ≤ 1, and above θ the polynomial grows at least as
+    (λ − θ) / (residual · fraction). A random vector has γ below 0.01·√(π / 2 size) once in a hundred times
+    (van Dorsselaer, Hochstenbach, van der Vorst, Computing probabilistic bounds for extreme eigenvalues of
+    symmetric matrices with the Lanczos method, 2000).
 
     >>> round(unseen_distance(1e-5, 0.1, 100), 5)
     0.0008
@@ -284,64 +259,59 @@ def unseen_distance(residual: float, fraction: float, size: int) -> float:
 
 
 def spectral_norm(values: Array) -> float:
-    """The largest |value| of ascending values.
-
-    >>> import numpy as np
-    >>> spectral_norm(np.array([-3.0, 2.0]))
-    3.0
-    """
+    """The largest |value| of ascending values."""
     return max(abs(float(values[0])), abs(float(values[-1])))
 
 
 # A value has settled when it has not moved over this many steps; see RitzExtreme.is_converged.
 SETTLING_STEPS = 3
-# So small an operator is searched to the end: the few steps cost little, and a start that hardly sees the
-# leading eigenvector, which takes the second one for it, is not rare among so few dimensions.
+# So small an operator is searched to the end: the few steps cost little, and an initial vector that hardly
+# sees the leading eigenvector is not rare among so few dimensions.
 SMALL = 16
 
 
-class Run(Protocol):
-    """The state of a Lanczos run that `conclude` reads."""
+class LanczosState(Protocol):
+    """The state of a Lanczos iteration that `conclude` reads."""
 
-    @property
-    def steps(self) -> int: ...
-    @property
-    def scale(self) -> float: ...
-    @property
-    def exhausted(self) -> bool: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
+    steps: int
+    scale: float
+    exhausted: bool
+    dtype: torch.dtype
 
 
-def conclude(end: RitzExtreme, run: Run, norm: float, tolerance: float, max_iterations: int) -> Estimate:
+def conclude(
+    extreme: RitzExtreme, state: LanczosState, norm: float, tolerance: float, max_iterations: int
+) -> Estimate:
     """The estimate of an extreme eigenvalue in the operator's units, with error and stopping reason."""
-    steps, scale = run.steps, run.scale
+    steps, scale = state.steps, state.scale
     if scale == 0:
         return Estimate(0.0, 0.0, True, "the operator is zero on a random vector", steps)
     if math.isinf(scale):
         return not_finite(steps)
     # Products and basis carry rounding errors of a few units in the last place of the norm.
-    rounding = 8 * torch.finfo(run.dtype).eps
-    converged = True
-    if tolerance < rounding:
-        converged = False
+    rounding = 8 * torch.finfo(state.dtype).eps
+    error = extreme.error(tolerance, norm)
+    reachable = tolerance >= rounding
+    converged = reachable and (state.exhausted or extreme.is_converged(tolerance, norm))
+    if not reachable:
         reason = (
             f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} "
-            f"of {run.dtype}; use torch.float64 or a larger tolerance"
+            f"of {state.dtype}; use torch.float64 or a larger tolerance"
         )
-    elif run.exhausted:
+    elif state.exhausted:
         reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
-    elif end.is_converged(tolerance, norm):
-        fraction = end.error(tolerance, norm) / norm
-        reason = f"settled, error {fraction:.0e} of the norm, within tolerance={tolerance:g}"
+    elif converged:
+        reason = f"settled, error {error / norm:.0e} of the norm, within tolerance={tolerance:g}"
     else:
-        converged = False
         reason = (
-            f"stopped at max_iterations={max_iterations} with residual {end.residual / norm:.0e} of the "
+            f"stopped at max_iterations={max_iterations} with residual {extreme.residual / norm:.0e} of the "
             "norm; raise max_iterations or tolerance"
         )
-    error = end.error(tolerance, norm) + rounding * norm
-    return Estimate(end.value * scale, error * scale, converged, reason, steps)
+    error = (error + rounding * norm) * scale
+    return Estimate(extreme.value * scale, error, converged, reason, steps)
+
+
+NOT_FINITE = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs"
 
 
 def not_finite(products: int, sign: float = 1.0) -> Estimate:

@@ -37,7 +37,7 @@ from hessinit.results.estimates import Estimate
 
 Which = Literal["both", "top"]
 
-# An end of the spectrum counts for the norm from this share of it on.
+# An extreme counts for the norm from this share of it on.
 _MAKES_THE_NORM = 0.9
 
 
@@ -45,8 +45,7 @@ _MAKES_THE_NORM = 0.9
 class LanczosResult:
     """The extreme eigenvalues; `norm` is the largest |eigenvalue|. Their products are shared, not added.
 
-    `ritz` holds all Ritz values in ascending order: the extreme ones are eigenvalues to within their error,
-    the inner ones a rough picture of the spectrum. `bottom` is None when only the top was asked for.
+    `bottom` is None when only the top was asked for; `ritz` holds all Ritz values in ascending order.
     """
 
     top: Estimate
@@ -67,20 +66,13 @@ def lanczos(
 ) -> LanczosResult:
     """The largest and the smallest eigenvalue, each to `tolerance` times the spectral norm.
 
-    Lanczos with full reorthogonalization, stopped by a bound on the error that is relative to the norm, hence
-    the same for 1e-30·A and 1e30·A. Costs one product per step (typically 10 to 60) and keeps one vector per
-    step. With which="top" only the largest eigenvalue has to converge (enough for a positive semidefinite
-    operator). Not converging is a value: see `converged` and
-    `reason`.
+    Stopped by a bound on the error that is relative to the norm, hence the same for 1e-30·A and 1e30·A. Costs
+    one product per step (typically 10 to 60) and keeps one vector per step. With which="top" only the largest
+    eigenvalue has to converge (enough for a positive semidefinite operator).
 
-    >>> import torch
     >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
     >>> abs(extremes.top.value - 3) <= extremes.top.error <= 3e-3
     True
-    >>> abs(extremes.bottom.value + 2) <= extremes.bottom.error <= 3e-3
-    True
-    >>> extremes.norm.value == extremes.top.value, extremes.norm.converged
-    (True, True)
     """
     size = operator_size(operator)
     if which not in ("both", "top"):
@@ -106,48 +98,37 @@ def lanczos(
         norm = spectral_norm(values)
         earlier = [check for check in checks if check[0] <= process.steps - SETTLING_STEPS]
         _, low, high = earlier[-1] if earlier else (0, -math.inf, math.inf)
-        top, bottom = (
-            read_extreme(
-                values,
-                residuals,
-                index,
-                0.0 if process.exhausted else abs(float(values[index]) - before),
-                # Only an end that may be the norm has to be beyond doubt.
-                unseen_distance(float(residuals[index]), abs(float(small_vectors[0, index])), size)
-                if abs(float(values[index])) > _MAKES_THE_NORM * norm
-                else 0.0,
-            )
-            for index, before in ((-1, high), (0, low))
-        )
+        found = []
+        for index, before in ((-1, high), (0, low)):
+            value, residual = float(values[index]), float(residuals[index])
+            change, unseen = 0.0 if process.exhausted else abs(value - before), 0.0
+            if abs(value) > _MAKES_THE_NORM * norm:  # only an extreme that may be the norm must be certain
+                unseen = unseen_distance(residual, abs(float(small_vectors[0, index])), size)
+            found.append(read_extreme(values, residuals, index, change, unseen))
+        top, bottom = found
         checks.append((process.steps, bottom.value, top.value))
         # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest one.
         if semidefinite and 0 <= bottom.value <= tolerance * norm:
             bottom = RitzExtreme(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
         needed = (top, bottom) if which == "both" else (top,)
-        if last or all(end.is_converged(tolerance, norm) for end in needed):
+        if last or all(extreme.is_converged(tolerance, norm) for extreme in needed):
             break
-
-    top_estimate = conclude(top, process, norm, tolerance, max_iterations)
-    bottom_estimate = conclude(bottom, process, norm, tolerance, max_iterations)
-    return LanczosResult(
-        top=top_estimate,
-        bottom=bottom_estimate if which == "both" else None,
-        norm=_larger(top_estimate, bottom_estimate, tolerance),
-        steps=process.steps,
-        ritz=tuple(float(value) * process.scale for value in values),
-    )
+    high_end, low_end = (conclude(one, process, norm, tolerance, max_iterations) for one in (top, bottom))
+    ritz = tuple(float(value) * process.scale for value in values)
+    larger = _larger(high_end, low_end, tolerance)
+    return LanczosResult(high_end, low_end if which == "both" else None, larger, process.steps, ritz)
 
 
 def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
     """The norm: the larger of |top| and |bottom|, and no more than the larger of their upper bounds."""
-    other, winner = sorted((bottom, top), key=lambda end: abs(end.value))
-    value = abs(winner.value)
-    error = max(winner.error, abs(other.value) + other.error - value)
-    settled = winner.converged and error <= winner.error + tolerance * value
-    reason = winner.reason
-    if winner.converged and not settled:
+    other, larger = sorted((bottom, top), key=lambda one: abs(one.value))
+    value = abs(larger.value)
+    error = max(larger.error, abs(other.value) + other.error - value)
+    settled = larger.converged and error <= larger.error + tolerance * value
+    reason = larger.reason
+    if larger.converged and not settled:
         reason = "the other end of the spectrum may be larger in size; ask for which='both'"
-    return Estimate(value, error, settled, reason, winner.products)
+    return Estimate(value, error, settled, reason, larger.products)
 
 
 def _not_finite(products: int, which: Which) -> LanczosResult:
@@ -192,9 +173,7 @@ _ROWS = 32
 
 
 @dataclass
-class _Run:
-    """The state of one operator's run."""
-
+class _LockstepRun:
     index: int
     operator: Operator
     scale: float
@@ -208,8 +187,7 @@ def lockstep_tops(
 ) -> list[Estimate]:
     """The result of `lanczos(which="top")` for each operator; all runs advance in lockstep.
 
-    The same products, but a step costs the bookkeeping of one run instead of many: for small operators that
-    is most of the time. An operator that has converged takes no further part.
+    A step costs the bookkeeping of one run instead of many: for small operators that is most of the time.
 
     >>> two = [torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.diag(torch.tensor([5.0, 0.0, 0.0]))]
     >>> [round(top.value, 5) for top in lockstep_tops(two)]
@@ -232,10 +210,10 @@ def lockstep_tops(
             change = 0.0 if run.exhausted else abs(values[row, -1] - lockstep.earlier(row))
             fraction = abs(float(vectors[row, 0, -1]))
             unseen = unseen_distance(float(residuals[row, -1]), fraction, lockstep.size)
-            end = read_extreme(values[row], residuals[row], -1, float(change), unseen)
-            if over[row] or end.is_converged(tolerance, end.value):
+            top = read_extreme(values[row], residuals[row], -1, float(change), unseen)
+            if over[row] or top.is_converged(tolerance, top.value):
                 finished.append(row)
-                found[run.index] = conclude(end, run, end.value, tolerance, max_iterations)
+                found[run.index] = conclude(top, run, top.value, tolerance, max_iterations)
         lockstep.drop(finished)
         if not lockstep.runs:
             break
@@ -252,11 +230,13 @@ class _Lockstep:
         first = operators[0]
         self.size = int(first.shape[0])
         self._like = random_vector(first, seed)
-        start = self._like.cpu().numpy()
+        initial = self._like.cpu().numpy()
         rows = min(_ROWS, self.size + 1)
-        self._basis = np.empty((len(operators), rows, self.size), dtype=start.dtype)
-        self._basis[:, 0] = start / np.linalg.norm(start)
-        self.runs = [_Run(index, operator, 0.0, first.dtype) for index, operator in enumerate(operators)]
+        self._basis = np.empty((len(operators), rows, self.size), dtype=initial.dtype)
+        self._basis[:, 0] = initial / np.linalg.norm(initial)
+        self.runs = [
+            _LockstepRun(index, operator, 0.0, first.dtype) for index, operator in enumerate(operators)
+        ]
         self._products: Array | None = self._multiply(0)
         # Powers of two keep every run the same for 1e-30·A and 1e30·A.
         for run, product in zip(self.runs, self._products, strict=True):
@@ -268,8 +248,7 @@ class _Lockstep:
         self._tops: list[Array] = []
 
     def _multiply(self, step: int) -> Array:
-        like = self._like
-        vectors = [torch.from_numpy(row).to(like.device) for row in self._basis[:, step]]
+        vectors = [torch.from_numpy(row).to(self._like.device) for row in self._basis[:, step]]
         products = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]
         return np.stack([product.detach().cpu().numpy() for product in products])
 
@@ -323,7 +302,6 @@ class _Lockstep:
         return float(self._tops[-1 - SETTLING_STEPS][row]) if len(self._tops) > SETTLING_STEPS else -math.inf
 
     def drop(self, finished: Sequence[int]) -> None:
-        """Remove the finished runs."""
         if not finished:
             return
         kept = [row for row in range(len(self.runs)) if row not in finished]

@@ -1,18 +1,15 @@
 """Where the weights are used, read off the autograd graph of one evaluation.
 
-The graph is the one record of what a model did that is the same for modules, functional calls, tied weights
-and weights used several times. Each use of a weight is a node of the graph; the gradient that reaches the
-node's output is what the layer's Jacobian is made of.
+The graph is the same for modules, functional calls, tied weights and weights used several times.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +28,6 @@ class Use:
 
     @property
     def kind(self) -> str:
-        """The node's class, as `AddmmBackward0`."""
         return type(self.node).__name__
 
     @property
@@ -49,10 +45,10 @@ class Use:
 
 
 def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]:
-    """For every leaf, the nodes that consume it, in the order they ran; an unused leaf has none.
+    """For every leaf, the nodes that consume it or its transpose, in the order they ran.
 
-    Transposes are looked through, however many. Every path from the output to a leaf ends in one of the uses:
-    a use that were missed would make a curvature too small, silently.
+    Every path from the output to a leaf ends in one of the uses: a use that were missed would make a
+    curvature too small, silently.
     """
     names = {id(leaf): name for name, leaf in leaves.items()}
     uses: dict[str, list[Use]] = {name: [] for name in leaves}
@@ -83,9 +79,8 @@ def batched_grad(
     """The gradients for many cotangents from one backward pass; None where torch cannot batch it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error"
-            )  # a missing batching rule is only a warning, and slower than a loop
+            # A missing batching rule is only a warning, and slower than a loop.
+            warnings.simplefilter("error")
             return torch.autograd.grad(
                 output, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
@@ -93,52 +88,35 @@ def batched_grad(
         return None
 
 
-class Call(Protocol):
-    """One use of a weight."""
-
-    @property
-    def inputs(self) -> Tensor:
-        """What the weight acts on; its first dimension is that of the output."""
-        ...
-
-    @property
-    def rows(self) -> int:
-        """The first dimension of the output."""
-        ...
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """The shape of the output."""
-        ...
-
-    def push(self, weight: Tensor) -> Tensor:
-        """The output this weight would give: linear in the weight."""
-        ...
-
-    def pull(self, cotangent: Tensor) -> Tensor:
-        """The gradient of `<cotangent, push(weight)>` by the weight."""
-        ...
-
-    def on(self, inputs: Tensor) -> Call:
-        """The same call on other inputs."""
-        ...
-
-
 @dataclass(frozen=True)
-class DenseCall:
-    """`inputs @ weight.T`, or `inputs @ weight` when the weight is stored as (in, out)."""
+class Call(ABC):
+    """One use of a weight on `inputs`, whose first dimension is that of the output."""
 
     inputs: Tensor
-    stored_transposed: bool
-    outputs: int
+    output_shape: tuple[int, ...]
 
     @property
     def rows(self) -> int:
         return int(self.inputs.shape[0])
 
-    @cached_property
-    def output_shape(self) -> tuple[int, ...]:
-        return (self.rows, self.outputs)
+    @abstractmethod
+    def push(self, weight: Tensor) -> Tensor:
+        """The output this weight would give: linear in the weight."""
+
+    @abstractmethod
+    def pull(self, cotangent: Tensor) -> Tensor:
+        """The gradient of `<cotangent, push(weight)>` by the weight."""
+
+    def on(self, inputs: Tensor) -> Call:
+        """The same call on other inputs."""
+        return replace(self, inputs=inputs, output_shape=(len(inputs), *self.output_shape[1:]))
+
+
+@dataclass(frozen=True)
+class DenseCall(Call):
+    """`inputs @ weight.T`, or `inputs @ weight` when the weight is stored as (in, out)."""
+
+    stored_transposed: bool
 
     def push(self, weight: Tensor) -> Tensor:
         return self.inputs @ (weight if self.stored_transposed else weight.T)
@@ -146,15 +124,11 @@ class DenseCall:
     def pull(self, cotangent: Tensor) -> Tensor:
         return self.inputs.T @ cotangent if self.stored_transposed else cotangent.T @ self.inputs
 
-    def on(self, inputs: Tensor) -> DenseCall:
-        return dataclasses.replace(self, inputs=inputs)
-
 
 @dataclass(frozen=True)
-class ConvolutionCall:
+class ConvolutionCall(Call):
     """A convolution of any dimension, stride, padding, dilation and grouping, transposed or not."""
 
-    inputs: Tensor
     weight: Tensor
     stride: Sequence[int]
     padding: Sequence[int]
@@ -162,11 +136,6 @@ class ConvolutionCall:
     transposed: bool
     output_padding: Sequence[int]
     groups: int
-    output_shape: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        return int(self.inputs.shape[0])
 
     def push(self, weight: Tensor) -> Tensor:
         return torch.ops.aten.convolution(
@@ -180,41 +149,25 @@ class ConvolutionCall:
             self.transposed, self.output_padding, self.groups, [False, True, False],
         )[1]  # fmt: skip
 
-    def on(self, inputs: Tensor) -> ConvolutionCall:
-        return dataclasses.replace(self, inputs=inputs, output_shape=(len(inputs), *self.output_shape[1:]))
-
     def is_plain_image_convolution(self) -> bool:
         """Over images, one group, not transposed: what `F.unfold` can do."""
         return self.inputs.ndim == 4 and not self.transposed and self.groups == 1
 
 
 @dataclass(frozen=True)
-class EmbeddingCall:
+class EmbeddingCall(Call):
     """`weight[inputs]`, the inputs being indices; the row `padding` gets no gradient."""
 
-    inputs: Tensor
-    words: int
-    size: int
+    weight_shape: tuple[int, ...]
     padding: int
-
-    @property
-    def rows(self) -> int:
-        return int(self.inputs.shape[0])
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        return (*self.inputs.shape, self.size)
 
     def push(self, weight: Tensor) -> Tensor:
         return self._without_padding(weight[self.inputs])
 
     def pull(self, cotangent: Tensor) -> Tensor:
-        gradient = cotangent.new_zeros(self.words, self.size)
-        kept = self._without_padding(cotangent).reshape(-1, self.size)
+        gradient = cotangent.new_zeros(self.weight_shape)
+        kept = self._without_padding(cotangent).reshape(-1, self.weight_shape[1])
         return gradient.index_add_(0, self.inputs.reshape(-1), kept)
-
-    def on(self, inputs: Tensor) -> EmbeddingCall:
-        return dataclasses.replace(self, inputs=inputs)
 
     def _without_padding(self, rows: Tensor) -> Tensor:
         return rows if self.padding < 0 else rows * (self.inputs != self.padding).unsqueeze(-1)
@@ -223,24 +176,24 @@ class EmbeddingCall:
 def read_call(use: Use, leaf: Tensor) -> Call | None:
     """The call behind a node of the graph, or None when its derivative is not one of the known ones."""
     node = use.node
+    dense = None
     if use.kind == "AddmmBackward0" and use.position == 2 and node._saved_alpha == 1:
-        return DenseCall(
-            node._saved_mat1.detach(), not use.transposed, int(leaf.shape[0 if use.transposed else 1])
-        )
-    if use.kind == "MmBackward0" and use.position == 1:
-        return DenseCall(
-            node._saved_self.detach(), not use.transposed, int(leaf.shape[0 if use.transposed else 1])
-        )
+        dense = node._saved_mat1
+    elif use.kind == "MmBackward0" and use.position == 1:
+        dense = node._saved_self
+    if dense is not None:
+        shape = (len(dense), int(leaf.shape[0 if use.transposed else 1]))
+        return DenseCall(dense.detach(), shape, stored_transposed=not use.transposed)
     if use.kind == "ConvolutionBackward0" and use.position == 1 and not use.transposed:
-        inputs = node._saved_input.detach()
+        inputs, shape = node._saved_input.detach(), tuple(node._input_metadata[0].shape)
         settings = (node._saved_stride, node._saved_padding, node._saved_dilation, node._saved_transposed,
                     node._saved_output_padding, node._saved_groups)  # fmt: skip
-        return ConvolutionCall(inputs, leaf.detach(), *settings, tuple(node._input_metadata[0].shape))
+        return ConvolutionCall(inputs, shape, leaf.detach(), *settings)
     if use.kind == "EmbeddingBackward0" and not use.transposed and not node._saved_scale_grad_by_freq:
-        if node._saved_indices.ndim == 0:
-            return None  # one word, and no rows to count
-        padding = -1 if use.padding is None else use.padding
-        return EmbeddingCall(node._saved_indices, int(leaf.shape[0]), int(leaf.shape[1]), padding)
+        words = node._saved_indices
+        if words.ndim:  # one word has no rows to count
+            padding = -1 if use.padding is None else use.padding
+            return EmbeddingCall(words, (*words.shape, int(leaf.shape[1])), tuple(leaf.shape), padding)
     return None
 
 
@@ -254,11 +207,9 @@ def probe_examples(
     """Two answers of a linear `pull`, the second to a cotangent with a factor for each example; the factors.
 
     Where examples do not see each other, whatever belongs to one grows by its own factor. For few examples
-    the factors are 0 and 1 by each binary digit of their number in turn, so that the zeros are exact; for
-    many they are random.
+    the factors are 0 and 1 by each binary digit of their number in turn (exact zeros); for many, random.
     """
-    size = len(random)
-    whole = pull(cotangent)
+    size, whole = len(random), pull(cotangent)
     if size > FEW_EXAMPLES:
         choices = [1 + random.abs()]
     else:

@@ -1,4 +1,4 @@
-"""What every operator offers: `@`, `T`, `to_dense`, `to_scipy`, over flat vectors."""
+"""Linear operators over flat vectors (`@`, `T`, `to_dense`, `to_scipy`): Hessian, Gauss-Newton, Jacobian."""
 
 from __future__ import annotations
 
@@ -102,6 +102,11 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
+def add_up(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
+
+
 class WeightOperator(LinearOperator):
     """Something that acts on the weights of `names`, summed over the evaluated batches."""
 
@@ -134,10 +139,11 @@ class HessianOperator(WeightOperator):
             ]
             if pairs:
                 gradients, directions = zip(*pairs, strict=True)
-                parts = torch.autograd.grad(
-                    gradients, leaves, directions, retain_graph=True, materialize_grads=True
+                product = join(
+                    torch.autograd.grad(
+                        gradients, leaves, directions, retain_graph=True, materialize_grads=True
+                    )
                 )
-                product = join(parts)
             else:
                 product = torch.zeros_like(vector)  # a loss that is linear in these weights
             total = _accumulate(total, product, evaluation.weight)
@@ -175,8 +181,8 @@ class JacobianOperator(WeightOperator):
         return join([evaluation.push(self.names, tangents) for evaluation in self.evaluations])
 
     def _adjoint_product(self, vector: Tensor) -> Tensor:
-        parts = zip(self.evaluations, vector.split(self._rows), strict=True)
-        pulled = [join(e.pull(self.names, part.view_as(e.output))) for e, part in parts]
+        pairs = zip(self.evaluations, vector.split(self._rows), strict=True)
+        pulled = [join(e.pull(self.names, rows.view_as(e.output))) for e, rows in pairs]
         return torch.stack(pulled).sum(0)
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import CAUTION, SETTLING_STEPS, Array, worth_checking
+from hessinit.curvature.krylov import CAUTION, NOT_FINITE, SETTLING_STEPS, Array, worth_checking
 from hessinit.curvature.probes import ProbeStream, require_at_least, require_tolerance
 
 # The basis grows by this many vectors at a time.
@@ -30,12 +30,11 @@ class BatchedMap:
 
     @property
     def transposed(self) -> BatchedMap:
-        """The transposes."""
         return BatchedMap(self.examples, self.outputs, self.inputs, self.pull, self.push)
 
     @classmethod
     def of(cls, matrices: Tensor) -> BatchedMap:
-        """Of matrices that are there: (examples, outputs, inputs)."""
+        """Explicit matrices: (examples, outputs, inputs)."""
         examples, outputs, inputs = matrices.shape
 
         def push(vectors: Tensor) -> Tensor:
@@ -59,7 +58,7 @@ class SingularValues:
 
     @property
     def upper(self) -> Array:
-        """As far up as the errors reach."""
+        """Upper bounds."""
         return self.values + self.errors
 
 
@@ -74,10 +73,9 @@ def largest_singular_values(
 ) -> SingularValues:
     """The spectral norm of every example's matrix, to `tolerance`, relative.
 
-    Golub-Kahan bidiagonalization of all examples in lockstep, so that a step costs one product with every
-    matrix and one with every transpose, whatever the number of examples. Nothing is squared: the same for
-    1e-30·A and 1e30·A, example by example. Goes through the smaller of the two spaces and keeps one of its
-    vectors per step, fully reorthogonalized.
+    Golub-Kahan bidiagonalization of all examples in lockstep; a step costs one product with every matrix and
+    one with every transpose. The same for 1e-30·A and 1e30·A, example by example. Goes through the smaller of
+    the two spaces and keeps one of its vectors per step, fully reorthogonalized.
 
     >>> matrices = torch.stack([torch.diag(torch.tensor([1.0, 3.0])), torch.tensor([[0.0, 5.0], [0.0, 0.0]])])
     >>> [round(float(value), 5) for value in largest_singular_values(BatchedMap.of(matrices)).values]
@@ -122,23 +120,21 @@ class _Bidiagonalization:
 
     def __init__(self, maps: BatchedMap, stream: ProbeStream, device: torch.device | str) -> None:
         self._maps = maps
-        start = stream.draw().to(device).view(maps.examples, maps.inputs)
-        start = start / torch.linalg.vector_norm(start, dim=1, keepdim=True)
-        self._right = start.new_empty(maps.examples, min(_ROWS, maps.inputs), maps.inputs)
-        self._right[:, 0] = start
+        initial = stream.draw().to(device).view(maps.examples, maps.inputs)
+        self._right = initial.new_empty(maps.examples, min(_ROWS, maps.inputs), maps.inputs)
+        self._right[:, 0] = initial / torch.linalg.vector_norm(initial, dim=1, keepdim=True)
         self._left: Tensor | None = None
         self._scales: Tensor | None = None
         self._small = np.zeros((maps.examples, _ROWS, _ROWS))
         self._betas = np.zeros(maps.examples)
         self._largest = np.zeros(maps.examples)
-        self._rounding = 10 * float(torch.finfo(start.dtype).eps)
+        self._rounding = 10 * float(torch.finfo(initial.dtype).eps)
         self.steps = 0
         self.exhausted = np.zeros(maps.examples, dtype=bool)
         self.finite = np.ones(maps.examples, dtype=bool)
 
     @property
     def running(self) -> bool:
-        """Whether a further step could tell anything about any example."""
         return not bool((self.exhausted | ~self.finite).all())
 
     def step(self) -> None:
@@ -165,9 +161,8 @@ class _Bidiagonalization:
         if self.steps < self._maps.inputs:
             if self.steps == self._right.shape[1]:
                 more = min(_ROWS, self._maps.inputs - self.steps)
-                self._right = torch.cat(
-                    (self._right, self._right.new_empty(len(candidate), more, candidate.shape[1])), 1
-                )
+                room = self._right.new_empty(len(candidate), more, candidate.shape[1])
+                self._right = torch.cat((self._right, room), 1)
             # An exhausted example goes on as zeros, which change nothing.
             self._right[:, self.steps] = _divided(candidate, torch.as_tensor(self._betas).to(candidate))
 
@@ -210,24 +205,19 @@ class _Bidiagonalization:
         scales = self._scales[:, 0].double().cpu().numpy()
         values = np.where(self.finite, values * scales, math.inf)
         errors = np.where(self.finite, errors * scales, math.inf)
-        products = 2 * self.steps
-        if not self.finite.all():
-            reason = (
-                "a product was not finite (inf or nan); use torch.float64, or look for inf in the weights"
-            )
-            return SingularValues(values, errors, False, reason, products)
         rounding = 8 * float(torch.finfo(self._right.dtype).eps)
-        if tolerance < rounding:
+        loose = int((~settled).sum())
+        reason = f"settled in every example, within tolerance={tolerance:g}"
+        if not self.finite.all():
+            reason = NOT_FINITE
+        elif tolerance < rounding:
             reason = (
                 f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} of {self._right.dtype}"
             )
-            return SingularValues(values, errors, False, reason, products)
-        if not settled.all():
-            count = int((~settled).sum())
-            reason = f"stopped at max_iterations={max_iterations} in {count} examples; raise it or tolerance"
-            return SingularValues(values, errors, False, reason, products)
-        reason = f"settled in every example, within tolerance={tolerance:g}"
-        return SingularValues(values, errors, True, reason, products)
+        elif loose:
+            reason = f"stopped at max_iterations={max_iterations} in {loose} examples; raise it or tolerance"
+        converged = bool(self.finite.all()) and tolerance >= rounding and not loose
+        return SingularValues(values, errors, converged, reason, 2 * self.steps)
 
 
 def _powers_of_two(vectors: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import Array, LanczosProcess
+from hessinit.curvature.krylov import NOT_FINITE, Array, LanczosProcess
 from hessinit.curvature.probes import (
     Operator,
     ProbeStream,
@@ -26,8 +26,6 @@ STANDARD_ERRORS = 2.0
 def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
     """The mean and two standard errors of it, without overflow; a single sample has an unknown error, inf.
 
-    >>> mean_and_error([1.0, 3.0])
-    (2.0, 2.0)
     >>> mean_and_error([-1e300, 1e300])
     (0.0, 2e+300)
     """
@@ -49,11 +47,7 @@ _COLUMNS_AT_ONCE = 64
 
 
 def dense_columns(operator: Operator) -> Iterator[Tensor]:
-    """The columns of the operator in order, in blocks (n, up to 64); n products in all.
-
-    >>> torch.cat(list(dense_columns(torch.tensor([[1.0, 2.0], [2.0, 3.0]]))), dim=1).tolist()
-    [[1.0, 2.0], [2.0, 3.0]]
-    """
+    """The columns of the operator in order, in blocks (n, up to 64); n products in all."""
     size = operator_size(operator)
     for first in range(0, size, _COLUMNS_AT_ONCE):
         count = min(_COLUMNS_AT_ONCE, size - first)
@@ -74,11 +68,10 @@ _LARGEST_DENSE = 1024
 def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, seed: int = 0) -> Density:
     """The spectral density by stochastic Lanczos quadrature: `steps` steps with each of `probes` vectors.
 
-    `nodes` and `weights` are the quadrature: the mean of f over the eigenvalues is about Σ weights·f(nodes).
-    `values` on `grid` are the quadrature smoothed by a Gaussian; they integrate to 1, and `error` is the area
-    under two standard errors over the probes. The ends of the spectrum are sharp, the bulk is resolved to
-    about its width/`steps`. Costs probes·steps products; where n is no larger than that, the matrix is
-    written out with n products and the density is exact. A multiple of the identity has nodes but no curve.
+    The mean of f over the eigenvalues is about Σ weights·f(nodes). `values` on `grid` are the quadrature
+    smoothed by a Gaussian; they integrate to 1, and `error` is the area under two standard errors over the
+    probes. The bulk is resolved to about its width/`steps`. Costs probes·steps products; where n is no larger
+    than that, the density is exact, from n products. A multiple of the identity has nodes but no curve.
 
     >>> density = spectral_density(torch.diag(torch.linspace(0.0, 1.0, 500, dtype=torch.float64)))
     >>> abs(sum(density.weights) - 1) < 1e-12, bool(abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05)
@@ -107,7 +100,6 @@ def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, se
 
 
 def _smooth(rules: Sequence[tuple[Array, Array]], rounding: float) -> tuple[Array, Array, float]:
-    """The mean over rules of Σ weight · Gaussian around node: grid, values, and the area of the errors."""
     points = np.concatenate([nodes for nodes, _ in rules])
     largest = float(np.abs(points).max())
     # Eigenvalues that differ by rounding only are one point mass, which has no curve.
@@ -155,16 +147,12 @@ def _dense_rule(operator: Operator) -> list[tuple[Array, Array]]:
     return [(values, np.full(len(values), 1 / len(values)))]
 
 
-_NOT_FINITE = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs"
-
-
 def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) -> Estimate:
     """The trace: its large part exactly, only the rest by probes (Meyer et al. 2021, algorithm 1).
 
     Unbiased; for decaying spectra the error shrinks as 1/products rather than its root, and is zero when the
     rank is at most products/3. `error` is two standard errors of the sampled rest. Costs `products` products
-    and products/3 vectors of memory. When `products` reaches n, the diagonal is read off exactly with n
-    products.
+    and products/3 vectors of memory; the diagonal is read off exactly when `products` reaches n.
 
     >>> factor = torch.arange(600.0, dtype=torch.float64).reshape(300, 2)   # rank 2
     >>> matrix = factor @ factor.T
@@ -181,7 +169,7 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
     image = (operator @ stream.draw_block(sketched)).detach()
     scale = power_of_two_scale(image)
     if math.isinf(scale):
-        return Estimate(math.inf, math.inf, False, _NOT_FINITE, sketched)
+        return Estimate(math.inf, math.inf, False, NOT_FINITE, sketched)
     if scale == 0:
         return Estimate(0.0, 0.0, True, "the operator is zero on random vectors", sketched)
     basis = torch.linalg.qr(image / scale).Q
@@ -192,20 +180,18 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
     sampled, error = mean_and_error(samples)
     value = large + sampled
     if not math.isfinite(value):
-        return Estimate(math.inf, math.inf, False, _NOT_FINITE, products)
+        return Estimate(math.inf, math.inf, False, NOT_FINITE, products)
     error += _rounding(operator, [large, *samples])
     reason = f"{sketched} directions exactly, the rest from {len(samples)} probes, error two standard errors"
     return Estimate(value, error, True, reason, products)
 
 
 def _exact_trace(operator: Operator) -> Estimate:
-    size, first, parts = operator_size(operator), 0, []
+    size, diagonal = operator_size(operator), list[float]()
     for columns in dense_columns(operator):
-        parts.append(columns[first : first + columns.shape[1]].diagonal().double())
-        first += columns.shape[1]
-    diagonal = torch.cat(parts).tolist()
+        diagonal += columns[len(diagonal) : len(diagonal) + columns.shape[1]].diagonal().double().tolist()
     if not all(math.isfinite(entry) for entry in diagonal):
-        return Estimate(math.inf, math.inf, False, _NOT_FINITE, size)
+        return Estimate(math.inf, math.inf, False, NOT_FINITE, size)
     error = _rounding(operator, [sum(abs(entry) for entry in diagonal)])
     return Estimate(math.fsum(diagonal), error, True, "exact up to rounding: the diagonal was read off", size)
 
@@ -223,22 +209,17 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     """‖A‖_F, the root of the sum of the squared eigenvalues, from ‖A‖_F² = E‖A g‖² over Rademacher probes g.
 
     The square is unbiased; `error` is two standard errors, carried through the root, and shrinks as
-    1/√products; costs `products` products and one vector of memory. When `products` reaches n, all n columns
-    are taken instead and the norm is exact.
+    1/√products; costs `products` products and one vector of memory; exact when `products` reaches n.
 
     >>> frobenius_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]])).value
     5.0
-    >>> estimate = frobenius_norm(torch.diag(torch.arange(1.0, 101.0, dtype=torch.float64)), products=10)
-    >>> abs(estimate.value - sum(i * i for i in range(1, 101)) ** 0.5) < 1e-9
-    True
     """
     size = operator_size(operator)
     require_at_least("products", products, 2, "one product has no spread to read an error from")
     exact = products >= size
     stream = _rademacher(operator, seed)
     blocks = dense_columns(operator) if exact else (operator @ stream.draw() for _ in range(products))
-    # Squares of 1e-25 vanish in fp32: everything is in units of a power of two near the first nonzero
-    # product.
+    # Squares of 1e-25 vanish in fp32: all is in units of a power of two near the first nonzero product.
     scale = 0.0
     squares: list[torch.Tensor] = []
     for block in blocks:
@@ -249,7 +230,7 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     samples = [] if math.isinf(scale) else torch.stack(squares).tolist()
     spent = size if exact else len(squares)
     if math.isinf(scale) or not all(math.isfinite(sample) for sample in samples):
-        return Estimate(math.inf, math.inf, False, _NOT_FINITE, max(1, len(squares)))
+        return Estimate(math.inf, math.inf, False, NOT_FINITE, max(1, len(squares)))
     if scale == 0:
         reason = "the operator is zero" if exact else "the operator is zero on random vectors"
         return Estimate(0.0, 0.0, True, reason, spent)

@@ -28,11 +28,15 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
         return function(structure)
     if isinstance(structure, Mapping):
         changed = {key: map_tensors(function, value) for key, value in structure.items()}
-        return _rebuild_mapping(structure, changed)
+        try:
+            # Hugging Face's BatchEncoding, OrderedDict and friends take a plain dict.
+            return changed if type(structure) is dict else type(structure)(changed)  # type: ignore[call-arg]
+        except TypeError:
+            return changed
     if isinstance(structure, PackedSequence):
         # Its batch_sizes must stay on the CPU, whole numbers in order.
-        parts = (structure.data, structure.sorted_indices, structure.unsorted_indices)
-        data, order, back = map_tensors(function, parts)
+        fields = (structure.data, structure.sorted_indices, structure.unsorted_indices)
+        data, order, back = map_tensors(function, fields)
         return PackedSequence(data, structure.batch_sizes, order, back)
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
         return type(structure)(*(map_tensors(function, value) for value in structure))
@@ -47,25 +51,12 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
     return structure
 
 
-def _rebuild_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    if type(original) is dict:
-        return items
-    try:
-        # Hugging Face's BatchEncoding, OrderedDict and friends take a plain dict.
-        return type(original)(items)  # type: ignore[call-arg]
-    except TypeError:
-        return items
-
-
 def tensors_in(structure: Any) -> Iterator[Tensor]:
     """Every tensor in the structure, in a fixed order."""
     if isinstance(structure, Tensor):
         yield structure
-    elif isinstance(structure, Mapping):
-        for value in structure.values():
-            yield from tensors_in(value)
-    elif isinstance(structure, (list, tuple)):
-        for value in structure:
+    elif isinstance(structure, (Mapping, list, tuple)):
+        for value in structure.values() if isinstance(structure, Mapping) else structure:
             yield from tensors_in(value)
     elif dataclasses.is_dataclass(structure) and not isinstance(structure, type):
         for field in dataclasses.fields(structure):
@@ -102,12 +93,13 @@ class Batch:
         own, others = list(tensors_in(self.targets)), list(tensors_in(other.targets))
         if len(own) != len(others):
             return None
-        pairs = zip(own, others, strict=True)
-        joined = [_join(one, self.size, another, other.size) for one, another in pairs]
-        fitting = [one for one in joined if one is not None]
-        if len(fitting) < len(joined):
-            return None
-        waiting = iter(fitting)
+        joined = []
+        for one, another in zip(own, others, strict=True):
+            both = _join(one, self.size, another, other.size)
+            if both is None:
+                return None
+            joined.append(both)
+        waiting = iter(joined)
         return Batch(None, map_tensors(lambda _: next(waiting), self.targets), self.size + other.size)
 
 
@@ -120,9 +112,7 @@ def _join(one: Tensor, size: int, another: Tensor, other_size: int) -> Tensor | 
 
 
 def read_batches(batch: Any) -> list[tuple[str, Batch]]:
-    """`(inputs, targets)`, or any finite iterable of such pairs (a list, a DataLoader), as batches.
-
-    Each comes with the words that name it in an error.
+    """`(inputs, targets)`, or any finite iterable of such pairs, as batches with their names in errors.
 
     >>> import torch
     >>> pairs = [(torch.ones(4, 2), torch.ones(4)), (torch.ones(1, 2), torch.ones(1))]
@@ -140,17 +130,16 @@ def read_batches(batch: Any) -> list[tuple[str, Batch]]:
     for index, pair in enumerate(pairs):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise ProblemError(_not_a_pair(batch, index, pair))
-    return [
-        (f"batch {index}: ", _count(pair[0], pair[1], f"batch {index}: ")) for index, pair in enumerate(pairs)
-    ]
+    places = [f"batch {index}: " for index in range(len(pairs))]
+    return [(place, _count(pair[0], pair[1], place)) for place, pair in zip(places, pairs, strict=True)]
 
 
-def read_few(batches: Iterable[Any], wanted: str) -> list[Any]:
+def read_few(batches: Iterable[Any], minimum: str) -> list[Any]:
     """All that an iterable gives: at least one, not endlessly many. Nobody's random numbers are used up."""
     with untouched_random_state(), untouched_sources(batches):
         found = list(itertools.islice(batches, MOST_BATCHES + 1))
     if not found:
-        raise ProblemError(f"batch is an empty iterable; it must hold at least {wanted}.")
+        raise ProblemError(f"batch is an empty iterable; it must hold at least {minimum}.")
     if len(found) > MOST_BATCHES:
         raise ProblemError(
             f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once; "
@@ -163,12 +152,12 @@ def _is_pair(batch: Any) -> bool:
     """`(inputs, targets)`, not a list of two batches: those are pairs (or dicts) themselves."""
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         return False
+
+    def may_be_batch(item: Any) -> bool:
+        return isinstance(item, Mapping) or (isinstance(item, (tuple, list)) and len(item) == 2)
+
     # ((x1, x2), y) is one batch with two inputs; ((x, y), (x, y)) can only be two batches if it is a list.
-    return isinstance(batch, tuple) or not all(_may_be_batch(item) for item in batch)
-
-
-def _may_be_batch(item: Any) -> bool:
-    return isinstance(item, Mapping) or (isinstance(item, (tuple, list)) and len(item) == 2)
+    return isinstance(batch, tuple) or not all(map(may_be_batch, batch))
 
 
 def _not_a_pair(batch: Any, index: int, pair: Any) -> str:
@@ -188,42 +177,38 @@ def _not_a_pair(batch: Any, index: int, pair: Any) -> str:
 
 
 def _count(inputs: Any, targets: Any, place: str) -> Batch:
-    if any(tensor.is_nested for part in (inputs, targets) for tensor in tensors_in(part)):
+    if any(tensor.is_nested for tensor in tensors_in((inputs, targets))):
         raise ProblemError(
             f"{place}the batch holds a nested tensor, whose examples cannot be counted or cast; pass a "
             "padded tensor with a mask, or a packed sequence (torch.nn.utils.rnn.pack_sequence)."
         )
     given = [tuple(tensor.shape) for tensor in tensors_in(inputs) if tensor.ndim > 0]
-    wanted = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
-    if not given and not wanted:
+    targeted = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
+    if not given and not targeted:
         raise ProblemError(
             f"{place}inputs and targets hold no tensor that counts examples; convert arrays with "
             "torch.as_tensor, and give a single example a first dimension of 1."
         )
-    size = _examples(given, wanted)
+    size = _examples(given, targeted)
     if size == 0:
         raise ProblemError(
-            f"{place}the batch is empty (it holds a tensor of shape {(wanted or given)[0]}); "
+            f"{place}the batch is empty (it holds a tensor of shape {(targeted or given)[0]}); "
             "pass at least one example."
         )
     if size is None:
         raise ProblemError(
-            f"{place}inputs have {given[0][0]} examples (shape {given[0]}) and targets {wanted[0][0]} "
-            f"(shape {wanted[0]}); both must count the same examples."
+            f"{place}inputs have {given[0][0]} examples (shape {given[0]}) and targets {targeted[0][0]} "
+            f"(shape {targeted[0]}); both must count the same examples."
         )
     return Batch(inputs, targets, size)
 
 
-def _examples(given: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> int | None:
-    """How many examples tensors of these shapes hold; None when inputs and targets contradict each other.
-
-    >>> _examples([(32, 10)], [(32,)]), _examples([(32, 10)], [(320,)]), _examples([(32, 10)], [(31,)])
-    (32, 32, None)
-    """
-    if not given or not wanted:
-        return (given or wanted)[0][0]
-    size, first = wanted[0][0], given[0][0]
-    counts = [shape[0] for shape in wanted]
+def _examples(given: list[tuple[int, ...]], targeted: list[tuple[int, ...]]) -> int | None:
+    """How many examples tensors of these shapes hold; None when inputs and targets contradict each other."""
+    if not given or not targeted:
+        return (given or targeted)[0][0]
+    size, first = targeted[0][0], given[0][0]
+    counts = [shape[0] for shape in targeted]
     for shape in given:
         if shape[0] in counts:
             return shape[0]
@@ -231,7 +216,7 @@ def _examples(given: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> in
         return size  # time first, as recurrent layers like it
     if first and size % first == 0:
         return first  # targets flattened over examples and positions, as language models like them
-    if len(given) == len(wanted) == 1:
+    if len(given) == len(targeted) == 1:
         return None
     # Nested ones may count anything (the nodes of graphs, the words of bags): only the model can tell.
     return first if len(given) == 1 else size

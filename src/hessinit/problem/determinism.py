@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +14,7 @@ from hessinit.problem.batches import Batch, map_tensors, tensors_in
 from hessinit.problem.layers import all_finite
 from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward, Problem
-from hessinit.problem.validate import (
-    unwrap,
-)
+from hessinit.problem.validate import unwrap
 
 
 def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
@@ -27,7 +24,16 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
             "the model's output does not depend on any measured weight: it was detached, computed under "
             "torch.no_grad(), or the weights are not used. Remove the detach, or measure other layers."
         )
-    _check_every_way_is_seen(problem, output, loss)
+    own = {name: problem.model.get_parameter(name) for name in problem.leaves}
+    for who, end in (("the forward", output), ("the loss", loss)):
+        name = _first_of(_nodes(end.grad_fn), own)
+        if name is not None:
+            raise ProblemError(
+                f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a "
+                "variable of another module, a view that was made earlier), so a part of its derivative "
+                "would be missing. Keep the weight in an attribute of the model, and make views of it inside "
+                "the forward."
+            )
     after = list(_nodes(loss.grad_fn, stop=output.grad_fn))
     if output.grad_fn not in after:
         raise ProblemError(
@@ -44,20 +50,6 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
             "take it from there in the loss."
         )
     check_no_reentrant_checkpoints(output)
-
-
-def _check_every_way_is_seen(problem: Problem, output: Tensor, loss: Tensor) -> None:
-    """The graph must reach the leaves only, and none of the parameters that they replace."""
-    own = {name: problem.model.get_parameter(name) for name in problem.leaves}
-    for who, start in (("the forward", output), ("the loss", loss)):
-        name = _first_of(_nodes(start.grad_fn), own)
-        if name is not None:
-            raise ProblemError(
-                f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a "
-                "variable of another module, a view that was made earlier), so a part of its derivative "
-                "would be missing. Keep the weight in an attribute of the model, and make views of it inside "
-                "the forward."
-            )
 
 
 def _first_of(nodes: Iterable[Any], tensors: Mapping[str, Tensor]) -> str | None:
@@ -84,9 +76,9 @@ def custom_functions(output: Tensor, stop: Tensor | None = None) -> list[str]:
     return sorted({function.__name__ for function in own})
 
 
-def _nodes(start: Any, stop: Any = None) -> Iterator[Any]:
-    """Every node below `start`, which comes first; nothing below `stop`."""
-    seen, waiting = {start}, [start]
+def _nodes(top: Any, stop: Any = None) -> Iterator[Any]:
+    """Every node below `top`, which comes first; nothing below `stop`."""
+    seen, waiting = {top}, [top]
     while waiting:
         node = waiting.pop()
         if node is None:
@@ -104,23 +96,12 @@ def _nodes(start: Any, stop: Any = None) -> Iterator[Any]:
 _DRAWS = 20
 
 
-@dataclass(frozen=True)
-class ForwardCheck:
-    """The output of a batch and its loss, with their graph.
+def check_forward(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor, bool]:
+    """The output, the loss, and whether a part of the batch can be evaluated alone; refuses a random forward.
 
-    `separable` if the forward gives a part of the batch the same outputs as the whole.
-    """
-
-    output: Tensor
-    loss: Tensor
-    separable: bool
-
-
-def check_forward(problem: Problem, batch: Batch) -> ForwardCheck:
-    """Evaluate once, and once more on an eighth of the examples under other random numbers.
-
-    If these agree with the whole, the forward is deterministic. If not, the examples may just see each
-    other (as in BatchNorm's train mode): then a second whole evaluation decides.
+    Evaluates once, and once more on an eighth of the examples under other random numbers. If these agree with
+    the whole, the forward is deterministic. If not, the examples may just see each other (as in BatchNorm's
+    train mode): then a second whole evaluation decides.
     """
     output, loss, draws_forward, draws_loss = problem.output_and_loss(
         batch, lambda output: _check_finite_output(problem, batch, output)
@@ -129,17 +110,19 @@ def check_forward(problem: Problem, batch: Batch) -> ForwardCheck:
     check_graph(problem, output, loss)
     _check_loss_repeats(problem, batch, output, loss, draws_loss)
     frozen = problem.dropout == "freeze"
-    separable = not frozen and _check_forward_repeats(problem, batch, output, draws_forward)
-    return ForwardCheck(output, loss, separable)
+    return output, loss, not frozen and _check_forward_repeats(problem, batch, output, draws_forward)
 
 
 def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws: bool) -> bool:
-    """Refuse a random forward; returns whether a part of the batch can be evaluated alone."""
     # A forward that draws may still agree with itself by chance, as when it drops one layer in ten.
     for draw in range(1, _DRAWS if draws else 2):
         if not draws and _sample_agrees(problem, batch, output):
             return True
-        again = _output_again(problem, batch, draw)
+        try:
+            with torch.no_grad():
+                again = problem.output(batch, draw=draw)
+        except RuntimeError:  # a forward that differentiates by its inputs needs the graph
+            again = problem.output(batch, draw=draw).detach()
         if again.shape != output.shape or not agree(again, output):
             raise ProblemError(
                 "the model's output changes from call to call on the same batch, so there is no single "
@@ -161,7 +144,6 @@ def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
 
 
 def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor, draws: bool) -> None:
-    """Refuse a loss that changes from call to call on the same output."""
     again = problem.loss_of(output.detach(), batch)
     if not agree(again.detach(), loss.detach()):
         raise ProblemError(
@@ -177,14 +159,6 @@ def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Te
                 "the loss changes from call to call on the same output, so there is no single Hessian. "
                 'Make it deterministic, or pass dropout="freeze" to keep one draw.'
             )
-
-
-def _output_again(problem: Problem, batch: Batch, draw: int) -> Tensor:
-    try:
-        with torch.no_grad():
-            return problem.output(batch, draw=draw)
-    except RuntimeError:  # a forward that differentiates by its inputs needs the graph
-        return problem.output(batch, draw=draw).detach()
 
 
 def _sample_agrees(problem: Problem, batch: Batch, output: Tensor) -> bool:
@@ -209,10 +183,10 @@ def agree(one: Tensor, other: Tensor) -> bool:
 
 def _check_finite_output(problem: Problem, batch: Batch, output: Tensor) -> None:
     if not all_finite(output.detach()):
-        where = first_not_finite(problem, batch)
         raise WeightsError(
-            f"the model's output holds NaN or inf{where}. If it overflows, scale its weights down or measure "
-            "with dtype=torch.float64; if not, look for a division or a logarithm of zero there."
+            f"the model's output holds NaN or inf{first_not_finite(problem, batch)}. If it overflows, scale "
+            "its weights down or measure with dtype=torch.float64; if not, look for a division or a "
+            "logarithm of zero there."
         )
 
 
@@ -227,19 +201,13 @@ def _check_finite_loss(batch: Batch, loss: Tensor) -> None:
 def first_not_finite(problem: Problem, batch: Batch) -> str:
     """Names the first module whose output is not finite, by running once more with temporary hooks."""
     found: list[str] = []
+    leaves = {module: name for name, module in problem.model.named_modules() if not any(module.children())}
 
-    def watch(name: str) -> object:
-        def hook(module: nn.Module, inputs: object, output: object) -> None:
-            if not found and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(output)):
-                found.append(name or f"the {type(module).__name__} itself")
+    def watch(module: nn.Module, inputs: object, output: object) -> None:
+        if not found and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(output)):
+            found.append(leaves[module] or f"the {type(module).__name__} itself")
 
-        return hook
-
-    handles = [
-        module.register_forward_hook(watch(name))
-        for name, module in problem.model.named_modules()
-        if not any(module.children())
-    ]
+    handles = [module.register_forward_hook(watch) for module in leaves]
     try:
         problem.output(batch)
     finally:
@@ -253,15 +221,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def find_bad_buffer(model: nn.Module) -> str | None:
-    """The first that holds NaN; statistics of normalization may not hold inf either.
-
-    Elsewhere inf is meant: in the masks of attention, or where a minimum is looked for.
-
-    >>> model = nn.BatchNorm1d(2)
-    >>> model.running_var[1] = torch.inf
-    >>> find_bad_buffer(model)
-    'running_var'
-    """
+    """The first that holds NaN, or, among the statistics of normalization, inf; a mask may hold inf."""
     for name, buffer in model.named_buffers():
         if not buffer.is_floating_point():
             continue
@@ -274,8 +234,7 @@ def find_bad_buffer(model: nn.Module) -> str | None:
 def overflows_in_own_precision(model: nn.Module, batch: Batch, forward: Forward | None) -> torch.dtype | None:
     """The dtype of a model in half precision whose output is not finite, though that in fp32 is.
 
-    Costs a copy of the model and one forward. A forward that fails in half precision, as some functions do
-    on a CPU, is not judged.
+    Costs a copy of the model and one forward. None for a forward that fails in half precision.
     """
     inner = unwrap(model)
     kinds = [one.dtype for one in inner.parameters() if one.dtype in _SHORT]

@@ -18,7 +18,7 @@ from hessinit.errors import ProblemError
 
 
 class Substitutes(TorchFunctionMode):
-    """While active, calls of the functions below run as compositions of ordinary differentiable ones."""
+    """While active, the functions below run as compositions of ordinary differentiable ones."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
@@ -138,12 +138,12 @@ _SUBSTITUTES = {
 @contextlib.contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """The model in train or eval mode, as its own `train` understands it; every module gets its own back."""
-    before = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in model.modules()]
     try:
         model.train(training)
         yield
     finally:
-        for module, was in before:
+        for module, was in modes:
             module.training = was
 
 
@@ -151,9 +151,8 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """Run the forward with kernels that have a second derivative, in full precision, and no autocast.
 
-    Fused attention and cuDNN's recurrent kernels have only a first one, oneDNN's not in every version;
-    the settings live in thread-local or global switches of torch, never in the model, and are put back on
-    leaving.
+    Fused attention and cuDNN's recurrent kernels have only a first one, oneDNN's not in every version. Only
+    switches of torch are set, nothing in the model, and all are put back on leaving.
     """
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with contextlib.ExitStack() as stack:
@@ -187,38 +186,31 @@ def default_device() -> torch.device:
 @contextlib.contextmanager
 def _full_precision_matmul() -> Iterator[None]:
     try:
-        before = torch.get_float32_matmul_precision()
-    except (
-        RuntimeError
-    ):  # torch refuses to tell once the newer switches, one for each backend, have been used
-        with _full_precision_backends():
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # torch refuses to tell once the newer switches, one for each backend, have been used.
+        switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+        precisions = [switch.fp32_precision for switch in switches]
+        try:
+            for switch in switches:
+                switch.fp32_precision = "ieee"
             yield
+        finally:
+            for switch, own in zip(switches, precisions, strict=True):
+                switch.fp32_precision = own
         return
     torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
-def _full_precision_backends() -> Iterator[None]:
-    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
-    try:
-        for switch in switches:
-            switch.fp32_precision = "ieee"
-        yield
-    finally:
-        for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = precision
+        torch.set_float32_matmul_precision(precision)
 
 
 @contextlib.contextmanager
 def _without_onednn() -> Iterator[None]:
+    switch = torch.backends.mkldnn.flags(enabled=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of TF32 on Intel GPUs whenever these flags are touched
-        switch = torch.backends.mkldnn.flags(enabled=False)
         switch.__enter__()
     try:
         yield

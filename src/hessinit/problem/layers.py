@@ -29,11 +29,7 @@ class Layer:
 
     @property
     def size(self) -> int:
-        """The number of weights."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return math.prod(self.shape)
 
 
 def layer_name(parameter: str) -> str:
@@ -45,14 +41,14 @@ def layer_name(parameter: str) -> str:
     return parameter.replace("_orig_mod.", "").removesuffix(".weight")
 
 
-def find_layers(model: nn.Module, wanted: str | Iterable[str] | None = None) -> tuple[Layer, ...]:
-    """The trainable parameters of two or more dimensions, or those that `wanted` names (names or globs).
+def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) -> tuple[Layer, ...]:
+    """The trainable parameters of two or more dimensions, or those that `selection` names (names or globs).
 
     A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are measured
     only when asked for; `"**"` asks for all that is trained. A frozen weight is measured only when a pattern
     names it.
     """
-    patterns = _patterns(wanted)
+    patterns = _patterns(selection)
     everything = _all_layers(model)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if patterns is None:
@@ -66,11 +62,9 @@ def find_layers(model: nn.Module, wanted: str | Iterable[str] | None = None) -> 
         )
     selected: set[str] = set()
     for pattern in patterns:
-        matches = (
-            [layer for layer in everything if layer.parameter in trainable]
-            if pattern == EVERYTHING
-            else _match(pattern, everything)
-        )
+        matches = _match(pattern, everything)
+        if pattern == EVERYTHING:
+            matches = [layer for layer in everything if layer.parameter in trainable]
         if not matches:
             names = [layer.name for layer in everything if len(layer.shape) >= 2]
             names = names or [layer.name for layer in everything]
@@ -83,14 +77,15 @@ def find_layers(model: nn.Module, wanted: str | Iterable[str] | None = None) -> 
     return tuple(layer for layer in everything if layer.parameter in selected)
 
 
-def _patterns(wanted: Any) -> list[str] | None:
-    if wanted is None:
+def _patterns(selection: Any) -> list[str] | None:
+    if selection is None:
         return None
-    patterns = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
+    several = isinstance(selection, Iterable) and not isinstance(selection, str)
+    patterns = list(selection) if several else [selection]
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise ProblemError(
-                f"layers={wanted!r} holds a {type(pattern).__name__}; pass names or globs, such as "
+                f"layers={selection!r} holds a {type(pattern).__name__}; pass names or globs, such as "
                 'layers=["fc1", "encoder.*"].'
             )
     return patterns
@@ -100,13 +95,12 @@ def _all_layers(model: nn.Module) -> list[Layer]:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    layers = []
-    for first, parameter in model.named_parameters():
-        if parameter.numel() == 0:
-            continue  # no weights, no curvature
+
+    def layer(first: str, parameter: Tensor) -> Layer:
         aliases = tuple(layer_name(name) for name in names[id(parameter)] if name != first)
-        layers.append(Layer(layer_name(first), first, aliases, tuple(parameter.shape)))
-    return layers
+        return Layer(layer_name(first), first, aliases, tuple(parameter.shape))
+
+    return [layer(first, parameter) for first, parameter in model.named_parameters() if parameter.numel()]
 
 
 def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
@@ -119,12 +113,11 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
 
 
 def _nothing_to_measure(model: nn.Module, everything: list[Layer], trainable: set[str]) -> str:
-    whole = [layer.name for layer in everything if not _may_be_trained(model.get_parameter(layer.parameter))]
-    if whole and len(whole) == len(everything):
-        kind = model.get_parameter(everything[0].parameter).dtype
+    own = [model.get_parameter(layer.parameter) for layer in everything]
+    if own and not any(parameter.is_floating_point() or parameter.is_complex() for parameter in own):
         return (
-            f"{whole[0]} has dtype {kind}, and no weight of the model is real; curvature needs "
-            "floating-point weights. Measure the model before it is quantized."
+            f"{everything[0].name} has dtype {own[0].dtype}, and no weight of the model is real; curvature "
+            "needs floating-point weights. Measure the model before it is quantized."
         )
     frozen = [
         layer.name for layer in everything if len(layer.shape) >= 2 and layer.parameter not in trainable
@@ -140,10 +133,6 @@ def _nothing_to_measure(model: nn.Module, everything: list[Layer], trainable: se
             f"layers={[layer.name for layer in everything[:3]]!r}."
         )
     return "the model has no parameters, so there is no curvature to measure."
-
-
-def _may_be_trained(parameter: Tensor) -> bool:
-    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def check_present(model: nn.Module) -> None:
@@ -176,9 +165,8 @@ def check_apart(model: nn.Module) -> None:
     by_storage: dict[int, list[tuple[str, Tensor]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.layout is torch.strided and parameter.numel():
-            by_storage.setdefault(parameter.untyped_storage().data_ptr(), []).append(
-                (name, parameter.detach())
-            )
+            owners = by_storage.setdefault(parameter.untyped_storage().data_ptr(), [])
+            owners.append((name, parameter.detach()))
     for shared in by_storage.values():
         for (name, one), (other, another) in itertools.combinations(shared, 2):
             if one.dtype == another.dtype and _overlap(one, another):
@@ -192,10 +180,8 @@ def check_apart(model: nn.Module) -> None:
 def _overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two views of a storage share an element, also where they interleave."""
     first, second = sorted((one, other), key=lambda view: view.storage_offset())
-    end = first.storage_offset() + sum(
-        (n - 1) * step for n, step in zip(first.shape, first.stride(), strict=True)
-    )
-    if end < second.storage_offset():
+    length = sum((n - 1) * step for n, step in zip(first.shape, first.stride(), strict=True))
+    if first.storage_offset() + length < second.storage_offset():
         return False
     size = one.untyped_storage().nbytes() // one.element_size()
     touched = torch.zeros(size, dtype=torch.uint8)

@@ -11,7 +11,6 @@ import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -91,18 +90,8 @@ Convert = Callable[[Tensor], Tensor]
 _MOST_IN_ONE = 1000
 _MOST_OBJECTS = 20_000
 _NUMBERS = frozenset({int, float, bool, str, type(None)})
-_ATOMS = (
-    Tensor,
-    numpy.ndarray,
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    type,
-    types.ModuleType,
-    torch.jit.ScriptModule,
-)
+_VALUES = (str, bytes, int, float, complex)
+_ATOMS = (Tensor, numpy.ndarray, *_VALUES, type, types.ModuleType, torch.jit.ScriptModule)
 _TABLES = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
 # What belongs to training, not to the function that is measured: data, moments, loggers.
 _FOREIGN = (Dataset, DataLoader, torch.optim.Optimizer)
@@ -111,10 +100,8 @@ _CONTAINERS = (list, dict, set, deque)
 # Entries are exchanged in these only: some subclasses, such as the outputs of Transformers, refuse it.
 _PLAIN = (list, dict, OrderedDict, defaultdict, deque)
 _GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState)
-_HOOKS_OF_ALL: list[dict[int, Any]] = [
-    torch.nn.modules.module._global_backward_hooks,
-    torch.nn.modules.module._global_backward_pre_hooks,
-]
+_all_modules = torch.nn.modules.module
+_HOOKS_OF_ALL: list[Any] = [_all_modules._global_backward_hooks, _all_modules._global_backward_pre_hooks]
 
 
 class UserState:
@@ -132,15 +119,13 @@ class UserState:
     def __init__(self, *roots: Any, beside: UserState | None = None) -> None:
         """What `beside` has found is excluded; `meets_it` says whether `roots` reach any of it."""
         known: dict[int, Any] = {} if beside is None else beside._known
-        walk = _Reachable(roots, _belongs_to_the_function, known)
-        found, self.meets_it = list(walk.found.values()), walk.meets_known
-        self._known: dict[int, Any] = {**known, **walk.found}
-        self._holders = [_Holder(store) for one in found for store in _stores(one)]
+        found, self.meets_it = _reachable(roots, _belongs_to_the_function, known)
+        self._known: dict[int, Any] = {**known, **found}
+        self._holders = [_Holder(store) for one in found.values() for store in _stores(one)]
         # Backward hooks belong to training, and may change the derivatives that they see: they are off.
-        modules = [one for one in found if isinstance(one, nn.Module)]
-        hooks = [
-            vars(module)[kind] for module in modules for kind in ("_backward_hooks", "_backward_pre_hooks")
-        ]
+        modules = [one for one in found.values() if isinstance(one, nn.Module)]
+        kinds = ("_backward_hooks", "_backward_pre_hooks")
+        hooks = [vars(module)[kind] for module in modules for kind in kinds]
         self._resting = [_Holder(table) for table in [*hooks, *_HOOKS_OF_ALL] if table]
         self._to_replace = [
             (holder, place, value) for holder in self._holders for place, value in holder.replaceable()
@@ -165,20 +150,10 @@ class UserState:
 
 
 class StandIns:
-    """Stand-ins for tensors, arrays and generators; what is reached by two ways has one stand-in.
-
-    >>> stand_ins, tensor, source = StandIns(torch.clone, seed=0), torch.zeros(2), torch.Generator()
-    >>> first, second = stand_ins.stand_in(tensor), stand_ins.stand_in((tensor, 3))
-    >>> first is second[0], first is tensor
-    (True, False)
-    >>> noise = torch.rand(1, generator=stand_ins.stand_in(source))
-    >>> stand_ins.drew()
-    True
-    """
+    """Stand-ins for tensors, arrays and generators; what is reached in two ways has one stand-in."""
 
     def __init__(self, convert: Convert, seed: int) -> None:
-        self._convert = convert
-        self._seed = seed
+        self._convert, self._seed = convert, seed
         self._made: dict[int, Any] = {}
         self._twins: list[tuple[Any, Any]] = []
 
@@ -197,8 +172,8 @@ class StandIns:
         if isinstance(value, numpy.ndarray):
             return value.copy()
         if isinstance(value, tuple):
-            parts = [self.stand_in(part) if _needs_stand_in(part) else part for part in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+            entries = [self.stand_in(entry) if _needs_stand_in(entry) else entry for entry in value]
+            return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
         stand_in, twin = _seeded(value, self._seed), _seeded(value, self._seed)
         self._twins.append((stand_in, twin))
         return stand_in
@@ -220,7 +195,7 @@ def untouched_sources(*sources: Any) -> Iterator[None]:
     >>> list(drawing) == first
     True
     """
-    inside = list(_Reachable(sources, lambda one: True).found.values())
+    inside = list(_reachable(sources, lambda one: True, {})[0].values())
     holders = [_Holder(_attributes(one)) for one in inside if not isinstance(one, types.FunctionType)]
     restores = [restore for one in inside for restore in _generator_restores(one)]
     try:
@@ -236,49 +211,35 @@ def untouched_sources(*sources: Any) -> Iterator[None]:
             restore()
 
 
-# The walk ------------------------------------------------------------------------------------------------
-
-
-class _Reachable:
-    """All objects reachable from `roots`, by their id, without those in `known`."""
-
-    def __init__(
-        self,
-        roots: tuple[Any, ...],
-        enters: Callable[[Any], bool],
-        known: Mapping[int, Any] = MappingProxyType({}),
-    ) -> None:
-        self.found: dict[int, Any] = {}  # held here, so that no other object gets its id
-        self.meets_known = False
-        waiting, refused = list(roots), set[int]()
-        while waiting and len(self.found) < _MOST_OBJECTS:
-            one = waiting.pop()
-            if (
-                type(one) in _NUMBERS
-                or id(one) in self.found
-                or id(one) in refused
-                or isinstance(one, _ATOMS)
-            ):
-                continue
-            if id(one) in known:
-                self.meets_known = True
-            elif enters(one):
-                self.found[id(one)] = one
-                waiting += _parts(one)
-            else:
-                refused.add(id(one))
+def _reachable(
+    roots: tuple[Any, ...], enters: Callable[[Any], bool], known: Mapping[int, Any]
+) -> tuple[dict[int, Any], bool]:
+    """All objects reachable from `roots`, by id, without those in `known`; whether one of these was met."""
+    found: dict[int, Any] = {}  # holds the objects, so that no other one gets their id
+    meets_known, waiting, refused = False, list(roots), set[int]()
+    while waiting and len(found) < _MOST_OBJECTS:
+        one = waiting.pop()
+        if type(one) in _NUMBERS or id(one) in found or id(one) in refused or isinstance(one, _ATOMS):
+            continue
+        if id(one) in known:
+            meets_known = True
+        elif enters(one):
+            found[id(one)] = one
+            waiting += _contents(one)
+        else:
+            refused.add(id(one))
+    return found, meets_known
 
 
 def _belongs_to_the_function(one: Any) -> bool:
-    if isinstance(one, (nn.Module, types.SimpleNamespace, *_CONTAINERS, tuple, frozenset)):
-        return True
-    if isinstance(one, (types.FunctionType, types.MethodType, types.CellType, functools.partial)):
+    functions = (types.FunctionType, types.MethodType, types.CellType, functools.partial)
+    if isinstance(one, (nn.Module, types.SimpleNamespace, *_CONTAINERS, tuple, frozenset, *functions)):
         return True
     package = type(one).__module__.partition(".")[0]
     return package not in _FOREIGN_PACKAGES and not isinstance(one, _FOREIGN)
 
 
-def _parts(one: Any) -> list[Any]:
+def _contents(one: Any) -> list[Any]:
     if isinstance(one, nn.Module):
         # Torch gives every module a dozen tables, of hooks and the like, most of them empty.
         entries = [value for name, value in one.__dict__.items() if name not in _TABLES or value]
@@ -295,7 +256,7 @@ def _parts(one: Any) -> list[Any]:
         names = [one.__globals__[name] for name in _global_names(one)]
         return [*(one.__closure__ or ()), *(one.__defaults__ or ()), one.__kwdefaults__, one.__dict__, *names]
     if isinstance(one, types.CellType):
-        return _contents(one)
+        return _cell_contents(one)
     # The queues and processes of a loader that is being read are not to be turned back.
     busy = "_iterator" if isinstance(one, DataLoader) else None
     return [value for name, value in _attributes(one).items() if name != busy]
@@ -317,22 +278,18 @@ def _attributes(one: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _contents(cell: types.CellType) -> list[Any]:
+def _cell_contents(cell: types.CellType) -> list[Any]:
     try:
         return [cell.cell_contents]
     except ValueError:  # a name that is bound later
         return []
 
 
-# What holds something ------------------------------------------------------------------------------------
-
-
 def _stores(one: Any) -> list[Any]:
-    """The containers, attributes, cells and defaults in which `one` keeps what it holds."""
     if isinstance(one, types.FunctionType):
         return [_Names(one.__globals__, _global_names(one)), *([one] if one.__defaults__ else [])]
     if isinstance(one, types.CellType):
-        return [one] if _contents(one) else []
+        return [one] if _cell_contents(one) else []
     containers: list[Any] = [one] if isinstance(one, _CONTAINERS) else []
     attributes = _attributes(one)
     return [*containers, attributes] if attributes else containers
@@ -355,26 +312,18 @@ class _Names:
 
 
 class _Holder:
-    """A container (or a cell, or a function's defaults), and what it holds now.
-
-    >>> heard = ["first"]
-    >>> holder = _Holder(heard)
-    >>> heard.append("second")
-    >>> holder.put_back(); heard
-    ['first']
-    """
+    """A container (or a cell, or a function's defaults), and what it holds now."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
-        self._before = self._entries()
+        self._saved = self._entries()
 
     def _entries(self) -> list[Any]:
-        """Every value; for a dict, keys and values in turn."""
         one = self.store
         if isinstance(one, (dict, _Names)):
-            return [part for pair in one.items() for part in pair]
+            return [entry for pair in one.items() for entry in pair]  # keys and values in turn
         if isinstance(one, types.CellType):
-            return _contents(one)
+            return _cell_contents(one)
         if isinstance(one, types.FunctionType):
             return list(one.__defaults__ or ())
         return list(one)
@@ -387,7 +336,7 @@ class _Holder:
         elif isinstance(one, set) or (isinstance(one, _CONTAINERS) and type(one) not in _PLAIN):
             pairs = []
         else:
-            pairs = list(enumerate(self._before))
+            pairs = list(enumerate(self._saved))
         return ((place, value) for place, value in pairs if _needs_stand_in(value))
 
     def put(self, place: Any, value: Any) -> None:
@@ -402,28 +351,24 @@ class _Holder:
             one[place] = value
 
     def put_back(self) -> None:
-        """Restore the contents, if they changed."""
-        one, before, now = self.store, self._before, self._entries()
-        if _same(now, before):
+        one, saved, now = self.store, self._saved, self._entries()
+        if _same(now, saved):
             return
         if isinstance(one, types.CellType):
-            one.cell_contents = before[0]
+            one.cell_contents = saved[0]
         elif isinstance(one, types.FunctionType):
-            one.__defaults__ = tuple(before)
+            one.__defaults__ = tuple(saved)
         elif isinstance(one, (dict, _Names)):
-            if isinstance(one, dict) and not _same(now[::2], before[::2]):
+            if isinstance(one, dict) and not _same(now[::2], saved[::2]):
                 one.clear()
-            one.update(zip(before[::2], before[1::2], strict=True))
+            one.update(zip(saved[::2], saved[1::2], strict=True))
         else:
             one.clear()
-            (one.update if isinstance(one, set) else one.extend)(before)
+            (one.update if isinstance(one, set) else one.extend)(saved)
 
 
 def _same(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-# Stand-ins -----------------------------------------------------------------------------------------------
 
 
 def _needs_stand_in(value: Any) -> bool:
@@ -450,12 +395,11 @@ def _draw(generator: Any) -> float:
 
 
 def _generator_restores(one: Any) -> Iterator[Callable[[], Any]]:
-    if isinstance(one, torch.Generator):
-        yield functools.partial(one.set_state, one.get_state())
+    if isinstance(one, (torch.Generator, numpy.random.RandomState)):
+        state: Any = one.get_state()
+        yield functools.partial(one.set_state, state)
     elif isinstance(one, numpy.random.Generator):
         yield functools.partial(setattr, one.bit_generator, "state", one.bit_generator.state)
-    elif isinstance(one, numpy.random.RandomState):
-        yield functools.partial(one.set_state, one.get_state())
     elif isinstance(one, random.Random):
         with contextlib.suppress(NotImplementedError):  # that of the system has no state
             yield functools.partial(one.setstate, one.getstate())

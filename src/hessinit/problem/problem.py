@@ -101,8 +101,7 @@ Loss = Callable[[Any, Any], Tensor]
 Forward = Callable[[nn.Module, Any], Tensor]
 
 # A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The loss is
-# cheap beside the model, so it is taken in float64, unless its output is as large as a vocabulary times a
-# text.
+# cheap beside the model, so it is taken in float64, unless the output is that large.
 _MOST_FOR_DOUBLE = 2**22
 
 
@@ -121,11 +120,10 @@ class ProblemOptions(TypedDict, total=False):
 class Problem:
     """A model, a loss and batches, checked, as functions of the measured weights.
 
-    The weights are seen through `leaves`: copies, which take the place of the model's own wherever the model,
-    the loss or `forward` holds them. So neither a derivative nor a forward that writes into its weights
-    (`nn.Embedding` with max_norm does) ever touches the model's own tensors. Buffers, inputs and targets are
-    cloned for every call: BatchNorm's statistics stay where they were, and an in-place forward finds the same
-    data each time.
+    `leaves` are copies of the weights, which take the place of the model's own wherever the model, the loss
+    or `forward` holds them: neither a derivative nor a forward that writes into its weights touches the
+    model's own tensors. Buffers, inputs and targets are cloned for every call: BatchNorm's statistics stay
+    where they were, and an in-place forward finds the same data each time.
     """
 
     @torch.inference_mode(False)
@@ -160,37 +158,30 @@ class Problem:
         self.dtype = dtype or (torch.float64 if torch.float64 in kinds else torch.float32)
         self.converts = kinds != {self.dtype}
         self.casts_output = False  # to a lower precision than that of the weights, as logits.float()
-        self.seed = seed
-        self.dropout = dropout
-        self.reduction = reduction
-        self.check = check
-        self.loss = loss
-        self.forward = forward
+        self.loss, self.forward, self.seed = loss, forward, seed
+        self.dropout, self.reduction, self.check = dropout, reduction, check
         self.drew = False
-        self.batches: tuple[Batch, ...] = tuple(
-            self._convert(place, read) for place, read in read_batches(batch)
-        )
-        self.leaves: dict[str, Tensor] = {}
+        self.batches = tuple(self._convert(place, read) for place, read in read_batches(batch))
         self.constants: dict[str, Tensor] = {}
         self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
         self._default_device = default_device()
-        measured = {layer.parameter for layer in self.layers}
+        measured = [layer.parameter for layer in self.layers]
         renormed = {id(module.weight) for module in self.model.modules() if getattr(module, "max_norm", None)}
         for name, parameter in self.model.named_parameters():
-            kind = self.dtype if parameter.is_floating_point() else parameter.dtype
-            if name in measured:
-                self.leaves[name] = parameter.detach().to(kind, copy=True).requires_grad_()
-            else:
+            if name not in measured:
                 # What is not measured may be a large frozen model: it is shared where nothing writes into it.
+                kind = self.dtype if parameter.is_floating_point() else parameter.dtype
                 written = id(parameter) in renormed or parameter.is_inference()
                 self.constants[name] = parameter.detach().to(kind, copy=written)
-        # In the order of `layers`, whatever the model's own order of parameters.
-        self.leaves = {layer.parameter: self.leaves[layer.parameter] for layer in self.layers}
+        own = {name: self.model.get_parameter(name) for name in measured}
+        self.leaves: dict[str, Tensor] = {
+            name: parameter.detach().to(self.dtype, copy=True).requires_grad_()
+            for name, parameter in own.items()
+        }
         self._model_state = UserState(self.model, forward)
         self._loss_state = UserState(loss, beside=self._model_state)
-        # Known once the loss was called.
-        self.loss_dtype: torch.dtype | None = None
+        self.loss_dtype: torch.dtype | None = None  # known once the loss was called
 
     @property
     def examples(self) -> int:
@@ -218,10 +209,11 @@ class Problem:
     ) -> Tensor:
         """The model's output, as a function of `leaves`; `draw` picks the random numbers.
 
-        `weights` are others in the place of the leaves and constants; their dtype is then that of the whole
-        forward. `plain` runs the model as it is called in training, without substitutes for functions that
-        torch cannot differentiate twice. Afterwards `drew` says whether the forward drew any random numbers.
+        `weights` replace the leaves and constants, and set the dtype of the whole forward. `plain` runs the
+        model as in training, without substitutes for functions that torch cannot differentiate twice.
+        Afterwards `drew` says whether the forward drew any random numbers.
         """
+        weights = weights or self._own_weights()
         with self._with_model(weights, draw):
             return self._call_model(batch, draw, weights, plain)
 
@@ -233,8 +225,9 @@ class Problem:
         The loss is not called on an output that `inspect` refuses. Also whether the forward, and the loss,
         drew random numbers.
         """
-        with self._with_model(None, 0):
-            output = self._call_model(batch, 0, None, plain=False)
+        weights = self._own_weights()
+        with self._with_model(weights, 0):
+            output = self._call_model(batch, 0, weights, plain=False)
             drew = self.drew
             inspect(output)
             loss = self._call_loss(output, batch, 0)
@@ -255,23 +248,23 @@ class Problem:
         return output.detach(), [one.to_dense() if one.is_sparse else one for one in found]
 
     def loss_of(self, output: Tensor, batch: Batch, *, draw: int = 0) -> Tensor:
-        """The loss of an output, a scalar; `draw` and `drew` are those of `output`.
-
-        It is taken in float64 where it can be, whatever the dtype of the output.
-        """
-        with self._with_model(None, draw) if self._loss_state.meets_it else contextlib.nullcontext():
+        """The loss of an output, in float64 where it can be; `draw` and `drew` are those of `output`."""
+        meets = self._loss_state.meets_it
+        with self._with_model(self._own_weights(), draw) if meets else contextlib.nullcontext():
             return self._call_loss(output, batch, draw)
 
+    def _own_weights(self) -> dict[str, Tensor]:
+        return {**self.leaves, **self.constants}
+
     @contextlib.contextmanager
-    def _with_model(self, weights: Mapping[str, Tensor] | None, draw: int) -> Iterator[None]:
+    def _with_model(self, weights: Mapping[str, Tensor], draw: int) -> Iterator[None]:
         """Stand-ins for all that the model and `forward` hold."""
-        own = {**self.leaves, **self.constants} if weights is None else weights
-        dtype = self.dtype if weights is None else next(iter(weights.values())).dtype
+        dtype = next(iter(weights.values())).dtype
 
         def convert(tensor: Tensor) -> Tensor:
             name = self._names.get(id(tensor))
             if name is not None:
-                return own[name]
+                return weights[name]
             if id(tensor) in self._buffers:
                 return cast(tensor, dtype, self.device).clone()
             return _widened(tensor, dtype)
@@ -280,10 +273,10 @@ class Problem:
             self._stand_ins = stand_ins
             yield
 
-    def _call_model(
-        self, batch: Batch, draw: int, weights: Mapping[str, Tensor] | None, plain: bool
-    ) -> Tensor:
-        given = batch.inputs if weights is None else _like(batch.inputs, weights)
+    def _call_model(self, batch: Batch, draw: int, weights: Mapping[str, Tensor], plain: bool) -> Tensor:
+        dtype = next(iter(weights.values())).dtype
+        # `cast` cuts the graph of inputs that require a gradient.
+        given = batch.inputs if dtype == self.dtype else cast(batch.inputs, dtype, self.device)
         inputs = map_tensors(torch.clone, given)
         draws = Draws(self.seed + draw, self.device)
         with (
@@ -294,7 +287,6 @@ class Problem:
             result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
         self.drew = draws.happened() or self._stand_ins.drew()
         validate.check_output(result, self.forward)
-        dtype = self.dtype if weights is None else next(iter(weights.values())).dtype
         if result.dtype != dtype:  # Hugging Face models return logits.float()
             self.casts_output = True
             return result.to(dtype)
@@ -314,11 +306,9 @@ class Problem:
 
     def _call_loss_in(self, dtype: torch.dtype, output: Tensor, batch: Batch, draw: int) -> Tensor:
         given, targets = output.to(dtype), map_tensors(torch.clone, cast(batch.targets, dtype, self.device))
-        draws, version = Draws(self.seed + draw, self.device), given._version
+        draws, version, seed = Draws(self.seed + draw, self.device), given._version, self.seed + draw
         with (
-            self._loss_state.with_stand_ins(
-                lambda tensor: _widened(tensor, dtype), self.seed + draw
-            ) as stand_ins,
+            self._loss_state.with_stand_ins(lambda tensor: _widened(tensor, dtype), seed) as stand_ins,
             self._users_default_device(),
             explained_loss(output, batch),
         ):
@@ -344,11 +334,6 @@ def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if wider else tensor.clone()
 
 
-def _like(inputs: Any, weights: Mapping[str, Tensor]) -> Any:
-    first = next(iter(weights.values()))
-    return cast(inputs, first.dtype, first.device)
-
-
 _MEMORY_ERRORS = (
     "out of memory",
     "not enough memory",
@@ -364,7 +349,8 @@ def explained_memory(problem: Problem) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as failure:
-        if not is_out_of_memory(failure):
+        known = isinstance(failure, (torch.OutOfMemoryError, MemoryError))
+        if not known and not any(sign in str(failure).lower() for sign in _MEMORY_ERRORS):
             raise
         # The frames that failed still hold what they had built.
         traceback.clear_frames(failure.__traceback__)
@@ -374,13 +360,3 @@ def explained_memory(problem: Problem) -> Iterator[None]:
             "Pass fewer examples (all batches are held at once), or measure fewer layers (layers=...), or a "
             "single curvature without top, trace or density."
         ) from failure
-
-
-def is_out_of_memory(failure: BaseException) -> bool:
-    """Whether an exception reports a failed allocation.
-
-    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 GB"))
-    True
-    """
-    known = isinstance(failure, (torch.OutOfMemoryError, MemoryError))
-    return known or any(sign in str(failure).lower() for sign in _MEMORY_ERRORS)

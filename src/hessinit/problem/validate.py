@@ -20,16 +20,12 @@ def check_model(model: Any, forward: Any) -> None:
     if not isinstance(model, nn.Module):
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
-    scripted = [
-        name
-        for name, part in model.named_modules()
-        if isinstance(part, torch.jit.ScriptModule) and any(True for _ in part.parameters())
-    ]
-    if scripted:
-        raise ProblemError(
-            f"{scripted[0] or 'the model'} is a TorchScript module, whose weights cannot be exchanged; "
-            "pass the module it was made from."
-        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise ProblemError(
+                f"{name or 'the model'} is a TorchScript module, whose weights cannot be exchanged; "
+                "pass the module it was made from."
+            )
     if forward is not None and not callable(forward):
         raise ProblemError(
             f"forward is a {type(forward).__name__}; it must be callable as forward(model, inputs)."
@@ -37,13 +33,7 @@ def check_model(model: Any, forward: Any) -> None:
 
 
 def check_arguments(
-    model: Any,
-    loss: Any,
-    forward: Any,
-    dtype: Any,
-    dropout: str,
-    reduction: str = "auto",
-    check: Any = True,
+    model: Any, loss: Any, forward: Any, dtype: Any, dropout: str, reduction: str = "auto", check: Any = True
 ) -> None:
     """Refuse arguments of a wrong type or value."""
     check_model(model, forward)
@@ -62,11 +52,7 @@ def check_arguments(
 
 
 def check_whole(name: str, value: Any, at_least: int) -> int:
-    """A whole number from `at_least` up.
-
-    >>> check_whole("top", 3, at_least=0)
-    3
-    """
+    """The value as an int; refuses anything but a whole number from `at_least` up."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -84,11 +70,7 @@ def check_switches(**switches: Any) -> None:
 
 
 def check_tolerance(tolerance: Any) -> float:
-    """A relative error.
-
-    >>> check_tolerance(1e-3)
-    0.001
-    """
+    """The value as a float; refuses anything but a relative error between 0 and 1."""
     try:
         fine = 0 < float(tolerance) < 1
     except (TypeError, ValueError):
@@ -113,7 +95,12 @@ def check_dropout(model: nn.Module, dropout: str) -> None:
     """Refuse active dropout: every product would see another mask."""
     if dropout == "freeze":
         return
-    active = [_dropping(name, module) for name, module in model.named_modules() if _drops(module)]
+    active = []
+    for name, module in model.named_modules():
+        if _drops(module):
+            kind = type(module).__name__
+            shown = f"layer {name} ({kind})" if name[:1].isdigit() else name or kind
+            active.append(shown if isinstance(module, _DropoutNd) else f"the dropout of {shown}")
     if active:
         shown = ", ".join(active[:4]) + (f" and {len(active) - 4} more" if len(active) > 4 else "")
         verb = "is" if len(active) == 1 else "are"
@@ -121,12 +108,6 @@ def check_dropout(model: nn.Module, dropout: str) -> None:
             f"{shown} {verb} active (train mode): every product would see another mask, so there is no "
             'single Hessian. Call model.eval(), or pass dropout="freeze" to keep one mask.'
         )
-
-
-def _dropping(name: str, module: nn.Module) -> str:
-    kind = type(module).__name__
-    shown = f"layer {name} ({kind})" if name[:1].isdigit() else name or kind
-    return shown if isinstance(module, _DropoutNd) else f"the dropout of {shown}"
 
 
 def _drops(module: nn.Module) -> bool:
@@ -141,17 +122,17 @@ def _drops(module: nn.Module) -> bool:
 
 def check_finite_inputs(given: Any, converted: Batch, place: str) -> None:
     """Refuse inputs with NaN or inf before the forward; targets may hold NaN where a loss masks it."""
-    for before, after in zip(tensors_in(given), tensors_in(converted.inputs), strict=True):
-        if not after.is_floating_point() or all_finite(after) or _is_mask(after):
+    for own, cast in zip(tensors_in(given), tensors_in(converted.inputs), strict=True):
+        if not cast.is_floating_point() or all_finite(cast) or _is_mask(cast):
             continue
-        if all_finite(before):
+        if all_finite(own):
             raise ProblemError(
-                f"{place}the inputs hold values beyond the range of {after.dtype}; "
+                f"{place}the inputs hold values beyond the range of {cast.dtype}; "
                 "scale them, or pass dtype=torch.float64."
             )
-        bad = int((~torch.isfinite(after)).sum())
+        bad = int((~torch.isfinite(cast)).sum())
         raise ProblemError(
-            f"{place}the inputs hold {bad} NaN or inf among {after.numel()} values; clean them first."
+            f"{place}the inputs hold {bad} NaN or inf among {cast.numel()} values; clean them first."
         )
 
 
