@@ -27,7 +27,7 @@ from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.init import defaults
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
-from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on, versions_of
+from hessinit.measurement.measure import Rows, facts_of, in_running_order, note_uncounted, notes_on
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.layers import all_finite, layer_name
 from hessinit.problem.problem import Loss, Problem, ProblemOptions
@@ -218,16 +218,12 @@ class ScaledModel:
                 layers=layers,
                 network=rows.network(),
                 curvature=curvature,
-                loss=sum(one.loss_value * one.weight for one in evaluations),
-                examples=problem.examples,
-                batches=len(problem.batches),
                 tolerance=tolerance,
-                seed=problem.seed,
                 engine=rows.main.name,
                 engine_reason=rows.main.reason if layers else "the network's norm alone was measured",
                 seconds=time.perf_counter() - started,
                 notes=notes,
-                versions=versions_of(problem),
+                **facts_of(problem, evaluations),
             )
 
 
