@@ -81,7 +81,6 @@ class GraphLinearization:
         return output
 
     def push(self, direction: Direction) -> Tensor:
-        """The change of the output along a direction of the weights."""
         return self.evaluation.push(list(direction), list(direction.values())).detach()
 
     def effects(self, direction: Direction) -> dict[str, float]:

@@ -120,17 +120,14 @@ class Evaluation:
 
     @cached_property
     def output(self) -> Tensor:
-        """The model's output, with its graph."""
         return self.problem.output(self.batch, weights=self._weights)
 
     @cached_property
     def loss(self) -> Tensor:
-        """The loss of that output."""
         return self.problem.loss_of(self.output, self.batch)
 
     @cached_property
     def uses(self) -> dict[str, list[Use]]:
-        """Where the forward used each leaf."""
         return find_uses(self.output, self.leaves)
 
     @cached_property

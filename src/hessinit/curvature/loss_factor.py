@@ -33,8 +33,7 @@ _MOST_ROUNDING = 1e-4
 class LossFactor:
     """`H_z = scale · Σ_c S_c S_cᵀ` in every example: `columns` is (C, examples, …output).
 
-    Directions that no example bends (for softmax: all logits moving together) are left out, so C may be
-    below the number of outputs.
+    Directions that no example bends (for softmax: all logits moving together) are left out.
     """
 
     columns: Tensor
@@ -55,8 +54,7 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     if scale == 0.0:
         raise _flat_loss_error(evaluation)
     matrices = (matrices + matrices.transpose(0, 2, 1)) / (2 * scale)
-    # Each output is judged against its own curvature: a head with a millionth of the loss's weight has
-    # layers, too.
+    # Each output is judged against its own curvature: a head with a millionth of the loss has layers, too.
     sizes = np.sqrt(np.abs(np.diagonal(matrices, axis1=1, axis2=2)).max(0))
     inverse = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
     own = matrices * inverse[:, None] * inverse
@@ -65,7 +63,9 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     )
     if rounding > _MOST_ROUNDING:
         return "rounding hides whether the loss is convex in the output"
-    kept = _bent_directions(own.mean(0), rounding)
+    # Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does.
+    values, vectors = np.linalg.eigh(own.mean(0))
+    kept: Array = vectors[:, values > rounding * max(values[-1], 0.0)]
     roots = _roots(kept.T @ own @ kept, rounding)
     if roots is None or not _close(kept @ roots, sizes, matrices, 10 * rounding):
         return "the loss is not convex in the output"
@@ -74,14 +74,7 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     return LossFactor(columns.view(-1, *evaluation.output.shape), scale)
 
 
-def _bent_directions(mean: Array, rounding: float) -> Array:
-    """Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does."""
-    values, vectors = np.linalg.eigh(mean)
-    return np.asarray(vectors[:, values > rounding * max(values[-1], 0.0)], dtype=np.float64)
-
-
 def _roots(matrices: Array, rounding: float) -> Array | None:
-    """One square root each, or None when one of the matrices is not positive semidefinite."""
     try:
         return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64)
     except np.linalg.LinAlgError:

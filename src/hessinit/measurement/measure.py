@@ -63,7 +63,6 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
 
 
 def note_unchecked(check: bool) -> tuple[str, ...]:
-    """The note that derivatives were not checked."""
     return () if check else ("The derivatives were not checked against finite differences (check=False).",)
 
 
@@ -86,7 +85,6 @@ def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tup
 
 
 def versions_of(problem: Problem) -> dict[str, str]:
-    """The software, the device and the precision."""
     return {
         "hessinit": __version__,
         "torch": str(torch.__version__),
