@@ -96,8 +96,8 @@ def _train(
     tracker = None
     if follow:
         tracker = track(
-            model, LOSS, (images[:EXAMPLES], labels[:EXAMPLES]), optimizer=stepper, every=EVERY, max_overhead=SHARE,
-            curvature=curvature, path=None, warn=False,
+            model, LOSS, (images[:EXAMPLES], labels[:EXAMPLES]), optimizer=stepper, every=EVERY,
+            max_overhead=SHARE, curvature=curvature, path=None, warn=False,
         )  # fmt: skip
     for _ in range(STEPS):
         chosen = torch.randint(len(images), (64,))

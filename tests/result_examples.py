@@ -1,16 +1,109 @@
-"""Comparisons, tracked runs and a reproduction made by hand; nothing in them was measured."""
+"""Results and documents made by hand, at least one of every kind; no number in them was measured."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from hessinit.present import document as doc
+from hessinit.results.advice import LearningRateAdvice, WarmupAdvice
 from hessinit.results.comparison import Comparison, Run
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, JacobianBounds, LayerCurvature
+from hessinit.results.estimates import Density, Estimate, Spread
+from hessinit.results.initialization import Initialization, Measurement, PlannedWeight, SchemePlan
+from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable, Reproduction
+from hessinit.results.result import Result
 from hessinit.results.track_record import TrackedPoint, Tracking
 
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><script>alert(2)</script>",
+    "<img src=x onerror=alert(3)>",
+    "<!--",
+    '" onfocus="alert(4)" autofocus x="',
+    "a\u2028b\u202ec\x1b[2J",
+    "{{ 7 * 7 }}${alert(5)}`",
+    "x" * 300,
+)
+LONG = "encoder" * 1400 + ".end"
 Losses = Mapping[tuple[str, float], Sequence[float | None]]
+
+
+def make_estimate(value: float, error: float = 0.0, converged: bool = True, products: int = 3) -> Estimate:
+    reason = "converged" if converged else "stopped; raise max_iterations"
+    return Estimate(value, error, converged, reason, products)
+
+
+def make_layer(name: str = "a", norm: float = 1.0, **changes: Any) -> LayerCurvature:
+    ends = {"top": make_estimate(norm), "bottom": make_estimate(0.0, products=0)}
+    fields = {"name": name, "shape": (4, 3), "curvature": "gauss-newton", "engine": "gram", **ends}
+    return LayerCurvature(**{**fields, **changes})
+
+
+def make_report(
+    *layers: LayerCurvature, network: float | LayerCurvature = 64.5, **changes: Any
+) -> CurvatureReport:
+    whole = network if isinstance(network, LayerCurvature) else make_layer("network", network, shape=(1234,))
+    fields: dict[str, Any] = {
+        "layers": layers, "network": whole, "curvature": "gauss-newton", "loss": 2.3, "examples": 32,
+        "tolerance": 1e-3, "seed": 0, "engine": "gram", "seconds": 0.09, "gradients": 4.1,
+        "versions": {"torch": "2.13.0"},
+    }  # fmt: skip
+    return CurvatureReport(**{**fields, **changes})
+
+
+def make_three_layers() -> CurvatureReport:
+    """A network whose last layer is too sharp."""
+    norms = {"fc1": (0.31, (256, 784)), "fc2": (1.84, (256, 256)), "fc3": (64.0, (10, 256))}
+    return make_report(*(make_layer(name, norm, shape=shape) for name, (norm, shape) in norms.items()))
+
+
+def rich_report() -> CurvatureReport:
+    """Three layers with all that can be measured: spectra, Jacobian norms and bounds, diagnostics."""
+    grid = tuple(0.64 * step for step in range(101))
+    density = Density((0.0, 64.0), (0.9, 0.1), grid, tuple(math.exp(-x) + 1e-4 for x in grid), 0.01, 4, 20)
+
+    def layer(name: str, norm: float, std: float) -> LayerCurvature:
+        jacobians = JacobianBounds(
+            forward=make_estimate(norm / 10), forward_largest=norm / 5, backward=make_estimate(1 / norm),
+            backward_largest=2 / norm, activation=1.0, paper_bound=norm / 2, rigorous_bound=3 * norm,
+        )  # fmt: skip
+        diagnostics = Diagnostics(activation="relu", activation_std=std, gradient_std=std / 100, dead=0.25)
+        eigenvalues = tuple(make_estimate(norm / rank) for rank in (1, 2, 3))
+        measured = {"density": density, "eigenvalues": eigenvalues}
+        return make_layer(name, norm, **measured, jacobians=jacobians, diagnostics=diagnostics)
+
+    return make_report(layer("fc1", 0.31, 1.0), layer("fc2", 1.84, 0.5), layer("fc3", 64.0, 0.2))
+
+
+def hostile_report(layers: int = 200) -> CurvatureReport:
+    """Many layers, names that would like to be scripts, and norms that no axis can hold."""
+    draw = random.Random(1)
+    odd = {50: 0.0, 51: math.inf, 77: math.nan, 130: 1e-200}
+    evil = {20 * place: name for place, name in enumerate(HOSTILE)}
+    rows = [
+        make_layer(evil.get(place, f"encoder.blocks.{place}.mlp"), odd.get(place, 10 ** draw.gauss(0, 1.2)))
+        for place in range(layers)
+    ]
+    return make_report(*rows, notes=HOSTILE, engine=HOSTILE[0], engine_reason=HOSTILE[1])
+
+
+def make_initialization(**changes: Any) -> Initialization:
+    """A network whose last layer was too sharp, and is no more."""
+    before, norms = make_three_layers(), {"fc1": 12.4, "fc2": 11.04, "fc3": 12.8}
+    layers = tuple(replace(row, top=make_estimate(norms[row.name])) for row in before)
+    after = replace(before, layers=layers, network=make_layer("network", 20.2, shape=(1234,)))
+    search = Measurement(t=0.0, norm=9.3, loss=2.31), Measurement(t=0.191, norm=20.2, loss=2.34)
+    fields: dict[str, Any] = {
+        "before": before, "after": after, "scales": dict.fromkeys(norms, 1.21), "target": 20.0, "lr": 0.1,
+        "kappa": 2.0, "rule": "network", "scheme": "lsuv", "scaling": "all", "converged": True,
+        "reason": "‖H‖ = 20.2 is within 5 % of the target", "measurements": search, "seconds": 0.2,
+    }  # fmt: skip
+    return Initialization(**{**fields, **changes})
 
 
 def make_run(scheme: str, rate: float, seed: int, final: float | None, **changes: Any) -> Run:
@@ -31,24 +124,17 @@ def make_run(scheme: str, rate: float, seed: int, final: float | None, **changes
 
 def make_comparison(losses: Losses, **changes: Any) -> Comparison:
     """One entry of `losses` for each scheme and learning rate: the final losses by seed."""
-    seeds = len(next(iter(losses.values())))
+    runs = tuple(
+        make_run(scheme, rate, seed, final)
+        for (scheme, rate), finals in losses.items()
+        for seed, final in enumerate(finals)
+    )
     given: dict[str, Any] = {
-        "kind": "compare",
-        "schemes": tuple(dict.fromkeys(scheme for scheme, _ in losses)),
-        "learning_rates": tuple(dict.fromkeys(rate for _, rate in losses)),
-        "seeds": tuple(range(seeds)),
-        "runs": tuple(
-            make_run(scheme, rate, seed, final)
-            for (scheme, rate), finals in losses.items()
-            for seed, final in enumerate(finals)
-        ),
-        "steps": 20,
-        "batch_size": 8,
-        "optimizer": "sgd",
-        "examples": 100,
-        "seconds": 1.5,
-        "versions": {"torch": "2.13.0"},
-    }
+        "kind": "compare", "schemes": tuple(dict.fromkeys(scheme for scheme, _ in losses)),
+        "learning_rates": tuple(dict.fromkeys(rate for _, rate in losses)), "runs": runs,
+        "seeds": tuple(range(len(next(iter(losses.values()))))), "steps": 20, "batch_size": 8,
+        "optimizer": "sgd", "examples": 100, "seconds": 1.5, "versions": {"torch": "2.13.0"},
+    }  # fmt: skip
     return Comparison(**{**given, **changes})
 
 
@@ -76,9 +162,8 @@ def example_comparison() -> Comparison:
     for rate in (0.003, 0.01, 0.03, 0.1, 0.3):
         for scheme, (norm, speed) in norms.items():
             adapted = scheme == "hessinit"
-            sharpness = min(2 / rate, 60.0) if adapted else norm
+            sharpness, measured = min(2 / rate, 60.0) if adapted else norm, adapted or rate == 0.003
             for seed in range(3):
-                measured = adapted or rate == 0.003
                 runs.append(_descend(scheme, rate, seed, sharpness, speed, measured=measured))
         runs += [make_run("fixup", rate, seed, None) for seed in range(3)]
     return _of_runs(runs, rate_dependent=("hessinit",))
@@ -87,23 +172,14 @@ def example_comparison() -> Comparison:
 def example_sweep() -> Comparison:
     """Five standard deviations at one rate with three seeds; the largest one diverges."""
     norms = {1.0: 900.0, 0.5: 120.0, 0.1: 5.2, 0.05: 1.3, 0.005: 0.012}
-    runs = [
-        _descend(f"std {std:g}", 0.01, seed, norm, 4.0) for std, norm in norms.items() for seed in range(3)
-    ]
+    runs = [_descend(f"std {std:g}", 0.01, seed, one, 4.0) for std, one in norms.items() for seed in range(3)]
     return _of_runs(runs, kind="sweep", stds=tuple(norms))
 
 
 def _of_runs(runs: list[Run], **changes: Any) -> Comparison:
     losses = {(run.scheme, run.learning_rate): (0.0,) * 3 for run in runs}
-    given = {
-        "runs": tuple(runs),
-        "steps": 200,
-        "batch_size": 64,
-        "examples": 1797,
-        "seconds": 41.0,
-        **changes,
-    }
-    return make_comparison(losses, **given)
+    given = {"runs": tuple(runs), "steps": 200, "batch_size": 64, "examples": 1797, "seconds": 41.0}
+    return make_comparison(losses, **given, **changes)
 
 
 def _descend(scheme: str, rate: float, seed: int, norm: float, speed: float, *, measured: bool = True) -> Run:
@@ -123,42 +199,26 @@ def make_point(step: int, norm: float, ratio: float | None = None, **changes: An
     """A point whose learning rate, 0.1, is `ratio` times the stability limit."""
     lr = None if ratio is None else 0.1
     given: dict[str, Any] = {
-        "loss": 1.0,
-        "lr": lr,
-        "lr_times_norm": None if lr is None else lr * norm,
-        "stable_learning_rate": 0.1 / ratio if ratio else math.inf,
-        "lr_over_limit": ratio,
-        "converged": math.isfinite(norm),
-    }
-    shared = {"seconds": 1.0, "measuring_seconds": 0.02, "error": 0.0}
-    return TrackedPoint(step=step, norm=norm, **{**shared, **given, **changes})
+        "seconds": 1.0, "measuring_seconds": 0.02, "error": 0.0, "loss": 1.0, "lr": lr,
+        "lr_times_norm": None if lr is None else lr * norm, "lr_over_limit": ratio,
+        "stable_learning_rate": 0.1 / ratio if ratio else math.inf, "converged": math.isfinite(norm),
+    }  # fmt: skip
+    return TrackedPoint(step=step, norm=norm, **{**given, **changes})
 
 
 def example_tracking(points: int = 13, name: str = "", speed: float = 1.0) -> Tracking:
     """A network that sharpens until its learning rate reaches the stability limit, and stays there."""
-    found = []
-    for number in range(points):
-        step = 20 * number
+    found, loss = [], [2.35 * math.exp(-step / 90) for step in range(20 * points)]
+    for step in range(0, 20 * points, 20):
         norm = min(3.0 * math.exp(speed * step / 75), 20.0 + 0.6 * math.sin(step))
         layers = {"fc1": 0.2 * norm, "fc2": 0.3 * norm, "fc3": 0.8 * norm}
-        losses = {"loss": _loss(step), "training_loss": _loss(step) if step else None}
+        losses = {"loss": loss[step], "training_loss": loss[step] if step else None}
         found.append(make_point(step, norm, norm / 20, layers=layers, **losses))
     return Tracking(
-        points=tuple(found),
-        losses=tuple((step, _loss(step)) for step in range(1, 20 * (points - 1) + 1)),
-        optimizer="SGD",
-        curvature="gauss-newton",
-        every=20,
-        max_overhead=0.1,
-        examples=256,
-        seconds=0.4 + 0.2 * points,
-        versions={"hessinit": "0.1.0", "torch": "2.6.0"},
-        name=name,
-    )
-
-
-def _loss(step: int) -> float:
-    return 2.35 * math.exp(-step / 90)
+        points=tuple(found), losses=tuple(enumerate(loss))[1 : 20 * (points - 1) + 1], optimizer="SGD",
+        curvature="gauss-newton", every=20, max_overhead=0.1, examples=256, seconds=0.4 + 0.2 * points,
+        versions={"hessinit": "0.1.0", "torch": "2.6.0"}, name=name,
+    )  # fmt: skip
 
 
 def make_cell(row: str, column: str, ours: float, **changes: Any) -> PaperCell:
@@ -166,30 +226,23 @@ def make_cell(row: str, column: str, ours: float, **changes: Any) -> PaperCell:
 
 
 def make_table(*cells: PaperCell, **changes: Any) -> PaperTable:
-    rows, columns = ([getattr(cell, name) for cell in cells] for name in ("row", "column"))
-    given = {"title": "A table", "corner": "std", "rows": tuple(dict.fromkeys(rows))}
-    return PaperTable(cells=cells, **{**given, "columns": tuple(dict.fromkeys(columns)), **changes})
+    rows, columns = (tuple(dict.fromkeys(getattr(one, name) for one in cells)) for name in ("row", "column"))
+    given = {"title": "A table", "corner": "std", "rows": rows, "columns": columns}
+    return PaperTable(cells=cells, **{**given, **changes})
 
 
 def make_reproduction(*tables: PaperTable, **changes: Any) -> Reproduction:
     """A record of five seeds on mnist with these tables."""
     findings = {name: changes.pop(name) for name in ("figures", "sentences") if name in changes}
     given: dict[str, Any] = {
-        "name": "table-4-mnist",
-        "experiment": "table-4",
+        "name": "table-4-mnist", "experiment": "table-4", "data": "mnist", "variant": "two-hidden",
         "title": "Table 4: the std of the weights, their Hessians and the training loss",
-        "data": "mnist",
-        "variant": "two-hidden",
-        "about_variant": "784–64–64–10 with ReLU.",
-        "seeds": (0, 1, 2, 3, 4),
+        "about_variant": "784–64–64–10 with ReLU.", "seeds": (0, 1, 2, 3, 4),
         "configuration": {"widths": [784, 64, 64, 10], "learning_rate": 0.01},
-        "source": "60,000 images in the official idx files",
-        "revision": "example",
-        "versions": {"torch": "2.13.0"},
-        "hardware": {"processor": "made up"},
-        "seconds": 187.0,
-        "results": {f"seed-{seed}": {"loss": 0.3} for seed in range(5)},
-    }
+        "source": "60,000 images in the official idx files", "revision": "example",
+        "versions": {"torch": "2.13.0"}, "hardware": {"processor": "made up"}, "seconds": 187.0,
+        "results": {f"seed-{seed}": {"loss": "nan"} for seed in range(5)},
+    }  # fmt: skip
     return Reproduction(findings=Findings(tables=tables, **findings), **{**given, **changes})
 
 
@@ -205,15 +258,13 @@ def example_reproduction(name: str = "table-4-mnist", **changes: Any) -> Reprodu
     for row, pairs in printed.items():
         for column, (paper, ours, error) in zip(("Hessian 1", "Training loss"), pairs, strict=True):
             rule = "within a factor of 10" if row == "1.000" else "within 50 %"
-            outside = ours == 0.9854
-            judged = {} if paper is None else {"paper": paper, "rule": rule, "within": not outside}
+            judged = {} if paper is None else {"paper": paper, "rule": rule, "within": ours != 0.9854}
             cells.append(make_cell(row, column, ours, error=error, **judged))
     shares = [make_cell(f"Dense {n}", "rtol ≤ 1", 78.0, error=2.1, n=400, unit="%") for n in (1, 2)]
     gelu = make_table(*shares, title="The same with GELU", corner="layer", note="Relative errors.")
     findings = {"figures": _figures(), "sentences": ("The loss is lowest at 0.100.",)}
-    return make_reproduction(
-        make_table(*cells, title="As printed"), gelu, name=name, **{**findings, **changes}
-    )
+    table = make_table(*cells, title="As printed")
+    return make_reproduction(table, gelu, name=name, **{**findings, **changes})
 
 
 def _figures() -> tuple[PaperFigure, PaperFigure]:
@@ -229,11 +280,100 @@ def _figures() -> tuple[PaperFigure, PaperFigure]:
         norms = tuple(dimension / 100 * 10.0**power for power in range(-4, 3))
         losses = (*(5.6 + 0.05 * math.log10(norm) ** 2 - dimension / 400 for norm in norms[:-1]), math.inf)
         points.append(Curve(name=f"dimension {dimension}", x=norms, y=losses, error=(0.02,) * 7))
-    steps_and_loss = {"x_label": "step", "y_label": "training loss", "log_y": True}
-    norm_and_loss = {"x_label": "‖H‖ at initialization", "y_label": "final loss", "log_x": True}
+    lines = {"name": "figure-1", "title": "Loss by std", "x_label": "step", "y_label": "loss", "log_y": True}
+    marks = {"name": "word2vec", "title": "Norm and loss", "x_label": "‖H‖", "y_label": "loss", "log_x": True}
     return (
-        PaperFigure(name="figure-1", title="Loss by std", curves=tuple(curves), **steps_and_loss),
-        PaperFigure(
-            name="word2vec", title="Norm and loss", curves=tuple(points), style="points", **norm_and_loss
-        ),
+        PaperFigure(curves=tuple(curves), **lines),  # type: ignore[arg-type]
+        PaperFigure(curves=tuple(points), style="points", **marks),  # type: ignore[arg-type]
     )
+
+
+# One result of every kind, with the numbers that JSON has no words for.
+REPORT = make_report(
+    make_layer("fc1", 0.1 + 0.2, aliases=("tied",), spread=Spread((1.0, math.inf)),
+               eigenvalues=(make_estimate(1.0),) * 2),
+    make_layer("fc2", math.nan, density=Density((0.0,), (1.0,), (0.0, 1.0), (0.5, 0.5), 0.1, 2, 9)),
+    make_layer(
+        "\ud800\x1b[2J",
+        jacobians=JacobianBounds(forward=make_estimate(1.0), rigorous_bound=math.inf, reason="no chain"),
+        diagnostics=Diagnostics(activation="relu", dead=0.25, gradient_std=math.inf),
+    ),
+    network=5e-324,
+    notes=("inf",),
+)  # fmt: skip
+PLAN = SchemePlan(
+    scheme="he",
+    layers=(
+        PlannedWeight(name="fc1", shape=(4, 3), fan_in=(3.0,), fan_out=(4.0,), std=(0.8,), gain=math.sqrt(2)),
+        PlannedWeight(name="fc2", shape=(4, 4), unchanged="frozen"),
+    ),
+)
+SEARCH = (Measurement(t=None, norm=math.inf, loss=math.nan, layer="fc1"),)
+INITIALIZATION = make_initialization(before=None, after=REPORT, plan=PLAN, measurements=SEARCH)
+COMPARISON = make_comparison(
+    {("he", 0.1): (0.5,), ("lsuv", 0.1): (math.nan,)}, settings={"kappa": 4.0, "schemes": ["he"]}
+)
+POINT = make_point(3, 30.0, 1.5, measuring_seconds=0.1, layers={"fc1": math.inf})
+TRACKING = Tracking(
+    points=(POINT,), losses=((1, 2.5), (2, math.inf)), curvature="hessian", seconds=1.0,
+    initialization=INITIALIZATION,
+)  # fmt: skip
+ADVICE = LearningRateAdvice(
+    optimizer="SGD", learning_rate=0.1, learning_rate_reason="1/‖H‖", stable_learning_rate=math.inf,
+    stable_reason="2/‖H‖", warmup=WarmupAdvice(advised=False, steps=0, reason="stable"),
+    norm=make_estimate(10.0), curvature="gauss-newton", loss=2.3, examples=32, weights=("fc1",),
+    parameters=12,
+)  # fmt: skip
+FORMS = QuadraticForms(
+    layers=(QuadraticForm(name="fc1", shape=(4, 3), exact=(3.0,), theorem1=(math.nan,), length=(1.0,)),),
+    directions="random", draws=1, loss=2.3, examples=32, seed=0,
+)  # fmt: skip
+CELLS = make_cell("0.1", "a", 1.5, paper=1.4, rule="10 %", within=True), make_cell("0.1", "b", 1.5)
+CURVE = Curve(name="he", x=(0.0, 1.0), y=(2.0, math.inf), error=(0.1, 0.1))
+FIGURE = PaperFigure(name="figure-1", title="Loss", x_label="step", y_label="loss", curves=(CURVE,))
+REPRODUCTION = make_reproduction(make_table(*CELLS), figures=(FIGURE,), sentences=("It holds.",))
+EVERY_KIND: dict[str, Result] = {
+    result.KIND.removeprefix("hessinit "): result
+    for result in (REPORT, PLAN, INITIALIZATION, COMPARISON, TRACKING, ADVICE, FORMS, REPRODUCTION)
+}
+
+
+def every_block() -> doc.Document:
+    """A document with every kind of block, and names that would like to be scripts in all of them."""
+    evil, steps = HOSTILE[1], list(range(1, 51))
+    curves = [
+        doc.Series(evil, [1 / step for step in steps], steps, low=[0.5 / step for step in steps],
+                   high=[2 / step for step in steps]),
+        doc.Series("dashed", [math.nan if step > 20 else 1.0 for step in steps], steps, "ramp:0.5", True),
+        doc.Series("broken off", [1.0], [20], "vermilion", points=True, symbol="cross", in_legend=False,
+                   details=["2 of 3 seeds diverged here"]),
+    ]  # fmt: skip
+    norms = doc.Series("norms", [1.0, 0.0, math.inf, math.nan, None], details=[evil] * 5)
+    depth = doc.LineChart(
+        "depth", "depth", evil, [norms], evil, layers=["a", evil, "c", "d", "e"], log_y=True,
+        bands=[doc.Band(0.1, 10.0, evil)], rules=[doc.ReferenceLine(2.0, evil)],
+    )  # fmt: skip
+    rules = [doc.ReferenceLine(10, evil, upright=True), doc.ReferenceLine(0.5, "half")]
+    lines = doc.LineChart("lines", "lines", "three curves", curves, "loss", "step", log_y=True, rules=rules)
+    heat = doc.HeatMap(
+        "heat", "heat", "four cells", ["default", evil], ["0.1", "1"], [[2.0, math.nan], [0.1, 0.5]],
+        [["2", "diverged"], ["0.1", evil]], "rate", "scheme", "loss", log_color=True,
+        marked=[[False, False], [True, False]],
+    )  # fmt: skip
+    marks = [doc.ReferenceLine(0.1, evil, "blue"), doc.ReferenceLine(math.inf, "endless")]
+    rates = doc.RateLine("rates", "rates", "four rates", 0.5, 1.0, marks)
+    verdicts, links = ["ok", "sharp", "ok", "flat", "ok"], ["#two", "javascript:alert(6)", "", "", ""]
+    columns = [
+        replace(doc.names("name", ["a", evil, "c", "d", "mean"]), links=links),
+        doc.Column("paper", ["~1,230", "9", "nan", "inf", "7"], group="both"),
+        doc.Column("ours", ["3", "20", "100", "", "7"], marks=["yes", "no", "best", "diverged", ""],
+                   group="both"),
+        doc.Column("verdict", verdicts, is_number=False, marks=verdicts),
+    ]  # fmt: skip
+    texts = [doc.Paragraph(evil), doc.Paragraph("three", "heading"), doc.Paragraph("note", "note")]
+    table = doc.Table(evil, columns, fixed=1, show_caption=True)
+    first = doc.Section("One", [depth, lines, lines, heat, rates], "one", subtitle=evil)
+    second = doc.Section("Two", [*texts, table, doc.Facts(evil, [(evil, evil)])], "two")
+    number = doc.KeyNumber(evil, "64.5", evil)
+    shown = {"verdict": [evil, "second"], "tone": "fair", "footer": evil, "numbers": [number]}
+    return doc.Document(title=evil, sections=[first, second], **shown)  # type: ignore[arg-type]

@@ -88,7 +88,7 @@ def run(task: Task, seeds: int, folder: Path, workers: int) -> dict[str, dict[st
         starts[name] = functools.partial(write_weights_, name, normalized)
     comparison = compare(
         task.build, task.loss, task.data(), schemes=starts, learning_rates=task.rates, seeds=seeds,
-        steps=task.steps, batch_size=task.batch_size, curvature_at_start=False,
+        steps=task.steps, batch_size=task.batch_size, measure_curvature=False,
         folder=folder / task.name, workers=workers,
     )  # fmt: skip
     return {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from report_examples import make_three_layers
+from result_examples import make_three_layers
 
 from .conftest import ENVIRONMENT, SOURCE, interrupt
 

@@ -11,7 +11,7 @@ import torch
 from hessinit import CurvatureReport, measure
 from hessinit.cli.measure import judge_rate
 from hessinit.results.curvature_report import ONLY_BOUNDED
-from report_examples import make_estimate, make_three_layers
+from result_examples import make_estimate, make_three_layers
 
 from .conftest import without_seconds
 

@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from every_kind import COMPARISON, REPORT
 from hessinit import CurvatureReport, load
-from report_examples import make_three_layers
+from result_examples import COMPARISON, REPORT, make_three_layers
 
 from .conftest import ENVIRONMENT, on_a_terminal, read_to_the_end
 

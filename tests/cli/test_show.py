@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hessinit
-from every_kind import COMPARISON, EVERY_KIND, REPORT, REPRODUCTION
 from hessinit.results.reproduction import Findings
+from result_examples import COMPARISON, EVERY_KIND, REPORT, REPRODUCTION
 
 DRAWN = ("curvature report", "initialization", "comparison", "tracking", "reproduction")
 

@@ -132,16 +132,10 @@ INF = math.inf
             "a and b tie at lr 0.1: 1.10 ± 0.10 and 1.20 ± 0.10, within two standard errors.",
         ),
         (at_one_rate(a=(1.0,), b=(1.0,)), "a and b tie at lr 0.1: 1.00 and 1.00, equal losses (one seed: no"),
-        (
-            at_one_rate(a=(1.0,), b=(1.01,)),
-            "a has the lowest final loss at lr 0.1 (one seed: no error",
-        ),
+        (at_one_rate(a=(1.0,), b=(1.01,)), "a has the lowest final loss at lr 0.1 (one seed: no error"),
         (at_one_rate(a=(1.0,), b=(1.01,), c=(INF,)), "next b, 1.01. c diverges at every learning rate."),
         (at_one_rate(a=(1.0, 1.1), b=(None, None)), "Only a trains: final loss 1.05 ± 0.05 at lr 0.1."),
-        (
-            at_one_rate(a=(1.0, 1.1), b=(1.0, INF)),
-            "b diverges at every learning rate with at least one",
-        ),
+        (at_one_rate(a=(1.0, 1.1), b=(1.0, INF)), "b diverges at every learning rate with at least one"),
         (  # a: √(1/0.5 · 1) = 1.41; b: √(1 · 2/0.1) = 4.47
             at_rates(a=(1.0, 0.1), b=(0.5, INF)),
             "its loss is 1.41× the lowest at each rate, on average over 2 rates; next b, 4.47× (diverged",

@@ -6,7 +6,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from document_examples import (
+
+from hessinit.present import describe
+from hessinit.present.document import Facts, LineChart, Paragraph, RateLine, Table
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature
+from hessinit.results.estimates import Spread
+from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
+from result_examples import (
     hostile_report,
     make_estimate,
     make_initialization,
@@ -14,12 +20,6 @@ from document_examples import (
     make_report,
     rich_report,
 )
-
-from hessinit.present import describe
-from hessinit.present.document import Facts, LineChart, RateLine, Table, Text
-from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature
-from hessinit.results.estimates import Spread
-from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
 
 
 def chart(result: CurvatureReport | Initialization, name: str) -> LineChart:
@@ -29,7 +29,7 @@ def chart(result: CurvatureReport | Initialization, name: str) -> LineChart:
 
 
 def texts(result: CurvatureReport | Initialization) -> list[str]:
-    return [block.text for block in describe(result).blocks if isinstance(block, Text)]
+    return [block.text for block in describe(result).blocks if isinstance(block, Paragraph)]
 
 
 def values(found: LineChart) -> dict[str, list[float | None]]:
@@ -62,7 +62,7 @@ def test_bars_reach_over_the_batches_or_the_error_where_it_is_visible() -> None:
     batches = make_layer("a", 2.0, spread=Spread((1.0, 3.0)))
     doubtful = make_layer("b", 2.0, top=make_estimate(2.0, 1.0, converged=False))
     (series,) = chart(make_report(batches, doubtful, make_layer("c", 1.0)), "norms").series
-    assert (series.low, series.high) == ([1.0, 1.0, None], [3.0, 3.0, None])
+    assert (series.low, series.high) == ((1.0, 1.0, None), (3.0, 3.0, None))
     assert series.details is not None
     assert series.details[1] == "(4, 3), ok, ± 1, not converged"
 

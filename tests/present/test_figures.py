@@ -8,7 +8,11 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
-from document_examples import (
+
+from hessinit.present import describe, draw, to_figure
+from hessinit.present.document import HeatMap, LineChart
+from hessinit.present.figures import draw_charts, positions
+from result_examples import (
     every_block,
     hostile_report,
     make_initialization,
@@ -16,10 +20,6 @@ from document_examples import (
     make_report,
     rich_report,
 )
-
-from hessinit.present import describe, draw, to_figure
-from hessinit.present.document import HeatMap, LineChart
-from hessinit.present.figures import draw_charts, positions
 
 mpl.use("Agg")
 

@@ -22,21 +22,22 @@ from browsing import (
     sort_by,
     wait_until,
 )
-from document_examples import (
+
+from hessinit.present import document as doc
+from hessinit.present import to_page
+from hessinit.present.page import render_page
+from hessinit.present.words import format_number, shorten
+from result_examples import (
     HOSTILE,
     every_block,
+    example_comparison,
+    example_reproduction,
     hostile_report,
     make_initialization,
     make_layer,
     make_report,
     rich_report,
 )
-
-from hessinit.present import document as doc
-from hessinit.present import to_page
-from hessinit.present.page import render_page
-from hessinit.present.words import format_number, shorten
-from result_examples import example_comparison, example_reproduction
 
 A4 = 688  # pixels between the margins
 LONG = "encoder" * 1400 + ".end"
@@ -348,7 +349,7 @@ def test_the_page_makes_sense_to_screen_readers(browser, pages, name):
 
 def test_the_label_of_a_rule_is_above_the_curves_with_a_halo(browser, tmp_path):
     flat = doc.Series(name="n", x=list(range(11)), y=[1.0] * 11)
-    path = write(tmp_path / "p.html", line_chart(flat, rules=[doc.Rule(1.0, "stability limit")]))
+    path = write(tmp_path / "p.html", line_chart(flat, rules=[doc.ReferenceLine(1.0, "stability limit")]))
     with opened(browser, path, dark=True) as page:
         look = "one => [getComputedStyle(one).paintOrder.split(' ')[0], getComputedStyle(one).stroke]"
         assert page.locator("svg .rule-label").evaluate(look) == ["stroke", "rgb(26, 30, 36)"]

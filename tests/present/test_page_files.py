@@ -10,14 +10,6 @@ from html.parser import HTMLParser
 from importlib.resources import files
 
 import pytest
-from document_examples import (
-    HOSTILE,
-    every_block,
-    hostile_report,
-    make_initialization,
-    rich_report,
-    three_layers,
-)
 
 from hessinit.present import document as doc
 from hessinit.present import to_notebook, to_page
@@ -32,6 +24,14 @@ from hessinit.present.page import (
     write_island,
 )
 from hessinit.present.words import shorten
+from result_examples import (
+    HOSTILE,
+    every_block,
+    hostile_report,
+    make_initialization,
+    make_three_layers,
+    rich_report,
+)
 
 PRESENT = files("hessinit.present")
 VENDOR, ASSETS = PRESENT / "vendor", PRESENT / "assets"
@@ -208,7 +208,7 @@ def test_a_fragment_runs_nothing_loads_nothing_and_styles_only_itself(text: str)
 
 
 def test_a_fragment_shows_what_the_terminal_shows() -> None:
-    text = to_notebook(three_layers())
+    text = to_notebook(make_three_layers())
     cells = re.findall(r"<t[hd][^>]*>(?:<span[^>]*></span>)?([^<]*)</t[hd]>", text)
     assert cells == [
         "layer", "weight", "‖H‖", "verdict", "fc1", "(256, 784)", "0.31", "ok", "fc2", "(256, 256)",

@@ -78,10 +78,7 @@ def test_many_points_are_thinned_in_a_terminal_and_on_the_page_all_are_there():
                 "step 9."
             ),
         ),
-        (
-            [make_point(0, 8.0), make_point(3, math.nan), make_point(9, 2.0)],
-            "1 of 3 measurements failed.",
-        ),
+        ([make_point(0, 8.0), make_point(3, math.nan), make_point(9, 2.0)], "1 of 3 measurements failed."),
         (
             [make_point(0, 8.0), make_point(3, math.nan), make_point(9, math.nan)],
             "No measurement succeeded from step 3 on; training may have diverged.",

@@ -11,7 +11,7 @@ import torch
 from hessinit.errors import ProblemError
 from hessinit.results.advice import Descent, judge_warmup, named_descent
 from hessinit.results.estimates import Estimate
-from report_examples import make_three_layers
+from result_examples import make_three_layers
 
 DESCENTS = [
     Descent(),

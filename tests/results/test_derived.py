@@ -8,11 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from every_kind import FORMS, POINT, REPRODUCTION, TRACKING
 from hessinit.results.curvature_report import LayerCurvature, judge
 from hessinit.results.estimates import Estimate, Spread
 from hessinit.results.quadratic_forms import QuadraticForm
-from report_examples import make_estimate, make_layer, make_report, make_three_layers
+from result_examples import (
+    FORMS,
+    POINT,
+    REPRODUCTION,
+    TRACKING,
+    make_estimate,
+    make_layer,
+    make_report,
+    make_three_layers,
+)
 
 inf, nan = math.inf, math.nan
 
@@ -50,7 +58,7 @@ def test_the_norm_is_the_end_that_is_larger_in_absolute_value(
     layer = make_layer(top=make_estimate(*top, products=5), bottom=make_estimate(*bottom, products=2))
     found = (layer.norm, layer.error, layer.products, layer.converged)
     assert found == pytest.approx((norm, error, 7, converged), nan_ok=True)
-    assert ("raise max_products" in layer.reason) == (not converged)
+    assert ("raise max_iterations" in layer.reason) == (not converged)
     assert (layer.top_eigenvalue, layer.bottom_eigenvalue) == pytest.approx((top[0], bottom[0]), nan_ok=True)
 
 

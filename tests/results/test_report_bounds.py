@@ -15,7 +15,7 @@ from hessinit.measurement.measure import measure
 from hessinit.present import describe, to_page
 from hessinit.present.document import Table
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport
-from report_examples import make_estimate, make_layer, make_report
+from result_examples import make_estimate, make_layer, make_report
 
 
 def measured(network: bool, curvature: str = "gauss-newton", layers: str | None = None) -> CurvatureReport:

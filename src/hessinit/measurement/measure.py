@@ -177,6 +177,20 @@ class Rows:
             engine_reason=self.main.reason,
         )
 
+    def report(
+        self, layers: tuple[LayerCurvature, ...], network: LayerCurvature, curvature: str, **details: Any
+    ) -> CurvatureReport:
+        """The rows with what the problem and the main engine say about them."""
+        return CurvatureReport(
+            layers=layers,
+            network=network,
+            curvature=curvature,
+            tolerance=self._settings.tolerance,
+            engine=self.main.name,
+            **facts_of(self._problem, self._evaluations),
+            **{"engine_reason": self.main.reason, **details},
+        )
+
     def _rounded(self, extremes: Extremes, curvature: str, parameter: str) -> Extremes:
         """The extremes with the rounding error of the operator; of the whole network without a parameter."""
         if curvature not in self._rounding:
@@ -310,17 +324,9 @@ def measure(
             replace(row, **{field: found[layer.parameter] for field, found in further.items()})
             for row, layer in zip(rows, ordered, strict=True)
         )
-        report = CurvatureReport(
-            layers=rows,
-            network=whole,
-            curvature=curvature,
-            tolerance=tolerance,
-            engine=measuring.main.name,
-            engine_reason=measuring.main.reason,
-            seconds=time.perf_counter() - started,
-            notes=(*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem)),
-            **facts_of(problem, evaluations),
-        )
+        notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
+        seconds = time.perf_counter() - started
+        report = measuring.report(rows, whole, curvature, seconds=seconds, notes=notes)
     _complain(rows if not network else (*rows, whole), tolerance, strict)
     return report
 

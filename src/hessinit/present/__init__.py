@@ -1,7 +1,6 @@
 """Results as documents, and documents as text, notebook cells, web pages and figures.
 
-`describe` builds the document of a result, once; the renderers show it. A result reaches all of this through
-`to_text`, `to_rich`, `to_notebook`, `to_page`, `draw` and `to_figure`, imported when they are called.
+`describe` builds the document of a result, once; the renderers, imported when they are called, show it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ DESCRIPTIONS = {
     "QuadraticForms": ("quadratic", "describe_forms"),
     "Comparison": ("comparison", "describe_comparison"),
     "Tracking": ("track_record", "describe_tracking"),
-    "Reproduction": ("reproduction", "describe_reproduction"),
+    "Reproduction": ("reproduction", "describe_reproductions"),
     "list": ("reproduction", "describe_reproductions"),
     "Demonstration": ("demo", "describe_demonstration"),
 }
@@ -50,14 +49,14 @@ def to_text(result: Any, width: int | None = None, *, color: bool = False) -> st
 
 
 def to_rich(result: Any, width: int) -> Iterable[RenderableType]:
-    """Return the same for a rich console, for `__rich_console__`."""
+    """Return the same for a rich console."""
     from hessinit.present.terminal import renderables
 
     return renderables(describe(result), width)
 
 
 def to_notebook(result: Any) -> str:
-    """Return the result as an HTML fragment without scripts, for `_repr_html_`."""
+    """Return the result as an HTML fragment without scripts."""
     from hessinit.present.page import render_fragment
 
     return render_fragment(describe(result))
@@ -83,8 +82,8 @@ def draw(
     return draw_charts([document.chart(name) for name in names], axes)
 
 
-def to_figure(result: Any, which: str | Sequence[str] | None = None) -> Figure:
-    """Return a new matplotlib figure of these charts (None: those of the document's `picture`)."""
+def to_figure(result: Any) -> Figure:
+    """Return a new matplotlib figure of the charts that the document puts in a picture."""
     document = describe(result)
     known = {chart.name for chart in document.charts}
-    return draw(result, which or [name for name in document.picture if name in known] or None)[0].figure  # type: ignore[return-value]
+    return draw(result, [name for name in document.picture if name in known] or None)[0].figure  # type: ignore[return-value]

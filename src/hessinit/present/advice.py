@@ -27,11 +27,10 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
         ("warmup", warmup, advice.warmup.reason),
     ]
     names, values, reasons = zip(*rows, strict=True)
-    columns = [
-        doc.Column("quantity", names, 9, is_number=False),
-        doc.Column("value", values, 9),
-        doc.Column("reason", reasons, 9, is_number=False, wraps=True),
-    ]
+    reason = doc.names("reason", reasons, wraps=True)
+    table = doc.Table(
+        "Advice on the learning rate.", [doc.names("quantity", names), doc.Column("value", values, 9), reason]
+    )
     frozen = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
     measured = (
         f"{advice.optimizer} on {join_names(list(advice.weights))} ({count(advice.parameters, 'parameter')}"
@@ -41,24 +40,19 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     verdict = [measured]
     if not advice.converged:
         verdict.append(f"Not converged (marked ~): {unstopped(advice.norm.reason)}.")
-    table = doc.Table("Advice on the learning rate.", columns, show_caption=False)
-    notes = [doc.Text(f"Note: {note}", "note") for note in advice.notes]
-    return doc.Document(
-        title="Learning rate", verdict=verdict, sections=[doc.Section("Advice", [table, *notes], "advice")]
-    )
+    section = doc.Section("Advice", [table, *doc.notes(advice.notes)], "advice")
+    return doc.Document(title="Learning rate", verdict=verdict, sections=[section])
 
 
 def why_best(descent: Descent, norm: float) -> str:
     """Return why a learning rate of gradient descent has the largest guaranteed decrease."""
     if not 0 < norm < math.inf:
         return FLAT if norm == 0 else OVERFLOW
-    what, value = _matrix(descent.weight_decay), format_number(norm)
-    if descent.lasting == 1:
-        return f"1/{what} with {what} = {value}: the step of the largest guaranteed decrease."
-    return (
-        f"{format_number(1 / descent.lasting)}/{what} with {what} = {value}: momentum makes steps "
-        f"{format_times(descent.lasting)} times as long."
-    )
+    what, longer = _matrix(descent.weight_decay), descent.lasting
+    why = "the step of the largest guaranteed decrease"
+    if longer != 1:
+        why = f"momentum makes steps {format_times(longer)} times as long"
+    return f"{format_number(1 / longer)}/{what} with {what} = {format_number(norm)}: {why}."
 
 
 def why_stable(descent: Descent, norm: float) -> str:
@@ -66,13 +60,9 @@ def why_stable(descent: Descent, norm: float) -> str:
     if not 0 < norm < math.inf:
         return FLAT if norm == 0 else OVERFLOW
     what, momentum = _matrix(descent.weight_decay), format_number(descent.momentum)
-    if not descent.momentum:
-        formula = f"2/{what}"
-    elif descent.nesterov:
-        formula = f"(2 + 2·{momentum})/((1 + 2·{momentum})·{what})"
-    else:
-        formula = f"(2 + 2·{momentum})/{what}"
-    return f"{formula}: above it the steps grow on a quadratic of this curvature."
+    below = f"((1 + 2·{momentum})·{what})" if descent.nesterov else what
+    above = f"(2 + 2·{momentum})" if descent.momentum else "2"
+    return f"{above}/{below}: above it the steps grow on a quadratic of this curvature."
 
 
 def why_best_adaptive(norm: float, best: float, weight_decay: float, lasting: float, gradients: str) -> str:

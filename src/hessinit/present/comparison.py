@@ -11,20 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from hessinit.present import document as doc
-from hessinit.present.words import (
-    count,
-    format_mean,
-    format_number,
-    format_ratio,
-    join_names,
-    looks,
-    ramp,
-    shorten,
-    spans_much,
-    unstopped,
-    write_pairs,
-    write_versions,
-)
+from hessinit.present import words as w
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, window
 
 MOST_NOTES = 6
@@ -33,7 +20,7 @@ WARMUP = "+warmup"
 SGD_LIMIT = 2.0  # lr·‖H‖ above which gradient descent diverges on a quadratic; other optimizers differ
 # Loss axes end at so many times the untrained loss, or a diverging curve would flatten all others. In a sweep
 # large weights begin far above it, and their descent is what the chart is about.
-HEADROOM, SWEEP_HEADROOM = 3.0, 30.0
+HEADROOM = {"compare": 3.0, "sweep": 30.0}
 LEAST = 1e-12  # a loss of exactly 0 is drawn here on a logarithmic axis
 
 
@@ -45,11 +32,7 @@ class MeanLoss:
     error: float
 
     def ties_with(self, other: MeanLoss) -> bool:
-        """Return whether the means differ by at most two standard errors of their difference.
-
-        >>> MeanLoss(1.0, 0.1).ties_with(MeanLoss(1.2, 0.1)), MeanLoss(1.0, 0.1).ties_with(MeanLoss(1.3, 0.1))
-        (True, False)
-        """
+        """Return whether the means differ by at most two standard errors of their difference."""
         if not (math.isfinite(self.mean) and math.isfinite(other.mean)):
             return False
         # nan compares as False: without standard errors only equal means tie.
@@ -57,23 +40,21 @@ class MeanLoss:
         return difference == 0 or difference <= 2 * math.hypot(self.error, other.error)
 
     def __str__(self) -> str:
-        return format_mean(self.mean, self.error)
+        return w.format_mean(self.mean, self.error)
 
 
 def describe_comparison(comparison: Comparison) -> doc.Document:
     """Return the verdict, the charts, the table of all results and the settings."""
     is_sweep = comparison.kind == "sweep"
-    pairs = write_pairs({name: value for name, value in comparison.settings.items() if value is not None})
-    facts = [doc.Facts("Settings", pairs)] if pairs else []
+    settings = {name: value for name, value in comparison.settings.items() if value is not None}
+    facts = [doc.Facts("Settings", w.write_pairs(settings))] if settings else []
+    everything = doc.Section("All results", [*_table_blocks(comparison), *facts])
     return doc.Document(
         title="Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes",
         verdict=conclude_comparison(comparison),
         numbers=_key_numbers(comparison),
-        sections=[
-            *_sections(comparison),
-            doc.Section("All results", [*_table_blocks(comparison), *facts]),
-        ],
-        footer=write_versions(f"Seeds {', '.join(map(str, comparison.seeds))}", comparison.versions),
+        sections=[*_chart_sections(comparison), everything],
+        footer=w.write_versions(f"Seeds {', '.join(map(str, comparison.seeds))}", comparison.versions),
         picture=("final losses" if is_sweep else "heat map", "losses"),
         absent={"heat map": "a sweep has one learning rate, so there is no heat map."} if is_sweep else {},
     )
@@ -89,11 +70,8 @@ def at_best_rate(comparison: Comparison, scheme: str) -> MeanLoss:
 
 def rank_schemes(comparison: Comparison) -> tuple[str, ...]:
     """Return the schemes by their loss at their own best rate; last those that do not apply to the model."""
-
-    def place(scheme: str) -> tuple[bool, float]:
-        return not comparison.applies(scheme), at_best_rate(comparison, scheme).mean
-
-    return tuple(sorted(comparison.schemes, key=place))
+    places = {s: (not comparison.applies(s), at_best_rate(comparison, s).mean) for s in comparison.schemes}
+    return tuple(sorted(comparison.schemes, key=places.__getitem__))
 
 
 def best_scheme(comparison: Comparison, rate: float) -> str | None:
@@ -125,20 +103,18 @@ def regrets(comparison: Comparison) -> dict[str, MeanLoss]:
     }
     lowest = {rate: min(losses) for rate, losses in trained.items() if losses}
     worst = {rate: max(untrained_loss(comparison), *trained[rate]) for rate in lowest}
-    logs: dict[tuple[str, int], dict[float, float]] = {}
+    logs: dict[str, dict[int, list[float]]] = {}
     for run in comparison.runs:
         rate = run.learning_rate
         if run.applies and rate in lowest:
             loss = worst[rate] if run.diverged else run.final_loss
             if loss <= 0 or lowest[rate] <= 0:
                 return {}
-            logs.setdefault((run.scheme, run.seed), {})[rate] = math.log(loss / lowest[rate])
+            by_seed = logs.setdefault(run.scheme, {})
+            by_seed.setdefault(run.seed, []).append(math.log(loss / lowest[rate]))
     found = {}
-    for scheme in comparison.schemes:
-        whole = [logs.get((scheme, seed), {}) for seed in comparison.seeds]
-        means = [
-            statistics.fmean(by_rate.values()) for by_rate in whole if lowest and len(by_rate) == len(lowest)
-        ]
+    for scheme, by_seed in logs.items():
+        means = [statistics.fmean(values) for values in by_seed.values() if len(values) == len(lowest)]
         if means:
             error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
             found[scheme] = MeanLoss(statistics.fmean(means), error)
@@ -153,42 +129,35 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
         return [_nothing_trains(comparison)]
     if comparison.kind == "sweep":
         return _conclude_sweep(comparison, trained)
+    said = [_name_winner(comparison, trained), *_least_sensitive(comparison)]
     never = [scheme for scheme in comparison.schemes if scheme not in trained and comparison.applies(scheme)]
-    whole = [scheme for scheme in never if _all_diverged(comparison, scheme)]
-    partly = [scheme for scheme in never if scheme not in whole]
-    return [
-        _name_winner(comparison, trained),
-        *_least_sensitive(comparison),
-        *(
-            f"{join_names(some)} {'diverges' if len(some) == 1 else 'diverge'} at every learning rate{seeds}."
-            for some, seeds in ((whole, ""), (partly, " with at least one seed"))
-            if some
-        ),
-    ]
+    for seeds, is_whole in (("", True), (" with at least one seed", False)):
+        if some := [scheme for scheme in never if _all_diverged(comparison, scheme) == is_whole]:
+            said.append(f"{w.join_names(some)} {_diverge(some)} at every learning rate{seeds}.")
+    return said
+
+
+def _diverge(some: Sequence[str]) -> str:
+    return w.agree(some, "diverges", "diverge")
 
 
 def _name_winner(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> str:
     best, *others = trained
     single = len(comparison.learning_rates) == 1
-    rate = f"lr {format_number(comparison.best_rate(best))}"
-
-    def where(scheme: str) -> str:
-        at = "" if single else f" at lr {format_number(comparison.best_rate(scheme))}"
-        return f"{trained[scheme]}{at}"
-
+    rates = {scheme: f"lr {w.format_number(comparison.best_rate(scheme))}" for scheme in trained}
+    where = {scheme: f"{loss}{'' if single else f' at {rates[scheme]}'}" for scheme, loss in trained.items()}
     if not others:
         only = "Only " if len(comparison.schemes) > 1 else ""
-        return f"{only}{shorten(best)} trains: final loss {trained[best]} at {rate}."
+        return f"{only}{w.shorten(best)} trains: final loss {trained[best]} at {rates[best]}."
     doubt = " (one seed: no error bars)" if len(comparison.seeds) == 1 else ""
     tied = [scheme for scheme in others if trained[scheme].ties_with(trained[best])]
     if tied:
-        second = f" and {where(tied[0])}" if len(tied) == 1 else ""
+        second = f" and {where[tied[0]]}" if len(tied) == 1 else ""
         how = f"equal losses{doubt}" if doubt else "within two standard errors"
-        rates = rate if single else "their best learning rates"
-        return f"{join_names([best, *tied])} tie at {rates}: {where(best)}{second}, {how}."
-    second = f"next {shorten(others[0])}, {where(others[0])}"
-    at = f" at {rate}" if single else ""
-    return f"{shorten(best)} has the lowest final loss{at}{doubt}: {where(best)}; {second}."
+        at = rates[best] if single else "their best learning rates"
+        return f"{w.join_names([best, *tied])} tie at {at}: {where[best]}{second}, {how}."
+    at, second = f" at {rates[best]}" if single else "", f"next {w.shorten(others[0])}, {where[others[0]]}"
+    return f"{w.shorten(best)} has the lowest final loss{at}{doubt}: {where[best]}; {second}."
 
 
 def _least_sensitive(comparison: Comparison) -> list[str]:
@@ -197,26 +166,22 @@ def _least_sensitive(comparison: Comparison) -> list[str]:
     rates = [rate for rate in comparison.learning_rates if best_scheme(comparison, rate) is not None]
     if len(rates) < 2 or len(found) < 2:
         return []
+    # What is best everywhere is at 1.00, though a mean of logarithms is below the logarithm of the mean.
+    times = {scheme: f"{w.format_ratio(math.exp(max(0.0, one.mean)))}×" for scheme, one in found.items()}
     diverging = {scheme: [rate for rate in rates if comparison.diverged(scheme, rate)] for scheme in found}
-    ranked = sorted(found, key=lambda scheme: found[scheme].mean)
-    best, second = ranked[:2]
+    best, second, *_ = ranked = sorted(found, key=lambda scheme: found[scheme].mean)
     stable = [scheme for scheme in ranked if not diverging[scheme]]
-
-    def times(scheme: str) -> str:
-        # What is best everywhere is at 1.00, though a mean of logarithms is below the logarithm of the mean.
-        return f"{format_ratio(math.exp(max(0.0, found[scheme].mean)))}×"
-
-    average = f"{times(best)} the lowest at each rate, on average over {len(rates)} rates"
+    average = f"{times[best]} the lowest at each rate, on average over {len(rates)} rates"
     if diverging[best] and stable:
-        where = join_names([format_number(rate) for rate in diverging[best]])
-        second = f"{shorten(stable[0])} trains at every rate at which another does: {times(stable[0])}"
-        return [f"The loss of {shorten(best)} is {average}, but it diverges at lr {where}; {second}."]
+        where = w.join_names([w.format_number(rate) for rate in diverging[best]])
+        trains = f"{w.shorten(stable[0])} trains at every rate at which another does: {times[stable[0]]}"
+        return [f"The loss of {w.shorten(best)} is {average}, but it diverges at lr {where}; {trains}."]
     tie = ""
     if found[second].ties_with(found[best]):
         tie = ", equal" if math.isnan(found[best].error) else ", within two standard errors"
     counted = " (diverged runs count as untrained)" if diverging[best] or diverging[second] else ""
-    following = f"next {shorten(second)}, {times(second)}{tie}{counted}"
-    return [f"{shorten(best)} is least sensitive to the learning rate: its loss is {average}; {following}."]
+    following = f"next {w.shorten(second)}, {times[second]}{tie}{counted}"
+    return [f"{w.shorten(best)} is least sensitive to the learning rate: its loss is {average}; {following}."]
 
 
 def _conclude_sweep(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> list[str]:
@@ -224,17 +189,17 @@ def _conclude_sweep(comparison: Comparison, trained: Mapping[str, MeanLoss]) -> 
     stds = {scheme: f"{std:g}" for scheme, std in zip(comparison.schemes, comparison.stds, strict=True)}
     best, *others = trained
     sharpness = rate * comparison.norm(best, rate)
-    where = "" if math.isnan(sharpness) else f", where lr·‖H‖ = {format_number(sharpness)} at initialization"
+    where = (
+        "" if math.isnan(sharpness) else f", where lr·‖H‖ = {w.format_number(sharpness)} at initialization"
+    )
     said = [f"The final loss is lowest at std {stds[best]}: {trained[best]}{where}."]
-    tied = [stds[scheme] for scheme in others if trained[scheme].ties_with(trained[best])]
-    if tied:
+    if tied := [stds[scheme] for scheme in others if trained[scheme].ties_with(trained[best])]:
         how = "equal losses" if math.isnan(trained[best].error) else "within two standard errors"
-        said.append(f"std {join_names(tied)} {'ties' if len(tied) == 1 else 'tie'} with it, {how}.")
+        said.append(f"std {w.join_names(tied)} {w.agree(tied, 'ties', 'tie')} with it, {how}.")
     broken = [scheme for scheme in comparison.schemes if comparison.diverged(scheme, rate)]
-    whole = [stds[scheme] for scheme in broken if _all_diverged(comparison, scheme)]
-    if whole:
-        said.append(f"std {join_names(whole)} {'diverges' if len(whole) == 1 else 'diverge'}.")
     partly = [scheme for scheme in broken if not _all_diverged(comparison, scheme)]
+    if whole := [stds[scheme] for scheme in broken if scheme not in partly]:
+        said.append(f"std {w.join_names(whole)} {_diverge(whole)}.")
     return said + [f"std {stds[s]} diverges with {_diverged_seeds(comparison, s, rate)}." for s in partly]
 
 
@@ -247,7 +212,7 @@ def _nothing_trains(comparison: Comparison) -> str:
     if not any(math.isfinite(run.first_loss) for run in runs):
         return f"No {kind} trains: the initial loss is not finite. Check the data, the loss and the weights."
     seeds = "" if all(run.diverged for run in runs) else " with every seed"
-    rates = join_names([format_number(rate) for rate in comparison.learning_rates])
+    rates = w.join_names([w.format_number(rate) for rate in comparison.learning_rates])
     return f"No {kind} trains{seeds} at lr {rates}; try a lower rate."
 
 
@@ -256,62 +221,59 @@ def _all_diverged(comparison: Comparison, scheme: str) -> bool:
 
 
 def _diverged_seeds(comparison: Comparison, scheme: str, rate: float) -> str:
-    return f"{comparison.diverged(scheme, rate)} of {count(len(comparison.seeds), 'seed')}"
+    return f"{comparison.diverged(scheme, rate)} of {w.count(len(comparison.seeds), 'seed')}"
 
 
 def _key_numbers(comparison: Comparison) -> list[doc.KeyNumber]:
     if all(math.isnan(comparison.best_rate(scheme)) for scheme in comparison.schemes):
         return []
     scheme, rate = comparison.best
-    chosen = doc.KeyNumber("lowest loss", shorten(scheme), f"at lr {format_number(rate)}")
+    chosen = doc.KeyNumber("lowest loss", w.shorten(scheme), f"at lr {w.format_number(rate)}")
     if comparison.kind == "sweep":
         chosen = doc.KeyNumber("lowest loss at std", f"{comparison.stds[comparison.schemes.index(scheme)]:g}")
     found = [chosen, doc.KeyNumber("final loss", str(at_best_rate(comparison, scheme)))]
     sharpness = rate * comparison.norm(scheme, rate)
-    if not math.isnan(sharpness):
-        found.append(doc.KeyNumber("lr·‖H‖ at initialization", format_number(sharpness)))
-    return found
+    measured = doc.KeyNumber("lr·‖H‖ at initialization", w.format_number(sharpness))
+    return found if math.isnan(sharpness) else [*found, measured]
 
 
 def _table_blocks(comparison: Comparison) -> list[doc.Block]:
     is_sweep = comparison.kind == "sweep"
     is_measured = any(run.norms for run in comparison.runs)
-    caption = "Final losses and ‖H‖ at initialization" if is_measured else "Final losses"
-    build = _sweep_columns if is_sweep else _scheme_columns
     several = len(comparison.seeds) > 1
     last = min(comparison.steps, window(comparison.steps))
     mean = f"Final loss: the mean training loss of the last {last} steps"
-    parts = ["* lowest" if is_sweep else "* lowest at that rate"]
-    parts += ["✗ diverged (seeds)"] if any(run.diverged for run in comparison.runs) else []
     whose = "the layers and the network" if is_sweep else "the network"
-    rest = f"; {'; '.join(parts)}.{f' ‖H‖: of {whose} at initialization.' if is_measured else ''}"
+    rest = "; * lowest" if is_sweep else "; * lowest at that rate"
+    rest += "; ✗ diverged (seeds)." if any(run.diverged for run in comparison.runs) else "."
+    rest += f" ‖H‖: of {whose} at initialization." if is_measured else ""
+    caption = "Final losses and ‖H‖ at initialization" if is_measured else "Final losses"
+    table = doc.Table(caption, _columns(comparison))
     error = ", ± its standard error over seeds" if several else ""
-    table = doc.Table(caption, build(comparison), show_caption=False)
-    text = doc.Text(f"{mean}{error}{rest}", "small")
+    text = doc.Paragraph(f"{mean}{error}{rest}", "small")
     blocks: list[doc.Block] = [table, text]
     if several and len(comparison.learning_rates) > RATES_WITH_ERRORS:
         short = f"{mean}; to_html() also shows standard errors{rest}"
         blocks = [
-            replace(table, columns=build(comparison, errors=False), text_only=True),
+            replace(table, columns=_columns(comparison, errors=False), text_only=True),
             replace(text, text=short, text_only=True),
             replace(table, page_only=True),
             replace(text, page_only=True),
         ]
-    notes = [doc.Text(f"Note: {note}", "note") for note in collect_notes(comparison)]
-    return [*blocks, doc.Text(_describe_runs(comparison), "small"), *notes]
+    runs = doc.Paragraph(_describe_runs(comparison), "small")
+    return [*blocks, runs, *doc.notes(collect_notes(comparison))]
 
 
 def _describe_runs(comparison: Comparison) -> str:
-    schemes = count(len(comparison.schemes), "std" if comparison.kind == "sweep" else "scheme")
-    rates, seeds = count(len(comparison.learning_rates), "rate"), count(len(comparison.seeds), "seed")
-    spent = "" if comparison.seconds is None else f" in {format_number(comparison.seconds, 2)} s"
+    schemes = w.count(len(comparison.schemes), "std" if comparison.kind == "sweep" else "scheme")
+    rates, seeds = w.count(len(comparison.learning_rates), "rate"), w.count(len(comparison.seeds), "seed")
     named = comparison.optimizer.removeprefix("__main__.")
     optimizer = "your optimizer" if "<" in named else named  # a lambda or a local function
     warmup = f", {WARMUP} over {comparison.warmup} steps" if comparison.warmup else ""
     return (
-        f"{schemes} × {rates} × {seeds} = {count(len(comparison.runs), 'run')} of "
-        f"{count(comparison.steps, 'step')}{spent}: {optimizer}{warmup}, batches of {comparison.batch_size} "
-        f"from {count(comparison.examples, 'example')}."
+        f"{schemes} × {rates} × {seeds} = {w.count(len(comparison.runs), 'run')} of "
+        f"{w.count(comparison.steps, 'step')}{w.tell_time(comparison.seconds)}: {optimizer}{warmup}, batches "
+        f"of {comparison.batch_size} from {w.count(comparison.examples, 'example')}."
     )
 
 
@@ -321,43 +283,41 @@ def collect_notes(comparison: Comparison) -> list[str]:
     for run in comparison.runs:
         if run.note:
             alike.setdefault((run.scheme, re.sub(r"\d[\d.,e+-]*", "#", run.note)), []).append(run.note)
-    notes = [f"{unstopped(note)}." for note in comparison.notes]
+    notes = [f"{w.unstopped(note)}." for note in comparison.notes]
     for (scheme, _), found in alike.items():
         runs = sum(run.scheme == scheme for run in comparison.runs)
-        where = f"in {len(found)} of {count(runs, 'run')}" if comparison.applies(scheme) else "does not apply"
+        where = (
+            f"in {len(found)} of {w.count(runs, 'run')}" if comparison.applies(scheme) else "does not apply"
+        )
         example = "" if len(set(found)) == 1 else ", for example"
-        notes.append(f"{scheme} {where}{example}: {unstopped(found[0])}.")
+        notes.append(f"{scheme} {where}{example}: {w.unstopped(found[0])}.")
     if len(notes) > MOST_NOTES:
         notes = [*notes[: MOST_NOTES - 1], f"{len(notes) - MOST_NOTES + 1} more notes are in the runs."]
     return notes
 
 
-def _scheme_columns(comparison: Comparison, *, errors: bool = True) -> list[doc.Column]:
+def _columns(comparison: Comparison, *, errors: bool = True) -> list[doc.Column]:
+    if comparison.kind == "sweep":
+        return _sweep_columns(comparison)
     schemes, rates = rank_schemes(comparison), comparison.learning_rates
     best_rates = [comparison.best_rate(scheme) for scheme in schemes]
     best = 0 if math.isnan(best_rates[0]) else rates.index(best_rates[0])
-    columns = [doc.Column("scheme", schemes, 9, is_number=False)]
+    columns = [doc.names("scheme", schemes)]
     for at, rate in enumerate(rates):
         # A narrow terminal leaves out the rates farthest from the best one, and never that one.
         importance = 8 if at == best else max(1, 7 - abs(at - best))
-        columns.append(
-            _loss_column(comparison, schemes, rate, f"lr {format_number(rate)}", importance, errors)
-        )
-    norms = [
-        # A scheme that chooses its weights by the learning rate has a range.
-        _range([comparison.norm(s, rate) for rate in rates], " … ")
-        if s in comparison.rate_dependent
-        else _range([comparison.norm(s)])
-        for s in schemes
-    ]
+        column = _loss_column(comparison, schemes, rate, f"lr {w.format_number(rate)}", errors)
+        columns.append(replace(column, importance=importance))
+    # A scheme that chooses its weights by the learning rate has a range.
+    chosen = {s: rates if s in comparison.rate_dependent else [None] for s in schemes}
+    norms = [w.format_range([comparison.norm(s, rate) for rate in chosen[s]], " … ") for s in schemes]
     if any(norms):
         columns.append(doc.Column("‖H‖", norms, 4, keys=[comparison.norm(scheme) for scheme in schemes]))
-    shown = ["–" if math.isnan(rate) else format_number(rate) for rate in best_rates]
-    best_column = doc.Column("best lr", shown, 8, keys=best_rates)
-    return [*columns, best_column] if len(rates) > 1 else columns
+    shown = ["–" if math.isnan(rate) else w.format_number(rate) for rate in best_rates]
+    return [*columns, doc.Column("best lr", shown, 8, keys=best_rates)] if len(rates) > 1 else columns
 
 
-def _sweep_columns(comparison: Comparison, *, errors: bool = True) -> list[doc.Column]:
+def _sweep_columns(comparison: Comparison) -> list[doc.Column]:
     (rate,) = comparison.learning_rates
     columns = [doc.Column("std", [f"{std:g}" for std in comparison.stds], 9, keys=comparison.stds)]
     norms = {
@@ -366,63 +326,59 @@ def _sweep_columns(comparison: Comparison, *, errors: bool = True) -> list[doc.C
     }
     norms["lr·‖H‖"] = [rate * norm for norm in norms[NETWORK]]
     for heading, values in norms.items():
-        if not all(map(math.isnan, values)):
-            importance = {NETWORK: 6, "lr·‖H‖": 7}.get(heading, 4)
-            columns.append(
-                doc.Column(heading, [_range([value]) for value in values], importance, keys=values)
-            )
-    heading = f"loss after {comparison.steps:,} steps"
-    return [*columns, _loss_column(comparison, comparison.schemes, rate, heading, 8, errors)]
+        importance, texts = (
+            {NETWORK: 6, "lr·‖H‖": 7}.get(heading, 4),
+            [w.format_range([one]) for one in values],
+        )
+        columns += [doc.Column(heading, texts, importance, keys=values)] if any(texts) else []
+    return [
+        *columns,
+        _loss_column(comparison, comparison.schemes, rate, f"loss after {comparison.steps:,} steps"),
+    ]
 
 
 def _loss_column(
-    comparison: Comparison, schemes: Sequence[str], rate: float, heading: str, importance: int, errors: bool
+    comparison: Comparison, schemes: Sequence[str], rate: float, heading: str, errors: bool = True
 ) -> doc.Column:
     best = best_scheme(comparison, rate)
     cells = [_write_loss(comparison, scheme, rate, errors) + "*" * (scheme == best) for scheme in schemes]
     keys = [_trained_loss(comparison, scheme, rate) for scheme in schemes]
     marks = ["diverged" if comparison.diverged(s, rate) else "best" if s == best else "" for s in schemes]
-    return doc.Column(heading, cells, importance, keys=keys, marks=marks)
+    return doc.Column(heading, cells, 8, keys=keys, marks=marks)
 
 
 def _write_loss(comparison: Comparison, scheme: str, rate: float, errors: bool) -> str:
     runs = [run for run in comparison.runs_of(scheme, rate) if run.applies]
     diverged = sum(run.diverged for run in runs)
-    if not runs:
-        return "–"
-    if diverged:
-        return "✗" if len(runs) == 1 else f"✗ {diverged}/{len(runs)}"
-    return str(
-        MeanLoss(comparison.loss(scheme, rate), comparison.error(scheme, rate) if errors else math.nan)
-    )
+    if not runs or diverged:
+        return "–" if not runs else "✗" if len(runs) == 1 else f"✗ {diverged}/{len(runs)}"
+    error = comparison.error(scheme, rate) if errors else math.nan
+    return w.format_mean(comparison.loss(scheme, rate), error)
 
 
 def _trained_loss(comparison: Comparison, scheme: str, rate: float) -> float:
     return comparison.loss(scheme, rate) if comparison.trains(scheme, rate) else math.nan
 
 
-def _range(numbers: Sequence[float], to: str = " to ") -> str:
-    known = [number for number in numbers if not math.isnan(number)]
-    ends = [format_number(min(known)), format_number(max(known))] if known else []
-    return to.join(dict.fromkeys(ends))
+def _write_end(comparison: Comparison, scheme: str, rate: float) -> str:
+    loss = _trained_loss(comparison, scheme, rate)
+    return f"{scheme} {'diverged' if math.isnan(loss) else w.format_number(loss)}"
 
 
-def _sections(comparison: Comparison) -> list[doc.Section]:
-    norms = _norm_charts(comparison)
-    if comparison.kind == "sweep":
+def _chart_sections(comparison: Comparison) -> list[doc.Section]:
+    norms, is_sweep = _norm_charts(comparison), comparison.kind == "sweep"
+    sections = [doc.Section("Scheme and learning rate", [] if is_sweep else [_heat_map(comparison)])]
+    if is_sweep:
         sections = [doc.Section("Curvature and loss", [_final_losses(comparison), *norms])]
-    else:
-        sections = [doc.Section("Scheme and learning rate", [_heat_map(comparison)])]
     curves: list[doc.Block] = [*_best_rates_chart(comparison)]
-    by_rate = _rate_charts(comparison)
-    if by_rate:  # a heading, or the first chart would be as small as the others
-        curves += [doc.Text("All schemes at each learning rate", "heading", page_only=True), *by_rate]
+    if by_rate := _rate_charts(comparison):  # a heading, or the first chart would be as small as the others
+        curves += [doc.Paragraph("All schemes at each learning rate", "heading", page_only=True), *by_rate]
     if curves:
         legend = "Lines are medians over seeds, bands their ranges; crosses mark divergence."
-        sections.append(doc.Section("Loss curves", [doc.Text(legend, page_only=True), *curves]))
-    if norms and comparison.kind == "compare":
-        sections.append(doc.Section("Curvature at initialization", norms))
-    return sections
+        sections.append(doc.Section("Loss curves", [doc.Paragraph(legend, page_only=True), *curves]))
+    return (
+        sections if is_sweep or not norms else [*sections, doc.Section("Curvature at initialization", norms)]
+    )
 
 
 def _heat_map(comparison: Comparison) -> doc.HeatMap:
@@ -430,20 +386,17 @@ def _heat_map(comparison: Comparison) -> doc.HeatMap:
     best = {rate: best_scheme(comparison, rate) for rate in rates}
     losses = [[_trained_loss(comparison, scheme, rate) for rate in rates] for scheme in schemes]
     shown = [loss for row in losses for loss in row if not math.isnan(loss)]
-    lowest = [f"lr {format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()]
+    lowest = [f"lr {w.format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()]
     crossed = "; ✗: diverged" if any(run.diverged for run in comparison.runs) else ""
-    told = f"Final loss for each scheme and learning rate. Lowest at {'; '.join(lowest)}."
     return doc.HeatMap(
         "heat map",
         f"Final loss; framed: lowest at that rate{crossed}",
-        told,
+        f"Final loss for each scheme and learning rate. Lowest at {'; '.join(lowest)}.",
         schemes,
-        [format_number(rate) for rate in rates],
+        [w.format_number(rate) for rate in rates],
         losses,
-        texts=[[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
-        x_label="learning rate",
-        y_label="scheme",
-        value_label="final loss",
+        [[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
+        *("learning rate", "scheme", "final loss"),
         log_color=bool(shown) and min(shown) > 0,
         details=[[_describe_cell(comparison, scheme, rate) for rate in rates] for scheme in schemes],
         marked=[[best[rate] == scheme for rate in rates] for scheme in schemes],
@@ -458,15 +411,15 @@ def _describe_cell(comparison: Comparison, scheme: str, rate: float) -> str:
     if comparison.diverged(scheme, rate):
         parts.append(f"{_diverged_seeds(comparison, scheme, rate)} diverged")
     elif not math.isnan(error):
-        parts.append(f"± {format_number(error, 2)} over {len(comparison.seeds)} seeds")
+        parts.append(f"± {w.format_number(error, 2)} over {len(comparison.seeds)} seeds")
     if not math.isnan(norm):
-        parts.append(f"lr·‖H‖ = {format_number(rate * norm)} at initialization")
+        parts.append(f"lr·‖H‖ = {w.format_number(rate * norm)} at initialization")
     return "; ".join(parts)
 
 
 def _norm_charts(comparison: Comparison) -> list[doc.Block]:
     """Return ‖H‖ at initialization over the learning rate, with the stability limit, and over the layers."""
-    rates, look = comparison.learning_rates, _looks(comparison)
+    rates, look, charts = comparison.learning_rates, _looks(comparison), []
     measured = [
         scheme
         for scheme in _order(comparison)
@@ -474,34 +427,30 @@ def _norm_charts(comparison: Comparison) -> list[doc.Block]:
         # Warmup changes no weights: the same scheme without it is enough.
         and not (scheme.endswith(WARMUP) and scheme.removesuffix(WARMUP) in comparison.schemes)
     ]
-    charts: list[doc.Block] = []
     if measured and len(rates) > 1:
-        norms = {scheme: [comparison.norm(scheme, rate) for rate in rates] for scheme in measured}
-        series = []
-        for scheme, values in norms.items():
-            products = [rate * norm for rate, norm in zip(rates, values, strict=True)]
-            details = [f"lr·‖H‖ = {format_number(product)}" for product in products]
-            known = [None if math.isnan(norm) else norm for norm in values]
+        series, ranges = [], []
+        for scheme in measured:
+            norms = [comparison.norm(scheme, rate) for rate in rates]
+            products = [rate * norm for rate, norm in zip(rates, norms, strict=True)]
+            details = [f"lr·‖H‖ = {w.format_number(product)}" for product in products]
+            known = [None if math.isnan(norm) else norm for norm in norms]
             series.append(doc.Series(scheme, known, rates, details=details, **look[scheme]))
+            ranges.append(f"{scheme} {w.format_range(norms)}")
         if comparison.optimizer == "sgd":
             limits = [SGD_LIMIT / rate for rate in rates]
             series.append(doc.Series("stability limit 2/lr", limits, rates, "grey", dashed=True))
         caption = "‖H‖ of the network at initialization, over the learning rate"
-        told = f"‖H‖ at initialization: {_write_ranges(norms)}."
-        labels = ("‖H‖ of the network", "learning rate")
+        told, labels = f"‖H‖ at initialization: {'; '.join(ranges)}.", ("‖H‖ of the network", "learning rate")
         charts.append(doc.LineChart("norms", caption, told, series, *labels, log_x=True, log_y=True))
     if measured and comparison.layers:
-        norms = {s: [comparison.norm(s, layer=layer) for layer in comparison.layers] for s in measured}
-        series = [doc.Series(scheme, values, **look[scheme]) for scheme, values in norms.items()]
+        by_layer = {s: [comparison.norm(s, layer=layer) for layer in comparison.layers] for s in measured}
+        series = [doc.Series(scheme, values, **look[scheme]) for scheme, values in by_layer.items()]
+        ranges = [f"{scheme} {w.format_range(values)}" for scheme, values in by_layer.items()]
         caption = "‖H‖ of every layer at initialization"
-        told = f"From the flattest to the sharpest layer: {_write_ranges(norms)}."
+        told = f"From the flattest to the sharpest layer: {'; '.join(ranges)}."
         layers: dict[str, Any] = {"layers": comparison.layers, "log_y": True}
         charts.append(doc.LineChart("layers", caption, told, series, "‖H‖ at initialization", **layers))
-    return charts
-
-
-def _write_ranges(norms: Mapping[str, Sequence[float]]) -> str:
-    return "; ".join(f"{scheme} {_range(values)}" for scheme, values in norms.items())
+    return [*charts]
 
 
 def _order(comparison: Comparison) -> tuple[str, ...]:
@@ -510,8 +459,8 @@ def _order(comparison: Comparison) -> tuple[str, ...]:
 
 def _looks(comparison: Comparison) -> dict[str, Any]:
     if comparison.kind != "sweep":
-        return {**looks(comparison.schemes)}
-    colors = zip(comparison.schemes, ramp(comparison.stds), strict=True)
+        return {**w.looks(comparison.schemes)}
+    colors = zip(comparison.schemes, w.ramp(comparison.stds), strict=True)
     return {scheme: {"color": color} for scheme, color in colors}
 
 
@@ -519,7 +468,7 @@ def _rate_charts(comparison: Comparison) -> list[doc.LineChart]:
     """Return the loss curves of all schemes, one chart for each of several learning rates, on one axis."""
     order, charts = rank_schemes(comparison), []
     for rate in comparison.learning_rates:
-        caption = f"lr {format_number(rate)}"
+        caption = f"lr {w.format_number(rate)}"
         charts.append(_loss_chart(comparison, caption, caption, dict.fromkeys(order, rate)))
     return _on_one_axis(comparison, charts) if len(charts) > 1 else []
 
@@ -529,12 +478,15 @@ def _best_rates_chart(comparison: Comparison) -> list[doc.LineChart]:
     order, (first, *others) = _order(comparison), comparison.learning_rates
     rates = {scheme: comparison.best_rate(scheme) if others else first for scheme in order}
     rates = {scheme: rate for scheme, rate in rates.items() if not math.isnan(rate)}
-    caption = "Each scheme at its own best learning rate" if others else f"Loss at lr {format_number(first)}"
+    caption = (
+        "Each scheme at its own best learning rate" if others else f"Loss at lr {w.format_number(first)}"
+    )
     chart = _loss_chart(comparison, "losses", caption, rates)
     if others:
-        named = [f"{one.name}, lr {format_number(rates[one.name])}" for one in chart.series]
-        series = [replace(one, name=name) for one, name in zip(chart.series, named, strict=True)]
-        chart = replace(chart, series=series)
+        named = [
+            replace(one, name=f"{one.name}, lr {w.format_number(rates[one.name])}") for one in chart.series
+        ]
+        chart = replace(chart, series=named)
     return _on_one_axis(comparison, [chart])
 
 
@@ -542,10 +494,9 @@ def _loss_chart(comparison: Comparison, name: str, caption: str, rates: Mapping[
     """Return the loss curve of each scheme at its rate."""
     series, ends, look = [], [], _looks(comparison)
     for scheme, rate in rates.items():
-        runs = [run for run in comparison.runs_of(scheme, rate) if run.applies]
-        if runs:
+        if runs := [run for run in comparison.runs_of(scheme, rate) if run.applies]:
             series += loss_series(runs, comparison.steps, scheme, look[scheme])
-            ends.append(f"{scheme} {_write_end(comparison, scheme, rate)}")
+            ends.append(_write_end(comparison, scheme, rate))
     told = f"Training loss over the steps. Final losses: {', '.join(ends) or 'none'}."
     return doc.LineChart(name, caption, told, series, "training loss", "step")
 
@@ -561,11 +512,10 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, A
     whole = [losses for run, losses in zip(runs, finite, strict=True) if run.finite]
     broken = [losses for run, losses in zip(runs, finite, strict=True) if not run.finite]
     columns = list(zip(*(whole or broken), strict=False))
-    band: dict[str, Any] = {}
-    if len(runs) > 1:
-        band = {"low": list(map(min, columns)), "high": list(map(max, columns))}
     x, y = middles[: len(columns)], list(map(statistics.median, columns))
-    line = doc.Series(name, y, x, **band, **look)
+    line = doc.Series(name, y, x, **look)
+    if len(runs) > 1:
+        line = replace(line, low=list(map(min, columns)), high=list(map(max, columns)))
     diverged = sum(run.diverged for run in runs)
     if not diverged:
         return [line]
@@ -573,7 +523,7 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, A
     if broken and whole:
         longest = max(broken, key=len)
         step, loss = (middles[len(longest) - 1], longest[-1]) if longest else (0.0, math.inf)
-    details = [f"{diverged} of {count(len(runs), 'seed')} diverged"]
+    details = [f"{diverged} of {w.count(len(runs), 'seed')} diverged"]
     marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, "details": details}
     return [line, doc.Series(name, [loss], [step], **marks, **look)]
 
@@ -581,13 +531,12 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, look: Mapping[str, A
 def _on_one_axis(comparison: Comparison, charts: Sequence[doc.LineChart]) -> list[doc.LineChart]:
     """Return the charts with one loss axis, at whose top lines end that leave it; none without a loss."""
     untrained = untrained_loss(comparison)
-    headroom = SWEEP_HEADROOM if comparison.kind == "sweep" else HEADROOM
-    top = math.inf if math.isnan(untrained) else untrained + (headroom - 1) * abs(untrained)
+    top = math.inf if math.isnan(untrained) else untrained + (HEADROOM[comparison.kind] - 1) * abs(untrained)
     lines = [series for chart in charts for series in chart.series if not series.points]
     shown = [loss for line in lines for loss in line.y if loss is not None and loss <= top]
     if not shown:
         return []
-    low, high, log_y = min(shown), max(shown), spans_much(shown)
+    low, high, log_y = min(shown), max(shown), w.spans_much(shown)
     room = 0.05 * (high - low or abs(high) or 1.0)
     low, high = (max(low, LEAST) / 1.15, max(high, LEAST) * 1.15) if log_y else (low - room, high + room)
 
@@ -618,32 +567,26 @@ def _end(series: doc.Series) -> tuple[float, float]:
     return (series.x or [0.0])[-1] or 0.0, series.y[-1] or 0.0
 
 
-def _write_end(comparison: Comparison, scheme: str, rate: float) -> str:
-    loss = _trained_loss(comparison, scheme, rate)
-    return "diverged" if math.isnan(loss) else format_number(loss)
-
-
 def _final_losses(comparison: Comparison) -> doc.LineChart:
     """Return the final loss of each std with its standard error, over lr·‖H‖, or over the std without it."""
     (rate,) = comparison.learning_rates
     places = [rate * comparison.norm(scheme, rate) for scheme in comparison.schemes]
-    label, rules = "lr·‖H‖ at initialization", [doc.Rule(SGD_LIMIT, "lr·‖H‖ = 2", upright=True)]
+    label, rules = "lr·‖H‖ at initialization", [doc.ReferenceLine(SGD_LIMIT, "lr·‖H‖ = 2", upright=True)]
     if any(map(math.isnan, places)):
         label, rules, places = "std of the weights", [], list(comparison.stds)
-    losses = {scheme: _trained_loss(comparison, scheme, rate) for scheme in comparison.schemes}
-    series, look = [], _looks(comparison)
-    for (scheme, loss), place in zip(losses.items(), places, strict=True):
-        error = comparison.error(scheme, rate)
-        point: dict[str, Any] = {"y": [loss], "details": [str(MeanLoss(loss, error))]}
+    losses, series, look = [], [], _looks(comparison)
+    for scheme, place in zip(comparison.schemes, places, strict=True):
+        loss, error = _trained_loss(comparison, scheme, rate), comparison.error(scheme, rate)
+        point: dict[str, Any] = {"y": [loss], "details": [w.format_mean(loss, error)]}
         if math.isnan(loss):
             diverged = f"{_diverged_seeds(comparison, scheme, rate)} diverged"
             point = {"y": [math.inf], "details": [diverged], "symbol": "cross"}
         elif not math.isnan(error):
             point |= {"low": [loss - error], "high": [loss + error]}
         series.append(doc.Series(scheme, x=[place], points=True, **point, **look[scheme]))
-    told = ", ".join(f"{scheme} {_write_end(comparison, scheme, rate)}" for scheme in losses)
-    log_y = spans_much([loss for loss in losses.values() if not math.isnan(loss)])
-    caption, told = f"Final loss over {label}", f"Final losses: {told}."
-    chart = doc.LineChart("final losses", caption, told, series, "final loss", label, log_y=log_y)
+        losses += [] if math.isnan(loss) else [loss]
+    ends = ", ".join(_write_end(comparison, scheme, rate) for scheme in comparison.schemes)
+    texts = "final losses", f"Final loss over {label}", f"Final losses: {ends}."
     limits = rules if comparison.optimizer == "sgd" else []
-    return replace(chart, log_x=min(places) > 0, rules=limits)
+    axes: dict[str, Any] = {"log_x": min(places) > 0, "log_y": w.spans_much(losses)}
+    return doc.LineChart(*texts, series, "final loss", label, rules=limits, **axes)

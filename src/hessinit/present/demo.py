@@ -43,18 +43,19 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     first, seeds = describe_training(runs, accuracy), describe_comparison(comparison)
     layers, *others = describe_initialization(initialization).sections
     rates = [section for section in others if section.anchor == "rate"]
-    before = [] if initialization.before is None else [doc.Text(f"PyTorch: {initialization.before.verdict}")]
-    explained = doc.Text(
+    given = initialization.before
+    before = [] if given is None else [doc.Paragraph(f"PyTorch: {given.verdict}")]
+    explained = doc.Paragraph(
         "‖H‖ is the curvature of the loss with respect to the weights of a layer. A tiny norm means that the "
         "layer hardly affects the loss; a large one, that only small steps are stable. Before: PyTorch's "
         "default weights; after: hessinit's."
     )
-    reason = doc.Text(
+    reason = doc.Paragraph(
         "Along the sharpest direction a step of gradient descent multiplies the distance to the minimum by "
         "1 − lr·‖H‖: near lr·‖H‖ = 0 progress is slow, above 2 the step overshoots."
     )
-    verdicts = [doc.Text(f"{name}: {' '.join(conclude_tracking(run))}") for name, run in runs]
-    limits = doc.Text(
+    verdicts = [doc.Paragraph(f"{name}: {' '.join(conclude_tracking(run))}") for name, run in runs]
+    limits = doc.Paragraph(
         "One network at one rate is an example, not evidence: run hessinit compare on your own.", "note"
     )
     training = [*first.blocks, reason, *step_charts(runs), *verdicts]
@@ -90,8 +91,8 @@ def describe_training(runs: Runs, accuracy: Mapping[str, float]) -> doc.Document
     ]
     caption = "Loss and accuracy of both"
     tables = [
-        doc.Table(caption, [weights, bars, *numbers], show_caption=False, text_only=True),
-        doc.Table(caption, [weights, *numbers], show_caption=False, page_only=True),
+        doc.Table(caption, [weights, bars, *numbers], text_only=True),
+        doc.Table(caption, [weights, *numbers], page_only=True),
     ]
     (theirs, ours), (their_loss, our_loss) = names, [x if math.isfinite(x) else math.inf for x in finals]
     ratio = their_loss / max(our_loss, 1e-300)

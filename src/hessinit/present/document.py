@@ -1,13 +1,12 @@
 """The document that describes a result, as plain data: sentences, tables and charts in sections.
 
-`describe(result)` builds it once; `terminal`, `page` and `figures` render it. Descriptions need not escape
-anything: the renderers do. A number in a chart may be nan or infinite (it is drawn at the edge of the axis
-and named) or None (nothing is drawn).
+`describe(result)` builds it once; `terminal`, `page` and `figures` render it, and escape every text. A number
+in a chart may be nan or infinite (it is drawn at the edge of the axis and named) or None (nothing is drawn).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -17,14 +16,9 @@ Color: TypeAlias = str
 
 # Okabe & Ito (2008): distinguishable with every common kind of colour vision. For dark pages: colors.css.
 COLORS = {
-    "blue": "#0072b2",
-    "vermilion": "#d55e00",
-    "green": "#009e73",
-    "sky": "#56b4e9",
-    "orange": "#e69f00",
-    "purple": "#cc79a7",
-    "grey": "#5f6670",
-}
+    "blue": "#0072b2", "vermilion": "#d55e00", "green": "#009e73", "sky": "#56b4e9", "orange": "#e69f00",
+    "purple": "#cc79a7", "grey": "#5f6670",
+}  # fmt: skip
 # Marks of a table's cells: the verdicts have a coloured dot on a page, the others colour the text.
 VERDICTS = ("vanishing", "flat", "ok", "sharp", "exploding")
 TONES = ("best", "diverged", "yes", "no")
@@ -41,7 +35,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ReferenceLine:
     """A labelled line at one value of the y axis, or of the x axis where `upright`."""
 
     value: float
@@ -52,10 +46,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: `y` over `x`, or over the layers of the chart, with error bars (or a band) `low` to `high`.
-
-    `details` holds a text for each point, shown when the pointer is on it.
-    """
+    """One curve: `y` over `x`, or over the layers, with error bars (or a band) from `low` to `high`."""
 
     name: str
     y: Numbers
@@ -68,7 +59,7 @@ class Series:
     in_legend: bool = True
     low: Numbers | None = None
     high: Numbers | None = None
-    details: Sequence[str] | None = None
+    details: Sequence[str] | None = None  # for each point, shown when the pointer is on it
 
 
 @dataclass(frozen=True)
@@ -84,15 +75,14 @@ class LineChart:
     layers: Sequence[str] | None = None
     log_x: bool = False
     log_y: bool = False
-    x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
     bands: Sequence[Band] = ()
-    rules: Sequence[Rule] = ()
+    rules: Sequence[ReferenceLine] = ()
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A number for each row and column; `texts` is written in the cells, `details` shown on hovering."""
+    """A number for each row and column, dark where it is low; `texts` is written in the cells."""
 
     name: str
     caption: str
@@ -105,8 +95,7 @@ class HeatMap:
     y_label: str
     value_label: str
     log_color: bool = False
-    low_is_good: bool = True
-    details: Sequence[Sequence[str]] | None = None
+    details: Sequence[Sequence[str]] | None = None  # shown when the pointer is on a cell
     marked: Sequence[Sequence[bool]] | None = None  # cells with a frame
 
 
@@ -119,7 +108,7 @@ class RateLine:
     description: str
     best: float
     stable: float
-    marks: Sequence[Rule] = ()
+    marks: Sequence[ReferenceLine] = ()
 
 
 @dataclass(frozen=True)
@@ -141,6 +130,11 @@ class Column:
     links: Sequence[str] | None = None  # anchors in the page, "#table-1"; "" for none
 
 
+def names(heading: str, cells: Iterable[str], importance: int = 9, *, wraps: bool = False) -> Column:
+    """Return a column of words."""
+    return Column(heading, list(cells), importance, is_number=False, wraps=wraps)
+
+
 @dataclass(frozen=True)
 class Table:
     """A table that a page sorts by any column; the last `fixed` rows (a network, a mean) stay at the end."""
@@ -148,19 +142,24 @@ class Table:
     caption: str
     columns: Sequence[Column]
     fixed: int = 0
-    show_caption: bool = True  # screen readers get it in any case
+    show_caption: bool = False  # screen readers get it in any case
     page_only: bool = False
     text_only: bool = False
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     """A paragraph; `tone` is "plain", "strong", "small", "note", or "heading" of what follows."""
 
     text: str
     tone: str = "plain"
     page_only: bool = False
     text_only: bool = False
+
+
+def notes(texts: Iterable[str]) -> list[Paragraph]:
+    """Return a paragraph for each note of a result."""
+    return [Paragraph(f"Note: {text}", "note") for text in texts]
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class Facts:
 
 
 Chart: TypeAlias = LineChart | HeatMap | RateLine
-Block: TypeAlias = Text | Facts | Table | Chart
+Block: TypeAlias = Paragraph | Facts | Table | Chart
 
 
 @dataclass(frozen=True)
@@ -225,11 +224,10 @@ class Document:
         return [*shown, *self.more_charts]
 
     def chart(self, name: str) -> Chart:
-        """The chart of that name; a ValueError says which there are, or how to get it."""
-        for chart in self.charts:
-            if chart.name == name:
-                return chart
-        if name in self.absent:
-            raise ValueError(self.absent[name])
+        """Return the chart of that name; a ValueError says which there are, or how to get it."""
+        found = {chart.name: chart for chart in reversed(self.charts)}
+        if name in found:
+            return found[name]
         known = ", ".join(repr(chart.name) for chart in self.charts)
-        raise ValueError(f"there is no chart {name!r} here; there {f'are {known}' if known else 'is none'}.")
+        there = f"there is no chart {name!r} here; there {f'are {known}' if known else 'is none'}."
+        raise ValueError(self.absent.get(name, there))

@@ -118,7 +118,6 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
     if chart.layers:
         ax.set_xlim(-0.6, max(len(chart.layers), 1) - 0.4)
         _name_layers(ax, chart.layers)
-    ax.set_xlim(chart.x_range or ax.get_xlim())
     ax.set_ylim(chart.y_range or ax.get_ylim())
     ends = [end for band in chart.bands for end in (band.low, band.high) if _held(end, chart.log_y)]
     if ends and not chart.y_range:  # the whole band, and some room around it
@@ -195,7 +194,7 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
     known = [value for row in values for value in row if not math.isnan(value)] or [1.0]
     low, high = min(known), max(known)
     scale = (LogNorm if chart.log_color else Normalize)(low, high if high > low else low * 1.01 + 1e-12)
-    palette = colormaps["YlGnBu_r" if chart.low_is_good else "YlGnBu"]  # dark is good
+    palette = colormaps["YlGnBu_r"]  # dark is low
     image = ax.imshow(values, norm=scale, cmap=palette, aspect="auto")
     for between in range(1, len(chart.columns)):
         ax.axvline(between - 0.5, color="white", linewidth=2, zorder=0.5)

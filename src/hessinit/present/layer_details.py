@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from hessinit.present import document as doc
-from hessinit.present.words import (
-    begin_sentence,
-    call_layer,
-    count,
-    format_estimate,
-    format_number,
-    format_times,
-    join_names,
-)
+from hessinit.present import words as w
 from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature
 from hessinit.results.estimates import Estimate
 
@@ -32,12 +25,26 @@ UNREMARKABLE = (
 Diagnosed = Sequence[tuple[str, Diagnostics]]
 
 
+def layer_chart(
+    name: str,
+    caption: str,
+    description: str,
+    series: Sequence[doc.Series],
+    layers: Sequence[str],
+    **more: Any,
+) -> doc.LineChart:
+    """Return a chart of ‖H‖, or of another quantity, over the layers on a logarithmic axis."""
+    usual = {"y_label": "curvature ‖H‖", "layers": layers, "log_y": True}
+    known = [one for one in series if any(value is not None for value in one.y)]
+    return doc.LineChart(name, caption, description, known, **{**usual, **more})
+
+
 def detail_sections(report: CurvatureReport) -> list[doc.Section]:
     """Return a section for each thing that was measured besides the norms."""
     sections = []
     if spectra := spectrum_charts(report):
         text = f"The spectra of the sharpest of {len(spectra)} layers; plot('spectrum:NAME') draws any."
-        many = [doc.Text(text, "small", page_only=True)] if len(spectra) > MOST_CHARTS else []
+        many = [doc.Paragraph(text, "small", page_only=True)] if len(spectra) > MOST_CHARTS else []
         sections.append(doc.Section("Spectrum", [*many, *spectra[:MOST_CHARTS]], "spectrum"))
     if any(layer.jacobians for layer in report):
         blocks: list[doc.Block] = [_jacobian_chart(report), _bounds_chart(report), _jacobian_table(report)]
@@ -67,26 +74,24 @@ def _density_chart(row: LayerCurvature) -> doc.LineChart:
     values = [value if value > peak * DECADES else None for value in density.values] if has_curve else []
     series = [doc.Series("density", values, density.grid if has_curve else [])]
     if found := [one.value for one in row.eigenvalues]:
-        name, floor = f"the {len(found)} largest in size", peak * DECADES if has_curve else 1.0
-        marks = doc.Series(name, [floor] * len(found), found, "vermilion", points=True, symbol="triangle")
-        series.append(marks)
-    top = format_number(row.top_eigenvalue)
+        name, floor = f"the {len(found)} largest in size", [peak * DECADES if has_curve else 1.0] * len(found)
+        series.append(doc.Series(name, floor, found, "vermilion", points=True, symbol="triangle"))
+    top = w.format_number(row.top_eigenvalue)
     description = (
         f"Density of the eigenvalues of {row.name} on a logarithmic axis; the largest is {top}, the smallest "
-        f"{format_number(row.bottom_eigenvalue)}. Estimated with {count(density.probes, 'random vector')}."
+        f"{w.format_number(row.bottom_eigenvalue)}. Estimated with "
+        f"{w.count(density.probes, 'random vector')}."
     )
-    largest = doc.Rule(row.top_eigenvalue, f"largest {top}", "vermilion", upright=True)
-    return doc.LineChart(
-        f"spectrum:{row.name}", f"Spectral density: {row.name}", description, series, "density", "eigenvalue",
-        log_y=True, rules=[largest],
-    )  # fmt: skip
+    largest = doc.ReferenceLine(row.top_eigenvalue, f"largest {top}", "vermilion", upright=True)
+    names = f"spectrum:{row.name}", f"Spectral density: {row.name}", description
+    return doc.LineChart(*names, series, "density", "eigenvalue", log_y=True, rules=[largest])
 
 
 def _eigenvalue_chart(row: LayerCurvature) -> doc.LineChart:
     values = [one.value for one in row.eigenvalues]
     details = ["" if one.converged else "not converged" for one in row.eigenvalues]
     series = doc.Series("eigenvalues", values, range(1, len(values) + 1), details=details)
-    description = f"In order of size: {', '.join(map(format_number, values))}."
+    description = f"In order of size: {', '.join(map(w.format_number, values))}."
     name, caption = f"spectrum:{row.name}", f"Largest eigenvalues: {row.name}"
     return doc.LineChart(name, caption, description, [series], "eigenvalue", "rank", log_y=min(values) > 0)
 
@@ -96,24 +101,21 @@ def _jacobian_chart(report: CurvatureReport) -> doc.LineChart:
     for name, color in (("forward", "orange"), ("backward", "purple")):
         means = [None if mean is None else mean.value for mean in _jacobians(report, name)]
         largest = _jacobians(report, f"{name}_largest")
-        details = ["" if value is None else f"largest {format_number(value)}" for value in largest]
+        details = ["" if value is None else f"largest {w.format_number(value)}" for value in largest]
         series.append(doc.Series(name, means, None, color, low=means, high=largest, details=details))
     description = (
         "Norms of the Jacobian from the input to each layer (forward) and from there to the output "
         "(backward), means over the examples, bars up to the largest. Near 1 signals neither vanish nor "
         "explode."
     )
-    caption, rules = "Jacobian norms before and after each layer", [doc.Rule(1.0, "1")]
-    return doc.LineChart(
-        "jacobians", caption, description, series, "‖Jacobian‖", layers=report.names, log_y=True, rules=rules
-    )
+    caption, more = "Jacobian norms before and after each layer", {"rules": [doc.ReferenceLine(1.0, "1")]}
+    return layer_chart("jacobians", caption, description, series, report.names, y_label="‖Jacobian‖", **more)
 
 
 def _bounds_chart(report: CurvatureReport) -> doc.LineChart:
-    paper, rigorous = _jacobians(report, "paper_bound"), _jacobians(report, "rigorous_bound")
     series = [
-        doc.Series("paper's bound", paper, color="vermilion"),
-        doc.Series("rigorous bound", rigorous, color="green"),
+        doc.Series("paper's bound", _jacobians(report, "paper_bound"), color="vermilion"),
+        doc.Series("rigorous bound", _jacobians(report, "rigorous_bound"), color="green"),
     ]
     # The bounds are on the Gauss-Newton norm; an exact one may be above them.
     norms: list[float | None] = [layer.norm for layer in report]
@@ -121,126 +123,121 @@ def _bounds_chart(report: CurvatureReport) -> doc.LineChart:
         series.append(doc.Series("exact ‖H‖", norms, hollow=True))
         norms = [None if row.approximation is None else abs(row.approximation.value) for row in report]
     series.append(doc.Series("Gauss-Newton ‖H‖", norms))
-    known = [one for one in series if any(value is not None for value in one.y)]
     description = f"Each layer's norm and the bounds on it. {_conclude_bounds(report)}".strip()
-    caption, y_label = "‖H‖ and its bounds", "curvature ‖H‖"
-    return doc.LineChart("bounds", caption, description, known, y_label, layers=report.names, log_y=True)
+    return layer_chart("bounds", "‖H‖ and its bounds", description, series, report.names)
 
 
 def _jacobian_table(report: CurvatureReport) -> doc.Table:
     def column(heading: str, field: str, importance: int) -> doc.Column:
         return doc.Column(heading, list(map(_write, _jacobians(report, field))), importance)
 
-    norms = [format_estimate(_gauss_newton(row) or row.estimate) for row in report]
+    norms = [w.format_estimate(_gauss_newton(row) or row.estimate) for row in report]
     columns = [
-        doc.Column("layer", report.names, 9, is_number=False),
+        doc.names("layer", report.names),
         column("forward", "forward", 8),
         column("‖A‖", "activation", 4),
         column("backward", "backward", 8),
         doc.Column("‖H‖" if report.curvature != "both" else "‖H‖ (GN)", norms, 8),
         column("rigorous", "rigorous_bound", 7),
         column("paper", "paper_bound", 6),
-        doc.Column("reason", [one or "" for one in _jacobians(report, "reason")], 3, False, wraps=True),
+        doc.names("reason", [one or "" for one in _jacobians(report, "reason")], 3, wraps=True),
     ]
     caption = (
         "Jacobian norms from the input to the layer (forward), of its activation (‖A‖) and from there to the "
         "output (backward), means over the examples; then ‖H‖ and its bounds (the paper's omits biases and "
         "f(0))."
     )
-    return doc.Table(caption, [one for one in columns if any(one.cells)])
+    return doc.Table(caption, [one for one in columns if any(one.cells)], show_caption=True)
 
 
 def _conclude_bounds(report: CurvatureReport) -> str:
     what = "‖H‖" if report.curvature == "gauss-newton" else "the Gauss-Newton ‖H‖"
-    rows = [
-        (call_layer(row.name), norm.value, row.jacobians)
-        for row in report
-        if row.jacobians is not None
-        and (norm := _gauss_newton(row)) is not None
-        and 0 < norm.value < math.inf
-    ]
-    sentences = []
-    bounds = [(norm, found.rigorous_bound) for _, norm, found in rows if found.rigorous_bound is not None]
-    if tight := [bound / norm for norm, bound in bounds if math.isfinite(bound)]:
-        low, high = format_times(min(tight)), format_times(max(tight))
-        times = low if low == high else f"{low} to {high}"
+    sentences, tight, below = [], [], []
+    for row in report:
+        norm, found = _gauss_newton(row), row.jacobians
+        if found is None or norm is None or not 0 < norm.value < math.inf:
+            continue
+        if found.rigorous_bound is not None and math.isfinite(found.rigorous_bound):
+            tight.append(found.rigorous_bound / norm.value)
+        if found.paper_bound is not None and found.paper_bound < norm.value:
+            below.append(w.call_layer(row.name))
+    if tight:
+        times = " to ".join(dict.fromkeys(map(w.format_times, (min(tight), max(tight)))))
         sentences.append(f"The rigorous bound is {times} times {what}: no layer is above its bound.")
-    below = [name for name, norm, found in rows if found.paper_bound is not None and found.paper_bound < norm]
     if below:
-        names, verb = begin_sentence(join_names(below)), "is" if len(below) == 1 else "are"
+        names, verb = w.begin_sentence(w.join_names(below)), w.agree(below, "is", "are")
         sentences.append(f"{names} {verb} above the paper's bound, which omits biases and f(0).")
     return " ".join(sentences)
 
 
-def _jacobians(report: CurvatureReport, field: str) -> list:  # type: ignore[type-arg]
+def _jacobians(report: CurvatureReport, field: str) -> list[Any]:
     return [None if row.jacobians is None else getattr(row.jacobians, field) for row in report]
 
 
 def _gauss_newton(row: LayerCurvature) -> Estimate | None:
-    """The norm that the bounds bound; None where only the exact one was measured."""
+    """Return the norm that the bounds bound; None where only the exact one was measured."""
     return row.estimate if row.curvature == "gauss-newton" else row.approximation
 
 
 def _write(value: Estimate | float | None) -> str:
     if value is None:
         return "–"
-    return format_estimate(value) if isinstance(value, Estimate) else format_number(value)
+    return w.format_estimate(value) if isinstance(value, Estimate) else w.format_number(value)
 
 
 def _diagnostics_blocks(report: CurvatureReport) -> list[doc.Block]:
     rows = [layer.diagnostics or Diagnostics() for layer in report]
-    activations = [row.activation for row in rows]
-    sizes = [
-        doc.Series("activation std", [row.activation_std for row in rows], details=activations),
+    stds = [
+        doc.Series(
+            "activation std", [row.activation_std for row in rows], details=[r.activation for r in rows]
+        ),
         doc.Series("gradient std", [row.gradient_std for row in rows], color="vermilion"),
     ]
-    description = f"Over the layers, on a logarithmic axis. {_conclude_diagnostics(report)}"
-    caption, std = "Standard deviation of activations and gradients", "standard deviation"
-    blocks: list[doc.Block] = [
-        doc.LineChart("activations", caption, description, sizes, std, layers=report.names, log_y=True)
-    ]
+    told = f"Over the layers, on a logarithmic axis. {_conclude_diagnostics(report)}"
+    caption, axis = "Standard deviation of activations and gradients", {"y_label": "standard deviation"}
+    sizes = layer_chart("activations", caption, told, stds, report.names, **axis)
     fractions = (("dead units", "dead", "orange"), ("saturated entries", "saturated", "sky"))
     percents = [
-        (name, [None if (value := getattr(row, field)) is None else 100 * value for row in rows], color)
+        doc.Series(
+            name, [None if (x := getattr(row, field)) is None else 100 * x for row in rows], None, color
+        )
         for name, field, color in fractions
     ]
-    idle = [
-        doc.Series(name, y, color=color) for name, y, color in percents if any(one is not None for one in y)
-    ]
-    if idle:
-        description = "Percentage of units that are 0 for every example, and of saturated entries."
-        caption = "Dead units and saturated entries"
-        blocks.append(doc.LineChart("idle", caption, description, idle, "%", layers=report.names))
-    if columns := _diagnostics_columns(rows):
-        caption = (
-            "Activations of each layer (mean, std; std before the activation), their loss gradient, and the "
-            "fraction of dead units and saturated entries."
-        )
-        blocks.append(doc.Table(caption, [doc.Column("layer", report.names, 9, is_number=False), *columns]))
-    return blocks
+    told = "Percentage of units that are 0 for every example, and of saturated entries."
+    caption = "Dead units and saturated entries"
+    idle = layer_chart("idle", caption, told, percents, report.names, y_label="%", log_y=False)
+    caption = (
+        "Activations of each layer (mean, std; std before the activation), their loss gradient, and the "
+        "fraction of dead units and saturated entries."
+    )
+    columns = _diagnostics_columns(rows)
+    table = doc.Table(caption, [doc.names("layer", report.names), *columns], show_caption=True)
+    return [sizes, *([idle] if idle.series else []), *([table] if columns else [])]
 
 
 def _diagnostics_columns(rows: Sequence[Diagnostics]) -> list[doc.Column]:
-    columns = [doc.Column("activation", [row.activation for row in rows], 6, is_number=False)]
-    for heading, field, importance in (
-        ("mean", "activation_mean", 4),
-        ("std", "activation_std", 8),
-        ("std before", "preactivation_std", 3),
-        ("grad mean", "gradient_mean", 1),
-        ("grad std", "gradient_std", 8),
-        ("dead", "dead", 7),
-        ("saturated", "saturated", 7),
-    ):
-        write = format_fraction if importance == 7 else _write
+    def column(
+        heading: str, field: str, importance: int, write: Callable[[float], str] = _write
+    ) -> doc.Column:
         found = [getattr(row, field) for row in rows]
-        texts = ["" if value is None else write(value) for value in found]
-        columns.append(doc.Column(heading, texts, importance))
-    return [column for column in columns if any(column.cells)]
+        return doc.Column(heading, ["" if value is None else write(value) for value in found], importance)
+
+    columns = [
+        doc.names("activation", [row.activation for row in rows], 6),
+        column("mean", "activation_mean", 4),
+        column("std", "activation_std", 8),
+        column("std before", "preactivation_std", 3),
+        column("grad mean", "gradient_mean", 1),
+        column("grad std", "gradient_std", 8),
+        column("dead", "dead", 7, format_fraction),
+        column("saturated", "saturated", 7, format_fraction),
+    ]
+    return [one for one in columns if any(one.cells)]
 
 
 def _conclude_diagnostics(report: CurvatureReport) -> str:
-    """What is wrong with activations and gradients, if anything; "" without diagnostics."""
-    rows = [(call_layer(layer.name), layer.diagnostics or Diagnostics()) for layer in report]
+    """Return what is wrong with activations and gradients, if anything; "" without diagnostics."""
+    rows = [(w.call_layer(layer.name), layer.diagnostics or Diagnostics()) for layer in report]
     if all(row.activation_std is None for _, row in rows):
         return ""
     found = [
@@ -249,13 +246,13 @@ def _conclude_diagnostics(report: CurvatureReport) -> str:
         *_name_most(rows, "saturated", SATURATED_FROM),
         *_name_uneven(rows),
     ]
-    return " ".join(map(begin_sentence, found[:MOST_SENTENCES])) or UNREMARKABLE
+    return " ".join(map(w.begin_sentence, found[:MOST_SENTENCES])) or UNREMARKABLE
 
 
 def _name_without_gradient(rows: Diagnosed) -> Iterator[str]:
     if names := [name for name, row in rows if row.weight_gradient_norm == 0]:
-        verb, pronoun = ("gets", "it") if len(names) == 1 else ("get", "they")
-        yield f"{join_names(names)} {verb} no gradient: {pronoun} cannot learn from this batch."
+        verb, pronoun = w.agree(names, "gets", "get"), w.agree(names, "it", "they")
+        yield f"{w.join_names(names)} {verb} no gradient: {pronoun} cannot learn from this batch."
 
 
 def _name_most(rows: Diagnosed, field: str, limit: float) -> Iterator[str]:
@@ -263,7 +260,7 @@ def _name_most(rows: Diagnosed, field: str, limit: float) -> Iterator[str]:
     value, name, row = max(found, default=(0.0, "", Diagnostics()), key=lambda one: one[0])
     if value >= limit:
         others = sum(other >= limit for other, _, _ in found) - 1
-        more = f"; {format_fraction(limit)} or more in {count(others, 'other layer')}" if others else ""
+        more = f"; {format_fraction(limit)} or more in {w.count(others, 'other layer')}" if others else ""
         units = "ReLUs" if row.activation == "relu" else "units"
         dead, saturated = f"{units} are dead on this batch", f"{row.activation} entries are saturated"
         yield f"{name}: {format_fraction(value)} of its {dead if field == 'dead' else saturated}{more}."
@@ -276,15 +273,12 @@ def _name_uneven(rows: Diagnosed) -> Iterator[str]:
         finite = [(size, name) for size, name in sizes if size is not None and 0 < size < math.inf]
         if len(finite) > 1 and max(finite)[0] >= UNEVEN_FROM * min(finite)[0]:
             (least, where_least), (most, where_most) = min(finite), max(finite)
-            yield f"{where_most}'s {what} are {format_times(most / least)} times as large as {where_least}'s."
+            times = w.format_times(most / least)
+            yield f"{where_most}'s {what} are {times} times as large as {where_least}'s."
 
 
 def format_fraction(value: float) -> str:
-    """Write a fraction in percent; what is neither nothing nor all is never rounded to it.
-
-    >>> [format_fraction(value) for value in (0.0, 0.0004, 0.613, 0.9999, 1.0)]
-    ['0 %', '<1 %', '61 %', '>99 %', '100 %']
-    """
+    """Write a fraction in percent; what is neither nothing nor all is never rounded to it: "<1 %"."""
     if 0 < value < 0.005:
         return "<1 %"
     return ">99 %" if 0.995 <= value < 1 else f"{100 * value:.0f} %"

@@ -44,45 +44,31 @@ def render_page(document: doc.Document) -> str:
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    return (
-        _templates()
-        .get_template("page.html.j2")
-        .render(
-            page=document,
-            style=Markup("".join(_asset("assets", name) for name in STYLES)),
-            library=Markup(library),
-            script=Markup(script),
-            policy=policy,
-            linked=_contents(document),
-            version=__version__,
-        )
-    )
+    style = Markup("".join(_asset("assets", name) for name in STYLES))
+    scripts = {"library": Markup(library), "script": Markup(script), "policy": policy}
+    shown = {"page": document, "linked": _contents(document), "version": __version__}
+    return _templates().get_template("page.html.j2").render(style=style, **scripts, **shown)
 
 
 def render_fragment(document: doc.Document) -> str:
     """Return tables, verdict and texts as HTML that runs nothing and styles nothing but itself."""
     blocks = document.blocks
     tables = [one for one in blocks if isinstance(one, doc.Table) and not one.page_only and one.columns]
-    texts = [one for one in blocks if isinstance(one, doc.Text) and not one.page_only]
+    texts = [one for one in blocks if isinstance(one, doc.Paragraph) and not one.page_only]
     template = _templates().get_template("notebook.html.j2")
     return template.render(tables=tables, verdict=document.verdict, texts=texts)
 
 
 def _contents(document: doc.Document) -> list[doc.Section]:
-    """The sections that the table of contents names; a table with links of its own is one already."""
-    if any(column.links for one in document.blocks if isinstance(one, doc.Table) for column in one.columns):
+    """Return the sections for the table of contents; a table with links of its own is one already."""
+    tables = [one for section in document.sections for one in section.blocks if isinstance(one, doc.Table)]
+    if any(column.links for table in tables for column in table.columns):
         return []
     return [section for section in document.sections if section.heading and section.anchor]
 
 
 def group_blocks(blocks: Sequence[doc.Block]) -> list[tuple[str, list[doc.Block]]]:
-    """Put neighbouring charts together in a grid, unless they take the whole width.
-
-    >>> rates = doc.RateLine(name="rates", caption="", description="", best=1.0, stable=2.0)
-    >>> lines = doc.LineChart(name="norms", caption="", description="", series=[], y_label="")
-    >>> [(kind, len(found)) for kind, found in group_blocks([doc.Text("a"), lines, lines, rates])]
-    [('words', 1), ('charts', 2), ('charts', 1)]
-    """
+    """Put neighbouring charts together in a grid, unless they take the whole width."""
     found: list[tuple[str, list[doc.Block]]] = []
     shown = [one for one in blocks if not getattr(one, "text_only", False)]
     for kind, together in groupby(shown, key=_kind):
@@ -92,22 +78,15 @@ def group_blocks(blocks: Sequence[doc.Block]) -> list[tuple[str, list[doc.Block]
 
 
 def _kind(block: doc.Block) -> str:
-    if isinstance(block, doc.Text | doc.Table | doc.Facts):
-        return {doc.Text: "words", doc.Table: "table", doc.Facts: "details"}[type(block)]
+    if isinstance(block, doc.Paragraph | doc.Table | doc.Facts):
+        return {doc.Paragraph: "words", doc.Table: "table", doc.Facts: "details"}[type(block)]
     is_long = isinstance(block, doc.LineChart) and len(block.layers or ()) >= WIDE_FROM
     return "wide" if is_long or isinstance(block, doc.HeatMap | doc.RateLine) else "charts"
 
 
 def write_island(chart: doc.Chart) -> str:
-    r"""Return a chart as JSON for the script; no text can leave it, as `</script>` or `<!--` would.
-
-    >>> rates = doc.RateLine(name="", caption="", description="a\u2028b", best=1.0, stable=float("inf"))
-    >>> write_island(rates)
-    '{"kind":"rates","best":1.0,"stable":"inf","marks":[]}'
-    """
-    kind = (
-        "heat" if isinstance(chart, doc.HeatMap) else "rates" if isinstance(chart, doc.RateLine) else "lines"
-    )
+    """Return a chart as JSON for the script; no text can leave it, as `</script>` or `<!--` would."""
+    kind = {doc.HeatMap: "heat", doc.RateLine: "rates", doc.LineChart: "lines"}[type(chart)]
     is_depth = isinstance(chart, doc.LineChart) and chart.layers is not None
     data = {"kind": "depth" if is_depth else kind, **_plain(chart)}
     for written in ("name", "caption", "description"):  # these are in the page itself
@@ -129,11 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def css_color(color: str) -> str:
-    """Return the CSS of a colour of the document.
-
-    >>> css_color("blue"), css_color("ramp:0.25")
-    ('var(--blue)', 'color-mix(in oklab, var(--ramp-1) 50%, var(--ramp-0))')
-    """
+    """Return the CSS of a colour of the document."""
     if color in doc.COLORS:
         return f"var(--{color})"
     if found := re.fullmatch(r"ramp:([01]?\.?\d*)", color):
@@ -148,14 +123,15 @@ def legend(chart: doc.Chart) -> list[tuple[str, str, str]]:
     """Return name, shape and colour of what a legend explains; nothing where there is but one series."""
     if not isinstance(chart, doc.LineChart):
         return []
-    items = []
-    for one in chart.series:
-        marks = "cross" if one.symbol == "cross" else "points"
-        shape = "ring" if one.hollow else marks if one.points else "dashed" if one.dashed else "line"
-        if one.in_legend:
-            items.append((one.name, shape, css_color(one.color)))
+    items = [(one.name, _swatch(one), css_color(one.color)) for one in chart.series if one.in_legend]
     items += [(band.label, "band", css_color(band.color)) for band in chart.bands]
     return items if len(items) > 1 else []
+
+
+def _swatch(series: doc.Series) -> str:
+    if series.points:
+        return "cross" if series.symbol == "cross" else "points"
+    return "ring" if series.hollow else "dashed" if series.dashed else "line"
 
 
 @dataclass(frozen=True)
@@ -202,7 +178,7 @@ def rows(table: doc.Table) -> list[list[Cell]]:
     """Return the cells of each row, the fixed ones last."""
     groups = ["", *(column.group for column in table.columns)]
     begins = [place > 0 and one not in ("", groups[place]) for place, one in enumerate(groups[1:])]
-    columns = [_cells(column, begins[place]) for place, column in enumerate(table.columns)]
+    columns = [_cells(column, first) for column, first in zip(table.columns, begins, strict=True)]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
@@ -210,10 +186,8 @@ def _cells(column: doc.Column, begins: bool) -> list[Cell]:
     nothing = [""] * len(column.cells)
     texts = [number_in(text) if column.is_number else text for text in column.cells]
     keys: Sequence[float | str] = column.keys or texts
-    found = []
-    for text, key, mark, link in zip(
-        column.cells, keys, column.marks or nothing, column.links or nothing, strict=True
-    ):
+    marks, links, found = column.marks or nothing, column.links or nothing, []
+    for text, key, mark, link in zip(column.cells, keys, marks, links, strict=True):
         shape = "number" if column.is_number else "words" if len(text) > WORDS_FROM else ""
         classes = " ".join(filter(None, (shape, mark if mark in doc.TONES else "", "begins" * begins)))
         written = key if isinstance(key, str) else "" if math.isnan(key) else repr(float(key))
@@ -223,21 +197,13 @@ def _cells(column: doc.Column, begins: bool) -> list[Cell]:
 
 
 def number_in(text: str) -> float:
-    """Return the first number of a cell; nan, which is sorted to the end, where there is none.
-
-    >>> [number_in(text) for text in ("~1,230", "× 0.21", "1.2e-07 ± 3", "inf", "–", "(256, 784)")]
-    [1230.0, 0.21, 1.2e-07, inf, nan, 256.0]
-    """
+    """Return the first number of a cell; nan, which is sorted to the end, where there is none."""
     found = _NUMBER.search(text)
     return float(found[0].replace(",", "").replace("−", "-")) if found else math.nan
 
 
 def brief(text: str) -> Markup:
-    """Return the text as HTML, each unbroken run of letters shortened that is longer than a name should be.
-
-    >>> brief("<b> is sharp")
-    Markup('&lt;b&gt; is sharp')
-    """
+    """Return the text as HTML, with unbroken runs of letters shortened that are longer than a name."""
     shown = printable(text)
     parts, end = [], 0
     for run in _UNBROKEN.finditer(shown):
@@ -255,18 +221,13 @@ def breakable(text: str) -> Markup:
 @cache
 def _templates() -> Environment:
     # autoescape for all: jinja2's own choice goes by the file's ending, and .j2 would not be escaped.
-    templates = Environment(
-        loader=PackageLoader("hessinit.present"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_printable_text,
-    )
-    for helper in (breakable, brief, group_blocks, headings, legend, rows, shorten):
-        templates.globals[helper.__name__] = helper
-    templates.globals.update(long_from=LONG_FROM, long_title=LONG_TITLE)
-    templates.globals["island"] = lambda chart: Markup(write_island(chart))
+    blanks = {"trim_blocks": True, "lstrip_blocks": True}
+    strict = {"autoescape": True, "undefined": StrictUndefined, "finalize": _printable_text}
+    templates = Environment(loader=PackageLoader("hessinit.present"), **strict, **blanks)  # type: ignore[arg-type]
+    helpers = (breakable, brief, group_blocks, headings, legend, rows, shorten)
+    templates.globals.update({helper.__name__: helper for helper in helpers})
+    island = {"island": lambda chart: Markup(write_island(chart))}
+    templates.globals.update(long_from=LONG_FROM, long_title=LONG_TITLE, **island)
     return templates
 
 
@@ -276,15 +237,12 @@ def _printable_text(value: object) -> object:
 
 @cache
 def _library() -> str:
-    """d3 and Observable Plot, with the notices that their licences ask for in every copy."""
-    parts = [
-        f"/* {name}\n{_asset('vendor', licence)}*/\n{_asset('vendor', code)}\n"
-        for name, code, licence in (
-            ("d3 7.9.2", "d3.min.js", "d3.LICENSE.txt"),
-            ("@observablehq/plot 0.6.17", "plot.umd.min.js", "plot.LICENSE.txt"),
-        )
-    ]
-    return "".join(parts)
+    """Return d3 and Observable Plot, with the notices that their licences ask for in every copy."""
+    names = {"d3 7.9.2": ("d3.min.js", "d3"), "@observablehq/plot 0.6.17": ("plot.umd.min.js", "plot")}
+    return "".join(
+        f"/* {name}\n{_asset('vendor', f'{licence}.LICENSE.txt')}*/\n{_asset('vendor', code)}\n"
+        for name, (code, licence) in names.items()
+    )
 
 
 @cache

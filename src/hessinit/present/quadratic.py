@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hessinit.present import document as doc
-from hessinit.present.words import call_layer, count, format_number, format_ratio, format_times
+from hessinit.present import words as w
 from hessinit.results.estimates import Spread
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
@@ -17,41 +17,33 @@ DIRECTIONS = {"random": "random direction g of length 1", "given": "given direct
 
 def describe_forms(forms: QuadraticForms) -> doc.Document:
     """Return the document of quadratic forms."""
-    spent = f" in {format_number(forms.seconds, 2)} s" if forms.seconds is not None else ""
-    batches = f" in {forms.batches} batches" if forms.batches > 1 else ""
     cost = (
-        f"{count(len(forms), 'layer')}{spent} on {count(forms.examples, 'example')}{batches}; "
-        f"loss {format_number(forms.loss)}."
+        f"{w.count(len(forms), 'layer')}{w.tell_time(forms.seconds)} on {w.count(forms.examples, 'example')}"
+        f"{w.tell_batches(forms.batches)}; loss {w.format_number(forms.loss)}."
     )
-    table = doc.Table(_explain(forms), _columns(forms), show_caption=False)
-    notes = [doc.Text(f"Note: {note}", "note") for note in forms.notes]
-    blocks: list[doc.Block] = [table, doc.Text(cost, "small"), *notes]
-    return doc.Document(
-        title="Quadratic forms",
-        verdict=[_explain(forms), _conclude(forms)],
-        sections=[doc.Section("Layers", blocks, "layers")],
-    )
+    table, explained = doc.Table(_explain(forms), _columns(forms)), [_explain(forms), _conclude(forms)]
+    blocks: list[doc.Block] = [table, doc.Paragraph(cost, "small"), *doc.notes(forms.notes)]
+    section = doc.Section("Layers", blocks, "layers")
+    return doc.Document(title="Quadratic forms", verdict=explained, sections=[section])
 
 
 def _columns(forms: QuadraticForms) -> list[doc.Column]:
     columns = [
-        doc.Column("layer", [" = ".join((row.name, *row.aliases)) for row in forms], 9, is_number=False),
-        doc.Column("weight", [str(row.shape) for row in forms], 4, is_number=False),
+        doc.names("layer", w.name_rows(forms)),
+        doc.names("weight", [str(row.shape) for row in forms], 4),
         doc.Column("exact", [_write_mean(row.exact) for row in forms], 9),
         doc.Column("Theorem 1", [_write_mean(row.theorem1) for row in forms], 9),
-        doc.Column("ratio", [format_ratio(row.ratio) for row in forms], 8),
+        doc.Column("ratio", [w.format_ratio(row.ratio) for row in forms], 8),
     ]
-    if forms.draws > 1:
-        for rtol in ERRORS:
-            within = [f"{100 * row.within(rtol):.0f} %" for row in forms]
-            columns.append(doc.Column(f"≤{rtol:g}", within, 7))
+    for rtol in ERRORS if forms.draws > 1 else ():
+        columns.append(doc.Column(f"≤{rtol:g}", [f"{100 * row.within(rtol):.0f} %" for row in forms], 7))
     return columns
 
 
 def _write_mean(values: Sequence[float]) -> str:
     spread = Spread(tuple(values))
-    error, mean = spread.standard_error, format_number(spread.mean)
-    return mean if math.isnan(error) else f"{mean} ± {format_number(error, 2)}"
+    error, mean = spread.standard_error, w.format_number(spread.mean)
+    return mean if math.isnan(error) else f"{mean} ± {w.format_number(error, 2)}"
 
 
 def _explain(forms: QuadraticForms) -> str:
@@ -73,11 +65,11 @@ def _conclude(forms: QuadraticForms) -> str:
         return "Theorem 1 and the exact form agree within 1 % on every layer."
     row = min(forms, key=lambda row: (row.within(ERRORS[0]), row.within(ERRORS[1]), -_distance(row)))
     if math.isnan(row.ratio):
-        return f"The numbers of {call_layer(row.name)} overflow; pass dtype=torch.float64."
+        return f"The numbers of {w.call_layer(row.name)} overflow; pass dtype=torch.float64."
     if math.isinf(row.ratio):
-        return f"Theorem 1 gives 0 on {call_layer(row.name)}, and the exact form does not."
-    worst = f"The error of Theorem 1 is largest on {call_layer(row.name)}: the exact form is"
-    factor = f"{format_times(row.ratio)} times its value"
+        return f"Theorem 1 gives 0 on {w.call_layer(row.name)}, and the exact form does not."
+    worst = f"The error of Theorem 1 is largest on {w.call_layer(row.name)}: the exact form is"
+    factor = f"{w.format_times(row.ratio)} times its value"
     if forms.draws == 1:
         return f"{worst} {factor}."
     within = f"{100 * row.within(ERRORS[0]):.0f} %"

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rich import table as rich_table
-from rich import text as rich_text
 from rich.box import Box
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.text import Text
 
-from hessinit.present.document import Column, Document, Table, Text
+from hessinit.present.document import Column, Document, Paragraph, Table
 from hessinit.present.words import printable, shorten
 
 WIDTH_WITHOUT_TERMINAL = 100
@@ -47,48 +47,43 @@ def render_text(document: Document, width: int | None = None, *, color: bool = F
 
 
 def terminal_width() -> int:
-    """The terminal's width, or 100 without one."""
+    """Return the terminal's width, or 100 without one."""
     return shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
 
 
 def renderables(document: Document, width: int) -> Iterator[RenderableType]:
     """Yield what a rich console of that width prints: the tables, the verdict, the texts."""
-    # rich's Text, never str: rich would read a layer called "[red]" as markup.
     left_out: list[Column] = []
     tables = [one for one in document.blocks if isinstance(one, Table) and not one.page_only and one.columns]
     for number, table in enumerate(tables):
         kept, dropped = fit_columns(table.columns, width)
         left_out += dropped
-        if number:
-            yield rich_text.Text()
-        if table.show_caption:
-            yield rich_text.Text(printable(table.caption))
-            yield rich_text.Text()
+        yield from [Text()] * bool(number)
+        yield from [_text(table.caption), Text()] * table.show_caption
         yield build_grid(kept, width, table.fixed)
-    if tables:
-        yield rich_text.Text()
-    for sentence in document.verdict:
-        yield rich_text.Text(printable(sentence))
+    yield from [Text()] * bool(tables)
+    yield from map(_text, document.verdict)
     for block in document.blocks:
-        if isinstance(block, Text) and not block.page_only:
-            yield rich_text.Text(printable(block.text), style="bold" if block.tone == "strong" else "")
+        if isinstance(block, Paragraph) and not block.page_only:
+            yield _text(block.text, "bold" if block.tone == "strong" else "")
     if left_out:
         headings = ", ".join(" ".join(_headings(column)) for column in left_out)
-        yield rich_text.Text(f"Left out of {width} columns: {headings}.")
+        yield Text(f"Left out of {width} columns: {headings}.")
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)  # never str: rich would read a layer called "[red]" as markup
 
 
 def fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
     """Leave out the least important columns until the rest fits; the first and one more always stay."""
     kept, left_out = list(columns), []
-
-    def leave_out(least: Column) -> None:
-        kept.remove(least)
-        left_out.append(least)
-
     while _table_width(kept) > width and min(column.importance for column in kept) < STAYS:
-        leave_out(min(kept, key=lambda column: column.importance))
+        left_out.append(min(kept, key=lambda column: column.importance))
+        kept.remove(left_out[-1])
     while len(kept) > 2 and _table_width(kept, NARROWEST_OF_ALL) > width:
-        leave_out(min(reversed(kept[1:]), key=lambda column: column.importance))
+        left_out.append(min(reversed(kept[1:]), key=lambda column: column.importance))
+        kept.remove(left_out[-1])
     return kept, left_out
 
 
@@ -101,24 +96,23 @@ def build_grid(columns: Sequence[Column], width: int, fixed: int = 0) -> rich_ta
         more = max(0, min(spare, _width(column) - widths[place]))
         widths[place], spare = widths[place] + more, spare - more
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
-        heading = rich_text.Text("\n".join(_headings(column)))
+        heading = Text("\n".join(_headings(column)))
         table.add_column(heading, justify=justify, overflow="fold", width=widths[place])
     rows = len(columns[0].cells)
     for position in range(rows):
         if fixed and position == rows - fixed:
             table.add_section()
-        name = rich_text.Text(_fold(shorten(printable(columns[0].cells[position])), widths[0]))
-        table.add_row(name, *(_cell(column, position) for column in columns[1:]))
+        name = Text(_fold(shorten(printable(columns[0].cells[position])), widths[0]))
+        marks = [column.marks[position] if column.marks else "" for column in columns]
+        cells = [
+            _text(c.cells[position], STYLES.get(mark, "")) for c, mark in zip(columns, marks, strict=True)
+        ]
+        table.add_row(name, *cells[1:])
     return table
 
 
 def _headings(column: Column) -> list[str]:
     return [printable(part) for part in ([column.group] if column.group else []) + [column.heading]]
-
-
-def _cell(column: Column, position: int) -> rich_text.Text:
-    mark = column.marks[position] if column.marks else ""
-    return rich_text.Text(printable(column.cells[position]), style=STYLES.get(mark, ""))
 
 
 def _fold(name: str, width: int) -> str:

@@ -9,17 +9,7 @@ from itertools import takewhile
 from typing import TypeAlias
 
 from hessinit.present import document as doc
-from hessinit.present.words import (
-    count,
-    format_number,
-    format_ratio,
-    looks,
-    ramp,
-    shorten,
-    spans_much,
-    spread_out,
-    write_versions,
-)
+from hessinit.present import words as w
 from hessinit.results.track_record import TrackedPoint, Tracking
 
 Runs: TypeAlias = Sequence[tuple[str, Tracking]]  # label and record
@@ -30,12 +20,18 @@ MOST_LINES = 12  # more layers than this are shown as a heat map
 MOST_COLUMNS = 40
 CHANGED = 1.1  # a smaller change of ‖H‖ is within what mini-batches and rounding do
 SAME = 1.02  # limits within this ratio are drawn as one line
+# Heading, field of a point, importance.
+COLUMNS = (
+    ("step", "step", 9), ("loss", "loss", 7), ("training loss", "training_loss", 3), ("lr", "lr", 6),
+    ("‖H‖", "norm", 8), ("lr·‖H‖", "lr_times_norm", 7), ("lr / limit", "lr_over_limit", 8),
+)  # fmt: skip
 
 
 def describe_tracking(tracking: Tracking) -> doc.Document:
     """Return the verdict, the charts of loss and sharpness, and the table of all points."""
-    name = shorten(tracking.name)
-    layers = _layer_charts(tracking)
+    name, layers = w.shorten(tracking.name), _layer_charts(tracking)
+    measured = _measured(tracking)
+    is_bad = (bool(tracking.points) and not measured) or find_divergence(tracking) is not None
     return doc.Document(
         title=f"Curvature during training{': ' + name if name else ''}",
         verdict=[*conclude_tracking(tracking), _describe_cost(tracking)],
@@ -44,35 +40,35 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
             *([doc.Section("Layers", layers)] if layers else []),
             doc.Section("All measurements", _point_blocks(tracking)),
         ],
-        footer=write_versions(f"Seed {tracking.seed}", tracking.versions),
-        numbers=_key_numbers(tracking),
-        tone=_judge(tracking),
+        footer=w.write_versions(f"Seed {tracking.seed}", tracking.versions),
+        numbers=_key_numbers(tracking, measured) if measured else [],
+        tone="bad" if is_bad else "fair" if tracking.crossings else "plain",
         picture=("sharpness", "loss"),
     )
 
 
+def _measured(tracking: Tracking) -> list[TrackedPoint]:
+    return [point for point in tracking.points if math.isfinite(point.norm)]
+
+
 def conclude_tracking(tracking: Tracking) -> list[str]:
     """Return how the sharpness changed, whether lr reached the stability limit, and what failed."""
-    points = tracking.points
-    measured = [point for point in points if math.isfinite(point.norm)]
-    end = find_divergence(tracking)
+    points, measured, end = tracking.points, _measured(tracking), find_divergence(tracking)
     said = [] if end is None else [f"Training diverged: the loss became {end[1]} at step {end[0]}."]
     if not points:
         return [*said, "Nothing was measured."]
     if not measured:
         is_infinite = any(math.isinf(point.norm) for point in points)
-        return [
-            *said,
-            "‖H‖ was not finite at any measurement." if is_infinite else "No measurement succeeded.",
-        ]
+        failed = "‖H‖ was not finite at any measurement." if is_infinite else "No measurement succeeded."
+        return [*said, failed]
     said += [_describe_course(measured), *_compare_with_limit(tracking, measured)]
-    failed = len(points) - len(measured)
+    missing = len(points) - len(measured)
     last = list(takewhile(lambda point: not math.isfinite(point.norm), reversed(points)))
-    if last and len(last) == failed:
+    if last and len(last) == missing:
         why = "" if end else "; training may have diverged"
         said.append(f"No measurement succeeded from step {last[-1].step} on{why}.")
-    elif failed:
-        said.append(f"{failed} of {len(points)} measurements failed.")
+    elif missing:
+        said.append(f"{missing} of {len(points)} measurements failed.")
     return said
 
 
@@ -87,12 +83,12 @@ def find_divergence(tracking: Tracking) -> tuple[int, float] | None:
 def warn_of_limit(point: TrackedPoint, optimizer: str) -> str:
     """Return the warning that the learning rate is at or above its stability limit, and what to do."""
     assert point.lr is not None
-    lr, limit = format_number(point.lr), format_number(point.stable_learning_rate)
+    lr, limit = w.format_number(point.lr), w.format_number(point.stable_learning_rate)
     return (
         f"step {point.step}: lr = {lr} is at or above the stability limit {limit} of "
-        f"{optimizer or 'gradient descent'}: ‖H‖ = {format_number(point.norm)}, so lr·‖H‖ = "
-        f"{format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
-        f"{format_number(point.stable_learning_rate * point.norm)}. If the loss rises or jumps, use lr < "
+        f"{optimizer or 'gradient descent'}: ‖H‖ = {w.format_number(point.norm)}, so lr·‖H‖ = "
+        f"{w.format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
+        f"{w.format_number(point.stable_learning_rate * point.norm)}. If the loss rises or jumps, use lr < "
         f"{limit}, a slower warmup, or initialize with hessinit.initialize_(…, lr={point.lr:g})."
     )
 
@@ -100,46 +96,44 @@ def warn_of_limit(point: TrackedPoint, optimizer: str) -> str:
 def _describe_course(measured: list[TrackedPoint]) -> str:
     first, last = measured[0], measured[-1]
     if len(measured) == 1:
-        return f"‖H‖ = {format_number(first.norm)} at step {first.step}."
+        return f"‖H‖ = {w.format_number(first.norm)} at step {first.step}."
     course = "stayed about the same"
     if max(last.norm, first.norm) > CHANGED * min(last.norm, first.norm):
         course = "rose" if last.norm > first.norm else "fell"
-    span = f"from {format_number(first.norm)} at step {first.step} to {format_number(last.norm)}"
-    highest = max(measured, key=lambda point: point.norm)
-    peak = ""
+    span = f"from {w.format_number(first.norm)} at step {first.step} to {w.format_number(last.norm)}"
+    highest, peak = max(measured, key=lambda point: point.norm), ""
     if highest.norm > CHANGED * max(first.norm, last.norm):
-        peak = f", with a peak of {format_number(highest.norm)} at step {highest.step}"
+        peak = f", with a peak of {w.format_number(highest.norm)} at step {highest.step}"
     return f"The sharpness ‖H‖ {course}, {span} at step {last.step}{peak}."
 
 
 def _compare_with_limit(tracking: Tracking, measured: list[TrackedPoint]) -> list[str]:
-    known = [point for point in measured if point.lr_over_limit is not None]
+    known = [(point.lr_over_limit, point) for point in measured if point.lr_over_limit is not None]
     whose = tracking.optimizer or "gradient descent"
     if not known:
         return []
-    above = [point for point in known if (point.lr_over_limit or 0.0) >= 1]
+    above = [point for ratio, point in known if ratio >= 1]
     if not above:
-        nearest = max(known, key=lambda point: point.lr_over_limit or 0.0)
-        share = format_number(100 * (nearest.lr_over_limit or 0.0), 2)
+        ratio, nearest = max(known, key=lambda pair: pair[0])
         # Weights that are not measured, such as biases, may have a lower limit.
-        most = f"at most {share} % of it, at step {nearest.step}"
+        most = f"at most {w.format_percent(ratio, 2)} of it, at step {nearest.step}"
         return [f"For the measured weights lr stayed below the stability limit of {whose}: {most}."]
-    limits = [point.stable_learning_rate * point.norm for point in known]
+    limits = [point.stable_learning_rate * point.norm for _, point in known]
     if len(above) == len(known):
         # Adaptive optimizers, and negative curvature, give another limit at every point.
-        span = " to ".join(dict.fromkeys(map(format_number, (min(limits), max(limits)))))
-        return [f"lr·‖H‖ was at or above the stability limit ({span} for {whose}) at every measurement."]
-    limit = format_number(above[0].stable_learning_rate * above[0].norm)
-    many = f"{len(above)} of {len(known)} measurements {'was' if len(above) == 1 else 'were'} at or above it"
+        limit = w.format_range(limits)
+        return [f"lr·‖H‖ was at or above the stability limit ({limit} for {whose}) at every measurement."]
+    limit = w.format_number(above[0].stable_learning_rate * above[0].norm)
+    many = f"{len(above)} of {len(known)} measurements {w.agree(above, 'was', 'were')} at or above it"
     return [f"lr·‖H‖ reached the stability limit ({limit} for {whose}) at step {above[0].step}; {many}."]
 
 
 def _describe_cost(tracking: Tracking) -> str:
     kind = "the Gauss-Newton matrix" if tracking.curvature == "gauss-newton" else "the Hessian"
-    many = count(len(tracking.points), "measurement")
     said = (
-        f"{many} of {kind} on {count(tracking.examples, 'example')} took "
-        f"{format_number(100 * tracking.overhead, 2)} % of {format_number(tracking.seconds, 2)} s."
+        f"{w.count(len(tracking.points), 'measurement')} of {kind} on "
+        f"{w.count(tracking.examples, 'example')} took {w.format_percent(tracking.overhead, 2)} of "
+        f"{w.format_number(tracking.seconds, 2)} s."
     )
     if tracking.max_overhead >= 1 or not tracking.points:
         return said
@@ -149,32 +143,21 @@ def _describe_cost(tracking: Tracking) -> str:
     if not missing:
         return said
     return (
-        f"{said} {missing} of {len(due)} measurements, one every {count(tracking.every, 'step')}, were "
+        f"{said} {missing} of {len(due)} measurements, one every {w.count(tracking.every, 'step')}, were "
         f"skipped to stay within max_overhead = {tracking.max_overhead:g}; max_overhead=1 measures all."
     )
 
 
-def _judge(tracking: Tracking) -> str:
-    failed = bool(tracking.points) and not any(math.isfinite(point.norm) for point in tracking.points)
-    if failed or find_divergence(tracking) is not None:
-        return "bad"
-    return "fair" if tracking.crossings else "plain"
-
-
-def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
-    measured = [point for point in tracking.points if math.isfinite(point.norm)]
-    if not measured:
-        return []
+def _key_numbers(tracking: Tracking, measured: list[TrackedPoint]) -> list[doc.KeyNumber]:
     last = measured[-1]
     when = "at the end" if last is tracking.points[-1] else "last measured"
-    numbers = [doc.KeyNumber(f"‖H‖ {when}", format_number(last.norm), f"step {last.step}")]
-    known = [point for point in measured if point.lr_over_limit is not None]
+    numbers = [doc.KeyNumber(f"‖H‖ {when}", w.format_number(last.norm), f"step {last.step}")]
+    known = [(point.lr_over_limit, point.step) for point in measured if point.lr_over_limit is not None]
     if known:
-        highest = max(known, key=lambda point: point.lr_over_limit or 0.0)
-        note = f"step {highest.step}; unstable above 1"
-        numbers.append(doc.KeyNumber("highest lr / limit", format_ratio(highest.lr_over_limit or 0.0), note))
-    share = f"{format_number(100 * tracking.overhead, 2)} %"
-    return [*numbers, doc.KeyNumber("spent measuring", share, "of the time")]
+        ratio, step = max(known, key=lambda pair: pair[0])
+        note = f"step {step}; unstable above 1"
+        numbers.append(doc.KeyNumber("highest lr / limit", w.format_ratio(ratio), note))
+    return [*numbers, doc.KeyNumber("spent measuring", w.format_percent(tracking.overhead, 2), "of the time")]
 
 
 def step_charts(runs: Runs) -> list[doc.LineChart]:
@@ -185,19 +168,22 @@ def step_charts(runs: Runs) -> list[doc.LineChart]:
     limits = [limit for values in stable for _, limit, _ in values]
     rules, color = [], "vermilion" if len(runs) == 1 else "grey"  # hessinit's curve is vermilion
     if limits and 0 < max(limits) <= SAME * min(limits):
-        rules = [doc.Rule(limits[0], f"stability limit {format_number(limits[0])}", color)]
+        rules = [doc.ReferenceLine(limits[0], f"stability limit {w.format_number(limits[0])}", color)]
     else:
         for each in _series(runs, "stability limit", stable):
             name = each.name if len(runs) == 1 else f"stability limit, {each.name}"
             norms.append(replace(each, name=name, dashed=True))
-    kind = "training loss" if any(tracking.losses for _, tracking in runs) else "loss of the tracked batch"
-    losses = _series(runs, kind, [_losses(tracking) for _, tracking in runs])
+    has_losses = any(tracking.losses for _, tracking in runs)
+    kind = "training loss" if has_losses else "loss of the tracked batch"
+    given = [[(step, loss, "") for step, loss in tracking.losses] for _, tracking in runs]
+    batch = [_values(tracking, "loss") for _, tracking in runs]
+    losses = _series(runs, kind, [one or other for one, other in zip(given, batch, strict=True)])
     finite = [y for series in losses for y in series.y if y is not None and math.isfinite(y)]
     ratios = _series(runs, "lr / limit", [_values(tracking, "lr_over_limit") for _, tracking in runs])
-    one = [doc.Rule(1.0, "stability limit", color)]
+    one = [doc.ReferenceLine(1.0, "stability limit", color)]
     charts = [
         _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules),
-        _chart("loss", kind.capitalize(), kind, losses, log_y=spans_much(finite) and min(finite) > 0),
+        _chart("loss", kind.capitalize(), kind, losses, log_y=w.spans_much(finite) and min(finite) > 0),
         _chart("limit", "Learning rate over its stability limit", "lr / limit", ratios, one),
     ]
     return [chart for chart in charts if chart.series]
@@ -208,18 +194,13 @@ def _chart(
     caption: str,
     y_label: str,
     series: Sequence[doc.Series],
-    rules: Sequence[doc.Rule] = (),
+    rules: Sequence[doc.ReferenceLine] = (),
     log_y: bool = True,
 ) -> doc.LineChart:
     spans = [f"{one.name} from {_write(one.y[0])} to {_write(one.y[-1])}" for one in series]
     told = f"Over the steps: {'; '.join([*spans, *(rule.label for rule in rules)])}."
     log_y &= not any(y == 0 for one in series for y in one.y)
     return doc.LineChart(name, caption, told, series, y_label, "step", log_y=log_y, rules=rules)
-
-
-def _losses(tracking: Tracking) -> list[Value]:
-    """Return the training losses if they were given, else those of the tracked batch."""
-    return [(step, loss, "") for step, loss in tracking.losses] or _values(tracking, "loss")
 
 
 def _values(tracking: Tracking, field: str) -> list[Value]:
@@ -229,13 +210,13 @@ def _values(tracking: Tracking, field: str) -> list[Value]:
 
 def _series(runs: Runs, quantity: str, values: Sequence[Sequence[Value]]) -> list[doc.Series]:
     """Return a curve for each run that has values; the curve of a single run is named after the quantity."""
-    look = looks([label for label, _ in runs])
-    found = []
+    look, found = w.looks([label for label, _ in runs]), []
     for (label, _), some in zip(runs, values, strict=True):
-        steps, numbers, details = zip(*some, strict=True) if some else ((), (), ())
-        name = quantity if len(runs) == 1 else label
-        found.append(doc.Series(name, numbers, steps, details=details, **look[label]))
-    return [series for series in found if series.y]
+        if some:
+            steps, numbers, details = zip(*some, strict=True)
+            name = quantity if len(runs) == 1 else label
+            found.append(doc.Series(name, numbers, steps, details=details, **look[label]))
+    return found
 
 
 def _layer_charts(tracking: Tracking) -> list[doc.Chart]:
@@ -245,41 +226,39 @@ def _layer_charts(tracking: Tracking) -> list[doc.Chart]:
         return []
     names = list(dict.fromkeys(name for point in points for name in point.layers))
     ends = ", ".join(f"{name} {_write(points[-1].layers.get(name))}" for name in names[:MOST_LINES])
-    told = f"‖H‖ of {count(len(names), 'layer')} over the steps; at the end {ends}."
-    caption = "‖H‖ of each layer"
+    told = f"‖H‖ of {w.count(len(names), 'layer')} over the steps; at the end {ends}."
+    texts = "layers", "‖H‖ of each layer", told
     if len(names) <= MOST_LINES:
         steps = [point.step for point in points]
         series = [
             doc.Series(name, [point.layers.get(name) for point in points], steps, color)
-            for name, color in zip(names, ramp(range(len(names))), strict=True)
+            for name, color in zip(names, w.ramp(range(len(names))), strict=True)
         ]
-        return [doc.LineChart("layers", caption, told, series, "‖H‖", "step", log_y=True)]
-    chosen = spread_out(points, MOST_COLUMNS)
+        return [doc.LineChart(*texts, series, "‖H‖", "step", log_y=True)]
+    chosen = w.spread_out(points, MOST_COLUMNS)
     columns = [str(point.step) for point in chosen]
     values = [[point.layers.get(name, math.nan) for point in chosen] for name in names]
-    texts = [[""] * len(row) for row in values]
-    details = [[format_number(value) for value in row] for row in values]
-    labels = ("step", "layer", "‖H‖")
-    heat = doc.HeatMap("layers", caption, told, names, columns, values, texts, *labels, log_color=True)
+    details = [[w.format_number(value) for value in row] for row in values]
+    cells = [[""] * len(row) for row in values]
+    heat = doc.HeatMap(*texts, names, columns, values, cells, "step", "layer", "‖H‖", log_color=True)
     return [replace(heat, details=details)]
 
 
 def _point_blocks(tracking: Tracking) -> list[doc.Block]:
-    points, few = tracking.points, spread_out(tracking.points, MOST_ROWS)
-    caption, blocks = "Measurements", [doc.Text(f"Note: {note}", "note") for note in tracking.notes]
-    tables = [doc.Table(caption, _columns(few), show_caption=False)] if few else []
+    points, few = tracking.points, w.spread_out(tracking.points, MOST_ROWS)
+    blocks, tables = doc.notes(tracking.notes), [doc.Table("Measurements", _columns(few))] if few else []
     if len(few) < len(points):
-        whole = _columns(spread_out(points, MOST_PAGE_ROWS))
+        whole = _columns(w.spread_out(points, MOST_PAGE_ROWS))
         shown = f"{len(few)} of {len(points)} measurements are shown; .points has all."
         tables = [replace(tables[0], text_only=True), replace(tables[0], columns=whole, page_only=True)]
-        blocks.insert(0, doc.Text(shown, text_only=True))
-    share, most = (format_number(100 * part) for part in (tracking.overhead, tracking.max_overhead))
+        blocks.insert(0, doc.Paragraph(shown, text_only=True))
+    share, most = w.format_percent(tracking.overhead), w.format_percent(tracking.max_overhead)
     facts = {
         "optimizer": tracking.optimizer or "not given: the limit is that of gradient descent",
         "curvature": tracking.curvature,
         "examples": f"{tracking.examples:,}",
-        "every": f"{count(tracking.every, 'step')}, within {most} % of the time",
-        "time": f"{format_number(tracking.seconds)} s, {share} % of it measuring",
+        "every": f"{w.count(tracking.every, 'step')}, within {most} of the time",
+        "time": f"{w.format_number(tracking.seconds)} s, {share} of it measuring",
         "seed": str(tracking.seed),
         **tracking.versions,
     }
@@ -289,36 +268,27 @@ def _point_blocks(tracking: Tracking) -> list[doc.Block]:
 def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
     """Return the columns that have a number."""
     columns = []
-    for heading, field, importance in (
-        ("step", "step", 9),
-        ("loss", "loss", 7),
-        ("training loss", "training_loss", 3),
-        ("lr", "lr", 6),
-        ("‖H‖", "norm", 8),
-        ("lr·‖H‖", "lr_times_norm", 7),
-        ("lr / limit", "lr_over_limit", 8),
-    ):
-        keys = [math.nan if (value := getattr(point, field)) is None else value for point in points]
-        write = format_ratio if field == "lr_over_limit" else str if field == "step" else format_number
-        cells = ["" if getattr(point, field) is None else write(getattr(point, field)) for point in points]
-        marks = None
+    for heading, field, importance in COLUMNS:
+        values = [getattr(point, field) for point in points]
+        keys = [math.nan if value is None else value for value in values]
+        write = w.format_ratio if field == "lr_over_limit" else str if field == "step" else w.format_number
+        cells = ["" if value is None else write(value) for value in values]
         if field == "norm":
             rough = [not point.converged and not math.isnan(point.norm) for point in points]
             cells = [f"~{cell}" if mark else cell for cell, mark in zip(cells, rough, strict=True)]
-        elif field == "lr_over_limit":
-            marks = ["diverged" if key >= 1 else "" for key in keys]
+        marks = ["diverged" if key >= 1 else "" for key in keys] if field == "lr_over_limit" else None
         columns.append(doc.Column(heading, cells, importance, keys=keys, marks=marks))
     sharpest = [max(point.layers, key=point.layers.__getitem__) if point.layers else "" for point in points]
-    columns.append(doc.Column("sharpest layer", sharpest, 2, is_number=False))
+    columns.append(doc.names("sharpest layer", sharpest, 2))
     return [column for column in columns if any(column.cells)]
 
 
 def _describe_point(point: TrackedPoint) -> str:
     if math.isnan(point.norm) and point.note:
         return point.note
-    rate = "" if point.lr is None else f", lr {format_number(point.lr)}"
-    return f"loss {format_number(point.loss)}{rate}{f' ({point.note})' if point.note else ''}"
+    rate = "" if point.lr is None else f", lr {w.format_number(point.lr)}"
+    return f"loss {w.format_number(point.loss)}{rate}{f' ({point.note})' if point.note else ''}"
 
 
 def _write(number: float | None) -> str:
-    return "none" if number is None else format_number(number)
+    return "none" if number is None else w.format_number(number)

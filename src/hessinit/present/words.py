@@ -1,11 +1,11 @@
-"""Numbers and names as people read them."""
+"""Numbers and names as people read them, and the colours of curves."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 from hessinit.results.estimates import Estimate
@@ -46,96 +46,18 @@ def format_number(number: float, digits: int = 3) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """Write a ratio near 1 with two decimals, so that 1.00 and 1.04 differ.
-
-    >>> [format_ratio(x) for x in (1.0, 2.6149, 206.45, 0.004)]
-    ['1.00', '2.61', '206', '0.004']
-    """
+    """Write a ratio near 1 with two decimals, so that 1.00 and 1.04 differ."""
     return f"{ratio:.2f}" if 0.01 <= ratio < 99.995 else format_number(ratio)
 
 
 def format_times(ratio: float) -> str:
-    """Write a factor for a sentence: two figures below 100, three above.
-
-    >>> format_times(2.6149), format_times(206.45)
-    ('2.6', '206')
-    """
+    """Write a factor for a sentence: two figures below 100, three above."""
     return format_number(ratio, 2 if ratio < 100 else 3)
 
 
-def format_estimate(estimate: Estimate) -> str:
-    """Write an estimate's value, with `~` before it when it did not converge.
-
-    >>> format_estimate(Estimate(64.2, 9.0, False, "stopped early"))
-    '~64.2'
-    """
-    return ("" if estimate.converged else "~") + format_number(estimate.value)
-
-
-def printable(text: str) -> str:
-    r"""Show control characters instead of obeying them.
-
-    >>> printable("fc1\x1b[2J")
-    'fc1\\x1b[2J'
-    """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
-
-
-def shorten(name: str, most: int = LONGEST_NAME) -> str:
-    """Cut the middle out of a long name: its beginning and its end say most.
-
-    >>> shorten("encoder.layers.11.out_proj", 13), shorten("fc1", 13)
-    ('encode…t_proj', 'fc1')
-    """
-    if len(name) <= most:
-        return name
-    half = (most - 1) // 2
-    return f"{name[: most - 1 - half]}…{name[len(name) - half :]}"
-
-
-def call_layer(name: str) -> str:
-    """A layer in a sentence: those of an nn.Sequential are numbers, which alone would read as such.
-
-    >>> call_layer("fc1"), call_layer("0")
-    ('fc1', 'layer 0')
-    """
-    shown = shorten(printable(name))
-    return f"layer {shown}" if name[:1].isdigit() else shown
-
-
-def begin_sentence(sentence: str) -> str:
-    """With a capital, unless it begins with a name of the user's, which stays as it is.
-
-    >>> begin_sentence("layer 0 vanishes."), begin_sentence("fc1 vanishes.")
-    ('Layer 0 vanishes.', 'fc1 vanishes.')
-    """
-    return f"L{sentence[1:]}" if sentence.startswith("layer ") else sentence
-
-
-def count(number: int, noun: str) -> str:
-    """Write a number of things.
-
-    >>> count(1, "layer"), count(1200, "example")
-    ('1 layer', '1,200 examples')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def unstopped(sentence: str) -> str:
-    """Return a sentence without its full stop, to go on after it."""
-    return sentence.strip().rstrip(".")
-
-
-def join_names(names: list[str], most: int = 3) -> str:
-    """List names in a sentence, the first few of many.
-
-    >>> join_names(["a", "b"]), join_names(["a", "b", "c", "d", "e"])
-    ('a and b', 'a, b, c and 2 more')
-    """
-    shown = [shorten(printable(name)) for name in names]
-    if len(shown) > most + 1:
-        shown = [*shown[:most], f"{len(shown) - most} more"]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+def format_estimate(estimate: Estimate | None) -> str:
+    """Write an estimate's value, with `~` before it when it did not converge; nothing for None."""
+    return "" if estimate is None else ("" if estimate.converged else "~") + format_number(estimate.value)
 
 
 def format_mean(mean: float, error: float) -> str:
@@ -156,6 +78,79 @@ def format_mean(mean: float, error: float) -> str:
     return f"{shown} ± {shown_error if float(shown_error) else format_number(error, 2)}"
 
 
+def format_range(numbers: Iterable[float], to: str = " to ") -> str:
+    """Write the smallest and the largest number, once if they look the same; nan is left out."""
+    known = [number for number in numbers if not math.isnan(number)]
+    return to.join(dict.fromkeys(map(format_number, (min(known), max(known))))) if known else ""
+
+
+def format_percent(fraction: float, digits: int = 3) -> str:
+    """Write a fraction in percent."""
+    return f"{format_number(100 * fraction, digits)} %"
+
+
+def printable(text: str) -> str:
+    r"""Show control characters instead of obeying them: `a\x1b[2J`."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def shorten(name: str, most: int = LONGEST_NAME) -> str:
+    """Cut the middle out of a long name: its beginning and its end say most."""
+    if len(name) <= most:
+        return name
+    half = (most - 1) // 2
+    return f"{name[: most - 1 - half]}…{name[len(name) - half :]}"
+
+
+def call_layer(name: str) -> str:
+    """Name a layer in a sentence; those of an nn.Sequential are numbers: "layer 0"."""
+    shown = shorten(printable(name))
+    return f"layer {shown}" if name[:1].isdigit() else shown
+
+
+def name_rows(rows: Iterable[Any]) -> list[str]:
+    """Return the names of layers with those of tied weights: "embed = head"."""
+    return [" = ".join((row.name, *row.aliases)) for row in rows]
+
+
+def begin_sentence(sentence: str) -> str:
+    """Begin with a capital, unless the first word is a name of the user's."""
+    return f"L{sentence[1:]}" if sentence.startswith("layer ") else sentence
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number of things: "1 layer", "1,200 examples"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def agree(some: Sequence[object], singular: str, plural: str) -> str:
+    """Return the form of a word that fits the number of things."""
+    return singular if len(some) == 1 else plural
+
+
+def tell_time(seconds: float | None) -> str:
+    """Return " in 0.2 s"; nothing for None."""
+    return "" if seconds is None else f" in {format_number(seconds, 2)} s"
+
+
+def tell_batches(batches: int) -> str:
+    """Return " in 4 batches"; nothing for one."""
+    return f" in {batches} batches" if batches > 1 else ""
+
+
+def unstopped(sentence: str) -> str:
+    """Return a sentence without its full stop, to go on after it."""
+    return sentence.strip().rstrip(".")
+
+
+def join_names(names: Sequence[str], most: int = 3) -> str:
+    """List names in a sentence, the first few of many: "a, b, c and 2 more"."""
+    shown = [shorten(printable(name)) for name in names]
+    if len(shown) > most + 1:
+        shown = [*shown[:most], f"{len(shown) - most} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
 def write_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Write names and plain values as text; None is a dash."""
     texts = ["–" if value is None else value for value in values.values()]
@@ -169,11 +164,7 @@ def write_versions(first: str, versions: Mapping[str, str]) -> str:
 
 
 def spread_out(items: Sequence[Item], most: int) -> list[Item]:
-    """Return at most so many items, evenly spread, with the first and the last.
-
-    >>> spread_out(range(101), 5)
-    [0, 25, 50, 75, 100]
-    """
+    """Return at most so many items, evenly spread, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(number * (len(items) - 1) / (most - 1))] for number in range(most)]
@@ -185,11 +176,7 @@ def spans_much(values: Sequence[float]) -> bool:
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-    """Return a colour for each curve: hessinit's stands out, and with "+warmup" it is that without, dashed.
-
-    >>> looks(["he", "he+warmup", "hessinit"])["he+warmup"]
-    {'color': 'blue', 'dashed': True}
-    """
+    """Return a colour for each curve: hessinit's stands out; "+warmup" has that without it, dashed."""
     bases = [name.removesuffix("+warmup") for name in names]
     others = list(dict.fromkeys(base for base in bases if base != "hessinit"))
     found: dict[str, Look] = {}
@@ -201,10 +188,6 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 
 
 def ramp(values: Sequence[float]) -> list[str]:
-    """Return a colour for each value, from dark (small) to light, evenly by rank.
-
-    >>> ramp([0.1, 1.0, 0.01])
-    ['ramp:0.5', 'ramp:1', 'ramp:0']
-    """
+    """Return a colour for each value, from dark (small) to light, evenly by rank."""
     ranks = {value: rank for rank, value in enumerate(sorted(set(values)))}
     return [f"ramp:{ranks[value] / max(1, len(ranks) - 1):.3g}" for value in values]

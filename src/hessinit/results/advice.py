@@ -37,9 +37,6 @@ class Descent:
     the unit circle at `z = −1`, where `lr a = 2 + 2μ`; Nesterov's leave it where `lr (1 + 2μ) a = 2 + 2μ`.
     Under a constant gradient each step moves the weights by `lr/(1 − μ)` in all, so the rate at which this is
     `1/‖H‖` gives the largest guaranteed decrease.
-
-    >>> Descent(momentum=0.9).stability_limit(2.0), Descent().best(2.0)
-    (1.9, 0.5)
     """
 
     momentum: float = 0.0
@@ -64,16 +61,13 @@ class Descent:
 
     def stability_limit(self, norm: float) -> float:
         """Return the largest stable rate on a quadratic of this norm."""
-        if not self.momentum:
-            return 2 / norm if norm else math.inf
         strength = 1 + 2 * self.momentum if self.nesterov else 1
         return (2 + 2 * self.momentum) / (strength * norm) if norm else math.inf
 
     def norm(self, top: Estimate, bottom: Estimate) -> Estimate:
         """Return ‖H + weight decay‖, from both ends of the spectrum of H."""
-        return largest_magnitude(
-            *(replace(end, value=end.value + self.weight_decay) for end in (top, bottom))
-        )
+        ends = [replace(end, value=end.value + self.weight_decay) for end in (top, bottom)]
+        return largest_magnitude(*ends)
 
     def __str__(self) -> str:
         named = {"momentum": self.momentum, "weight_decay": self.weight_decay}
@@ -145,23 +139,19 @@ def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = F
     """Advise a warmup where the rate is above the stable one, in proportion to how far.
 
     A `flat` initialization has no sharpness to lose: there a rate that is too large stays too large.
-
-    >>> judge_warmup(0.3, 0.05, 0.1).steps, judge_warmup(0.08, 0.05, 0.1).advised
-    (150, False)
     """
-    say = presenter("advice")
-    if stable == 0 or math.isnan(stable):
-        return WarmupAdvice(advised=False, steps=0, reason=say.NO_RATE)
+    say, steps = presenter("advice"), 0
     rate = best if lr is None else lr
-    if rate <= stable:
-        return WarmupAdvice(
-            advised=False, steps=0, reason=say.slow_enough(rate, stable, given=lr is not None)
-        )
-    if flat:
-        return WarmupAdvice(advised=False, steps=0, reason=say.too_fast_when_flat(rate, stable))
-    reason = say.too_fast(rate, stable, is_hopeless=rate > RESCUED_BELOW * stable)
-    steps = min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
-    return WarmupAdvice(advised=True, steps=steps, reason=reason)
+    if stable == 0 or math.isnan(stable):
+        reason = say.NO_RATE
+    elif rate <= stable:
+        reason = say.slow_enough(rate, stable, given=lr is not None)
+    elif flat:
+        reason = say.too_fast_when_flat(rate, stable)
+    else:
+        reason = say.too_fast(rate, stable, is_hopeless=rate > RESCUED_BELOW * stable)
+        steps = min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
+    return WarmupAdvice(advised=steps > 0, steps=steps, reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -200,10 +190,10 @@ class LearningRateAdvice(Result):
         return self.norm.converged
 
     def __repr__(self) -> str:
-        rates = (
-            f"learning_rate={self.learning_rate:.3g}, stable_learning_rate={self.stable_learning_rate:.3g}"
+        rates = f"{self.learning_rate:.3g}, stable_learning_rate={self.stable_learning_rate:.3g}"
+        return (
+            f"<LearningRateAdvice for {self.optimizer}: learning_rate={rates}, warmup={self.warmup.advised}>"
         )
-        return f"<LearningRateAdvice for {self.optimizer}: {rates}, warmup={self.warmup.advised}>"
 
 
 def advise_descent(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,20 +16,12 @@ DIGITS = 5  # significant digits of a loss curve; first and final loss keep ever
 
 
 def window(steps: int) -> int:
-    """Return how many losses the final one is the mean of: a tenth of the steps, at least ten.
-
-    >>> window(50), window(201)
-    (10, 21)
-    """
+    """Return how many losses the final one is the mean of: a tenth of the steps, at least ten."""
     return max(10, math.ceil(steps / 10))
 
 
 def round_loss(loss: float) -> float:
-    """Return a loss as curves keep it, so that records stay small.
-
-    >>> round_loss(2.3025851), round_loss(float("inf"))
-    (2.3026, inf)
-    """
+    """Return a loss with five significant digits, as curves keep it, so that records stay small."""
     return float(f"{loss:.{DIGITS}g}")
 
 
@@ -42,14 +33,7 @@ class Run(PlainData):
     one may be shorter), `first_loss` that of the very first mini-batch, `final_loss` the mean over the last
     tenth of the steps, at least ten; inf or nan where the run broke off. `norms` are the curvature norms at
     the initialization: layer → ‖H‖ in the order the layers run, then "network"; None where they were not
-    measured (schemes that do not depend on the rate are measured once for each seed; `Comparison.norm` looks
-    it up). `note` says why a scheme failed or what it could not reach. Two runs are equal when they hold the
-    same numbers; the time they took does not count.
-
-    >>> run = Run(scheme="he", learning_rate=0.1, seed=0, losses=(2.0, 1.0), first_loss=2.3, final_loss=0.9,
-    ...           steps_done=20, diverged=False, norms={"fc1": 3.0, "network": 4.0}, seconds=0.5)
-    >>> run.applies, run.finite
-    (True, True)
+    measured (`Comparison.norm` looks them up). `note` says why a scheme failed or what it could not reach.
     """
 
     scheme: str
@@ -122,17 +106,18 @@ class Comparison(Result):
     @property
     def layers(self) -> tuple[str, ...]:
         """The names of the layers whose norms were measured, in the order they run; without the network."""
-        measured = next((run.norms for run in self.runs if run.norms), {})
-        return tuple(name for name in measured if name != NETWORK)
+        return tuple(
+            name for name in next((run.norms for run in self.runs if run.norms), {}) if name != NETWORK
+        )
 
     def runs_of(self, scheme: str, learning_rate: float) -> tuple[Run, ...]:
         """Return the runs of all seeds, in the order of the seeds."""
         if scheme not in self.schemes:
-            raise ValueError(f"scheme={scheme!r} was not compared; choose from {_listed(self.schemes)}.")
+            known = ", ".join(map(repr, self.schemes))
+            raise ValueError(f"scheme={scheme!r} was not compared; choose from {known}.")
         if learning_rate not in self.learning_rates:
-            raise ValueError(
-                f"learning_rate={learning_rate!r} was not tried; choose from {_listed(self.learning_rates)}."
-            )
+            known = ", ".join(map(repr, self.learning_rates))
+            raise ValueError(f"learning_rate={learning_rate!r} was not tried; choose from {known}.")
         return tuple(run for run in self.runs if (run.scheme, run.learning_rate) == (scheme, learning_rate))
 
     def applies(self, scheme: str) -> bool:
@@ -188,9 +173,8 @@ class Comparison(Result):
         rates = {scheme: self.best_rate(scheme) for scheme in self.schemes}
         trained = [scheme for scheme, rate in rates.items() if not math.isnan(rate)]
         if not trained:
-            raise ValueError(
-                "no scheme trains with every seed at any rate, so none is best; print(comparison) says more."
-            )
+            why = "no scheme trains with every seed at any rate, so none is best"
+            raise ValueError(f"{why}; print(comparison) says more.")
         best = min(trained, key=lambda scheme: self.loss(scheme, rates[scheme]))
         return best, rates[best]
 
@@ -200,7 +184,3 @@ class Comparison(Result):
 
     def _final_losses(self, scheme: str, learning_rate: float) -> list[float]:
         return [run.final_loss for run in self.runs_of(scheme, learning_rate) if run.applies]
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(repr, values))

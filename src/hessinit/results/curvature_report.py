@@ -308,19 +308,11 @@ class CurvatureReport(ByName[LayerCurvature], Result):
                 f"a report cannot advise on {name!r}: it takes the word 'sgd', 'momentum' or 'nesterov', and "
                 "adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
             )
-        return advise_descent(
-            named_descent(optimizer, momentum, weight_decay),
-            self.network.top,
-            self.network.bottom,
-            lr=check_rate(lr),
-            curvature=self.curvature,
-            loss=self.loss,
-            examples=self.examples,
-            weights=self.names,
-            parameters=self.network.parameters,
-            notes=self.notes,
-            versions=self.versions,
-        )
+        shared = ("curvature", "loss", "examples", "notes", "versions")
+        facts = {name: getattr(self, name) for name in shared}
+        facts |= {"weights": self.names, "parameters": self.network.parameters, "lr": check_rate(lr)}
+        descent = named_descent(optimizer, momentum, weight_decay)
+        return advise_descent(descent, self.network.top, self.network.bottom, **facts)
 
     def __repr__(self) -> str:
         norm = f"{self.network.norm:.3g}"
@@ -328,9 +320,8 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
     def _measured(self) -> tuple[LayerCurvature, ...]:
         if not self.layers:
-            raise ValueError(
-                "the report has no layers, so none is the sharpest or flattest; measure some first."
-            )
+            why = "the report has no layers, so none is the sharpest or flattest"
+            raise ValueError(f"{why}; measure some first.")
         return self.layers
 
 

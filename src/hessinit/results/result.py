@@ -39,9 +39,6 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
 
     JSON has no infinity and no nan: they become the strings "inf", "-inf" and "nan". With `compared`, fields
     that do not take part in comparisons are left out.
-
-    >>> to_plain({"losses": (0.5, float("inf"))})
-    {'losses': [0.5, 'inf']}
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -64,18 +61,14 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
 
 
 def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
-    """Return `data` as the type `kind`, such as a dataclass or `tuple[float, ...]`; refuse what differs.
-
-    >>> from_plain(tuple[float, ...], [0.5, "inf"])
-    (0.5, inf)
-    """
+    """Return `data` as the type `kind`, such as a dataclass or `tuple[float, ...]`; refuse what differs."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return data
     if origin in (typing.Union, UnionType):  # with None
         return None if data is None else from_plain(parts[0], data, where)
     if kind is float:
-        return _read_float(data, where)
+        return read_number(data, where)
     if origin is tuple and isinstance(data, list):
         kinds = parts[:1] * len(data) if parts[-1] is Ellipsis else parts
         if len(kinds) == len(data):
@@ -91,24 +84,16 @@ def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
     raise ValueError(f"{where} is {_brief(data)}, not {wanted}")
 
 
-def read_number(value: Plain) -> float:
-    """Return a number that `to_plain` wrote.
-
-    >>> read_number("-inf"), read_number(0.1)
-    (-inf, 0.1)
-    """
-    return _read_float(value, "a number")
+def read_number(data: Plain, where: str = "it") -> float:
+    """Return a number that `to_plain` wrote, also "inf", "-inf" and "nan"."""
+    if data in ("inf", "-inf", "nan") or type(data) in (int, float):
+        return float(data)
+    raise ValueError(f"{where} is {_brief(data)}, not a number")
 
 
 def read_numbers(values: Plain) -> tuple[float, ...]:
     """Return numbers that `to_plain` wrote."""
     return tuple(map(read_number, values))
-
-
-def _read_float(data: Plain, where: str) -> float:
-    if data in ("inf", "-inf", "nan") or type(data) in (int, float):
-        return float(data)
-    raise ValueError(f"{where} is {_brief(data)}, not a number")
 
 
 def _read_dataclass(kind: Any, data: dict[str, Plain], where: str) -> Any:
@@ -218,12 +203,11 @@ class Result(PlainData):
     @classmethod
     def check_kind(cls, data: Plain, source: str) -> None:
         """Refuse data of another kind or schema."""
-        kind = data.get("kind") if isinstance(data, dict) else None
-        if kind != cls.KIND:
-            raise ValueError(f"{source} holds {_describe_kind(data)}, not {cls.KIND!r}.")
+        if _kind(data) != repr(cls.KIND):
+            raise ValueError(f"{source} holds {_kind(data)}, not {cls.KIND!r}.")
         schema = data.get("schema")
+        newer = type(schema) is int and schema > cls.SCHEMA
         if type(schema) is not int or schema != cls.SCHEMA:
-            newer = type(schema) is int and schema > cls.SCHEMA
             way = "Upgrade with `pip install --upgrade hessinit`." if newer else "Make the result again."
             raise ValueError(
                 f"{source} has schema {schema!r} of {cls.KIND!r}, and this hessinit reads {cls.SCHEMA}. {way}"
@@ -265,6 +249,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     What `hessinit reproduce --json` printed becomes a list. Only JSON is read, and nothing in it is run.
     """
     # Any, not a union: whoever loads a file knows what is in it, and goes on with it.
+    for module in MODULES:
+        import_module(f"hessinit.results.{module}")
     data = _parse(Path(path).read_bytes(), str(path))
     if isinstance(data, list) and data:
         return [_read_result(each, f"{path}[{at}]") for at, each in enumerate(data)]
@@ -272,16 +258,15 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def _read_result(data: Plain, source: str) -> Result:
-    for module in MODULES:
-        import_module(f"hessinit.results.{module}")
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(kind, str) or kind not in Result.KINDS:
-        known = ", ".join(map(repr, Result.KINDS))
-        raise ValueError(f"{source} holds {_describe_kind(data)}; what can be read back is {known}.")
-    return Result.KINDS[kind].from_dict(data, source=source)
+    kind = _kind(data)
+    if kind not in map(repr, Result.KINDS):
+        raise ValueError(
+            f"{source} holds {kind}; what can be read back is {', '.join(map(repr, Result.KINDS))}."
+        )
+    return Result.KINDS[data["kind"]].from_dict(data, source=source)
 
 
-def _describe_kind(data: Plain) -> str:
+def _kind(data: Plain) -> str:
     if not isinstance(data, dict):
         return f"a JSON {type(data).__name__}"
     return _brief(data["kind"]) if "kind" in data else "an object without a kind"
@@ -316,10 +301,10 @@ class ByName(Generic[Row]):
             return row
         known = [name for row in self.layers for name in (row.name, *row.aliases)]
         parts = [name for name in known if name and (name in str(key) or str(key) in name)]
-        near = (get_close_matches(str(key), known, n=3) or parts)[:3]
-        offered = "Did you mean" if near else "The layers are"
-        names = ", ".join(map(repr, near or known[:8])) + (", …" if not near and len(known) > 8 else "")
-        raise KeyError(f"no layer is called {key!r}. {offered} {names}{'?' if near else '.'}")
+        if near := (get_close_matches(str(key), known, n=3) or parts)[:3]:
+            raise KeyError(f"no layer is called {key!r}. Did you mean {', '.join(map(repr, near))}?")
+        names = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
+        raise KeyError(f"no layer is called {key!r}. The layers are {names}.")
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.layers)

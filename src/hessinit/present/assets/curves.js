@@ -30,7 +30,6 @@ function drawCurves(data, width) {
   const x = chart.depth
     ? { log: false, domain: [-0.5, Math.max(chart.layers.length, 1) - 0.5] }
     : makeAxis([...chart.series.flatMap((one) => one.x), ...upright.map((rule) => rule.value)], chart.log_x, 0.02);
-  if (chart.x_range) x.domain = readNumbers(chart.x_range);
   const yTicks = ticksOf(y, 6), yWidth = Math.max(widest(yTicks.map(formatTick)), 12) + 14;
   const names = chart.depth ? nameLayers(chart.layers, width, yWidth) : null;
   const left = Math.max(yWidth, names?.left ?? 0), right = 14, bottom = names ? names.height + 26 : 44;
@@ -112,7 +111,7 @@ function drawBand(band, x, y, pixels) {
 }
 
 function drawSeries(chart, curve, radius) {
-  const { points, path, isLine } = curve, clip = Boolean(chart.x_range || chart.y_range);
+  const { points, path, isLine } = curve, clip = Boolean(chart.y_range);
   const marks = [];
   const bars = points.filter((point) => isHeld(point.low, chart.log_y) && isHeld(point.high, chart.log_y) && point.high > point.low);
   if (chart.depth || !isLine) {

@@ -10,7 +10,7 @@ function drawHeat(chart, width) {
     return chart.log_color ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
   };
   // Both ends of the ramp are left out: its palest is lost on a light page, its darkest on a dark one.
-  const colour = (value) => d3.interpolateYlGnBu(0.1 + 0.8 * (chart.low_is_good ? 1 - share(value) : share(value)));
+  const colour = (value) => d3.interpolateYlGnBu(0.1 + 0.8 * (1 - share(value)));
   const cells = chart.rows.flatMap((row, down) => chart.columns.map((column, across) => {
     const value = values[down][across], known = isHeld(value, chart.log_color), fill = known ? colour(value) : null;
     return {
