@@ -20,11 +20,17 @@ from hessinit.curvature.derivative_check import (
     seed_of_check,
 )
 from hessinit.curvature.eigenpairs import top_eigenpairs
-from hessinit.curvature.evaluation import Direction, Evaluation, unused_leaves
+from hessinit.curvature.evaluation import (
+    Direction,
+    Evaluation,
+    LossFactor,
+    check_curved,
+    factor_loss_hessian,
+    unused_leaves,
+)
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, trace_grams
 from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue
 from hessinit.curvature.layer_uses import Call, DenseCall, read_call
-from hessinit.curvature.loss_factor import LossFactor, check_curved, factor_loss_hessian
 from hessinit.curvature.operators import (
     GaussNewtonOperator,
     HessianOperator,

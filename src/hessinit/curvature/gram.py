@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.evaluation import Evaluation, LossFactor
 from hessinit.curvature.layer_uses import (
     Call,
     ConvolutionCall,
@@ -29,7 +29,6 @@ from hessinit.curvature.layer_uses import (
     probe_examples,
     read_call,
 )
-from hessinit.curvature.loss_factor import LossFactor
 from hessinit.curvature.operators import LinearOperator, add_up
 from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.determinism import agree
