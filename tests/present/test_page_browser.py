@@ -18,7 +18,7 @@ import pytest
 from hessinit.present import document as doc
 from hessinit.present import to_page
 from hessinit.present.page import render_page
-from hessinit.present.words import format_number, shorten
+from hessinit.present.words import format_number, name_column, shorten
 from result_examples import (
     HOSTILE,
     LONG,
@@ -216,7 +216,7 @@ def test_a_table_sorts_by_number_down_up_and_back(browser, pages, tmp_path):
         sort_by(page, "ours")
         assert column(page, 2) == ["100", "20", "3", "", "7"]
     names = ["constructor", "5", "inf", "2", "valueOf"]  # every JavaScript object has some of these
-    with opened(browser, write(tmp_path / "p.html", doc.Table("t", [doc.names("name", names)]))) as page:
+    with opened(browser, write(tmp_path / "p.html", doc.Table("t", [name_column("name", names)]))) as page:
         sort_by(page, "name")
         assert column(page, 0) == sorted(names)
 

@@ -24,7 +24,7 @@ from hessinit.present.page import (
     rows,
     write_island,
 )
-from hessinit.present.words import shorten
+from hessinit.present.words import name_column, shorten
 from result_examples import (
     HOSTILE,
     LONG,
@@ -183,7 +183,7 @@ def test_a_page_is_small_shows_control_characters_and_lists_its_sections() -> No
     assert not re.search("[\x1b\u2028\u202e]", own)
     assert "a\\u2028b\\u202ec\\x1b[2J" in own
     assert '<nav aria-label="On this page">' in text
-    linked = replace(doc.names("name", ["one"]), links=["#one"])
+    linked = replace(name_column("name", ["one"]), links=["#one"])
     overview = doc.Section("", [doc.Table("overview", [linked])])
     assert "<nav" not in render_page(small_document(sections=[overview, *small_document().sections]))
 

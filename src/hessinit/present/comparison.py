@@ -261,7 +261,7 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
             replace(text, page_only=True),
         ]
     runs = doc.Paragraph(_describe_runs(comparison), "small")
-    return [*blocks, runs, *doc.notes(collect_notes(comparison))]
+    return [*blocks, runs, *w.note_paragraphs(collect_notes(comparison))]
 
 
 def _describe_runs(comparison: Comparison) -> str:
@@ -302,7 +302,7 @@ def _columns(comparison: Comparison, *, errors: bool = True) -> list[doc.Column]
     schemes, rates = rank_schemes(comparison), comparison.learning_rates
     best_rates = [comparison.best_rate(scheme) for scheme in schemes]
     best = 0 if math.isnan(best_rates[0]) else rates.index(best_rates[0])
-    columns = [doc.names("scheme", schemes)]
+    columns = [w.name_column("scheme", schemes)]
     for at, rate in enumerate(rates):
         # A narrow terminal leaves out the rates farthest from the best one, and never that one.
         importance = 8 if at == best else max(1, 7 - abs(at - best))

@@ -133,14 +133,14 @@ def _jacobian_table(report: CurvatureReport) -> doc.Table:
 
     norms = [w.format_estimate(_gauss_newton(row) or row.estimate) for row in report]
     columns = [
-        doc.names("layer", report.names),
+        w.name_column("layer", report.names),
         column("forward", "forward", 8),
         column("‖A‖", "activation", 4),
         column("backward", "backward", 8),
         doc.Column("‖H‖" if report.curvature != "both" else "‖H‖ (GN)", norms, 8),
         column("rigorous", "rigorous_bound", 7),
         column("paper", "paper_bound", 6),
-        doc.names("reason", [one or "" for one in _jacobians(report, "reason")], 3, wraps=True),
+        w.name_column("reason", [one or "" for one in _jacobians(report, "reason")], 3, wraps=True),
     ]
     caption = (
         "Jacobian norms from the input to the layer (forward), of its activation (‖A‖) and from there to the "
@@ -211,7 +211,7 @@ def _diagnostics_blocks(report: CurvatureReport) -> list[doc.Block]:
         "fraction of dead units and saturated entries."
     )
     columns = _diagnostics_columns(rows)
-    table = doc.Table(caption, [doc.names("layer", report.names), *columns], show_caption=True)
+    table = doc.Table(caption, [w.name_column("layer", report.names), *columns], show_caption=True)
     return [sizes, *([idle] if idle.series else []), *([table] if columns else [])]
 
 
@@ -223,7 +223,7 @@ def _diagnostics_columns(rows: Sequence[Diagnostics]) -> list[doc.Column]:
         return doc.Column(heading, ["" if value is None else write(value) for value in found], importance)
 
     columns = [
-        doc.names("activation", [row.activation for row in rows], 6),
+        w.name_column("activation", [row.activation for row in rows], 6),
         column("mean", "activation_mean", 4),
         column("std", "activation_std", 8),
         column("std before", "preactivation_std", 3),
