@@ -34,7 +34,7 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     )
     frozen = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
     measured = (
-        f"{advice.optimizer} on {w.join_names(list(advice.weights))} ({w.count(advice.parameters, 'parameter')}"
+        f"{advice.optimizer} on {w.join_names(advice.weights)} ({w.count(advice.parameters, 'parameter')}"
         f"{frozen}); {MATRIX_NAMES[advice.curvature]} on {w.count(advice.examples, 'example')}; "
         f"loss {w.format_number(advice.loss)}."
     )
@@ -75,8 +75,8 @@ def why_best_adaptive(norm: float, best: float, weight_decay: float, lasting: fl
     decay = f" + {w.format_number(weight_decay)}" if weight_decay else ""
     value = f"({w.format_number(norm)}{decay})" if decay else w.format_number(norm)
     return (
-        f"{w.format_number(1 / lasting)}/{value}, the norm of P^-½ H P^-½ with P the size of {gradients}: the "
-        "step of the largest guaranteed decrease in the norm of this preconditioner."
+        f"{w.format_number(1 / lasting)}/{value}, the norm of P^-½ H P^-½ with P the size of {gradients}: "
+        "the step of the largest guaranteed decrease in the norm of this preconditioner."
     )
 
 
@@ -89,23 +89,20 @@ def why_stable_adaptive(norm: float, stable: float) -> str:
     return "Above it the steps grow on a quadratic of this curvature, with P fixed."
 
 
-def too_fast(rate: float, stable: float, *, is_hopeless: bool) -> str:
-    """Return why a learning rate above the stable one needs a warmup."""
+def too_fast(rate: float, stable: float, *, is_flat: bool, is_hopeless: bool) -> str:
+    """Return what to do about a learning rate above the stable one: warm up, or lower it."""
     reason = f"lr = {w.format_number(rate)} is {w.format_times(rate / stable)} times the stable learning rate"
+    if is_flat:
+        return (
+            f"{reason}, and the initialization is so flat that a warmup has no sharpness to reduce: lower "
+            "the learning rate."
+        )
     if is_hopeless:
         return (
             f"{reason}, more than a warmup usually makes up for; also lower it, or the curvature "
             f"(initialize_ with lr={w.format_number(rate)})."
         )
     return f"{reason}; smaller first steps give the curvature time to fall."
-
-
-def too_fast_when_flat(rate: float, stable: float) -> str:
-    """Return why such a learning rate needs a smaller one instead, where the curvature is small."""
-    return (
-        f"lr = {w.format_number(rate)} is {w.format_times(rate / stable)} times the stable learning rate, and "
-        "the initialization is so flat that a warmup has no sharpness to reduce: lower the learning rate."
-    )
 
 
 def slow_enough(rate: float, stable: float, *, given: bool) -> str:
@@ -119,8 +116,8 @@ def slow_enough(rate: float, stable: float, *, given: bool) -> str:
 def flat_initialization(norm: float) -> str:
     """Return what to know about an initialization that is flatter than the network will be in training."""
     return (
-        f"The initialization is flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows within a few "
-        "steps, and the stable learning rate falls with it."
+        f"The initialization is flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows within a "
+        "few steps, and the stable learning rate falls with it."
     )
 
 
