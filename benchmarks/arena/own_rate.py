@@ -32,7 +32,7 @@ def _train_one(task_name: str, seed: int) -> dict[str, Any]:
     comparison = compare(
         task.build, task.loss, (inputs, targets), schemes=["hessinit"], learning_rates=[rate], seeds=[seed],
         steps=task.steps, batch_size=task.batch_size, optimizer=task.optimizer, device=task.device,
-        curvature_at_start=False, workers=1, progress=False,
+        measure_curvature=False, workers=1, progress=False,
     )  # fmt: skip
     run = comparison.runs[0]
     return {"seed": seed, "learning_rate": rate, "final_loss": run.final_loss, "first_loss": run.first_loss}

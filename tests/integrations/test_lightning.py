@@ -18,9 +18,8 @@ from torch import nn
 
 import hessinit
 from adamw_truth import dense_adamw_limit
-from hessinit.integrations.lightning import CurvatureCallback
+from hessinit.integrations.lightning_callback import CurvatureCallback
 from hessinit.training.track import Budget
-from integrations.launching import HERE, run_on_two_ranks
 from integrations.lightning_digits import (
     LOSS,
     digits,
@@ -362,18 +361,6 @@ def test_a_sharding_strategy_is_refused() -> None:
 def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "hessinit.integrations.lightning")
+    monkeypatch.delitem(sys.modules, "hessinit.integrations.lightning_callback")
     with pytest.raises(ImportError, match=r"pip install 'hessinit\[lightning\]'"):
-        importlib.import_module("hessinit.integrations.lightning")
-
-
-def test_two_ranks_of_ddp_have_the_same_weights_and_the_same_failures(tmp_path: Path) -> None:
-    run_on_two_ranks(HERE / "lightning_script.py", tmp_path)
-    lines = {path.name: path.read_text().splitlines() for path in tmp_path.glob("rank-*.txt")}
-    assert sorted(lines) == ["rank-0.txt", "rank-1.txt"]
-    (first, *failed), (second, *told) = lines["rank-0.txt"], lines["rank-1.txt"]
-    assert first == second
-    assert "ZeroDivisionError: division by zero" in failed[0]
-    assert "RuntimeError: initializing failed on rank 0" in told[0]
-    assert "ZeroDivisionError" in told[0]
-    assert (tmp_path / "curvature.jsonl").exists()
+        importlib.import_module("hessinit.integrations.lightning_callback")

@@ -10,7 +10,7 @@ from torch import nn
 
 import hessinit
 from hessinit.integrations.callback import check_unsharded, is_first_rank, on_first_rank, share_weights
-from integrations.launching import HERE, run_on_two_ranks
+from integrations.two_ranks import run_on_two_ranks
 
 
 def test_alone_the_work_is_done_and_nothing_is_sent() -> None:
@@ -24,9 +24,32 @@ def test_alone_the_work_is_done_and_nothing_is_sent() -> None:
 
 @pytest.mark.sweep
 def test_two_ranks_share_every_kind_of_weight_and_every_failure(tmp_path: Path) -> None:
-    said, told = run_on_two_ranks(HERE / "rank_script.py", tmp_path)
-    assert "rank 0: IndexError: list index out of range" in said
-    assert "rank 1: RuntimeError: looking failed on rank 0, so that every rank stops: IndexError" in told
+    said, told = run_on_two_ranks("share", tmp_path)
+    assert "IndexError: list index out of range" in said
+    assert "RuntimeError: looking failed on rank 0, so that every rank stops: IndexError" in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("work", "failure"),
+    [
+        ("fit_lightning", "ZeroDivisionError: division by zero"),
+        ("train_transformer", "ProblemError: target=-1 must be a positive, finite number"),
+    ],
+)
+def test_ranks_of_ddp_get_the_same_weights_and_the_same_failure(
+    work: str, failure: str, tmp_path: Path
+) -> None:
+    said = [
+        [line for line in lines if line.startswith(("weights ", "failed "))]
+        for lines in run_on_two_ranks(work, tmp_path)
+    ]
+    (first, failed), (second, told) = said
+    assert first == second
+    assert failed.startswith(f"failed {failure}")
+    assert told.startswith(
+        f"failed RuntimeError: initializing failed on rank 0, so that every rank stops: {failure}"
+    )
+    assert (tmp_path / "curvature.jsonl").exists()
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -8,12 +8,11 @@ from typing import Any
 import lightning.pytorch as lightning
 import pytest
 import torch
-from torch import Tensor
 
 import hessinit
 from hessinit import ProblemError, Tracking
-from hessinit.integrations.lightning import CurvatureCallback, small_copy
-from hessinit.integrations.transformers import CurvatureCallback as TrainersCallback
+from hessinit.integrations.lightning_callback import CurvatureCallback
+from hessinit.integrations.trainer_callback import CurvatureTrainerCallback
 from hessinit.training.track import Budget
 from integrations.lightning_digits import (
     LOSS,
@@ -97,35 +96,22 @@ def test_two_callbacks_need_two_files(tmp_path: Path) -> None:
     assert norms(Tracking.load(tmp_path / "other.jsonl")) == norms(resumed[1])
 
 
-def test_lightning_measures_the_same_examples_again(tmp_path: Path) -> None:
-    caught: list[tuple[Tensor, Tensor]] = []
-
-    def first(batch: Any) -> Any:
-        caught.append((batch[0].clone(), batch[1].clone()))
-        return batch
-
-    fit(tmp_path, seed=1, batch=first)
-    module, resumed = fit(tmp_path, seed=1, epochs=2, checkpoint=tmp_path / "1.ckpt", batch=first)
-    before, after = caught
-    assert torch.equal(before[0], after[0])
-    truth = hessinit.measure(module.network, LOSS, before, tolerance=1e-4)
+def test_lightning_measures_the_next_batch_and_says_so_unless_one_is_given(tmp_path: Path) -> None:
+    for name, batch in (("any", None), ("given", digits(8))):
+        folder = tmp_path / name
+        folder.mkdir()
+        fit(folder, seed=1, batch=batch)
+        module, resumed = fit(folder, seed=1, epochs=2, checkpoint=folder / "1.ckpt", batch=batch)
+        noted = [note for note in resumed.notes if "Resumed at step 4: from there on the curvature" in note]
+        assert len(noted) == (batch is None)
+    truth = hessinit.measure(module.network, LOSS, digits(8), tolerance=1e-4)
     assert resumed.points[-1].norm == pytest.approx(truth.network.norm, rel=0.02)
-
-
-def test_only_a_small_and_plain_batch_goes_into_a_checkpoint() -> None:
-    batch = (torch.ones(3), {"name": "kept", "rows": [torch.ones(2)]})
-    copied = small_copy(batch)
-    batch[0].zero_()
-    assert copied[0].tolist() == [1, 1, 1]
-    assert copied[1]["name"] == "kept"
-    assert small_copy((torch.ones(3), object())) is None
-    assert small_copy(torch.empty(2**24)) is None
 
 
 def test_the_trainer_continues_its_file_and_a_collator_masks_alike_again(tmp_path: Path) -> None:
     found = []
     for seed, checkpoint in ((1, None), (2, str(tmp_path / "checkpoint-2"))):
-        callback = TrainersCallback(every=2, warn=False)
+        callback = CurvatureTrainerCallback(every=2, warn=False)
         trainer = trainer_of_transformers(
             tmp_path, callback, model="masked BERT", collator=Masking(), save_strategy="steps", save_steps=2
         )

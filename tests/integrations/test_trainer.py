@@ -18,10 +18,9 @@ from torch.utils.data import IterableDataset
 
 import hessinit
 from adamw_truth import dense_adamw_limit
-from hessinit.integrations.transformers import CurvatureCallback
+from hessinit.integrations.trainer_callback import CurvatureTrainerCallback
 from hessinit.results.track_record import Tracking
 from hessinit.training.track import Budget
-from integrations.launching import HERE, run_on_two_ranks
 from integrations.trainer_runs import Sentences, trainer_of
 
 # With a width of four, the masks of dropout decide how gentle the start can be; each torch draws others.
@@ -47,7 +46,7 @@ def norm_of(model: nn.Module, batch: Any) -> float:
 
 @pytest.mark.parametrize("kind", ["GPT-2", pytest.param("BERT classifier", marks=pytest.mark.sweep)])
 def test_a_run_is_measured_at_the_start_and_followed(kind: str, tmp_path: Path) -> None:
-    callback = CurvatureCallback(every=2)
+    callback = CurvatureTrainerCallback(every=2)
     data = Sentences(classes=kind != "GPT-2")
     trainer = trainer_of(tmp_path, callback, model=kind, data=data)
     before = copy.deepcopy(trainer.model)
@@ -83,7 +82,7 @@ class Masking:
 
 def test_training_is_not_changed_by_a_bit(tmp_path: Path) -> None:
     trained = []
-    for callbacks in ([], [CurvatureCallback(every=1, warn=False)]):
+    for callbacks in ([], [CurvatureTrainerCallback(every=1, warn=False)]):
         trainer = trainer_of(
             tmp_path, *callbacks, model="masked BERT", collator=Masking(), optim="adamw_torch", max_steps=6
         )
@@ -108,7 +107,7 @@ class Snapshots(transformers.TrainerCallback):
 @pytest.mark.sweep
 def test_every_point_is_measured_in_train_mode_also_after_an_evaluation(tmp_path: Path) -> None:
     data = Sentences(classes=True)
-    callback, snapshots = CurvatureCallback(every=1, tolerance=1e-4), Snapshots()
+    callback, snapshots = CurvatureTrainerCallback(every=1, tolerance=1e-4), Snapshots()
     kind = partial(transformers.Trainer, eval_dataset=data)
     trainer = trainer_of(
         tmp_path, callback, snapshots, model="BERT classifier", data=data, kind=kind,
@@ -142,15 +141,30 @@ class Hundredfold(transformers.Trainer):
 @pytest.mark.parametrize("kind", [transformers.Trainer, Hundredfold])
 @pytest.mark.parametrize("every", [2, pytest.param(100, marks=pytest.mark.sweep)])
 def test_a_trainer_with_another_loss_is_noted(kind: Any, every: int, tmp_path: Path) -> None:
-    callback = CurvatureCallback(every=every)
+    callback = CurvatureTrainerCallback(every=every)
     trainer_of(tmp_path, callback, kind=kind, learning_rate=1e-3).train()
     noted = [note for note in callback.tracking.notes if "may not be what is trained" in note]
     assert len(noted) == (kind is Hundredfold)
 
 
+def test_accumulated_batches_count_as_one_step_and_change_nothing(tmp_path: Path) -> None:
+    trained = []
+    for callbacks in ([], [CurvatureTrainerCallback(every=1)]):
+        trainer = trainer_of(tmp_path, *callbacks, max_steps=2, gradient_accumulation_steps=2)
+        trainer.train()
+        trained.append(trainer)
+    without, followed = trained
+    assert same_weights(without.model, followed.model)
+    tracking = callbacks[0].tracking
+    assert [point.step for point in tracking.points] == [0, 1, 2]
+    logged = [(entry["step"], entry["loss"]) for entry in followed.state.log_history if "loss" in entry]
+    assert list(tracking.losses) == logged
+    assert not any("may not be what is trained" in note for note in tracking.notes)
+
+
 @may_end_elsewhere
 def test_weights_are_initialized_for_the_optimizers_rate_before_the_first_step(tmp_path: Path) -> None:
-    callback = CurvatureCallback(initialize=True)
+    callback = CurvatureTrainerCallback(initialize=True)
     trainer = trainer_of(tmp_path, callback, max_steps=1, lr_scheduler_type="linear", warmup_steps=3)
     before = copy.deepcopy(trainer.model)
     trainer.train()
@@ -177,7 +191,7 @@ class Grouped(transformers.Trainer):
 
 
 def test_groups_of_adamw_have_the_dense_limit(tmp_path: Path) -> None:
-    callback = CurvatureCallback(tolerance=1e-8)
+    callback = CurvatureTrainerCallback(tolerance=1e-8)
     trainer = trainer_of(tmp_path, callback, kind=Grouped, max_steps=1)
     trainer.model.double()
     for module in trainer.model.modules():
@@ -197,7 +211,7 @@ def test_groups_of_adamw_have_the_dense_limit(tmp_path: Path) -> None:
 
 @pytest.mark.sweep
 def test_options_of_the_initialization_are_taken(tmp_path: Path) -> None:
-    callback = CurvatureCallback(initialize={"target": 2.0, "scheme": "keep", "dropout": "freeze"})
+    callback = CurvatureTrainerCallback(initialize={"target": 2.0, "scheme": "keep", "dropout": "freeze"})
     trainer_of(tmp_path, callback, max_steps=1, optim="adamw_torch").train()
     assert callback.initialization.scheme == "keep"
     assert callback.tracking.points[0].norm == pytest.approx(2, rel=0.06)
@@ -207,12 +221,14 @@ def test_options_of_the_initialization_are_taken(tmp_path: Path) -> None:
 @may_end_elsewhere
 def test_a_resumed_run_is_not_initialized_again(tmp_path: Path) -> None:
     straight, cut = tmp_path / "straight", tmp_path / "cut"
-    once = trainer_of(straight, CurvatureCallback(initialize=True))
+    once = trainer_of(straight, CurvatureTrainerCallback(initialize=True))
     once.train()
-    first = trainer_of(cut, CurvatureCallback(initialize=True, every=2), save_strategy="steps", save_steps=2)
+    first = trainer_of(
+        cut, CurvatureTrainerCallback(initialize=True, every=2), save_strategy="steps", save_steps=2
+    )
     first.args.max_steps = 2
     first.train()
-    callback = CurvatureCallback(initialize=True, every=2)
+    callback = CurvatureTrainerCallback(initialize=True, every=2)
     resumed = trainer_of(cut, callback)
     resumed.train(resume_from_checkpoint=str(cut / "checkpoint-2"))
     assert callback.initialization is None
@@ -222,7 +238,7 @@ def test_a_resumed_run_is_not_initialized_again(tmp_path: Path) -> None:
 
 @pytest.mark.sweep
 def test_the_loss_is_the_one_that_the_trainer_smooths(tmp_path: Path) -> None:
-    callback = CurvatureCallback()
+    callback = CurvatureTrainerCallback()
     data = Sentences(4)
     # Not GPT-2: there the Trainer counts one token too many for each sentence, and its loss is 4/5 of this.
     trainer = trainer_of(
@@ -241,7 +257,7 @@ def test_scalars_go_to_tensorboard_and_to_the_active_run(
     sent: list[dict[str, float]] = []
     active = SimpleNamespace(step=0, log=lambda values, **_: sent.append(values))
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=active))
-    callback = CurvatureCallback(every=2)
+    callback = CurvatureTrainerCallback(every=2)
     trainer_of(tmp_path, callback, max_steps=2, report_to=["tensorboard"]).train()
     norms = [point.norm for point in callback.tracking.points]
     (folder,) = tmp_path.glob("runs/**/curvature")  # Transformers 4 puts a folder of the date between
@@ -254,7 +270,7 @@ def test_scalars_go_to_tensorboard_and_to_the_active_run(
 
 
 def test_a_batch_may_be_given(tmp_path: Path) -> None:
-    callback = CurvatureCallback(batch=Sentences().batch(7), task="causal-lm")
+    callback = CurvatureTrainerCallback(batch=Sentences().batch(7), task="causal-lm")
     trainer_of(tmp_path, callback, max_steps=1).train()
     assert callback.tracking.examples == 7
 
@@ -266,8 +282,8 @@ class Stream(IterableDataset[Any]):
 
 def test_a_stream_is_refused_and_needs_a_batch(tmp_path: Path) -> None:
     with pytest.raises(hessinit.ProblemError, match="iterable dataset .*pass batch="):
-        trainer_of(tmp_path, CurvatureCallback(), data=Stream()).train()
-    callback = CurvatureCallback(batch=Sentences().batch())
+        trainer_of(tmp_path, CurvatureTrainerCallback(), data=Stream()).train()
+    callback = CurvatureTrainerCallback(batch=Sentences().batch())
     trainer_of(tmp_path, callback, data=Stream(), max_steps=1).train()
     assert callback.tracking.examples == 4
 
@@ -275,7 +291,7 @@ def test_a_stream_is_refused_and_needs_a_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sharding", [{"fsdp": "full_shard"}, {"deepspeed": {"zero_optimization": {}}}])
 def test_sharded_training_is_refused(sharding: dict[str, Any]) -> None:
     with pytest.raises(hessinit.ProblemError, match="FSDP and DeepSpeed keep a part.*before Trainer.train"):
-        CurvatureCallback().on_train_begin(SimpleNamespace(**sharding), None, None)
+        CurvatureTrainerCallback().on_train_begin(SimpleNamespace(**sharding), None, None)
 
 
 @pytest.mark.parametrize(
@@ -289,20 +305,11 @@ def test_sharded_training_is_refused(sharding: dict[str, Any]) -> None:
 )
 def test_a_wrong_option_is_refused_when_the_callback_is_made(options: dict[str, Any], message: str) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
-        CurvatureCallback(**options)
+        CurvatureTrainerCallback(**options)
 
 
 def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "hessinit.integrations.transformers")
+    monkeypatch.delitem(sys.modules, "hessinit.integrations.trainer_callback")
     with pytest.raises(ImportError, match=r"pip install 'hessinit\[transformers\]'"):
-        importlib.import_module("hessinit.integrations.transformers")
-
-
-def test_two_ranks_of_ddp_have_the_same_weights_and_the_same_failures(tmp_path: Path) -> None:
-    run_on_two_ranks(HERE / "trainer_script.py", tmp_path)
-    lines = [path.read_text().splitlines() for path in sorted(tmp_path.glob("rank-*.txt"))]
-    assert lines[0][0] == lines[1][0]
-    assert lines[0][1].startswith("ProblemError: target=-1 must be a positive, finite number")
-    assert lines[1][1].startswith("RuntimeError: initializing failed on rank 0")
-    assert (tmp_path / "curvature.jsonl").exists()
+        importlib.import_module("hessinit.integrations.trainer_callback")

@@ -87,7 +87,7 @@ def test_initial_norms_are_those_of_the_seeds_weights_on_the_seeds_batch() -> No
 def test_neither_measuring_nor_what_a_scheme_draws_changes_the_masks_of_dropout() -> None:
     schemes = {"kept": problem.keep, "drawing": lambda *arguments: torch.rand(3)}
     settings: dict[str, Any] = {"build": problem.build_with_dropout, "schemes": schemes}
-    with_norms, without = problem.small(**settings), problem.small(**settings, curvature_at_start=False)
+    with_norms, without = problem.small(**settings), problem.small(**settings, measure_curvature=False)
     assert math.isnan(without.norm("kept"))
     assert with_norms.norm("kept") > 0
     assert _losses(with_norms) == _losses(without)
@@ -343,7 +343,7 @@ def test_progress_is_shown_on_a_terminal_only(
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    problem.small(curvature_at_start=False, progress=progress)
+    problem.small(measure_curvature=False, progress=progress)
     out, err = capsys.readouterr()
     assert out == ""
     assert ("8/8" in err) if terminal and progress else err == ""
@@ -395,7 +395,7 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"device": "gpu7"}, "device='gpu7' cannot be used here.*Leave it out"),
         ({"device": "meta"}, "device='meta' cannot be used here: it holds no numbers"),
         ({"progress": 1}, "progress=1 must be True or False"),
-        ({"curvature_at_start": None}, "curvature_at_start=None must be True or False"),
+        ({"measure_curvature": None}, "measure_curvature=None must be True or False"),
         ({"folder": __file__}, "folder='.*' is a file; pass the name of a folder"),
         ({"folder": Path(__file__).parent}, "holds other things .*; pass a folder of its own"),
         ({"folder": 3}, "folder=3 must be the path of a folder"),

@@ -25,7 +25,7 @@ from torch import nn
 from hessinit import Comparison
 from hessinit.errors import ProblemError
 from hessinit.results.result import write_text
-from hessinit.training.run_folder import create_text, file_name
+from hessinit.training.run_folder import file_name
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parents[1] / "src"
@@ -92,7 +92,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss of a new model was"),
         ({"loss": nn.MultiMarginLoss()}, r"loss was 'CrossEntropyLoss\(\)' there and is 'MultiMarginLoss"),
         ({"forward": lambda model, x: model(x)}, "forward was 'None' there and is '.*<lambda>' here"),
-        ({"curvature_at_start": False}, "curvature_at_start was True there and is False here"),
+        ({"measure_curvature": False}, "measure_curvature was True there and is False here"),
         ({"schemes": {"he": "glorot"}}, "'he', which was he and is glorot here; give the new one another"),
         ({"schemes": {"he": problem.draw}}, "'he', which was he and is digit_problem.draw here"),
         ({"schemes": ["he+warmup"], "warmup": 4}, "was he with 3 steps of warmup and is he with 4 steps"),
@@ -131,15 +131,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> N
         problem.small(folder=tmp_path / name)
 
 
-def test_of_two_experiments_that_begin_at_once_one_creates_the_record(tmp_path: Path) -> None:
-    path = tmp_path / "experiment.json"
-    with ThreadPoolExecutor(8) as threads:
-        created = list(threads.map(lambda number: create_text(path, str(number)), range(64)))
-    assert sum(created) == 1
-    assert path.read_text() == str(created.index(True))
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-
-
 def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = iter(range(100))
 
@@ -164,7 +155,7 @@ def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
         output: torch.Tensor = model(images)
         return output
 
-    settings: dict[str, Any] = {"forward": interrupted, "curvature_at_start": False}
+    settings: dict[str, Any] = {"forward": interrupted, "measure_curvature": False}
     with pytest.raises(KeyboardInterrupt, match="2 of 8 runs are kept in .*The same call continues from"):
         problem.small(folder=tmp_path, **settings)
     calls = iter(range(100))
@@ -292,7 +283,7 @@ def test_processes_of_an_executor_get_the_callers_dtype_and_send_their_errors_ba
             assert not labels.is_shared()
             with pytest.raises(RuntimeError, match="^StubbornError: this and that$"):
                 problem.small(
-                    **{**elsewhere, "schemes": ["default"]}, forward=_refuse, curvature_at_start=False
+                    **{**elsewhere, "schemes": ["default"]}, forward=_refuse, measure_curvature=False
                 )
     finally:
         torch.set_default_dtype(torch.float32)

@@ -191,7 +191,7 @@ def truth(model: nn.Module, batch: Any, names: list[str]) -> float:
     return ends(dense.network[kept][:, kept]).norm
 
 
-def test_weights_that_are_unfrozen_and_added_later_are_measured_and_noted() -> None:
+def test_weights_that_are_added_or_frozen_later_are_measured_or_left_out_and_noted() -> None:
     model, batch = double_problem()
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
@@ -208,7 +208,13 @@ def test_weights_that_are_unfrozen_and_added_later_are_measured_and_noted() -> N
     after = tracker.step()
     assert after is not None
     assert not after.note  # the change is told once
-    assert "Step 1: Other weights are measured from here on: with 0.weight." in tracker.close().notes
+    model[2].requires_grad_(False)  # layers frozen later are left out
+    last = tracker.step()
+    assert last is not None
+    assert (last.lr, last.norm) == (0.5, pytest.approx(truth(model.requires_grad_(), batch, ["0"]), rel=1e-5))
+    notes = tracker.close().notes
+    assert "Step 1: Other weights are measured from here on: with 0.weight." in notes
+    assert "Step 3: Other weights are measured from here on: without 2.weight." in notes
 
 
 def test_settings_that_part_in_the_middle_cost_the_limit_alone() -> None:
@@ -353,9 +359,8 @@ def test_another_mode_than_at_the_first_point_is_noted() -> None:
     model[1].eval()
     tracker.step()
     notes = tracker.close().notes
-    differ = "in eval mode, other than at the first point: dropout and normalization may differ."
-    assert f"Steps 1 to 2 (2 measurements): The model {differ}" in notes
-    assert f"Step 4: 1 {differ}" in notes
+    differ = "Modules are in another mode (train or eval) than at the first point: dropout and normalization"
+    assert f"Steps 1 to 4 (3 measurements): {differ} may differ." in notes
     assert [bool(point.note) for point in tracker.tracking.points] == [False, True, True, False, True]
 
 

@@ -30,7 +30,7 @@ from hessinit.training.train_and_track import train_and_track
         ({"max_overhead": True}, "max_overhead=True must be"),
         ({"max_overhead": math.nan}, "max_overhead=nan must be"),
         ({"path": "missing/curvature.jsonl"}, "the folder missing does not exist. Create it first"),
-        ({"path": "."}, "is a folder; give the name of a file"),
+        ({"path": "."}, "exists and is not a file; give another name"),
         ({"path": 3}, "path is a int; it must be the name of a file"),
         ({"path": None, "resume": True}, "resume=True needs the file to continue"),
         ({"resume": "yes"}, "resume='yes' must be True or False"),
@@ -41,9 +41,8 @@ from hessinit.training.train_and_track import train_and_track
         ({"optimizer": torch.optim.SGD}, "Pass an instance, not the class"),
         ({"optimizer": 3}, "optimizer is a int; it must be a torch.optim"),
         ({"layers": "conv*"}, "layers='conv\\*' fits no parameter"),
-        ({"log_to": "tensorboard"}, "log_to='tensorboard' is unknown; pass 'auto', a SummaryWriter"),
+        ({"log_to": "tensorboard"}, "log_to holds 'tensorboard'; it takes 'auto', a SummaryWriter"),
         ({"log_to": [3]}, "log_to holds a int"),
-        ({"path": os.devnull}, "exists and is not a file, or None"),
         ({"warn": 1}, "warn=1 must be True or False"),
         ({"seed": -1}, "seed=-1 must be a whole number"),
     ],
@@ -92,12 +91,12 @@ def test_a_closed_tracker_is_closed_and_closing_twice_is_fine() -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (torch.ones(2), r"has shape \(2,\); it must be a single number"),
+        (torch.ones(2), r"is a tensor of torch.float32 and shape \(2,\); it must be a single real number"),
         ([1.0], "is a list; it must be"),
-        ("a", "is 'a'; it must be a number"),
-        (True, "is True; it must be a number"),
-        (torch.tensor(1 + 0j), r"has dtype torch.complex64; it must be a real number"),
-        (torch.tensor(True), r"has dtype torch.bool; it must be a real number"),
+        ("a", "is a str; it must be a single real number, such as loss.mean\\(\\), or left out"),
+        (True, "is a bool; it must be"),
+        (torch.tensor(1 + 0j), "is a tensor of torch.complex64"),
+        (torch.tensor(True), "is a tensor of torch.bool"),
     ],
 )
 def test_a_loss_that_is_no_number_is_refused(loss: Any, message: str) -> None:

@@ -138,7 +138,7 @@ def _run_grid(verb: str, problem: str, output: Output, no_curvature: bool, **cho
     output.check(reads=file_of(problem))
     chosen = options.given(**chosen)
     if no_curvature:
-        chosen["curvature_at_start"] = False
+        chosen["measure_curvature"] = False
     with (
         interruption_explained("stopped before the first run."),
         failures_explained(f"comparing initializations of {problem}"),

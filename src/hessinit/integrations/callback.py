@@ -12,22 +12,18 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed
 from torch import nn
 
-from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ProblemError, did_you_mean
-from hessinit.init.initialize import initialize_
-from hessinit.problem.layers import find_layers
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import check_whole, unwrap
-from hessinit.results.initialization import Initialization
-from hessinit.results.track_record import Tracking
-from hessinit.training.optimizer_rules import read_optimizer
-from hessinit.training.track import Tracker, check_max_overhead, track
+
+if TYPE_CHECKING:
+    from hessinit import Initialization, Tracker, Tracking
 
 T = TypeVar("T")
 
@@ -49,9 +45,8 @@ def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
         except ModuleNotFoundError as missing:
             if missing.name not in (package, package.partition(".")[0]):
                 raise
-    extra = library.lower()
     raise ImportError(
-        f"hessinit.integrations.{extra} needs {library}; install it with `pip install 'hessinit[{extra}]'`."
+        f"this callback needs {library}; install it with `pip install 'hessinit[{library.lower()}]'`."
     )
 
 
@@ -74,12 +69,14 @@ class TrackedRun:
     def __init__(
         self,
         *,
-        every: int,
-        max_overhead: float,
-        initialize: bool | Mapping[str, Any],
-        path: str | os.PathLike[str] | None,
-        options: Mapping[str, Any],
+        every: int = 100,
+        max_overhead: float = 0.1,
+        initialize: bool | Mapping[str, Any] = False,
+        path: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> None:
+        from hessinit.training.track import check_max_overhead
+
         self._every = check_whole("every", every, at_least=1)
         self._max_overhead = check_max_overhead(max_overhead)
         self._initialize = _read_initialize(initialize)
@@ -92,14 +89,9 @@ class TrackedRun:
         self.initialization: Initialization | None = None
 
     def begin(
-        self,
-        model: nn.Module,
-        make_problem: Callable[[], TrainedProblem],
-        *,
-        folder: str | os.PathLike[str],
-        log_to: Any,
-        steps: int,
-    ) -> None:
+        self, model: nn.Module, make_problem: Callable[[], TrainedProblem], *,
+        folder: str | os.PathLike[str], log_to: Any, steps: int,
+    ) -> None:  # fmt: skip
         """Call before the first step of a run that has taken `steps` before; only a new run is initialized.
 
         A resumed run continues the file named in its checkpoint. `make_problem` is called on the first rank.
@@ -110,10 +102,7 @@ class TrackedRun:
         check_unsharded(model)
         problem: Any = on_first_rank(make_problem, model, doing="reading the batch")
         if self._initialize is not None and not steps:
-            given = self._initialize
-            self.initialization = on_first_rank(
-                lambda: _initialize(problem, given), model, doing="initializing"
-            )
+            self.initialization = on_first_rank(lambda: self._draw(problem), model, doing="initializing")
             share_weights(model)
         self._tracker = on_first_rank(
             lambda: self._track(problem, Path(folder), log_to, steps), model, doing="the first measurement"
@@ -161,7 +150,16 @@ class TrackedRun:
         """What the checkpoint holds that training resumes from, if anything."""
         self._state = state if isinstance(state, Mapping) else {}
 
+    def _draw(self, problem: TrainedProblem) -> Initialization:
+        import hessinit
+
+        options = initialization_options(problem.optimizer, unwrap(problem.model), self._initialize or {})
+        options = {"forward": problem.forward, **options}
+        return hessinit.initialize_(problem.model, problem.loss, problem.batch, **options)
+
     def _track(self, problem: TrainedProblem, folder: Path, log_to: Any, steps: int) -> Tracker:
+        import hessinit
+
         file = self._find_file(folder) if steps else None
         path = file or (folder / FILE if self._path is None else Path(self._path))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +168,7 @@ class TrackedRun:
             raise ProblemError(f"another callback writes to {path}; pass path=, a file for each.")
         options = {"at_start": True, **self._options}
         measure_now = options.pop("at_start")
-        tracker = track(
+        tracker = hessinit.track(
             problem.model, problem.loss, problem.batch, every=self._every, max_overhead=self._max_overhead,
             optimizer=problem.optimizer, forward=problem.forward, path=path, log_to=log_to,
             resume=file is not None, at_start=False, **options,
@@ -197,6 +195,8 @@ class TrackedRun:
 
     def _find_file(self, folder: Path) -> Path | None:
         """The file that the checkpoint names, where it was or in the folder of this run."""
+        from hessinit import Tracking
+
         named = Path(str(self._state.get("file", "")))
         for place in (named, folder / named.name):
             try:
@@ -236,11 +236,6 @@ def differs(trained: float, measured: float, times: float) -> bool:
     return high - low > (times - 1) * abs(low) + 1e-6
 
 
-def _initialize(problem: TrainedProblem, given: Mapping[str, Any]) -> Initialization:
-    options = initialization_options(problem.optimizer, unwrap(problem.model), given)
-    return initialize_(problem.model, problem.loss, problem.batch, **{"forward": problem.forward, **options})
-
-
 def initialization_options(
     optimizer: torch.optim.Optimizer | None, model: nn.Module, given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -253,32 +248,31 @@ def initialization_options(
     """
     way_out = "pass the step yourself: initialize={'lr': 0.1, 'optimizer': 'sgd'}"
     has_target = "lr" in given or "target" in given
-    if optimizer is None:
-        if not has_target:
-            raise ProblemError(f"there is not one optimizer to read the learning rate from; {way_out}.")
-        return dict(given)
+    read: dict[str, Any] = {}
     try:
+        if optimizer is None:
+            raise ProblemError("there is not one optimizer to read the learning rate from.")
         read = _optimizer_options(optimizer, model, given.get("layers"))
     except ProblemError as refusal:
-        if has_target:
-            return dict(given)
-        raise ProblemError(f"{refusal} Or {way_out}.") from refusal
+        if not has_target:
+            raise ProblemError(f"{refusal} Or {way_out}.") from refusal
     if "target" in given:
-        del read["lr"]
+        read.pop("lr", None)
     return {**read, **given}
 
 
 def _optimizer_options(optimizer: torch.optim.Optimizer, model: nn.Module, layers: Any) -> dict[str, Any]:
+    from hessinit.problem.layers import find_layers
+    from hessinit.training.optimizer_rules import read_optimizer
+
     found = read_optimizer(optimizer, model, find_layers(model, layers))
     # OneCycleLR begins below the rate that it works towards, which it keeps as "max_lr".
-    lr = max(
-        (float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group), default=found.lr
-    )
+    rates = [float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group]
+    lr, rule = max(rates, default=found.lr), found.rule
     if not lr:
         raise ProblemError("the optimizer's learning rate is 0.")
-    rule = found.rule
     assert rule is not None
-    if isinstance(rule, AdamRule):
+    if hasattr(rule, "decoupled"):
         return {"optimizer": "adamw" if rule.decoupled else "adam", "lr": lr}
     if not rule.momentum:
         return {"optimizer": "sgd", "lr": lr}
@@ -286,6 +280,8 @@ def _optimizer_options(optimizer: torch.optim.Optimizer, model: nn.Module, layer
 
 
 def _read_initialize(initialize: Any) -> dict[str, Any] | None:
+    import hessinit
+
     if isinstance(initialize, bool):
         return {} if initialize else None
     if not isinstance(initialize, Mapping):
@@ -293,15 +289,19 @@ def _read_initialize(initialize: Any) -> dict[str, Any] | None:
             f"initialize={initialize!r} must be True, False, or a dict of options for hessinit.initialize_, "
             "such as {'lr': 0.1}."
         )
-    _check_names("initialize", initialize, _keywords(initialize_))
+    _check_names("initialize", initialize, _keywords(hessinit.initialize_))
     return dict(initialize)
 
 
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    import hessinit
+    from hessinit.training.optimizer_rules import CurvatureOptions
+
     for name in _FROM_TRAINER & set(options):
         way = "; for the initialization, pass initialize={'lr': …}" if name == "lr" else ""
         raise ProblemError(f"{name}={options[name]!r} is read from the trainer; leave it out{way}.")
-    _check_names("the callback", options, [name for name in _keywords(track) if name not in _FROM_TRAINER])
+    known = [*_keywords(hessinit.track), *CurvatureOptions.__annotations__]
+    _check_names("the callback", options, [name for name in known if name not in _FROM_TRAINER])
     layers = options.get("layers")
     return dict(options) if layers is None or isinstance(layers, str) else {**options, "layers": list(layers)}
 
@@ -339,11 +339,12 @@ def on_first_rank(work: Callable[[], T], model: nn.Module, *, doing: str) -> T |
             outcome = work()
         except BaseException as caught:
             failure = caught
-    message = _share_text("" if failure is None else f"{type(failure).__name__}: {failure}", _device(model))
+    message = ["" if failure is None else f"{type(failure).__name__}: {failure}"]
+    torch.distributed.broadcast_object_list(message, src=0, device=_device(model))
     if failure is not None:
         raise failure
-    if message:
-        raise RuntimeError(f"{doing} failed on rank 0, so that every rank stops: {message}")
+    if message[0]:
+        raise RuntimeError(f"{doing} failed on rank 0, so that every rank stops: {message[0]}")
     return outcome
 
 
@@ -366,11 +367,8 @@ def share_weights(model: nn.Module) -> None:
 
 def check_unsharded(model: nn.Module) -> None:
     """Refuse sharded weights: no rank has them all."""
-    sharded = [
-        type(part).__name__
-        for part in model.modules()
-        if _SHARDING & {kind.__name__ for kind in type(part).__mro__}
-    ]
+    kinds = [kind.__name__ for part in model.modules() for kind in type(part).__mro__]
+    sharded = [kind for kind in kinds if kind in _SHARDING]
     sharded += [type(one).__name__ for one in model.parameters() if type(one).__name__ == "DTensor"]
     sharded += ["DeepSpeed's parameter" for one in model.parameters() if hasattr(one, "ds_id")]
     if sharded:
@@ -388,10 +386,3 @@ def _is_distributed() -> bool:
 def _device(model: nn.Module) -> torch.device:
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
-
-
-def _share_text(text: str, device: torch.device) -> str:
-    """The first rank's text, on every rank."""
-    shared = [text]
-    torch.distributed.broadcast_object_list(shared, src=0, device=device)
-    return shared[0]

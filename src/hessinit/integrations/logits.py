@@ -8,7 +8,6 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,12 +30,8 @@ _BY_NAME = {
     r"For\w*Classification$|ForMultipleChoice$": "classification",
 }
 _LABELS = ("labels", "label")
-_COUNT = "num_items_in_batch"
 # What tokenizers and the Trainer add to the inputs; passed to a model only if its forward takes it.
-_EXTRA = {
-    "special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "return_loss",
-    _COUNT,
-}  # fmt: skip
+_EXTRA = {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "return_loss"}
 # Logits near zero give almost the same loss for all labels, so two losses are told apart by few digits.
 _RELATIVE, _ABSOLUTE = 5e-5, 1e-6
 _OTHERWISE = "call hessinit.measure(model, loss, batch, forward=…) with the loss that you train"
@@ -67,38 +62,27 @@ def logits_problem(
     inner = unwrap(model)
     batches, several = _list_batches(batch)
     readings = [_read_inputs(inner, one) for one in batches]
-    chosen = _find_task(inner, readings[0].labels) if task == "auto" else task
-    given = [_with_labels(inner, chosen, reading) for reading in readings]
+    chosen = _find_task(inner, readings[0][1]) if task == "auto" else task
+    given = [_with_labels(inner, chosen, *reading) for reading in readings]
     pairs = [(inputs, _targets(chosen, labels)) for inputs, labels in given]
     loss = _find_loss(chosen, inner, pairs[0][1])
-    own = _find_own_loss(inner, *given[0], readings[0].extra)
+    own = _find_own_loss(inner, *given[0])
     if own is not None:
         logits, value, rounding = own
-
-        def is_own(found: float) -> bool:
-            if math.isnan(found) or math.isnan(value):
-                return math.isnan(found) and math.isnan(value)
-            return math.isclose(found, value, rel_tol=rounding, abs_tol=_ABSOLUTE)
-
         ours = _evaluate(loss, logits, chosen, pairs[0][1])
-        # BART's and XLNet's language models leave it to the user to shift the labels.
-        unshifted = chosen == "causal-lm" and not is_own(ours)
-        if unshifted and is_own(_evaluate(loss, logits, chosen, given[0][1])):
-            pairs = given
-        elif not is_own(ours):
-            way = f"{_OTHERWISE[0].upper()}{_OTHERWISE[1:]}"
-            if extra := readings[0].extra:
-                way = f"The batch says what to divide by; leave {', '.join(map(repr, extra))} out of it"
+        is_own = math.isclose(ours, value, rel_tol=rounding, abs_tol=_ABSOLUTE)
+        if not is_own and not (math.isnan(ours) and math.isnan(value)):
             raise ProblemError(
                 f"{type(inner).__name__}'s own loss of this batch is {value:.6g}, and that of "
-                f"task={chosen!r} {ours:.6g}: what is measured would not be what is trained. {way}."
+                f"task={chosen!r} {ours:.6g}: what is measured would not be what is trained. "
+                f"{_OTHERWISE[0].upper()}{_OTHERWISE[1:]}."
             )
     return model, loss, pairs if several else pairs[0], {"forward": call_for_logits}
 
 
 def call_for_logits(model: nn.Module, inputs: Any) -> Tensor:
     """Call the model by name or with its one input, and return its logits."""
-    with _differentiable_outputs(model):
+    with _without_checkpoints(model):
         output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     if isinstance(output, Tensor):
         return output
@@ -110,15 +94,6 @@ def call_for_logits(model: nn.Module, inputs: Any) -> Tensor:
             f"another output, {_OTHERWISE}."
         )
     return logits
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """Inputs by name or a single tensor, and the labels; `extra` is for the model's own loss only."""
-
-    inputs: Any
-    labels: Tensor | None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _list_batches(batch: Any) -> tuple[list[Any], bool]:
@@ -134,8 +109,7 @@ def _list_batches(batch: Any) -> tuple[list[Any], bool]:
     for number, one in enumerate(batches):
         if not (isinstance(one, Mapping) or _is_pair(one)):
             raise ProblemError(
-                f"batch {number} is a {type(one).__name__}; every batch must be a dict of tensors, or a pair "
-                "(inputs, labels)."
+                f"batch {number} is a {type(one).__name__}; every batch must be a dict of tensors, or a pair."
             )
     return batches, True
 
@@ -146,12 +120,12 @@ def _is_pair(batch: Any) -> bool:
     return is_two and isinstance(batch[0], Tensor | Mapping) and isinstance(batch[1], Tensor)
 
 
-def _read_inputs(model: nn.Module, batch: Any) -> _Reading:
+def _read_inputs(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
     """Separate the labels, drop what is no input of the model, and switch its cache off."""
     if not isinstance(batch, Mapping):
         inputs, labels = batch
         if not isinstance(inputs, Mapping):
-            return _Reading(inputs, labels)
+            return inputs, labels
         batch = {**inputs, "labels": labels}
     named = {str(name): value for name, value in batch.items() if value is not None}
     _check_tensors(named)
@@ -160,12 +134,10 @@ def _read_inputs(model: nn.Module, batch: Any) -> _Reading:
     known = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     left_out = {*_LABELS, *(_EXTRA.difference(known))}
     inputs = {name: value for name, value in named.items() if name not in left_out}
-    extra = {_COUNT: named[_COUNT]} if _COUNT in named else {}
     if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        extra = {}
         unknown = [name for name in inputs if name not in known]
         if unknown and len(inputs) == 1:
-            return _Reading(inputs[unknown[0]], labels)  # model(images), whatever the batch calls them
+            return inputs[unknown[0]], labels  # model(images), whatever the batch calls them
         if unknown:
             raise ProblemError(
                 f"the batch has {unknown[0]!r}, and {type(model).__name__} takes {', '.join(known)}; leave "
@@ -173,10 +145,15 @@ def _read_inputs(model: nn.Module, batch: Any) -> _Reading:
             )
     if "use_cache" in known:
         inputs["use_cache"] = False  # keys and values for the next token would only take memory
-    return _Reading(inputs, labels, extra)
+    return inputs, labels
 
 
 def _check_tensors(named: Mapping[str, Any]) -> None:
+    if "num_items_in_batch" in named:
+        raise ProblemError(
+            "the batch says what to divide the loss by; leave 'num_items_in_batch' out of it, as the loss is "
+            "the mean over the labels."
+        )
     for name, value in named.items():
         if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
             raise ProblemError(
@@ -191,9 +168,8 @@ def _check_tensors(named: Mapping[str, Any]) -> None:
         )
 
 
-def _with_labels(model: nn.Module, task: str, reading: _Reading) -> tuple[Any, Tensor]:
+def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None) -> tuple[Any, Tensor]:
     """The model's inputs and labels, as its own loss takes them."""
-    inputs, labels = reading.inputs, reading.labels
     if labels is None and task == "causal-lm" and isinstance(inputs, dict):
         labels, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if labels is not None and mask is not None and mask.shape == labels.shape:
@@ -314,15 +290,13 @@ def squared_error(outputs: Tensor, values: Tensor) -> Tensor:
     return F.mse_loss(outputs.reshape(values.shape), values.to(outputs.dtype))
 
 
-def _find_own_loss(
-    model: nn.Module, inputs: Any, labels: Tensor, extra: Mapping[str, Any]
-) -> tuple[Tensor, float, float] | None:
+def _find_own_loss(model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor, float, float] | None:
     """The model's logits in eval mode, its own loss of them, and its rounding; None without a loss."""
     first = next(model.parameters(), None)
     has_loss = "labels" in inspect.signature(model.forward).parameters
     if not has_loss or not isinstance(inputs, Mapping) or first is None:
         return None
-    call = cast({**inputs, **extra, "labels": labels}, first.dtype, first.device)
+    call = cast({**inputs, "labels": labels}, first.dtype, first.device)
     call["labels"] = labels.to(first.device)  # in their own dtype: labels of several classes may be doubles
     try:
         with _preserved(model, first.device):
@@ -357,7 +331,7 @@ def _preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
         untouched_random_state(device),
         UserState(model).with_stand_ins(),
         untouched_sources(*_configurations(model)),  # classifiers store there what they guess
-        _differentiable_outputs(model),
+        _without_checkpoints(model),
         torch.no_grad(),
         warnings.catch_warnings(),
     ):
@@ -372,22 +346,17 @@ def _preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _differentiable_outputs(model: nn.Module) -> Iterator[None]:
-    """Switch off gradient checkpoints, which have no forward-mode derivative, and outputs as tuples."""
+def _without_checkpoints(model: nn.Module) -> Iterator[None]:
+    """Switch off gradient checkpoints, which have no forward-mode derivative."""
     modules: list[Any] = list(model.modules())
     checkpointed = [one for one in modules if getattr(one, "gradient_checkpointing", False) is True]
-    as_tuples = [one for one in _configurations(model) if getattr(one, "return_dict", True) is False]
     try:
         for module in checkpointed:
             module.gradient_checkpointing = False
-        for config in as_tuples:
-            config.return_dict = True
         yield
     finally:
         for module in checkpointed:
             module.gradient_checkpointing = True
-        for config in as_tuples:
-            config.return_dict = False
 
 
 def _configurations(model: nn.Module) -> list[Any]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import AdamRule, build_engine
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.measurement.measure import (
     in_running_order,
     note_unchecked,
@@ -26,8 +24,8 @@ from hessinit.measurement.measure import (
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
 from hessinit.problem.layers import find_layers
-from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.problem.problem import Loss, Problem
+from hessinit.problem.validate import check_switches, unwrap
 from hessinit.results.advice import (
     FLAT_INITIALIZATION,
     LearningRateAdvice,
@@ -35,14 +33,10 @@ from hessinit.results.advice import (
     check_rate,
     judge_warmup,
 )
-from hessinit.training.optimizer_rules import (
-    OptimizerRule,
-    StabilityLimit,
-    find_stability_limit,
-    name_optimizer,
-    read_optimizer,
-    require_known_optimizer,
-)
+from hessinit.training import optimizer_rules as rules
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def advise(
@@ -56,17 +50,8 @@ def advise(
     betas: tuple[float, float] | None = None,
     eps: float | None = None,
     weight_decay: float | None = None,
-    curvature: str = "gauss-newton",
-    layers: str | Iterable[str] | None = None,
-    tolerance: float = 1e-3,
-    max_iterations: int = 200,
-    seed: int = 0,
-    forward: Forward | None = None,
-    dtype: torch.dtype | None = None,
-    dropout: str = "refuse",
-    reduction: str = "auto",
-    check: bool = True,
     strict: bool = False,
+    **options: Unpack[rules.CurvatureOptions],
 ) -> LearningRateAdvice:
     """The learning rate of the largest guaranteed decrease, the stability limit, and whether to warm up.
 
@@ -75,7 +60,9 @@ def advise(
     in learning rate and weight decay: the advice is for the group with the largest learning rate (or for
     `lr`), while the others keep their proportion to it. For Adam and AdamW the curvature is that of
     `P^-½ H P^-½` with P the root mean square of mini-batch gradients, so `batch` should be what one training
-    step sees. The other arguments are those of `measure`. Nothing is changed.
+    step sees. The other options are those of `measure`: curvature ("gauss-newton" or "hessian"), layers,
+    tolerance (1e-3), max_iterations (200), seed, forward, dtype, dropout, reduction, check. Nothing is
+    changed.
 
     The numbers are exact for a quadratic with the curvature of these weights. Costs what `measure` takes for
     the network alone; for Adam and AdamW about ten products and a few gradients.
@@ -86,47 +73,33 @@ def advise(
     (3.8, True)
     """
     started = time.perf_counter()
-    choose("curvature", curvature, ["gauss-newton", "hessian"])
     check_switches(strict=strict)
-    seed = check_whole("seed", seed, at_least=0)
-    settings = LanczosSettings(
-        check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
-    )
-    check_arguments(model, loss, forward, dtype, dropout)
-    given = {"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
-    steps = _read(optimizer, unwrap(model), layers, check_rate(lr), given)
-    problem = Problem(
-        model, loss, batch, layers=sorted(steps.rates) or layers, forward=forward, dtype=dtype,
-        dropout=dropout, reduction=reduction, check=check, seed=seed,
-    )  # fmt: skip
+    curvature, settings, given = rules.read_curvature_options(model, loss, options)
+    named = {"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    steps = _read(optimizer, unwrap(model), given["layers"], check_rate(lr), named)
+    problem = Problem(model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]})
     with problem.settings():
         evaluations = evaluate(problem)
         engine = build_engine(evaluations, curvature, settings)
-        limit = find_stability_limit(
+        limit = rules.find_stability_limit(
             steps, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
         )
         flat = False
         if isinstance(steps.rule, AdamRule) and steps.lr and steps.lr > limit.stable:
             flat = 0 < engine.extremes(list(problem.leaves)).norm.value < FLAT_INITIALIZATION
+        notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check), *steps.notes)
         facts: dict[str, Any] = {
             "curvature": curvature,
             "loss": sum(one.loss_value * one.weight for one in evaluations),
             "examples": problem.examples,
             "weights": tuple(layer.name for layer in in_running_order(problem, evaluations)),
             "parameters": sum(layer.size for layer in problem.layers),
-            "notes": (
-                *notes_on(problem, evaluations),
-                *note_unchecked(check),
-                *steps.notes,
-                *note_uncounted(problem, steps.moved),
-                *limit.notes,
-            ),
+            "notes": (*notes, *note_uncounted(problem, steps.moved), *limit.notes),
             "versions": versions_of(problem),
         }
     advice = replace(_advice(steps, limit, flat, facts), seconds=time.perf_counter() - started)
     if not advice.converged:
-        message = f"the curvature did not reach tolerance={tolerance:g}: {advice.norm.reason}."
+        message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
         if strict:
             raise ConvergenceError(message)
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
@@ -134,26 +107,22 @@ def advise(
 
 
 def _read(
-    optimizer: Any,
-    model: nn.Module,
-    layers: str | list[str] | None,
-    lr: float | None,
-    given: dict[str, Any],
-) -> OptimizerRule:
-    require_known_optimizer(optimizer)
+    optimizer: Any, model: nn.Module, layers: Any, lr: float | None, given: dict[str, Any]
+) -> rules.OptimizerRule:
+    rules.require_known_optimizer(optimizer)
     if isinstance(optimizer, str):
-        return name_optimizer(optimizer, lr, given)
+        return rules.name_optimizer(optimizer, lr, given)
     for name, value in given.items():
         if value is not None:
             raise ProblemError(
                 f"{name}={value!r} was given, and the optimizer has its own; leave it out, or pass a name "
                 "such as 'adam'."
             )
-    return read_optimizer(optimizer, model, find_layers(model, layers), lr=lr)
+    return rules.read_optimizer(optimizer, model, find_layers(model, layers), lr=lr)
 
 
 def _advice(
-    steps: OptimizerRule, limit: StabilityLimit, flat: bool, facts: dict[str, Any]
+    steps: rules.OptimizerRule, limit: rules.StabilityLimit, flat: bool, facts: dict[str, Any]
 ) -> LearningRateAdvice:
     rule, lr = limit.rule, steps.lr or None
     if not isinstance(rule, AdamRule):
@@ -170,14 +139,7 @@ def _advice(
             f"with P fixed, later steps grow above {format_number(rule.stability_limit(norm))}."
         )
     return LearningRateAdvice(
-        optimizer=steps.name,
-        lr=lr,
-        learning_rate=limit.best,
-        learning_rate_reason=why_best,
-        stable_learning_rate=limit.stable,
-        stable_reason=why_stable,
-        warmup=judge_warmup(lr, limit.best, limit.stable, flat=flat),
-        norm=limit.norm,
-        frozen=limit.frozen,
-        **facts,
-    )
+        optimizer=steps.name, lr=lr, learning_rate=limit.best, learning_rate_reason=why_best,
+        stable_learning_rate=limit.stable, stable_reason=why_stable, norm=limit.norm, frozen=limit.frozen,
+        warmup=judge_warmup(lr, limit.best, limit.stable, flat=flat), **facts,
+    )  # fmt: skip

@@ -125,20 +125,13 @@ def _check_limits(smallest: Any, largest: Any, times_stable: Any) -> None:
     if isinstance(largest, bool | str) or not largest > smallest:
         raise ProblemError(f"largest={largest!r} must be a number above smallest={smallest!r}.")
     if isinstance(times_stable, bool | str) or not 0 < times_stable < math.inf:
-        raise ProblemError(
-            f"times_stable={times_stable!r} must be a finite number above 0; 1 insists on the limit."
-        )
+        raise ProblemError(f"times_stable={times_stable!r} must be a finite number above 0, such as 1.")
 
 
 def _judge_rate(
-    report: CurvatureReport,
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    optimizer: str | torch.optim.Optimizer,
-    rate: float | None,
-    options: dict[str, Any],
-) -> LearningRateAdvice:
+    report: CurvatureReport, model: nn.Module, loss: Loss, batch: Any,
+    optimizer: str | torch.optim.Optimizer, rate: float | None, options: dict[str, Any],
+) -> LearningRateAdvice:  # fmt: skip
     if isinstance(optimizer, str) and optimizer in DESCENTS:
         return report.advice(optimizer, lr=rate)
     shared = {name: options[name] for name in _SHARED_WITH_ADVISE if name in options}

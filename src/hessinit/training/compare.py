@@ -56,7 +56,7 @@ def compare(
     optimizer: str | loop.MakeOptimizer = "sgd",
     warmup: int | None = None,
     forward: Forward | None = None,
-    curvature_at_start: bool = True,
+    measure_curvature: bool = True,
     folder: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -100,11 +100,11 @@ def compare(
             f"warmup={warmup} would change nothing, because no scheme has a warmup; name one with it, such "
             f"as '{name}+warmup', or leave warmup out."
         )
-    rates = read_positive_numbers("learning_rates", learning_rates, "[0.01, 0.1]")
+    rates = _read_positive_numbers("learning_rates", learning_rates, "[0.01, 0.1]")
     return _run_grid(
-        "compare", build, loss, data, read, rates, (), seeds=seeds, steps=steps, batch_size=batch_size,
-        optimizer=optimizer, forward=forward, curvature_at_start=curvature_at_start, folder=folder,
-        workers=workers, executor=executor, device=device, progress=progress,
+        build, loss, data, read, rates, seeds=seeds, steps=steps, batch_size=batch_size, optimizer=optimizer,
+        forward=forward, measure_curvature=measure_curvature, folder=folder, workers=workers,
+        executor=executor, device=device, progress=progress,
     )  # fmt: skip
 
 
@@ -116,24 +116,15 @@ def sweep(
     stds: Iterable[float] = STDS,
     learning_rate: float = 0.01,
     layers: str | Iterable[str] | None = None,
-    seeds: int | Iterable[int] = 3,
     steps: int = 200,
-    batch_size: int = 64,
-    optimizer: str | loop.MakeOptimizer = "sgd",
     warmup: int | None = None,
-    forward: Forward | None = None,
-    curvature_at_start: bool = True,
-    folder: str | os.PathLike[str] | None = None,
-    workers: int | None = None,
-    executor: Executor | None = None,
-    device: str | torch.device | None = None,
-    progress: bool = True,
+    **options: Any,
 ) -> Comparison:
     """Draw the weights from N(0, std²) for each of `stds`, measure the curvature, train briefly.
 
     The experiment of the paper's Tables 4 and 5. Biases are 0; every std scales the same random numbers.
     `layers` takes names or globs: other weights stay as build() gives them. With `warmup`, the rate rises
-    linearly over that many steps. The other arguments are those of `compare`.
+    linearly over that many steps. The other options are those of `compare`.
 
     >>> from hessinit.digits import load_digits
     >>> from torch import nn
@@ -145,16 +136,12 @@ def sweep(
     True
     """
     steps = check_whole("steps", steps, at_least=FEWEST_STEPS)
-    sizes = read_positive_numbers("stds", stds, "[0.5, 0.05]")
+    sizes = _read_positive_numbers("stds", stds, "[0.5, 0.05]")
     chosen = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
     warming = 0 if warmup is None else _read_warmup(warmup, steps)
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
     rates = (loop.read_positive("learning_rate", learning_rate),)
-    return _run_grid(
-        "sweep", build, loss, data, read, rates, sizes, seeds=seeds, steps=steps, batch_size=batch_size,
-        optimizer=optimizer, forward=forward, curvature_at_start=curvature_at_start, folder=folder,
-        workers=workers, executor=executor, device=device, progress=progress,
-    )  # fmt: skip
+    return _run_grid(build, loss, data, read, rates, sizes, steps=steps, **options)
 
 
 # ── One run ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,18 +194,13 @@ class Trainer:
             )  # fmt: skip
         last = window(self.steps)
         return Run(
-            scheme=name,
-            learning_rate=rate,
-            seed=seed,
+            scheme=name, learning_rate=rate, seed=seed,
             losses=tuple(map(round_loss, loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS)))),
-            first_loss=losses[0],
-            final_loss=loop.final_loss(losses, last),
+            first_loss=losses[0], final_loss=loop.final_loss(losses, last),
             steps_done=len(losses) - (not math.isfinite(losses[-1])),
-            diverged=loop.has_diverged(losses, last),
-            norms=norms,
-            seconds=time.perf_counter() - started,
+            diverged=loop.has_diverged(losses, last), norms=norms, seconds=time.perf_counter() - started,
             note=" ".join(filter(None, (remark, trouble, failed))),
-        )
+        )  # fmt: skip
 
     def build_model(self, seed: int) -> nn.Module:
         """A new model on the chosen device; the same weights for the same seed."""
@@ -270,20 +252,14 @@ class Trainer:
             for name, parameter in model.named_parameters()
         )
         return {
-            "model": describe(model),
-            "parameters": "; ".join(shapes),
-            "loss": describe(self.loss),
-            "forward": describe(self.forward),
-            "hash of the data": hash_data(self.data),
-            "examples": self.data.examples,
-            "batch_size": self.data.batch_size,
-            "steps": self.steps,
-            "optimizer": describe(self.optimizer),
-            "device": device_of(model).type,
+            "model": describe(model), "parameters": "; ".join(shapes), "loss": describe(self.loss),
+            "forward": describe(self.forward), "hash of the data": hash_data(self.data),
+            "examples": self.data.examples, "batch_size": self.data.batch_size, "steps": self.steps,
+            "optimizer": describe(self.optimizer), "device": device_of(model).type,
             "default dtype": str(torch.get_default_dtype()),
             # Options that repr(loss) does not show change it. Few digits: other machines round otherwise.
             "loss of a new model": f"{first_loss:.4g}",
-        }
+        }  # fmt: skip
 
     def _measure(
         self, model: nn.Module, loss: Loss, batch: tuple[Any, Any], seed: int, check: bool
@@ -310,9 +286,10 @@ class Trainer:
 
 
 def _run_grid(
-    kind: str, build: Any, loss: Any, data: Any, schemes: tuple[Initializer, ...], rates: tuple[float, ...],
-    stds: tuple[float, ...], *, seeds: Any, steps: int, batch_size: Any, optimizer: Any, forward: Any,
-    curvature_at_start: bool, folder: Any, workers: Any, executor: Any, device: Any, progress: bool,
+    build: Any, loss: Any, data: Any, schemes: tuple[Initializer, ...], rates: tuple[float, ...],
+    stds: tuple[float, ...] = (), *, seeds: Any = 3, steps: int, batch_size: Any = 64, optimizer: Any = "sgd",
+    forward: Any = None, measure_curvature: bool = True, folder: Any = None, workers: Any = None,
+    executor: Any = None, device: Any = None, progress: bool = True,
 ) -> Comparison:  # fmt: skip
     """Check the arguments, make every run that is not yet in the folder, and collect them all."""
     if isinstance(build, nn.Module) or not callable(build):
@@ -323,11 +300,11 @@ def _run_grid(
     # The model is checked once it is built.
     validate.check_arguments(nn.Identity(), loss, forward, None, "freeze")
     loop.check_optimizer(optimizer)
-    validate.check_switches(curvature_at_start=curvature_at_start, progress=progress)
+    validate.check_switches(measure_curvature=measure_curvature, progress=progress)
     check_workers(workers, executor)
     seeds, device, kept = _read_seeds(seeds), _read_device(device), RunFolder(folder)
     read = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
-    started = time.perf_counter()
+    started, kind = time.perf_counter(), "sweep" if stds else "compare"
     trainer = Trainer(build, loss, read, forward, schemes, steps, optimizer, device)
     model, first_loss = trainer.check_first_model()
     versions = {
@@ -335,16 +312,14 @@ def _run_grid(
         "device": str(device_of(model)),
     }  # fmt: skip
     if folder is not None:  # hashing the data is for nothing without one
-        settings = {"kind": kind, "curvature_at_start": curvature_at_start, "torch": versions["torch"]}
-        kept.open(
-            {**settings, **trainer.record(model, first_loss)},
-            {each.name: each.description for each in schemes},
-        )
+        record = {"kind": kind, "measure_curvature": measure_curvature, "torch": versions["torch"]}
+        described = {each.name: each.description for each in schemes}
+        kept.open({**record, **trainer.record(model, first_loss)}, described)
     runs = dict(_read_run(kept, name) for name in kept.results)
     names = tuple(each.name for each in schemes)
     dependent = {each.name for each in schemes if each.depends_on_rate}
     grid = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
-    jobs = _missing_jobs(grid, seeds, runs, dependent, curvature_at_start)
+    jobs = _missing_jobs(grid, seeds, runs, dependent, measure_curvature)
     if workers is None and executor is None and device_of(model).type != "cpu":
         workers = 1  # one accelerator has one memory
     notes: tuple[str, ...] = ()
@@ -358,30 +333,18 @@ def _run_grid(
             runs[key] = replace(
                 runs[key], norms=known.get((key[0], key[2])) if key[1] == min(rates) else None
             )
+    settings = {
+        "model": type(model).__name__, "parameters": sum(one.numel() for one in model.parameters()),
+        "loss": describe(loss), "forward": None if forward is None else describe(forward),
+        "measure_curvature": measure_curvature,
+    }  # fmt: skip
     return Comparison(
-        kind=kind,
-        schemes=names,
-        learning_rates=rates,
-        seeds=seeds,
-        runs=tuple(runs[key] for key in grid),
-        steps=steps,
-        batch_size=read.batch_size,
-        optimizer=describe(optimizer),
-        examples=read.examples,
-        warmup=max(each.warmup for each in schemes) or None,
-        stds=stds,
+        kind=kind, schemes=names, learning_rates=rates, seeds=seeds, runs=tuple(runs[key] for key in grid),
+        steps=steps, batch_size=read.batch_size, optimizer=describe(optimizer), examples=read.examples,
+        warmup=max(each.warmup for each in schemes) or None, stds=stds,
         rate_dependent=tuple(name for name in names if name in dependent),
-        seconds=time.perf_counter() - started,
-        notes=notes,
-        settings={
-            "model": type(model).__name__,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "loss": describe(loss),
-            "forward": None if forward is None else describe(forward),
-            "curvature_at_start": curvature_at_start,
-        },
-        versions=versions,
-    )
+        seconds=time.perf_counter() - started, notes=notes, settings=settings, versions=versions,
+    )  # fmt: skip
 
 
 def _collect(
@@ -437,12 +400,7 @@ def _read_run(kept: RunFolder, key: str) -> tuple[Key, Run]:
     return (run.scheme, run.learning_rate, run.seed), run
 
 
-def read_positive_numbers(name: str, values: Any, example: str) -> tuple[float, ...]:
-    """One or more different numbers above 0.
-
-    >>> read_positive_numbers("learning_rates", [0.1, 1], "[0.01, 0.1]")
-    (0.1, 1.0)
-    """
+def _read_positive_numbers(name: str, values: Any, example: str) -> tuple[float, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ProblemError(f"{name}={values!r} must be a list of numbers, such as {example}.")
     return _all_different(name, [loop.read_positive(name, value) for value in values], example)

@@ -16,8 +16,10 @@ from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.lanczos import lanczos
 from hessinit.curvature.operators import join
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
-from hessinit.errors import ProblemError, choose
+from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.problem.layers import Layer
+from hessinit.problem.problem import ProblemOptions
+from hessinit.problem.validate import check_arguments, check_tolerance, check_whole
 from hessinit.results.advice import DESCENTS, Descent, named_descent
 from hessinit.results.estimates import Estimate
 
@@ -36,6 +38,35 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 _COMMON = ("momentum", "dampening", "nesterov", "betas", "eps", "decoupled_weight_decay", "maximize")
 # Wrappers of Lightning, Fabric and accelerate pass a step on. Others, as Lookahead, step in their own way.
 _WRAPPERS = {"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"}
+
+
+class CurvatureOptions(ProblemOptions, total=False):
+    """What `advise` and `track` measure, and how accurately."""
+
+    curvature: str
+    tolerance: float
+    max_iterations: int
+
+
+def read_curvature_options(
+    model: Any, loss: Any, options: Mapping[str, Any]
+) -> tuple[str, LanczosSettings, dict[str, Any]]:
+    """Check the options; returns the curvature, the settings of Lanczos, and the options of a `Problem`."""
+    known = list(CurvatureOptions.__annotations__)
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{name}= is no option.{did_you_mean(name, known)} Known are {', '.join(known)}.")
+    given = {"curvature": "gauss-newton", "tolerance": 1e-3, "max_iterations": 200, "seed": 0, **options}
+    curvature, tolerance = given.pop("curvature"), check_tolerance(given.pop("tolerance"))
+    choose("curvature", curvature, ["gauss-newton", "hessian"])
+    iterations = check_whole("max_iterations", given.pop("max_iterations"), at_least=1)
+    given["seed"] = check_whole("seed", given["seed"], at_least=0)
+    layers = given.get("layers")
+    given["layers"] = layers if layers is None or isinstance(layers, str) else list(layers)
+    names = ("forward", "dtype", "dropout", "reduction", "check")
+    defaults: dict[str, Any] = {"forward": None, "dtype": None, "dropout": "refuse"}
+    check_arguments(model, loss, **defaults | {name: given[name] for name in names if name in given})
+    return curvature, LanczosSettings(tolerance, iterations, given["seed"]), given
 
 
 @dataclass(frozen=True)
@@ -163,14 +194,9 @@ def find_stability_limit(
 
 
 def _scaled_limit(
-    optimizer: OptimizerRule,
-    engine: Engine,
-    leaves: Mapping[str, Tensor],
-    settings: LanczosSettings,
-    relative: Tensor | None,
-    semidefinite: bool,
-    top_only: bool,
-) -> StabilityLimit:
+    optimizer: OptimizerRule, engine: Engine, leaves: Mapping[str, Tensor], settings: LanczosSettings,
+    relative: Tensor | None, semidefinite: bool, top_only: bool,
+) -> StabilityLimit:  # fmt: skip
     """With S = P/relative rate the matrix is `S^-½ (H + decay) S^-½`.
 
     AdamW's decoupled decay adds `(1 + β₁)/(1 − β₁) decay · relative rate` to its diagonal instead: at z = −1,
@@ -180,23 +206,21 @@ def _scaled_limit(
     rule, decay = replace(optimizer.rule, weight_decay=0.0), optimizer.decay(leaves)
     scale = torch.ones_like(decay) if isinstance(rule, Descent) else optimizer.preconditioner(leaves)
     scale = scale if relative is None else scale / relative
-    if isinstance(rule, AdamRule) and rule.decoupled:
-        diagonal = _decoupled(rule, decay, relative)
-    else:
-        diagonal = decay / scale
+    is_decoupled = isinstance(rule, AdamRule) and rule.decoupled
+    diagonal = _decoupled(rule, decay, relative) if is_decoupled else decay / scale  # type: ignore[arg-type]
     diagonal = torch.where(torch.isfinite(scale), diagonal, 0.0)
     operator = ScaledCurvature(engine.operator(list(leaves)), scale, diagonal)
     # Not started from the last eigenvector: where the sharpest direction has changed since, such a search
     # often ends at the old one and cannot tell (docs/tracking.md has the numbers).
     if top_only:
         norm = lanczos(operator, which="top", **settings.options).top
-        value = max(norm.value, 0.0)
     else:
         norm = spectral_norm(operator, settings, semidefinite=semidefinite)
-        value = norm.value
-    stable = rule.stability_limit(value)
+    value = max(norm.value, 0.0)
     zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
-    return StabilityLimit(stable, rule.best(value), norm, rule, (norm, zero), products=norm.products)
+    return StabilityLimit(
+        rule.stability_limit(value), rule.best(value), norm, rule, (norm, zero), products=norm.products
+    )
 
 
 def _decoupled(rule: AdamRule, decay: Tensor, relative: Tensor | None) -> Tensor:
@@ -221,11 +245,10 @@ def name_optimizer(
                 f"{name}={value!r} is no setting of optimizer={optimizer!r}, which takes "
                 f"{', '.join(known)} and weight_decay; leave it out."
             )
-    if optimizer in DESCENTS:
-        momentum, decay = given.get("momentum"), given.get("weight_decay")
-        rule: Rule = named_descent(optimizer, momentum, decay)
+    if optimizer not in DESCENTS:
+        rule: Rule = _adam_rule(given, decoupled=optimizer == "adamw")
     else:
-        rule = _adam_rule(given, decoupled=optimizer == "adamw")
+        rule = named_descent(optimizer, given.get("momentum"), given.get("weight_decay"))
     return OptimizerRule(rule, lr, str(rule))
 
 
@@ -294,16 +317,11 @@ def read_optimizer(
             raise
         notes = [f"No stability limit: {refusal}"]
     state = {name: optimizer.state.get(model.get_parameter(name)) or {} for name in held}
+    name = type(optimizer).__name__ if rule is None else str(rule)
     return OptimizerRule(
-        rule,
-        largest if lr is None else lr,
-        type(optimizer).__name__ if rule is None else str(rule),
-        rates=rates,
-        decays=decays,
-        moved=frozenset(groups),
-        state=state if in_training else {},
-        notes=tuple(notes),
-    )
+        rule, largest if lr is None else lr, name, rates, decays, moved=frozenset(groups),
+        state=state if in_training else {}, notes=tuple(notes),
+    )  # fmt: skip
 
 
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,8 +105,8 @@ class RunFolder:
                     f"pass a folder of its own, such as {str(folder / 'comparison')!r}."
                 )
         (folder / "runs").mkdir(parents=True, exist_ok=True)
-        # Two processes may begin at once with different settings: one of them creates the record.
-        if create_text(path, _to_text({"kind": "hessinit experiment", "schema": SCHEMA, **wanted})):
+        if not path.exists():
+            write_text(path, _to_text({"kind": "hessinit experiment", "schema": SCHEMA, **wanted}))
             return
         found = _read(path, "hessinit experiment", "Pass another folder")
         if found["settings"] != wanted["settings"]:
@@ -132,23 +131,6 @@ def describe_interruption(folder: Path | None, done: int, total: int) -> str:
     if folder is None:
         return f"stopped after {done} of {total} runs, and none is kept; pass folder= to keep them next time."
     return f"stopped; {done} of {total} runs are kept in {folder}. The same call continues from there."
-
-
-def create_text(path: Path, text: str) -> bool:
-    """Write a new file atomically; returns False where the file exists already."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        write_text(temporary, text)
-        os.link(temporary, path)  # unlike a renaming, it replaces nothing
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links
-        if path.exists():
-            return False
-        write_text(path, text)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
 
 
 def file_name(key: str) -> str:

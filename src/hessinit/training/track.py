@@ -7,11 +7,11 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,31 +19,22 @@ from torch import Tensor, nn
 from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import build_engine
-from hessinit.errors import EdgeOfStabilityWarning, ProblemError, choose
-from hessinit.measurement.measure import (
-    in_running_order,
-    note_unchecked,
-    note_uncounted,
-    notes_on,
-    versions_of,
-)
+from hessinit.errors import EdgeOfStabilityWarning, ProblemError
+from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import map_tensors, read_batches, tensors_in
 from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.layers import find_layers
-from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.problem.validate import check_arguments, check_switches, check_tolerance, check_whole, unwrap
+from hessinit.problem.problem import Loss, Problem
+from hessinit.problem.validate import check_switches, check_whole, unwrap
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
 from hessinit.results.track_record import TrackedPoint, Tracking, describe_notes, find_crossings
-from hessinit.training.optimizer_rules import (
-    OptimizerRule,
-    find_stability_limit,
-    name_optimizer,
-    read_optimizer,
-    require_known_optimizer,
-)
+from hessinit.training import optimizer_rules as rules
 from hessinit.training.track_log import Losses, Sink, TrackLog, check_path, find_sinks, scalars
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def track(
@@ -58,18 +49,10 @@ def track(
     resume: bool = False,
     max_overhead: float = 0.1,
     each_layer: bool = False,
-    curvature: str = "gauss-newton",
-    layers: str | Iterable[str] | None = None,
-    forward: Forward | None = None,
-    dropout: str = "freeze",
-    reduction: str = "auto",
-    check: bool = True,
-    tolerance: float = 1e-2,
-    max_iterations: int = 200,
-    seed: int = 0,
     log_to: Any = "auto",
     at_start: bool = True,
     warn: bool = True,
+    **options: Unpack[rules.CurvatureOptions],
 ) -> Tracker:
     """Measure the curvature now and then every so many steps; call `tracker.step(loss)` after each of yours.
 
@@ -79,7 +62,8 @@ def track(
     those that the optimizer moves at that time, of two or more dimensions unless `layers` names others.
     Measuring takes at most the fraction `max_overhead` of the wall-clock time (1: no limit), and is postponed
     where it would take more. Training is not changed by a bit, and a measurement that fails gives a point of
-    nan with a note, no exception.
+    nan with a note, no exception. The other options are those of `advise`: curvature, layers, forward,
+    dropout ("freeze"), reduction, check, tolerance (1e-2), max_iterations, seed.
 
     Every point is written to `path` as a line of JSON; `resume` continues an earlier file, which is otherwise
     renamed to `PATH.bak`. Its scalars go to `log_to`: a SummaryWriter, a W&B run, a function of a dict and a
@@ -93,35 +77,29 @@ def track(
     >>> round(point.norm, 6), round(point.lr_over_limit, 6)  # closed form: H = I, stable up to 2
     (1.0, 0.75)
     """
-    choose("curvature", curvature, ["gauss-newton", "hessian"])
     check_switches(resume=resume, each_layer=each_layer, at_start=at_start, warn=warn)
     every = check_whole("every", every, at_least=1)
     max_overhead = check_max_overhead(max_overhead)
-    seed = check_whole("seed", seed, at_least=0)
-    settings = LanczosSettings(
-        check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
-    )
-    check_arguments(model, loss, forward, None, dropout, reduction, check)
+    given = {"tolerance": 1e-2, "dropout": "freeze", **options}
+    curvature, settings, problem = rules.read_curvature_options(model, loss, given)
     if path is not None:
         check_path(path)
     elif resume:
         raise ProblemError("resume=True needs the file to continue; pass its path=, or leave resume out.")
-    sinks = find_sinks(log_to)
-    layers = list(layers) if layers is not None and not isinstance(layers, str) else layers
-    rate = check_rate(lr)
+    sinks, rate = find_sinks(log_to), check_rate(lr)
+    steps: Any = optimizer
     if optimizer is None:
-        steps: Any = OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
+        steps = rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
     else:
-        require_known_optimizer(optimizer)
-        steps = name_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+        rules.require_known_optimizer(optimizer)
+        steps = rules.name_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     subject = _Subject(
-        model, loss, _copy_examples(batch), steps, rate, layers, forward, dropout, reduction, curvature,
-        each_layer, settings,
-    )  # fmt: skip
-    facts = subject.check(check)
+        model, loss, _copy_examples(batch), steps, rate, curvature, each_layer, settings, problem
+    )
+    facts = subject.check()
     log = None if path is None else TrackLog(path, resume)
-    record = Tracking(curvature=curvature, every=every, max_overhead=max_overhead, seed=seed, **facts)
-    tracker = Tracker(subject, record, log, sinks, warn)
+    facts |= {"curvature": curvature, "every": every, "max_overhead": max_overhead, "seed": settings.seed}
+    tracker = Tracker(subject, Tracking(**facts), log, sinks, warn)
     if at_start and not tracker.steps:
         tracker._measure(must_succeed=True)
     return tracker
@@ -142,7 +120,8 @@ class Tracker:
         self._record = record
         self._points: list[TrackedPoint] = list(record.points)
         self._losses = Losses(record.losses)
-        self._changes = _Changes()
+        # Weights at the last point, modes at the first.
+        self._seen: tuple[frozenset[str], tuple[bool, ...]] | None = None
         last = self._points[-1].measuring_seconds if self._points else 0.0
         self._budget = Budget(record.max_overhead, record.seconds, record.measuring_seconds, last)
         self._is_start_beyond = False
@@ -190,9 +169,7 @@ class Tracker:
         """Write the last line, and return the whole record; a second call changes nothing."""
         if self._closed is None:
             tracking = self.tracking
-            names = ("notes", "seconds", "spent", "name", "initialization")
-            facts = {name: value for name, value in tracking.to_dict().items() if name in names}
-            self._write(lambda log: log.end(facts, self._losses))
+            self._write(lambda log: log.end(tracking, self._losses))
             self._closed = tracking
         return self._closed
 
@@ -278,28 +255,40 @@ class Tracker:
             lr = steps.lr
             fields, weights = subject.measure(steps)
             news = [one for one in steps.notes if steps.rule is None and one not in self._record.notes]
-            note = " ".join([*news, *self._changes.describe(unwrap(subject.model), weights)])
+            note = " ".join([*news, *self._describe_changes(weights)])
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
                 raise
-            names = ("loss", "norm", "error", "stable_learning_rate")
-            fields = {**dict.fromkeys(names, math.nan), "converged": False}
+            unknown = ("loss", "norm", "error", "stable_learning_rate")
+            fields = {**dict.fromkeys(unknown, math.nan), "converged": False}
             note = str(failure) or type(failure).__name__
         _synchronize(subject.model)
         seconds = now() - started
         self._budget.count(seconds)
         stable = fields["stable_learning_rate"]
         return TrackedPoint(
-            step=self.steps,
-            seconds=self._budget.elapsed,
-            measuring_seconds=seconds,
-            training_loss=self._losses.latest,
-            lr=lr,
+            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=seconds,
+            training_loss=self._losses.latest, lr=lr, note=note,
             lr_times_norm=None if lr is None else lr * fields["norm"],
             lr_over_limit=None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf,
-            note=note,
             **fields,
-        )
+        )  # fmt: skip
+
+    def _describe_changes(self, weights: frozenset[str]) -> list[str]:
+        """Why points may differ for another reason than training: other weights, or another mode."""
+        modes = tuple(module.training for module in unwrap(self._subject.model).modules())
+        before, first = self._seen or (weights, modes)
+        self._seen, said = (weights, first), []
+        if weights != before:
+            pairs = (("with", weights - before), ("without", before - weights))
+            changes = [f"{word} {_join_few(sorted(names))}" for word, names in pairs if names]
+            said.append(f"Other weights are measured from here on: {', '.join(changes)}.")
+        if modes != first:
+            said.append(
+                "Modules are in another mode (train or eval) than at the first point: dropout and "
+                "normalization may differ."
+            )
+        return said
 
     def _crosses_limit(self) -> bool:
         """Whether to warn. An initial rate somewhat above the limit is tolerated until the next point."""
@@ -348,11 +337,9 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the tracking began."""
         return now() - self._began
 
     def affords(self) -> bool:
-        """Whether one more measurement would stay within the overhead; 1 is no limit."""
         return self.max_overhead == 1 or self.spent + self.last <= self.max_overhead * self.elapsed
 
     def count(self, seconds: float, is_more: bool = False) -> None:
@@ -379,107 +366,76 @@ class _Subject:
     model: nn.Module
     loss: Loss
     data: Any
-    optimizer: torch.optim.Optimizer | OptimizerRule
+    optimizer: torch.optim.Optimizer | rules.OptimizerRule
     lr: float | None
-    layers: str | list[str] | None
-    forward: Forward | None
-    dropout: str
-    reduction: str
     curvature: str
     each_layer: bool
     settings: LanczosSettings
+    options: dict[str, Any]  # of a Problem
 
-    def read_optimizer(self) -> OptimizerRule:
+    def read_optimizer(self) -> rules.OptimizerRule:
         """The optimizer as it is now: schedules, freezing and added groups change it."""
-        if isinstance(self.optimizer, OptimizerRule):
+        if isinstance(self.optimizer, rules.OptimizerRule):
             return replace(self.optimizer, lr=self.lr)
         inner = unwrap(self.model)
-        layers = find_layers(inner, self.layers)
+        layers = find_layers(inner, self.options["layers"])
         trained = [one for one in layers if inner.get_parameter(one.parameter).requires_grad]
-        return read_optimizer(self.optimizer, inner, trained, lr=self.lr, in_training=True)
+        return rules.read_optimizer(self.optimizer, inner, trained, lr=self.lr, in_training=True)
 
-    def _problem(self, steps: OptimizerRule, check: bool = False) -> Problem:
-        return Problem(
-            self.model, self.loss, self.data, layers=sorted(steps.rates) or self.layers,
-            forward=self.forward, dropout=self.dropout, reduction=self.reduction, check=check,
-            seed=self.settings.seed,
-        )  # fmt: skip
+    def _problem(self, steps: rules.OptimizerRule, **other: Any) -> Problem:
+        layers = sorted(steps.rates) or self.options["layers"]
+        return Problem(self.model, self.loss, self.data, **{**self.options, "layers": layers, **other})
 
-    def check(self, check: bool) -> dict[str, Any]:
-        """Refuse what cannot be measured or, with `check`, has wrong derivatives; returns constant facts."""
+    def check(self) -> dict[str, Any]:
+        """Refuse what cannot be measured or, unless check=False, has wrong derivatives; returns constants."""
         steps = self.read_optimizer()
-        problem = self._problem(steps, check)
+        problem = self._problem(steps)
         with problem.settings():
             evaluations = evaluate(problem)
             check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
             drew = problem.drew
-            if check:
+            if problem.check:
                 build_engine(evaluations, self.curvature, self.settings)
             problem.drew = drew
             if not problem.drew:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
-            uncounted = note_uncounted(problem, steps.moved) if steps.name else ()
-            notes = (*notes_on(problem, evaluations), *note_unchecked(check), *steps.notes, *uncounted)
-            facts = {"examples": problem.examples, "notes": notes, "versions": versions_of(problem)}
-            return {"optimizer": steps.name, **facts}
+            notes = (
+                *measure.notes_on(problem, evaluations),
+                *measure.note_unchecked(problem.check),
+                *steps.notes,
+                *(measure.note_uncounted(problem, steps.moved) if steps.name else ()),
+            )
+            versions = measure.versions_of(problem)
+            return {
+                "optimizer": steps.name, "examples": problem.examples, "notes": notes, "versions": versions
+            }  # fmt: skip
 
-    def measure(self, steps: OptimizerRule) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def measure(self, steps: rules.OptimizerRule) -> tuple[dict[str, Any], frozenset[str]]:
         """The fields of a point that are measured, and the names of the measured weights."""
-        problem = self._problem(steps)
+        problem = self._problem(steps, check=False)
         with problem.settings():
             evaluations = evaluate(problem)
             engine = build_engine(evaluations, self.curvature, self.settings)
             names, layers = list(problem.leaves), {}
             if self.each_layer:
                 each = engine.extremes_of_each(names)
-                layers = {
-                    layer.name: each[layer.parameter].norm.value
-                    for layer in in_running_order(problem, evaluations)
-                }
+                in_order = measure.in_running_order(problem, evaluations)
+                layers = {layer.name: each[layer.parameter].norm.value for layer in in_order}
             extremes = engine.extremes(names)
             norm, products = extremes.norm, extremes.top.products + extremes.bottom.products
             stable = math.nan
             if steps.rule is not None:
-                limit = find_stability_limit(
+                limit = rules.find_stability_limit(
                     steps, engine, evaluations, self.settings,
                     semidefinite=self.curvature == "gauss-newton", extremes=extremes, top_only=True,
                 )  # fmt: skip
                 stable, products = limit.stable, products + limit.products
+            loss = sum(one.loss_value * one.weight for one in evaluations)
             fields = {
-                "loss": sum(one.loss_value * one.weight for one in evaluations),
-                "norm": norm.value,
-                "error": norm.error,
-                "converged": norm.converged,
-                "stable_learning_rate": stable,
-                "layers": layers,
-                "products": products,
-            }
-            return fields, tuple(names)
-
-
-class _Changes:
-    """Describes what makes two points differ for another reason than training: other weights or modes."""
-
-    def __init__(self) -> None:
-        self._weights: frozenset[str] = frozenset()
-        self._modes: dict[str, bool] = {}
-
-    def describe(self, model: nn.Module, weights: tuple[str, ...]) -> list[str]:
-        """Weights are compared with the last point, modes with the first."""
-        new, old, said = frozenset(weights), self._weights or frozenset(weights), []
-        self._weights = new
-        if new != old:
-            pairs = (("with", new - old), ("without", old - new))
-            changes = [f"{word} {_join_few(sorted(names))}" for word, names in pairs if names]
-            said.append(f"Other weights are measured from here on: {', '.join(changes)}.")
-        modes = {name: module.training for name, module in model.named_modules()}
-        self._modes = self._modes or modes
-        other = [name for name, mode in modes.items() if self._modes.get(name, mode) != mode]
-        if other:
-            which = "The model" if "" in other else _join_few(other)
-            where = f"in {'train' if modes[other[0]] else 'eval'} mode, other than at the first point"
-            said.append(f"{which} {where}: dropout and normalization may differ.")
-        return said
+                "loss": loss, "norm": norm.value, "error": norm.error, "converged": norm.converged,
+                "stable_learning_rate": stable, "layers": layers, "products": products,
+            }  # fmt: skip
+            return fields, frozenset(names)
 
 
 def _join_few(names: list[str], most: int = 3) -> str:
@@ -493,10 +449,11 @@ def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Trackin
             f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}; pass "
             "the same curvature, or another path."
         )
-    asked = {
-        name: (getattr(earlier, name), getattr(record, name)) for name in ("optimizer", "examples", "seed")
-    }
-    changes = [f"{name} was {then!r} and is {now!r}" for name, (then, now) in asked.items() if then != now]
+    changes = [
+        f"{name} was {getattr(earlier, name)!r} and is {getattr(record, name)!r}"
+        for name in ("optimizer", "examples", "seed")
+        if getattr(earlier, name) != getattr(record, name)
+    ]
     notes = [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
     told = describe_notes((point.step, point.note) for point in earlier.points)  # and will be again
     kept = [note for note in earlier.notes if note not in told]

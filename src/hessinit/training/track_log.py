@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,14 +16,7 @@ from torch import Tensor
 
 from hessinit.errors import ProblemError
 from hessinit.results.result import Plain, to_plain, write_text
-from hessinit.results.track_record import (
-    END,
-    MOST_LOSSES,
-    RESUMED,
-    TrackedPoint,
-    Tracking,
-    are_lines,
-)
+from hessinit.results.track_record import END, MOST_LOSSES, RESUMED, TrackedPoint, Tracking, are_lines
 
 Sink = Callable[[dict[str, float], int], object]
 
@@ -75,28 +69,20 @@ class Losses:
         return {"losses": to_plain(found), "stride": self.stride}
 
 
-def _read_loss(loss: object) -> float | Tensor:
+def _read_loss(loss: Any) -> float | Tensor:
+    kind = f"a {type(loss).__name__}"
     if isinstance(loss, Tensor):
-        if loss.is_complex() or loss.dtype == torch.bool:
-            raise ProblemError(
-                f"the loss given to step() has dtype {loss.dtype}; it must be a real number, or left out."
-            )
-        if loss.numel() != 1:
-            raise ProblemError(
-                f"the loss given to step() has shape {tuple(loss.shape)}; it must be a single number, such "
-                "as loss.mean(), or left out."
-            )
-        # A copy: the loss may be divided in place afterwards, or live in a buffer that is used again.
-        return loss.detach().clone() if loss.device.type != "cpu" else float(loss.detach())
-    try:
-        if isinstance(loss, str | bool):
-            raise TypeError
-        return float(loss)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        shown = f"{loss!r}" if isinstance(loss, str | bool) else f"a {type(loss).__name__}"
-        raise ProblemError(
-            f"the loss given to step() is {shown}; it must be a number, or left out."
-        ) from None
+        kind = f"a tensor of {loss.dtype} and shape {tuple(loss.shape)}"
+        if loss.numel() == 1 and not loss.is_complex() and loss.dtype != torch.bool:
+            # A copy: the loss may be divided in place afterwards, or live in a buffer that is used again.
+            return loss.detach().clone() if loss.device.type != "cpu" else float(loss.detach())
+    elif not isinstance(loss, str | bool):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(loss)
+    raise ProblemError(
+        f"the loss given to step() is {kind}; it must be a single real number, such as loss.mean(), or left "
+        "out."
+    )
 
 
 class TrackLog:
@@ -136,22 +122,19 @@ class TrackLog:
 
     def rewrite(self, points: Iterable[TrackedPoint], losses: Losses, seconds: float) -> None:
         """Replace the content by these points and losses."""
-        none = {"losses": [], "stride": losses.stride}
-        lines = [*({**to_plain(point), **none} for point in points)]
-        state = {
-            "line": RESUMED,
-            "seconds": seconds,
-            "losses": to_plain(losses.all()),
-            "stride": losses.stride,
-        }
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in (*lines, state))
+        lines = [{**to_plain(point), "losses": [], "stride": losses.stride} for point in points]
+        everything = {"losses": to_plain(losses.all()), "stride": losses.stride}
+        lines.append({"line": RESUMED, "seconds": seconds, **everything})
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
         write_text(self._place, self._header + text)
         self._unwritten = ""
 
     def add(self, point: TrackedPoint, losses: Losses) -> None:
         self._append({**to_plain(point), **losses.unwritten()})
 
-    def end(self, facts: Mapping[str, Plain], losses: Losses) -> None:
+    def end(self, tracking: Tracking, losses: Losses) -> None:
+        names = ("notes", "seconds", "spent", "name", "initialization")
+        facts = {name: value for name, value in tracking.to_dict().items() if name in names}
         self._append({"line": END, **facts, **losses.unwritten()})
 
     @property
@@ -179,18 +162,16 @@ class TrackLog:
         self._unwritten = ""
 
 
-def check_path(path: str | os.PathLike[str]) -> Path:
+def check_path(path: Any) -> Path:
     """The name of a file in a folder that exists."""
-    try:
-        wanted = Path(os.fspath(path))
-    except TypeError:
+    if not isinstance(path, str | os.PathLike):
         raise ProblemError(
             f"path is a {type(path).__name__}; it must be the name of a file, such as 'curvature.jsonl', or "
             "None for no file."
-        ) from None
+        )
+    wanted = Path(path)
     if wanted.exists() and not wanted.is_file():
-        what = "is a folder; give the name of a file in it" if wanted.is_dir() else "exists and is not a file"
-        raise ProblemError(f"path={str(path)!r} {what}, or None for no file.")
+        raise ProblemError(f"path={str(path)!r} exists and is not a file; give another name, or None.")
     if not wanted.parent.is_dir():
         raise ProblemError(
             f"path={str(path)!r}: the folder {wanted.parent} does not exist. Create it first, or pass "
@@ -199,75 +180,66 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     return wanted
 
 
+def scalars(point: TrackedPoint) -> dict[str, float]:
+    """The numbers of a point by name; what is not known is left out."""
+    named = {
+        "norm": point.norm, "lr_times_norm": point.lr_times_norm, "lr_over_limit": point.lr_over_limit,
+        "loss": point.loss, **{f"layers/{name}": norm for name, norm in point.layers.items()},
+    }  # fmt: skip
+    return {f"hessinit/{name}": value for name, value in named.items() if value is not None}
+
+
 def find_sinks(log_to: Any) -> list[Sink]:
     """The functions that scalars are passed to; "auto" is the active W&B run, as long as there is one."""
     if log_to is None:
         return []
-    if isinstance(log_to, str) and log_to != "auto":
-        raise ProblemError(
-            f"log_to={log_to!r} is unknown; pass 'auto', a SummaryWriter, a W&B run, a function of a dict "
-            "and a step, or several of them."
-        )
-    is_one = any(callable(getattr(log_to, name, None)) for name in ("add_scalar", "log", "__call__"))
-    many = isinstance(log_to, Iterable) and not isinstance(log_to, str) and not is_one
-    return [_sink(one) for one in (log_to if many else [log_to])]
-
-
-def scalars(point: TrackedPoint) -> dict[str, float]:
-    """The numbers of a point by name; what is not known is left out."""
-    named = {
-        "norm": point.norm,
-        "lr_times_norm": point.lr_times_norm,
-        "lr_over_limit": point.lr_over_limit,
-        "loss": point.loss,
-        **{f"layers/{name}": norm for name, norm in point.layers.items()},
-    }
-    return {f"hessinit/{name}": value for name, value in named.items() if value is not None}
+    is_one = isinstance(log_to, str) or any(callable(getattr(log_to, name, None)) for name in _SINKS)
+    return [_sink(one) for one in (log_to if isinstance(log_to, Iterable) and not is_one else [log_to])]
 
 
 def _sink(one: Any) -> Sink:
     if isinstance(one, str) and one == "auto":
-        return _to_active_run()
-    if callable(getattr(one, "add_scalar", None)):
-        return lambda values, step: [one.add_scalar(name, value, step) for name, value in values.items()]
-    if callable(getattr(one, "log", None)):
-        return _to_wandb(one)
-    if callable(one):
-        return one
+        return _WandbSink()
+    for method, make in _SINKS.items():
+        if callable(getattr(one, method, None)):
+            return make(one)
+    shown = repr(one) if isinstance(one, str) else f"a {type(one).__name__}"
     raise ProblemError(
-        f"log_to holds a {type(one).__name__}; it takes 'auto', a SummaryWriter (add_scalar), a W&B run "
-        "(log), or a function of a dict and a step."
+        f"log_to holds {shown}; it takes 'auto', a SummaryWriter (add_scalar), a W&B run (log), a function "
+        "of a dict and a step, or several of them."
     )
 
 
-def _to_wandb(run: Any) -> Sink:
-    """Log into the current W&B row, with a step axis of our own: W&B drops values for earlier steps.
+class _WandbSink:
+    """Logs into the current row of a W&B run (by default of the one that is active at the time).
 
-    A new row is begun only for a second point in the same one, so that the user's own steps fit in later.
+    With a step axis of our own: W&B drops values for earlier steps. A new row is begun only for a second
+    point in the same one, so that the user's own steps fit in later.
     """
-    if callable(getattr(run, "define_metric", None)):
-        run.define_metric("hessinit/step")
-        run.define_metric("hessinit/*", step_metric="hessinit/step")
 
-    rows: list[int] = []
+    def __init__(self, run: Any = None) -> None:
+        self._given, self._row = run, -1
+        self._known: Any = None
 
-    def log(values: dict[str, float], step: int) -> None:
-        row = run.step
-        rows[:] = [row + 1 if row in rows else row]
-        run.log({**values, "hessinit/step": step}, step=rows[0])
+    def __call__(self, values: dict[str, float], step: int) -> None:
+        run = self._given or getattr(sys.modules.get("wandb"), "run", None)
+        if run is None:
+            return
+        if run is not self._known and callable(getattr(run, "define_metric", None)):
+            run.define_metric("hessinit/step")
+            run.define_metric("hessinit/*", step_metric="hessinit/step")
+        self._row = run.step + (run is self._known and run.step == self._row)
+        self._known = run
+        run.log({**values, "hessinit/step": step}, step=self._row)
 
-    return log
+
+def _to_writer(writer: Any) -> Sink:
+    return lambda values, step: [writer.add_scalar(name, value, step) for name, value in values.items()]
 
 
-def _to_active_run() -> Sink:
-    """Log to the W&B run that is active at the time, if any."""
-    known: list[tuple[Any, Sink]] = []
-
-    def log(values: dict[str, float], step: int) -> None:
-        run = getattr(sys.modules.get("wandb"), "run", None)
-        if run is not None:
-            if not known or known[0][0] is not run:
-                known[:] = [(run, _to_wandb(run))]
-            known[0][1](values, step)
-
-    return log
+# By the method that tells them apart: TensorBoard's SummaryWriter, a W&B run, a function.
+_SINKS: dict[str, Callable[[Any], Sink]] = {
+    "add_scalar": _to_writer,
+    "log": _WandbSink,
+    "__call__": lambda function: function,
+}

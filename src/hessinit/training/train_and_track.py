@@ -46,11 +46,9 @@ def train_and_track(
     """
     check_arguments(model, loss, forward, None, "freeze")
     rate = loop.read_positive("lr", lr)
-    steps = check_whole("steps", steps, at_least=1)
-    batch_size = check_whole("batch_size", batch_size, at_least=1)
-    examples = check_whole("examples", examples, at_least=1)
-    warmup = check_whole("warmup", warmup, at_least=0)
-    seed = check_whole("seed", seed, at_least=0)
+    at_least_one = {"steps": steps, "batch_size": batch_size, "examples": examples}
+    steps, batch_size, examples = (check_whole(name, value, 1) for name, value in at_least_one.items())
+    warmup, seed = check_whole("warmup", warmup, at_least=0), check_whole("seed", seed, at_least=0)
     loop.check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
     tracked = [(one.inputs, one.targets) for one in read.tracked_batches(examples, seed)]

@@ -92,10 +92,10 @@ def check_workers(workers: Any, executor: Any) -> None:
 
 
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
-    """In spawned processes, not forked ones: threads of torch do not survive a fork.
+    """In spawned processes: threads of torch do not survive a fork.
 
-    They end at once when the iterator is closed or fails, and when this process is killed: each listens to a
-    pipe whose other end is held here and closed by the operating system.
+    They end when the iterator is closed or fails, and when this process is killed: each listens to a pipe
+    whose other end is held here and closed by the operating system.
     """
     context = multiprocessing.get_context("spawn")
     listening, held = context.Pipe(duplex=False)
@@ -164,6 +164,7 @@ def _check_main_file(uses_main: bool) -> None:
     name = getattr(getattr(main, "__spec__", None), "name", "")
     if (file is None and not uses_main) or name.endswith("__main__"):
         return  # nothing is run again; nor is a package that was run with -m
+    trouble = ""
     if file is None or not Path(file).is_file():
         trouble = (
             f"the program comes from {file or 'an interactive session'}, which other processes cannot run "
@@ -174,9 +175,8 @@ def _check_main_file(uses_main: bool) -> None:
             f"{Path(file).name} would run as a whole in every worker process, and start all this again. Put "
             "what it does under `if __name__ == '__main__':`."
         )
-    else:
-        return
-    raise ProblemError(f"{trouble} Or pass workers=1 to run everything in this process.")
+    if trouble:
+        raise ProblemError(f"{trouble} Or pass workers=1 to run everything in this process.")
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,24 +12,15 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, choose
-from hessinit.integrations.callback import (
-    ALIKE,
-    KEY,
-    RunResults,
-    TrackedRun,
-    TrainedProblem,
-    differs,
-    import_base,
-    is_first_rank,
-)
+from hessinit.integrations import callback as shared
 from hessinit.integrations.logits import TASKS, logits_problem, token_cross_entropy
 from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import Draws, untouched_random_state, untouched_sources
 
-_Callback: Any = import_base(("transformers",), "TrainerCallback", "Transformers")
+_Callback: Any = shared.import_base(("transformers",), "TrainerCallback", "Transformers")
 
 
-class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
+class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[misc]
     """Track the curvature of the Trainer's model, and initialize it if asked: `Trainer(callbacks=[…])`.
 
     Loss and forward come from `hessinit.logits_problem`, which gets `task`. `batch` is what is measured, by
@@ -40,29 +31,19 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
     optimizer; a dict holds options of `hessinit.initialize_`. Do not use it on pretrained weights: they would
     be lost. A run that resumes from a checkpoint is never initialized. Points are written as lines of JSON to
     `path`, by default `curvature.jsonl` in the Trainer's `output_dir`; as scalars to TensorBoard where the
-    Trainer reports there, and to the active W&B run. The other options are those of `hessinit.track`.
+    Trainer reports there, and to the active W&B run. The other options are those of `hessinit.track`: every
+    (100), max_overhead (0.1), and so on.
 
     Training is not changed by a bit, but for `initialize`. Under DDP the first rank works while the others
     wait, and its weights go to all. `tracking` and `initialization` hold the results, on the first rank.
     """
 
     def __init__(
-        self,
-        *,
-        every: int = 100,
-        max_overhead: float = 0.1,
-        batch: Any = None,
-        task: str = "auto",
-        initialize: bool | Mapping[str, Any] = False,
-        path: str | os.PathLike[str] | None = None,
-        log_to: Any = "auto",
-        **options: Any,
+        self, *, batch: Any = None, task: str = "auto", log_to: Any = "auto", **options: Any
     ) -> None:
         super().__init__()
         choose("task", task, ["auto", *TASKS])
-        self._run = TrackedRun(
-            every=every, max_overhead=max_overhead, initialize=initialize, path=path, options=options
-        )
+        self._run = shared.TrackedRun(**options)
         self._batch, self._task, self._log_to = batch, task, log_to
         self._writer: Any = None
         self._finished_step: int | None = None  # of which the tracker does not know yet
@@ -116,14 +97,14 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
 
     def _problem(
         self, args: Any, model: Any, train_dataloader: Any = None, optimizer: Any = None, **others: Any
-    ) -> TrainedProblem:
+    ) -> shared.TrainedProblem:
         batch = self._batch
         if batch is None:
             batch = _first_examples(train_dataloader, args.train_batch_size)
         _, loss, pair, options = logits_problem(model, batch, task=self._task)
         if getattr(args, "label_smoothing_factor", 0) and loss is token_cross_entropy:
             loss = partial(token_cross_entropy, smoothing=args.label_smoothing_factor)
-        return TrainedProblem(model, loss, pair, options["forward"], optimizer)
+        return shared.TrainedProblem(model, loss, pair, options["forward"], optimizer)
 
     def _pass_on(self, model: nn.Module) -> None:
         if self._finished_step is not None:
@@ -147,7 +128,7 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
             return
         nearest = min(max(logged, min(measured)), max(measured))
         # Where no later point is known, the loss may have fallen.
-        if differs(logged, nearest, ALIKE) and (is_around or logged > nearest):
+        if shared.differs(logged, nearest, shared.ALIKE) and (is_around or logged > nearest):
             self._run.add_note(
                 f"The Trainer logged a loss of {logged:.3g} for the steps up to {step}, and the measured one "
                 f"was {measured[0]:.3g} before them: what is measured may not be what is trained (a "
@@ -158,7 +139,7 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
         if self._log_to != "auto":
             return self._log_to
         reports = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or ())
-        if is_first_rank() and {"tensorboard", "all"} & set(reports):
+        if shared.is_first_rank() and {"tensorboard", "all"} & set(reports):
             self._writer = _summary_writer(args)
         return ["auto"] if self._writer is None else ["auto", self._writer]
 
@@ -189,4 +170,4 @@ def _first_examples(loader: Any, count: int) -> Any:
 def _stored(state: Any) -> dict[str, Any]:
     """A place in the Trainer's state, which is written to every checkpoint."""
     states = getattr(state, "stateful_callbacks", None)
-    return states.setdefault(KEY, {}) if isinstance(states, dict) else {}
+    return states.setdefault(shared.KEY, {}) if isinstance(states, dict) else {}

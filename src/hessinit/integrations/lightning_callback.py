@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,27 +9,16 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.integrations.callback import (
-    ALIKE,
-    KEY,
-    SAME,
-    RunResults,
-    TrackedRun,
-    TrainedProblem,
-    differs,
-    import_base,
-)
-from hessinit.problem.batches import tensors_in
+from hessinit.integrations import callback as shared
 from hessinit.problem.problem import Forward, Loss
 
 # Strategies that keep a part of the weights on each rank, by name: their libraries may not be installed.
-_SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
-_MOST_BYTES = 16 * 2**20  # of a batch that is put into every checkpoint
+_SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"}
 
-_Callback: Any = import_base(("lightning.pytorch", "pytorch_lightning"), "Callback", "Lightning")
+_Callback: Any = shared.import_base(("lightning.pytorch", "pytorch_lightning"), "Callback", "Lightning")
 
 
-class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
+class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
     """Track the curvature of a LightningModule, and initialize it if asked: `Trainer(callbacks=[…])`.
 
     `loss(output, target)` is the loss of the training step, and the module is called as `module(inputs)`,
@@ -39,10 +27,10 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
 
     `initialize=True` draws new weights before the first step, for the learning rate of the module's optimizer
     (the one that a schedule works towards); a dict holds options of `hessinit.initialize_`. A run that
-    resumes from a checkpoint is never initialized: it continues the same file with the same batch, which the
-    checkpoint holds if it is below 16 MiB. Points are written as lines of JSON to `path`, by default
-    `curvature.jsonl` in the folder of the logs, and as scalars to every logger of the trainer. The other
-    options are those of `hessinit.track`.
+    resumes from a checkpoint is never initialized: it continues the same file, on its own first batch unless
+    `batch` holds one, and a note says so. Points are written as lines of JSON to `path`, by default
+    `curvature.jsonl` in the folder of the logs, and as scalars to `log_to`, by default every logger of the
+    trainer. The other options are those of `hessinit.track`: every (100), max_overhead (0.1), and so on.
 
     Training is not changed by a bit, but for `initialize`. Under DDP the first rank works while the others
     wait, and its weights go to all. `tracking` and `initialization` hold the results, on the first rank.
@@ -52,12 +40,8 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
         self,
         loss: Loss,
         *,
-        every: int = 100,
-        max_overhead: float = 0.1,
         batch: Any = None,
         forward: Forward | None = None,
-        initialize: bool | Mapping[str, Any] = False,
-        path: str | os.PathLike[str] | None = None,
         log_to: Any = "loggers",
         **options: Any,
     ) -> None:
@@ -66,22 +50,15 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
             raise ProblemError(
                 f"loss={loss!r} must be callable as loss(output, target), such as nn.MSELoss()."
             )
-        self._run = TrackedRun(
-            every=every, max_overhead=max_overhead, initialize=initialize, path=path, options=options
-        )
+        self._run = shared.TrackedRun(**options)
         self._loss, self._batch, self._forward, self._log_to = loss, batch, forward, log_to
         self._begun, self._steps = False, 0
         self._losses: list[Tensor] = []
-        self._first_batch: Any = None
         self._is_compared = True
         self._random: Tensor | None = None
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._first_batch = None  # until a checkpoint is loaded
-
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        names = {kind.__name__ for kind in type(trainer.strategy).__mro__}
-        for sharded in names & set(_SHARDED):
+        for sharded in _SHARDED & {kind.__name__ for kind in type(trainer.strategy).__mro__}:
             raise ProblemError(
                 f"{sharded} keeps a part of the weights on each rank, so that no rank can measure them. "
                 "Initialize the module before Trainer.fit, with hessinit.initialize_, and track with "
@@ -94,24 +71,31 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
         if self._begun:
             return
         self._begun, self._steps = True, trainer.global_step  # a checkpoint's step is known only now
-        is_kept = self._first_batch is not None
-        first = self._first_batch if is_kept else batch
-        optimizers = trainer.optimizers
-        only = optimizers[0] if len(optimizers) == 1 else None
+        count = len(trainer.optimizers)
+        only = trainer.optimizers[0] if count == 1 else None
+        is_given = self._batch is not None and not callable(self._batch)
+
+        def make_problem() -> shared.TrainedProblem:
+            measured = self._batch(batch) if callable(self._batch) else self._batch if is_given else batch
+            return shared.TrainedProblem(pl_module, self._loss, measured, self._forward, only)
+
         self._run.begin(
             pl_module,
-            lambda: TrainedProblem(pl_module, self._loss, self._measured(first), self._forward, only),
+            make_problem,
             folder=trainer.log_dir or trainer.default_root_dir,  # read on every rank, for it is broadcast
             log_to=_to_loggers(trainer) if self._log_to == "loggers" else self._log_to,
-            steps=trainer.global_step,
+            steps=self._steps,
         )
         if only is None:
             self._run.add_note(
-                f"There are {len(optimizers)} optimizers, so no single learning rate and no stability limit."
+                f"There are {count} optimizers, so no single learning rate and no stability limit."
             )
-        if not is_kept and (self._batch is None or callable(self._batch)):
-            self._first_batch = small_copy(batch)  # now: a training step may write to it
-        self._is_compared = is_kept or self._batch is not None
+        if self._steps and not is_given:
+            self._run.add_note(
+                f"Resumed at step {self._steps}: from there on the curvature is that of another batch, the "
+                "first one after it. Pass batch= to measure the same examples."
+            )
+        self._is_compared = self._batch is not None
         self._random = _random_state(pl_module)
 
     def on_train_batch_end(
@@ -137,14 +121,11 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         # Not in state_dict: Lightning refuses two callbacks of a class that has one.
-        state = self._run.state
-        if state is not None:
-            checkpoint.setdefault(KEY, {})[self._run.key] = {**state, "batch": self._first_batch}
+        if self._run.state is not None:
+            checkpoint.setdefault(shared.KEY, {})[self._run.key] = self._run.state
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        state = checkpoint.get(KEY, {}).get(self._run.key, {})
-        self._run.load_state(state)
-        self._first_batch = state.get("batch")
+        self._run.load_state(checkpoint.get(shared.KEY, {}).get(self._run.key))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._run.close()
@@ -160,37 +141,11 @@ class CurvatureCallback(RunResults, _Callback):  # type: ignore[misc]
         before, after = self._random, _random_state(module)
         drew = before is None or after is None or not torch.equal(before, after)
         measured = points[-1].loss
-        if differs(trained, measured, ALIKE if drew else SAME):
+        if shared.differs(trained, measured, shared.ALIKE if drew else shared.SAME):
             self._run.add_note(
                 f"The training step's loss is {trained:.3g} where loss(output, target) is {measured:.3g}, of "
                 "the same examples and weights: what is measured is not what is trained."
             )
-
-    def _measured(self, first: Any) -> Any:
-        if self._batch is None:
-            return first
-        return self._batch(first) if callable(self._batch) else self._batch
-
-
-def small_copy(batch: Any) -> Any:
-    """A copy for a checkpoint, or None where it is too large or holds what `weights_only` loading refuses."""
-    try:
-        size = sum(tensor.nbytes for tensor in tensors_in(batch))
-        return _plain_copy(batch) if size <= _MOST_BYTES else None
-    except TypeError:
-        return None
-
-
-def _plain_copy(part: Any) -> Any:
-    if type(part) is Tensor:
-        return part.detach().cpu().clone()
-    if type(part) is dict:
-        return {_plain_copy(name): _plain_copy(value) for name, value in part.items()}
-    if type(part) in (list, tuple):
-        return type(part)(_plain_copy(value) for value in part)
-    if part is None or type(part) in (str, int, float, bool):
-        return part
-    raise TypeError(f"a {type(part).__name__} is not plain")
 
 
 def _random_state(module: Any) -> Tensor | None:
