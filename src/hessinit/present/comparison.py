@@ -478,8 +478,8 @@ def _curve_blocks(comparison: Comparison) -> list[doc.Block]:
     # A heading, or the first chart would be as small as the others.
     heading = doc.Paragraph("All schemes at each learning rate", "heading", page_only=True)
     by_rate = _on_one_axis(comparison, charts)
-    best_rates = _on_one_axis(comparison, [replace(best, series=named)])
-    return [*best_rates, *([heading, *by_rate] if by_rate else [])]
+    blocks: list[doc.Block] = [*_on_one_axis(comparison, [replace(best, series=named)])]
+    return [*blocks, heading, *by_rate] if by_rate else blocks
 
 
 def _loss_chart(comparison: Comparison, name: str, caption: str, rates: Mapping[str, float]) -> doc.LineChart:
