@@ -132,6 +132,16 @@ def test_what_is_said_to_fit_into_memory_fits(options: dict[str, Any]) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+def test_a_scheme_draws_the_same_weights_for_every_device() -> None:
+    placed = []
+    for device in ("cpu", "cuda"):
+        model = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Dropout(0.4), nn.Linear(32, 10)).to(device)
+        options = {"sample": inputs(16, 64), "generator": torch.Generator().manual_seed(0)}
+        placed.append((hessinit.apply_scheme_(model, "he", **options).layers, model.cpu().state_dict()))
+    assert placed[0][0] == placed[1][0]
+    assert all(torch.equal(one, placed[1][1][name]) for name, one in placed[0][1].items())
+
+
 @pytest.mark.parametrize("scheme", ["he", "orthogonal", "lsuv", "default"])
 def test_a_generator_of_the_device_draws_there(scheme: str) -> None:
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).cuda().bfloat16()
