@@ -340,18 +340,6 @@ def test_a_generator_is_found_and_put_back(kind: str, place: str) -> None:
     assert draw(generator) == expected
 
 
-def test_examples_are_not_walked_through() -> None:
-    class Untouchable:
-        @property
-        def __dict__(self) -> Any:
-            raise AssertionError
-
-    holder = Holder([Untouchable()] * 2000)
-    with untouched_sources(holder):
-        holder.it = None
-    assert len(holder.it) == 2000
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # since Python 3.12
 def test_a_loader_that_training_reads_with_persistent_workers_goes_on_where_it_was() -> None:
     data = [(float(number), 0.0) for number in range(6)]
