@@ -147,9 +147,14 @@ def test_generators_go_on_as_if_nothing_had_been_drawn(kind: str) -> None:
 def test_every_module_gets_the_mode_back_that_it_had(training: bool) -> None:
     model = nn.Sequential(network(), nn.Dropout().eval(), nn.Dropout())
     before = [module.training for module in model.modules()]
-    with pytest.raises(KeyError, match="inside"), in_mode(model, training=training):
-        assert {module.training for module in model.modules()} == {training}
-        raise KeyError("inside")
+
+    def fail_inside() -> None:
+        with in_mode(model, training=training):
+            assert {module.training for module in model.modules()} == {training}
+            raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        fail_inside()
     assert [module.training for module in model.modules()] == before
 
 
