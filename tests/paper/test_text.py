@@ -220,7 +220,7 @@ def test_a_corpus_is_counted_paired_described_and_kept(tmp_path: Path) -> None:
         ("a.txt", b"<mediawiki>", "a.txt is XML or HTML.*WikiExtractor"),
         ("a.txt.xz", lzma.compress(CATS.encode())[:-20], "a.txt.xz cannot be read .*copy or download"),
         ("a.txt.bz2", b"no bz2 at all", "a.txt.bz2 cannot be read"),
-        ("a.txt.gz", gzip.compress(CATS.encode())[:-20], "a.txt.gz cannot be read"),
+        ("a.txt.gz", gzip.compress(CATS.encode(), mtime=0)[:-20], "a.txt.gz cannot be read"),
         ("x.csv", b"", r"holds no text; word2vec needs a Wikipedia text.*--data-dir"),
     ],
 )
