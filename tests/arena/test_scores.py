@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import numpy as np
 import pytest
+from matplotlib import pyplot
+from rich.console import Console
 
-from arena import scores
+from arena import figures, report, scores
+from arena.example import made_up_outcomes
 from arena.outcomes import Outcome, count_losses, outcome_of
 from hessinit.results.comparison import Comparison, Run
+from result_examples import make_run
 
 NAN, INF = math.nan, math.inf
 OURS = ("ours", "ours, other")
@@ -69,34 +74,24 @@ def test_a_competitor_is_not_held_against_itself_nor_against_ours() -> None:
     assert scores.regret(BOTH, "lsuv", OURS).cells == {("first", 0.1): -0.5, ("first", 1.0): -0.5}
 
 
+def outcome(**losses: object) -> Outcome:
+    """One task at one rate, chance 2: the final losses of each start by seed."""
+    table = np.array([[list(each)] for each in losses.values()])
+    return Outcome(task="t", starts=tuple(losses), rates=(0.1,), losses=table, chance=2.0)
+
+
 def test_another_variant_of_ours_is_no_rival() -> None:
-    better = np.full((1, 2, 2), 0.01)
-    twice = Outcome(
-        task="first",
-        starts=(*FIRST.starts, "ours, other"),
-        rates=FIRST.rates,
-        losses=np.concatenate([FIRST.losses, better]),
-        chance=2.0,
-    )
-    assert scores.regret([twice], "ours", OURS).worst == pytest.approx(0.5)
+    found = outcome(he=[1.0], ours=[1.5], **{"ours, other": [0.01]})
+    assert scores.regret([found], "ours", OURS).worst == pytest.approx(0.5)
 
 
-def test_divergences_count_where_a_rival_trains_in_all_seeds() -> None:
+def test_a_run_fails_from_98_percent_of_chance_where_a_rival_trains_in_all_seeds() -> None:
     assert scores.divergences(BOTH, "ours", OURS) == {("first", 1.0): (1,)}
     assert scores.divergences(BOTH, "he", OURS) == {("first", 1.0): (0, 1)}
     assert scores.divergences(BOTH, "lsuv", OURS) == {}
-
-
-def test_no_divergence_where_every_rival_fails_in_some_seed() -> None:
-    losses = np.array([[[0.5, NAN]], [[NAN, 0.5]]])
-    outcome = Outcome(task="t", starts=("he", "ours"), rates=(0.1,), losses=losses, chance=2.0)
-    assert scores.divergences([outcome], "ours", OURS) == {}
-
-
-def test_a_run_fails_from_98_percent_of_chance() -> None:
-    losses = np.array([[[0.5, 0.5, 0.5]], [[1.95, 1.96, 1.97]]])
-    outcome = Outcome(task="t", starts=("he", "ours"), rates=(0.1,), losses=losses, chance=2.0)
-    assert scores.divergences([outcome], "ours", OURS) == {("t", 0.1): (1, 2)}
+    assert scores.divergences([outcome(he=[0.5, NAN], ours=[NAN, 0.5])], "ours", OURS) == {}
+    nearly = outcome(he=[0.5, 0.5, 0.5], ours=[1.95, 1.96, 1.97])
+    assert scores.divergences([nearly], "ours", OURS) == {("t", 0.1): (1, 2)}
 
 
 def test_the_best_rate_of_each_start() -> None:
@@ -123,58 +118,57 @@ def test_zero_tuning_is_held_against_the_competitors_best_of_the_grid() -> None:
 
 def test_the_bootstrap_finds_the_standard_error_of_a_mean() -> None:
     losses = np.random.default_rng(0).normal(1.0, 0.2, (1, 1, 40))
-    outcome = Outcome(task="t", starts=("he",), rates=(0.1,), losses=losses, chance=9.0)
+    found = Outcome(task="t", starts=("he",), rates=(0.1,), losses=losses, chance=9.0)
 
     def mean(drawn: list[Outcome]) -> dict[str, float]:
         return {"he": float(drawn[0].means[0, 0])}
 
-    error = scores.bootstrap_errors([outcome], mean, draws=2000)["he"]
+    error = scores.bootstrap_errors([found], mean, draws=2000)["he"]
     assert error == pytest.approx(losses.std(ddof=1) / math.sqrt(40), rel=0.06)
-    assert math.isnan(scores.bootstrap_errors([outcome.with_seeds([0])], mean)["he"])
+    assert math.isnan(scores.bootstrap_errors([found.with_seeds([0])], mean)["he"])
 
 
-def run(start: str, rate: float, seed: int, final_loss: float, steps_done: int = 10) -> Run:
-    return Run(
-        scheme=start,
-        learning_rate=rate,
-        seed=seed,
-        losses=(final_loss,),
-        first_loss=2.0,
-        final_loss=final_loss,
-        steps_done=steps_done,
-        diverged=False,
-        norms=None,
-        seconds=0.0,
-    )
-
-
-def comparison(runs: list[Run], starts: tuple[str, ...]) -> Comparison:
-    return Comparison(
-        schemes=starts,
-        learning_rates=(0.1,),
-        seeds=(0, 1),
-        runs=tuple(runs),
-        steps=10,
-        batch_size=4,
-        optimizer="sgd",
-        kind="compare",
-        examples=8,
-    )
+def comparison(runs: list[Run], schemes: tuple[str, ...]) -> Comparison:
+    shared = {"learning_rates": (0.1,), "seeds": (0, 1), "steps": 10, "batch_size": 4, "examples": 8}
+    return Comparison(schemes=schemes, runs=tuple(runs), optimizer="sgd", kind="compare", **shared)
 
 
 def test_a_comparison_becomes_an_outcome_without_the_starts_that_do_not_apply() -> None:
-    runs = [run("he", 0.1, 1, 0.7), run("he", 0.1, 0, 0.6)]
-    runs += [run(start, 0.1, seed, NAN, 0) for start in ("fixup", "ours") for seed in (0, 1)]
-    outcome = outcome_of("t", comparison(runs, ("he", "fixup", "ours")), 2.0, OURS)
-    assert outcome.starts == ("he", "ours")  # ours may not leave the field
-    np.testing.assert_array_equal(outcome.losses, [[[0.6, 0.7]], [[NAN, NAN]]])
+    runs = [make_run("he", 0.1, 1, 0.7), make_run("he", 0.1, 0, 0.6)]
+    runs += [make_run(start, 0.1, seed, None) for start in ("fixup", "ours") for seed in (0, 1)]
+    found = outcome_of("t", comparison(runs, ("he", "fixup", "ours")), 2.0, OURS)
+    assert found.starts == ("he", "ours")  # ours may not leave the field
+    np.testing.assert_array_equal(found.losses, [[[0.6, 0.7]], [[NAN, NAN]]])
 
 
 def test_missing_runs_and_wrong_shapes_are_refused() -> None:
-    unfinished = comparison([run("he", 0.1, 0, 0.6)], ("he",))
-    with pytest.raises(
-        ValueError, match=r"the run of 'he' at 0.1 with seed 1 is missing; run the comparison"
-    ):
-        outcome_of("t", unfinished, 2.0)
+    missing = "the run of 'he' at 0.1 with seed 1 is missing; run the comparison"
+    with pytest.raises(ValueError, match=missing):
+        outcome_of("t", comparison([make_run("he", 0.1, 0, 0.6)], ("he",)), 2.0)
     with pytest.raises(ValueError, match=r"shape \(2, 2\); 2 starts and 2 rates need \(2, 2, seeds\)"):
         Outcome(task="t", starts=("a", "b"), rates=(1, 2), losses=np.zeros((2, 2)), chance=2.0)
+
+
+def test_the_tables_and_figures_hold_the_scores() -> None:
+    outcomes, ours, _ = made_up_outcomes()
+    console = Console(file=io.StringIO(), width=140, highlight=False)
+    report.show(*made_up_outcomes(), console=console)
+    shown = console.file.getvalue()
+    found, ranks = scores.regret(outcomes, "hessinit", ours), scores.mean_ranks(outcomes)
+    row = next(line for line in shown.splitlines() if line.startswith("» hessinit"))
+    assert f"{ranks['hessinit'].rank:.2f} ±" in row
+    assert report.percent(found.mean) in row
+    assert report.percent(found.worst) in row
+    assert "hessinit fails where another trains: post-ln at 0.3, 1 seeds" in shown
+    assert "Within 5 % of the best of the grid on" in shown
+    ax = figures.draw_regret(outcomes, "hessinit", ours)
+    values = np.ma.filled(ax.images[0].get_array(), np.nan)
+    for (task, rate), value in found.cells.items():
+        place = [one.task for one in outcomes].index(task)
+        assert values[place, outcomes[place].rates.index(rate)] == value
+    texts = [text.get_text() for text in ax.texts]
+    assert any(text.startswith("✕") for text in texts)
+    assert "nothing trains" in texts
+    widths = [bar.get_width() for bar in figures.draw_ranks(outcomes, ours).patches]
+    assert widths == [each.rank for each in ranks.values()]
+    pyplot.close("all")

@@ -34,10 +34,12 @@ def assert_right(
     *,
     curvature: str = "gauss-newton",
     tolerance: float = 1e-8,
+    measured: str | None = None,
     **options: Any,
 ) -> hessinit.CurvatureReport:
     """Both ends of every layer and of the network to 1e-6 of the norm; the model has to be in fp64."""
-    report = hessinit.measure(model, loss, batch, curvature=curvature, tolerance=tolerance, **options)
+    options |= {"curvature": measured or curvature, "tolerance": tolerance}
+    report = hessinit.measure(model, loss, batch, **options)
     truth = dense_curvature(model, loss, batch, curvature, hessian_by="loops")
     for name, matrix in {**truth.layers, "network": truth.network}.items():
         row, true = report.network if name == "network" else report[name], ends(matrix)

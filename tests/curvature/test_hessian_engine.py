@@ -1,22 +1,22 @@
-"""The exact Hessian through a layer's own output, and where it must not go that way."""
+"""The exact Hessian through a layer's own output, and where it must not go that way; losses of any size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pieces import assert_right
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.curvature.engines import HessianEngine, LanczosSettings, SeenHessian
-from hessinit.curvature.evaluation import evaluate
-from hessinit.problem.problem import Problem
+from dense import dense_curvature, ends
+from tiny import LOSS, Net, labels
 
-LOSS = nn.CrossEntropyLoss()
-LABELS = torch.tensor([0, 1, 2, 0, 1])
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -24,40 +24,17 @@ def features(*shape: int) -> Tensor:
     return torch.randn(*(shape or (5, 12)), dtype=torch.float64, generator=GENERATOR)
 
 
-class Twofold(nn.Module):
+def twofold(m: Any, x: Tensor) -> Tensor:
     """The first layer's output goes on in two ways, one of them around the second layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(12, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        return self.last(torch.tanh(self.second(torch.sin(hidden))) * hidden + hidden.pow(2))
+    hidden = m.first(x)
+    return m.last(torch.tanh(m.second(torch.sin(hidden))) * hidden + hidden.pow(2))
 
 
-class PartlyConstant(nn.Module):
+def partly_constant(m: Any, x: Tensor) -> Tensor:
     """One use of the weight is in the graph, another is under no_grad."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(12, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            gate = self.first(x).sigmoid()
-        return self.last(torch.tanh(self.first(x)) * gate)
-
-
-class Stored(nn.Module):
-    """Weights kept as (in, out), wider in than there are rows, and not square."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = (nn.Parameter(torch.randn(*shape)) for shape in ((12, 4), (4, 3)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x @ self.first) @ self.last
+    with torch.no_grad():
+        gate = m.first(x).sigmoid()
+    return m.last(torch.tanh(m.first(x)) * gate)
 
 
 def network() -> nn.Module:
@@ -68,20 +45,31 @@ def per_token(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-EQUAL = features(2, 12)[[0, 1, 0, 1, 1]]
-PROBLEMS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor], tuple[Tensor, Tensor]]] = {
-    "an output used twice": (Twofold, LOSS, (features(), LABELS)),
-    "a use outside of the graph": (PartlyConstant, LOSS, (features(), LABELS)),
-    "stored as (in, out)": (Stored, LOSS, (features(), LABELS)),
-    "equal examples": (network, LOSS, (EQUAL, LABELS)),
-    "an example of zeros": (network, LOSS, (features() * torch.tensor([[0.0], [1], [1], [0], [1]]), LABELS)),
-    "one example": (network, LOSS, (features(1, 12), LABELS[:1])),
-    "as many rows as inputs": (network, LOSS, (features(12, 12), torch.arange(12) % 3)),
-    "positions folded into rows": (network, per_token, (features(2, 3, 12), torch.arange(6).view(2, 3) % 3)),
-    "inputs far from the origin": (network, LOSS, (features() * 1e-2 + 1.0, LABELS)),
+def built(run: Any, **parts: tuple[int, int]) -> Callable[[], nn.Module]:
+    return lambda: Net(run, **{name: nn.Linear(*shape) for name, shape in parts.items()})
+
+
+def stored() -> nn.Module:
+    """Weights kept as (in, out), wider in than there are rows, and not square."""
+    first, last = (nn.Parameter(torch.randn(*shape)) for shape in ((12, 4), (4, 3)))
+    return Net(lambda m, x: torch.tanh(x @ m.first) @ m.last, first=first, last=last)
+
+
+ZEROS = torch.tensor([[0.0], [1], [1], [0], [1]])
+PROBLEMS: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
+    "an output used twice": (built(twofold, first=(12, 4), second=(4, 4), last=(4, 3)), LOSS, None),
+    "a use outside of the graph": (built(partly_constant, first=(12, 4), last=(4, 3)), LOSS, None),
+    "stored as (in, out)": (stored, LOSS, None),
+    "equal examples": (network, LOSS, (features(2, 12)[[0, 1, 0, 1, 1]], labels(5))),
+    "an example of zeros": (network, LOSS, (features() * ZEROS, labels(5))),
+    "one example": (network, LOSS, (features(1, 12), labels(1))),
+    "as many rows as inputs": (network, LOSS, (features(12, 12), labels(12))),
+    "positions folded into rows": (network, per_token, (features(2, 3, 12), labels().view(2, 3))),
+    "inputs far from the origin": (network, LOSS, (features() * 1e-2 + 1.0, labels(5))),
     "several outputs, squares": (network, nn.MSELoss(), (features(), features(5, 3))),
-    "concave": (network, lambda z, t: -z.pow(2).mean(), (features(), LABELS)),
-    "linear": (network, lambda z, t: z.sum(), (features(), LABELS)),
+    "concave": (network, lambda z, t: -z.pow(2).mean(), None),
+    "linear": (network, lambda z, t: z.sum(), None),
+    "several batches": (network, LOSS, [(features(), labels(5)), (features(3, 12), labels(3))]),
 }
 
 
@@ -89,50 +77,131 @@ PROBLEMS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor], tuple[
 def test_both_ends_are_those_of_the_dense_hessian(name: str) -> None:
     build, loss, batch = PROBLEMS[name]
     # What is detached has no derivative, though the output depends on it: the check would refuse that.
-    assert_right(build().double(), loss, batch, curvature="hessian", check="outside" not in name)
-
-
-def test_several_batches_add_up() -> None:
-    batches = [(features(), LABELS), (features(3, 12), LABELS[:3])]
-    assert_right(network().double(), LOSS, batches, curvature="hessian")
+    options = {"curvature": "hessian", "check": "outside" not in name}
+    assert_right(build().double(), loss, batch or (features(), labels(5)), **options)
 
 
 def test_the_search_is_as_small_as_what_the_inputs_see() -> None:
-    problem = Problem(network().double(), LOSS, (EQUAL, LABELS))
-    engine = HessianEngine(evaluate(problem), LanczosSettings(1e-3, 200, 0))
-    operator = engine._through_output("0.weight")
-    assert isinstance(operator, SeenHessian)
-    assert operator.shape == (8, 8)  # two different inputs, four outputs; the weight has 48
+    """Two different inputs and four outputs: eight products exhaust a layer of 48 weights."""
+    data = features(2, 12)[[0, 1, 0, 1, 1]], labels(5)
+    options = {"curvature": "hessian", "layers": "0", "network": False, "tolerance": 1e-12}
+    row = hessinit.measure(network().double(), LOSS, data, **options)["0"]
+    assert row.converged
+    assert row.top.products <= 8
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
-def test_a_layer_whose_inputs_are_all_zero_is_flat(curvature: str) -> None:
+def test_a_layer_whose_inputs_are_all_zero_or_that_is_not_used_is_flat(curvature: str) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     with torch.no_grad():
         model[0].bias.fill_(-100.0)
-    report = assert_right(model, LOSS, (features(5, 3), LABELS), curvature=curvature)
+    report = assert_right(model, LOSS, (features(5, 3), labels(5)), curvature=curvature)
     assert [row.norm for row in report.layers] == [0.0, 0.0]
+    model = Net(lambda m, x: m.used(x), used=nn.Linear(12, 3), unused=nn.Linear(12, 3)).double()
+    report = assert_right(model, LOSS, (features(), labels(5)), curvature=curvature)
+    assert (report["unused"].norm, report["unused"].error) == (0.0, 0.0)
+    assert "does not use" in report["unused"].reason
 
 
 def test_an_end_that_is_not_yet_known_is_not_claimed_to_be_zero() -> None:
     """One step cannot tell whether a Hessian has negative eigenvalues; the error has to say so."""
-    model, batch = network().double(), (features(), LABELS)
+    options = {"curvature": "hessian", "max_iterations": 1, "layers": "0"}
     with pytest.warns(hessinit.ConvergenceWarning, match="max_iterations=1"):
-        row = hessinit.measure(model, LOSS, batch, curvature="hessian", max_iterations=1, layers="0")["0"]
+        row = hessinit.measure(network().double(), LOSS, (features(), labels(5)), **options)["0"]
     for end in (row.top, row.bottom):
         assert not end.converged
         assert end.error > 0
 
 
-def test_a_layer_the_forward_does_not_use_is_flat_and_says_so() -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = nn.Linear(12, 3), nn.Linear(12, 3)
+repeatable = settings(derandomize=True, deadline=None, max_examples=12)
+numbers = st.integers(1, 3)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.used(x)
 
-    report = assert_right(Unused().double(), LOSS, (features(), LABELS), curvature="hessian")
-    assert report["unused"].norm == 0.0
-    assert "does not use" in report["unused"].reason
+def assert_blocks_agree(build: Callable[[], tuple[nn.Module, Tensor]], seed: int) -> None:
+    """Networks of ReLUs are linear in each layer by itself: the exact Hessian's blocks are Gauss-Newton's."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, inputs = build()
+        batch = inputs, torch.randint(3, (len(inputs),))
+    exact, approximate = (
+        hessinit.measure(model, LOSS, batch, curvature=curvature, dtype=torch.float64, tolerance=1e-10)
+        for curvature in ("hessian", "gauss-newton")
+    )
+    for layer, other in zip(exact.layers, approximate.layers, strict=True):
+        assert abs(layer.norm - other.norm) <= 1e-9 * max(layer.norm, other.norm), layer.name
+
+
+@repeatable
+@given(
+    widths=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    examples=st.integers(1, 12),
+    seed=st.integers(0, 2**31 - 1),
+)
+def test_relu_perceptrons_of_any_shape_have_the_blocks_of_gauss_newton(
+    widths: list[int], examples: int, seed: int
+) -> None:
+    def build() -> tuple[nn.Module, Tensor]:
+        pairs = zip(widths, widths[1:], strict=False)
+        layers = [part for before, after in pairs for part in (nn.Linear(before, after), nn.ReLU())]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], 3)), torch.randn(examples, widths[0])
+
+    assert_blocks_agree(build, seed)
+
+
+@repeatable
+@given(
+    channels=st.tuples(numbers, numbers), kernel=st.tuples(numbers, numbers), stride=st.integers(1, 2),
+    padding=st.integers(0, 1), dilation=st.integers(1, 2), pooled=st.booleans(), examples=st.integers(1, 6),
+    seed=st.integers(0, 2**31 - 1),
+)  # fmt: skip
+def test_relu_convolutions_of_any_shape_have_the_blocks_of_gauss_newton(
+    channels: tuple[int, int], kernel: Any, pooled: bool, examples: int, seed: int, **shape: int
+) -> None:
+    def build() -> tuple[nn.Module, Tensor]:
+        pool = nn.MaxPool2d(2, ceil_mode=True) if pooled else nn.AvgPool2d(1, stride=2)
+        body = nn.Sequential(nn.Conv2d(*channels, kernel, **shape), nn.ReLU(), pool, nn.Flatten())
+        images = torch.randn(examples, channels[0], 7, 6)
+        with torch.no_grad():
+            size = body(images).shape[1]
+        return nn.Sequential(*body, nn.Linear(size, 3)), images
+
+    assert_blocks_agree(build, seed)
+
+
+def perceptron() -> tuple[nn.Module, Any]:
+    layers = nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
+    return nn.Sequential(*layers), (torch.randn(7, 5), labels(7))
+
+
+def convolutions() -> tuple[nn.Module, Any]:
+    layers = nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Conv2d(3, 4, 2, stride=2), nn.Tanh(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(16, 3)), (torch.randn(5, 1, 6, 6), labels(5))
+
+
+@pytest.mark.parametrize("build", [perceptron, convolutions])
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_losses_and_weights_of_any_size_are_measured_as_well_as_ordinary_ones(
+    build: Callable[[], tuple[nn.Module, Any]], curvature: str
+) -> None:
+    model, batch = build()
+
+    def true_norms() -> dict[str, float]:
+        truth = dense_curvature(model, LOSS, batch, curvature)
+        return {name: ends(one).norm for name, one in {**truth.layers, "network": truth.network}.items()}
+
+    def norms(scale: float = 1.0, **options: Any) -> dict[str, float]:
+        loss = lambda output, target: scale * LOSS(output, target)  # noqa: E731
+        report = hessinit.measure(model, loss, batch, curvature=curvature, **options)
+        if scale in (1e-30, 1e30):
+            verdict = "vanishing" if scale < 1 else "exploding"
+            assert {row.verdict for row in (*report.layers, report.network)} == {verdict}
+        return {row.name: row.norm / scale for row in (*report.layers, report.network)}
+
+    for scale in (1e-30, 1e-10, 1e-3, 1.0, 1e10, 1e30):
+        found = norms(scale, dtype=torch.float64, tolerance=1e-8)
+        assert found == pytest.approx(true_norms(), rel=1e-6, abs=0)
+    for scale in (1e-3, 1e4):  # times 10 in the end
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= scale
+        assert norms() == pytest.approx(true_norms(), rel=5e-3, abs=0)

@@ -1,4 +1,4 @@
-"""Trace, Frobenius norm and spectral density against the eigenvalues of known matrices."""
+"""Trace, Frobenius norm and spectral density against known spectra, and the probes they are drawn with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from known_matrices import CountingOperator, eigenvalues, gram, wigner, with_spectrum
 
+from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 
 ESTIMATORS = {
@@ -36,7 +37,7 @@ def test_the_mean_over_seeds_is_the_truth_and_the_error_is_two_standard_errors(n
     matrix = with_spectrum([10.0, -6.0, *np.linspace(-1, 2, 78)])
     estimator, true = ESTIMATORS[name]
     power = 2 if name == "frobenius" else 1  # the square of the norm is unbiased
-    runs = [estimator(matrix, products=30, seed=seed) for seed in range(200)]
+    runs = [estimator(matrix, products=30, seed=seed) for seed in range(150)]
     values, truth = np.array([run.value for run in runs]) ** power, true(matrix) ** power
     standard_error = values.std(ddof=1) / math.sqrt(len(runs))
     assert abs(values.mean() - truth) < 3.5 * standard_error
@@ -105,19 +106,37 @@ def test_a_small_operator_is_written_out_and_exact(size):
     assert set(density.weights) == {1 / size}
 
 
-def test_a_point_mass_has_nodes_but_no_curve():
+def test_a_point_mass_has_no_curve_and_the_seed_fixes_the_bits():
     density = spectral_density(3 * torch.eye(500))
     assert np.allclose(density.nodes, 3, rtol=1e-6)
     assert (density.grid, density.values) == ((), ())
-
-
-def test_the_density_has_the_same_bits_for_the_same_seed_and_counts_its_products():
     operator = CountingOperator(wigner(300).float())
     first = spectral_density(operator, probes=3, steps=8, seed=2)
-    assert operator.products == 24
-    assert (first.probes, first.steps) == (3, 8)
+    assert (operator.products, first.probes, first.steps) == (24, 3, 8)
     assert first == spectral_density(operator.matrix, probes=3, steps=8, seed=2)
     assert first != spectral_density(operator.matrix, probes=3, steps=8, seed=3)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
+def test_probes_depend_on_the_seed_alone_and_have_unit_variance(kind):
+    before = torch.get_rng_state()
+    first, again = (ProbeStream(1000, seed=3, kind=kind).draw_block(2) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, again)
+    assert torch.equal(first[:, :1], ProbeStream(1000, seed=3, kind=kind).draw_block(1))
+    assert not torch.equal(first, ProbeStream(1000, seed=4, kind=kind).draw_block(2))
+    assert not torch.equal(first[:, 0], first[:, 1])
+    many = ProbeStream(100_000, seed=0, kind=kind, dtype=torch.float64).draw()
+    assert abs(many.mean()) < 0.02
+    assert abs(many.var() - 1) < 0.02
+    assert kind == "gaussian" or sorted(many.unique().tolist()) == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("seed", [0, 42, -7, 2**63])
+def test_probes_are_not_the_numbers_that_the_user_drew_from_the_same_seed(seed):
+    own = torch.randn(1000, generator=torch.Generator().manual_seed(seed))
+    cosine = torch.nn.functional.cosine_similarity(own, ProbeStream(1000, seed=seed).draw(), dim=0)
+    assert abs(cosine) < 0.15
 
 
 @pytest.mark.parametrize(
@@ -132,3 +151,8 @@ def test_the_density_has_the_same_bits_for_the_same_seed_and_counts_its_products
 def test_bad_arguments_are_answered_with_the_rule_and_the_way_out(estimator, arguments, message):
     with pytest.raises(ValueError, match=message):
         estimator(torch.eye(3), **arguments)
+
+
+def test_an_unknown_kind_of_probe_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match="kind='normal' is unknown; choose from 'gaussian', 'rademacher'"):
+        ProbeStream(5, seed=0, kind="normal")

@@ -349,7 +349,7 @@ REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("distribution='uniform' has no meaning for", small, "orthogonal", {"distribution": "uniform"}),
     ("residual='scale' is unknown.*Did you mean 'scaled'", small, "he", {"residual": "scale"}),
     ("biases='zeros' is unknown.*Did you mean 'zero'", small, "he", {"biases": "zeros"}),
-    ("generator is a int; pass torch.Generator", small, "he", {"generator": 3}),
+    ("generator is a int; it must be a torch.Generator", small, "he", {"generator": 3}),
     ("model is a type.*instance, not the class", lambda: nn.Linear, "he", {}),
     ("scheme='lsuv' measures.*pass sample=", small, "lsuv", {}),
     ("pass sample=", branching, "he", {}),

@@ -313,13 +313,12 @@ own_generator = torch.Generator().manual_seed(0)
 @pytest.mark.parametrize(
     "function",
     [
-        nn.Dropout(1e-4),
         nn.RReLU(),
         lambda z: z * numpy.random.random_sample(),  # noqa: NPY002
         lambda z: z + torch.rand(z.shape, generator=own_generator),
         nn.Sequential(nn.ReLU(), nn.Dropout(0.5)),
     ],
-    ids=["rare dropout", "rrelu", "numpy", "its own generator", "dropout inside"],
+    ids=["rrelu", "numpy", "its own generator", "dropout inside"],
 )
 def test_what_is_random_is_refused(function):
     with pytest.raises(ProblemError, match="is random: two calls differ.*Call .eval"):

@@ -116,13 +116,10 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[float], float]]] 
     "masked_fill": (lambda x: x.masked_fill(x < 0, 0.0), relu),
     "max_of_two": (lambda x: torch.max(x, x.new_zeros(())), relu),
     "max_by_name": (lambda x: torch.max(x, other=torch.zeros(x.shape)), relu),
-    "sliced_zeros": (lambda x: torch.maximum(x, torch.zeros_like(x).unsqueeze(1)[:, 0]), relu),
     "constant_zeros": (lambda x: torch.maximum(x, torch.zeros(6)), relu),
     "step": (lambda x: (x > 0).float() * x, relu),
     "other_step": (lambda x: (1 - (x < 0).to(x.dtype)) * x, relu),
-    "clipped": (lambda x: torch.minimum(x, torch.full_like(x, 0.5)), lambda z: min(z, 0.5)),
     "squared": (lambda x: torch.where(x > 0, x**2, torch.zeros_like(x)), lambda z: relu(z) ** 2),
-    "named": (lambda x: torch.where(x > 0, input=x, other=torch.full_like(x, fill_value=0)), relu),
     "cast": (lambda x: x * torch.sigmoid(x.float()).to(x.dtype), silu),
     "cloned": (lambda x: x.clone() * torch.sigmoid(x.contiguous()), silu),
     "viewed": (lambda x: torch.tanh(x.view(x.shape)) * x, lambda z: z * math.tanh(z)),
@@ -142,14 +139,13 @@ def test_an_activation_by_hand_is_one_function(name: str, with_sample: bool) -> 
     assert found.notes == ()
 
 
-def test_a_relu_by_writing_into_the_negatives_is_one_and_anything_else_is_noted() -> None:
-    def write(slope: float, x: Tensor) -> Tensor:
+def test_writing_where_a_condition_holds_is_noted() -> None:
+    def write(x: Tensor) -> Tensor:
         x = x.clone()
-        x[x < 0] = slope * x[x < 0] if slope else 0
+        x[x < 0] = 0.1 * x[x < 0]
         return x
 
-    assert around(lambda x: write(0, x))[0].moment == pytest.approx(0.5, rel=1e-6)
-    found = traced(between(lambda x: write(0.1, x)), torch.randn(5, 4), True)
+    found = traced(between(write), torch.randn(5, 4), True)
     assert "input of last comes from an unknown function" in found.notes[0]
 
 
@@ -382,34 +378,8 @@ def test_data_keep_their_size_behind_dropout_and_an_activation(
     assert (0.5 < size < 2) if depth > 1 else (0.95 < size < 1.05)
 
 
-DROPOUT_BY_HAND: dict[str, Callable[[Tensor], Tensor]] = {
-    "bernoulli": lambda h: h * torch.bernoulli(torch.full_like(h, 0.7)) / 0.7,
-    "in_place": lambda h: h * torch.empty_like(h).bernoulli_(0.7).div_(0.7),
-    "compared": lambda h: h * (torch.rand_like(h) > 0.3) / 0.7,
-    "cast": lambda h: h * ((torch.rand(h.shape) < 0.7).float() / 0.7),
-    "filled": lambda h: h.masked_fill(torch.rand_like(h) < 0.3, 0.0) / 0.7,
-    "where": lambda h: torch.where(torch.rand_like(h) < 0.7, h / 0.7, torch.zeros_like(h)),
-}
-
-
 @BOTH
-@pytest.mark.parametrize("name", DROPOUT_BY_HAND)
-def test_dropout_by_hand_is_dropout(name: str, with_sample: bool) -> None:
-    if name == "cast":
-        skip_what_torch_cannot_trace(with_sample)
-    up, down = around(lambda x: DROPOUT_BY_HAND[name](torch.relu(x)), with_sample)
-    assert up.moment == pytest.approx(0.5, rel=1e-6)
-    assert up.keep == down.keep == pytest.approx(0.7)
-    assert up.dropout_active
-    assert "dropout 0.3" in up.words
-
-
-@BOTH
-def test_a_mask_for_whole_examples_is_no_dropout_and_keeps_the_mean(with_sample: bool) -> None:
-    if with_sample:
-        up, _ = around(lambda x: torch.relu(x) / 0.7 * (torch.rand(x.shape[0], 1) < 0.7).float())
-        assert (up.keep, up.moment) == (1.0, pytest.approx(0.5, rel=1e-6))
-
+def test_random_masks_by_hand_are_passed_and_noted(with_sample: bool) -> None:
     def stochastic_depth(net: Any, x: Tensor) -> Tensor:
         out = net.outer(torch.relu(net.inner(x)))
         return x + out * out.new_empty(out.shape[0], 1).bernoulli_(0.01).div_(0.01)
@@ -418,6 +388,10 @@ def test_a_mask_for_whole_examples_is_no_dropout_and_keeps_the_mean(with_sample:
     uses = uses_of(model, torch.randn(1, 4), with_sample)  # one example may draw nothing but a 0
     assert closing(uses) == ["outer"]
     assert uses["outer"].downstream.moment == 1.0
+    by_hand = between(lambda x: torch.relu(x) * torch.bernoulli(torch.full_like(x, 0.7)) / 0.7)
+    (note,) = traced(by_hand, torch.randn(5, 4), with_sample).notes
+    assert "multiplied by random numbers" in note
+    assert "only nn.Dropout" in note
 
 
 def test_random_numbers_of_the_caller_stay_where_they_were() -> None:
@@ -464,7 +438,7 @@ def test_a_table_of_positions_cut_to_length_is_a_sum(with_sample: bool) -> None:
 
 
 @BOTH
-def test_zeros_added_change_nothing_and_zeros_multiplied_are_a_mask(with_sample: bool) -> None:
+def test_zeros_added_change_nothing(with_sample: bool) -> None:
     def accumulate(x: Tensor) -> Tensor:
         total = torch.zeros_like(x)
         total += torch.relu(x)
@@ -472,7 +446,6 @@ def test_zeros_added_change_nothing_and_zeros_multiplied_are_a_mask(with_sample:
 
     context, _ = around(accumulate, with_sample)
     assert (context.end, context.trouble, context.moment) == ("weight", "", pytest.approx(0.5))
-    assert around(lambda x: torch.relu(x) * torch.zeros_like(x), with_sample)[0].moment == pytest.approx(0.5)
 
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -513,31 +486,6 @@ def test_a_bag_of_embeddings_that_sums_is_noted(mode: str, end: str, with_sample
     assert [use.kind for use in found.uses] == ["embedding", "dense"]
     assert found.uses[1].upstream.end == end
     assert bool(found.notes) == (mode == "sum")
-
-
-@BOTH
-def test_a_frozen_weight_that_does_not_keep_the_size_is_noted(with_sample: bool) -> None:
-    torch.manual_seed(0)
-    layers = [
-        nn.Linear(128, 200),
-        nn.Tanh(),
-        nn.Linear(200, 160),
-        nn.Dropout(0.5),
-        nn.Tanh(),
-        nn.Linear(160, 96),
-    ]
-    model, data = nn.Sequential(*layers), torch.randn(4000, 128)
-    assert find_weight_uses(model).notes == ()  # a weight that will be drawn keeps the size
-    for layer, spread in ((model[0], 0.02), (model[2], 0.3)):
-        nn.init.normal_(layer.weight, std=spread)
-        nn.init.zeros_(layer.bias)
-        layer.requires_grad_(False)
-    (note,) = traced(model, data, with_sample).notes
-    assert note.startswith("2 is frozen")
-    with torch.no_grad():
-        truth = float(model[:3](data).square().mean())
-    told = float(note.partition("about ")[2].partition(";")[0])
-    assert told == pytest.approx(truth, rel=1)  # tanh bends a small signal less than one of size 1
 
 
 # --- Blocks that people build: residual, attention, recurrent ---
@@ -884,8 +832,7 @@ def test_bad_samples_and_models_that_cannot_be_traced_are_told_the_way_out() -> 
     assert find_weight_uses(nn.ReLU()).uses == ()
 
 
-# Sums and frozen weights, whose sizes are not followed.
-NOTED = ("lp_pool2d", "embedding_bag_sum_with_offsets", "frozen_weight_asked_for_by_name")
+NOTED = ("lp_pool2d", "embedding_bag_sum_with_offsets")  # sums, whose sizes are not followed
 SOME = [
     one if at % 4 == 0 or one.name in NOTED else pytest.param(one, marks=pytest.mark.sweep)
     for at, one in enumerate(PROBLEMS)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 import hessinit
 from dense import dense_curvature, ends
-from tiny import LOSS, Calling, batch, inputs, labels, network
+from tiny import LOSS, Calling, Net, batch, inputs, labels, network
+
+EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
+each_curvature = pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 
 
 def norms(model: nn.Module, data: Any = None, **options: Any) -> dict[str, float]:
@@ -21,39 +27,35 @@ def norms(model: nn.Module, data: Any = None, **options: Any) -> dict[str, float
     return {name: row.norm for name, row in rows.items()} | {"gap": report.network.gap or 0}
 
 
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def assert_true(model: nn.Module, by_hand: nn.Module, curvature: str, data: Any = None) -> Any:
+    """The norm of the network is that of the dense matrix of an equal model."""
+    report = hessinit.measure(model, LOSS, data or batch(), curvature=curvature, **EXACT)
+    truth = dense_curvature(by_hand, LOSS, data or batch(), curvature)
+    assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-6)
+    return report
 
 
 @contextlib.contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+def switched(get: Callable[[], Any], set_: Callable[[Any], None], value: Any) -> Iterator[None]:
+    before = get()
+    set_(value)
     try:
         yield
+        assert get() == value
     finally:
-        torch.set_float32_matmul_precision(before)
+        set_(before)
 
 
-@contextlib.contextmanager
-def backend_precision(precision: str) -> Iterator[None]:
-    """The newer switches, one for each backend; while they are set, torch refuses to tell the older one."""
-    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
-    before = [switch.fp32_precision for switch in switches]
-    for switch in switches:
-        switch.fp32_precision = precision
-    try:
-        yield
-        assert [switch.fp32_precision for switch in switches] == [precision] * 2
-    finally:
-        for switch, was in zip(switches, before, strict=True):
-            switch.fp32_precision = was
+def default_dtype(dtype: torch.dtype) -> Any:
+    return switched(torch.get_default_dtype, torch.set_default_dtype, dtype)
+
+
+def set_backends(precisions: list[str]) -> None:
+    torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = precisions
+
+
+def get_backends() -> list[str]:
+    return [torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision]
 
 
 SETTINGS: dict[str, Any] = {
@@ -65,37 +67,28 @@ SETTINGS: dict[str, Any] = {
     "default dtype bfloat16": lambda: default_dtype(torch.bfloat16),
     # A forward on the CPU under another default device: what we create must not follow the default.
     "default device meta": lambda: torch.device("meta"),
-    "medium matmul precision": lambda: matmul_precision("medium"),
+    "medium matmul precision": lambda: switched(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
+    ),
 }
-if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # since torch 2.9
-    SETTINGS["TF32 by backend"] = lambda: backend_precision("tf32")
+if hasattr(
+    torch.backends.cuda.matmul, "fp32_precision"
+):  # since torch 2.9; then the older one cannot be read
+    SETTINGS["TF32 by backend"] = lambda: switched(get_backends, set_backends, ["tf32", "tf32"])
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("estimator", ["auto", "lanczos"])
-def test_the_callers_settings_change_no_bit(setting: str, estimator: str) -> None:
-    model, data, lanczos = network(), batch(), {"estimator": estimator}
-    plain = norms(model, data, **lanczos)
-    with SETTINGS[setting]():
-        assert norms(model, data, **lanczos) == plain
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("make", [hessinit.hessian, hessinit.gauss_newton])
-def test_the_callers_settings_change_no_bit_of_a_product(setting: str, make: Any) -> None:
+def test_the_callers_settings_change_no_bit(setting: str, capfd: pytest.CaptureFixture[str]) -> None:
     model, data, vector = network(), batch(), torch.randn(35)
-    expected = make(model, LOSS, data) @ vector
+    verbs = [lambda name=name: norms(model, data, estimator=name) for name in ("auto", "lanczos")]
+    early = [make(model, LOSS, data) for make in (hessinit.hessian, hessinit.gauss_newton)]
+    plain, products = [verb() for verb in verbs], [operator @ vector for operator in early]
     with SETTINGS[setting]():
-        assert torch.equal(make(model, LOSS, data) @ vector, expected)
-    early = make(model, LOSS, data)
-    with SETTINGS[setting]():
-        assert torch.equal(early @ vector, expected)
-
-
-def test_anomaly_detection_prints_nothing_while_measuring(capfd: pytest.CaptureFixture[str]) -> None:
-    with torch.autograd.set_detect_anomaly(True):
-        norms(network())
-        assert torch.is_anomaly_enabled()
+        assert [verb() for verb in verbs] == plain
+        late = [make(model, LOSS, data) for make in (hessinit.hessian, hessinit.gauss_newton)]
+        for one, other, expected in zip(early, late, products, strict=True):
+            assert torch.equal(one @ vector, expected)
+            assert torch.equal(other @ vector, expected)
     assert "Error detected" not in capfd.readouterr().err  # torch writes there itself
 
 
@@ -111,13 +104,11 @@ def test_compiled_models_are_measured_as_written() -> None:
     def never(graph: Any, examples: Any) -> Any:
         raise AssertionError("compiled")
 
-    plain = norms(network())
-    inner, inside = network(), network()
+    plain, inner, inside = norms(network()), network(), network()
     inner.compile(backend=never)
     inside[0] = torch.compile(inside[0], backend=never)
-    assert norms(torch.compile(network(), backend=never)) == plain
-    assert norms(inner) == plain
-    assert norms(inside) == plain
+    for model in (torch.compile(network(), backend=never), inner, inside):
+        assert norms(model) == plain
     assert inner._compiled_call_impl is not None
 
 
@@ -149,90 +140,192 @@ def test_forward_hooks_are_part_of_the_model_and_backward_hooks_are_not() -> Non
         of_all.remove()
 
 
-class LowRank(nn.Module):
-    """A frozen weight with a trainable correction, and a module without parameters in between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = nn.Linear(4, 5).requires_grad_(False)
-        self.down = nn.Linear(4, 2, bias=False)
-        self.up = nn.Linear(2, 5, bias=False)
-        self.between = nn.Sequential(nn.Tanh(), nn.Flatten())
-        self.head = nn.Linear(5, 3).requires_grad_(False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.between(self.base(x) + self.up(self.down(x))))
-
-
-@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+@each_curvature
 def test_frozen_parts_are_left_out_and_the_rest_is_right(curvature: str) -> None:
-    model = LowRank()
-    settings: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
-    report = hessinit.measure(model, LOSS, batch(), curvature=curvature, **settings)
-    truth = dense_curvature(model, LOSS, batch(), curvature)
+    """A frozen weight with a trainable correction, and a module without parameters in between."""
+    model = Net(
+        lambda m, x: m.head(m.between(m.base(x) + m.up(m.down(x)))),
+        base=nn.Linear(4, 5).requires_grad_(False), down=nn.Linear(4, 2, bias=False),
+        up=nn.Linear(2, 5, bias=False), between=nn.Sequential(nn.Tanh(), nn.Flatten()),
+        head=nn.Linear(5, 3).requires_grad_(False),
+    )  # fmt: skip
+    report = assert_true(model, model, curvature)
     assert report.names == ("down", "up")
-    assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-6)
     assert any("2 frozen weights were left out" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("wrap", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
-def test_spectral_norm_is_measured_at_its_present_vectors(wrap: Any) -> None:
+def test_the_older_spectral_norm_is_measured_at_its_present_vectors() -> None:
     torch.manual_seed(3)
-    model = nn.Sequential(wrap(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)).eval()
-    settings: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8, "curvature": "hessian"}
-    report = hessinit.measure(model, LOSS, batch(), **settings)
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)).eval()
+    first = model[0]
     # In eval mode the vectors are constants, and so is their part in the scale: W / (u·Wv).
-    if wrap is nn.utils.spectral_norm:
-        left, right, raw = model[0].weight_u, model[0].weight_v, model[0].weight_orig
-    else:
-        norm = model[0].parametrizations.weight[0]
-        left, right, raw = norm._u, norm._v, model[0].parametrizations.weight.original
-
-    class ByHand(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.raw = nn.Parameter(raw.detach().clone())
-            self.register_buffer("left", left.clone())
-            self.register_buffer("right", right.clone())
-            self.bias, self.last = nn.Parameter(model[0].bias.detach().clone()), model[2]
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weight = self.raw / (self.left @ self.raw @ self.right)
-            return self.last(torch.tanh(x @ weight.T + self.bias))
-
-    truth = dense_curvature(ByHand(), LOSS, batch(), "hessian")
-    assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-6)
+    left, right, bias = (one.detach().double() for one in (first.weight_u, first.weight_v, first.bias))
+    by_hand = Net(
+        lambda m, x: m.last(torch.tanh(x @ (m.raw / (left @ m.raw @ right)).T + bias)),
+        raw=nn.Parameter(first.weight_orig.detach().clone()), last=model[2],
+    )  # fmt: skip
+    assert_true(model, by_hand, "hessian")
 
 
 def test_a_forward_that_differentiates_by_its_inputs_is_measured() -> None:
-    def slope(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def slope(net: nn.Module, x: Tensor) -> Tensor:
         x = x.requires_grad_()
         return torch.autograd.grad(net(x).sum(), x, create_graph=True)[0][:, :3]
 
-    settings: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8, "curvature": "hessian"}
-    report = hessinit.measure(Calling(slope), LOSS, batch(), **settings)
-
-    def by_hand(net: Any, x: torch.Tensor) -> torch.Tensor:
+    def by_hand(net: Any, x: Tensor) -> Tensor:
         slopes = 1 - torch.tanh(net[0](x)).square()
         return ((slopes * net[2].weight.sum(0)) @ net[0].weight)[:, :3]
 
-    truth = dense_curvature(Calling(by_hand), LOSS, batch(), "hessian")
-    assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-6)
+    assert_true(Calling(slope), Calling(by_hand), "hessian")
 
 
-@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+@each_curvature
 def test_activation_checkpoints_change_nothing_where_they_can_be_followed(curvature: str) -> None:
-    from torch.utils.checkpoint import checkpoint
-
     model = Calling(lambda net, x: net[2](checkpoint(lambda x: net[1](net[0](x)), x, use_reentrant=False)))
-    report = hessinit.measure(model, LOSS, batch(), curvature=curvature)
-    plain = hessinit.measure(network(), LOSS, batch(), curvature=curvature)
+    report, plain = (hessinit.measure(m, LOSS, batch(), curvature=curvature) for m in (model, network()))
     assert report.network.norm == pytest.approx(plain.network.norm, rel=1e-5)
 
 
-def test_a_forward_that_writes_into_its_inputs_finds_the_same_data_every_time() -> None:
-    data = batch()
-    before = data[0].clone()
-    model = Calling(lambda net, x: net(x.mul_(2).relu_()))
-    assert norms(model, data)["network"] == norms(network(), (inputs().mul(2).relu(), labels()))["network"]
-    assert torch.equal(data[0], before)
+# Bits and precisions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian", "both"])
+def test_the_same_seed_gives_the_same_bits(curvature: str) -> None:
+    convolution = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.AvgPool2d(2), nn.Flatten()
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    problems: list[tuple[nn.Module, Any, Any, dict[str, Any]]] = [
+        (network(), LOSS, batch(), {"top": 2, "trace": True, "frobenius": True, "density": True}),
+        (nn.Sequential(*convolution, nn.Linear(36, 3)), LOSS, (inputs(8, 1, 8, 8), labels(8)), {}),
+        (encoder, nn.MSELoss(), (inputs(4, 3, 8), inputs(4, 3, 8).sin()), {}),
+    ]
+    for *problem, extras in problems:
+        reports = []
+        for _ in range(2):
+            torch.rand(3)  # the global generator has no part in it
+            report = hessinit.measure(*problem, curvature=curvature, seed=7, **extras)
+            reports.append(dataclasses.replace(report, seconds=None, gradients=None))
+        assert reports[0].to_json() == reports[1].to_json()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each_curvature
+def test_half_precision_models_losses_and_targets_are_measured_in_single(
+    dtype: torch.dtype, curvature: str
+) -> None:
+    model, target = network(dtype=dtype), torch.rand(6, 3).round().to(dtype)
+    loss = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0], dtype=dtype))
+    data = inputs().to(dtype), target
+    report = hessinit.measure(model, loss, data, curvature=curvature)
+    truth = dense_curvature(model, loss, data, curvature)
+    assert report.versions["dtype"] == "float32"
+    assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
+    for layer in report:
+        assert layer.norm == pytest.approx(ends(truth.layers[layer.name]).norm, rel=1e-3)
+    assert model[0].weight.dtype == data[0].dtype == loss.pos_weight.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "used"),
+    [
+        (network(), None, "float32"),
+        (network(), torch.float64, "float64"),
+        (network(dtype=torch.float64), None, "float64"),
+        (network(dtype=torch.float64), torch.float32, "float32"),
+        (network(dtype=torch.bfloat16), torch.float64, "float64"),
+        (nn.Sequential(network(dtype=torch.bfloat16), nn.Linear(3, 3).double()), None, "float64"),
+    ],
+)
+def test_the_precision_is_the_better_of_single_and_the_models_own_or_the_one_asked_for(
+    model: nn.Module, asked: torch.dtype | None, used: str
+) -> None:
+    assert hessinit.measure(model, LOSS, batch(), dtype=asked).versions["dtype"] == used
+
+
+# Functions that torch cannot differentiate twice ------------------------------------------------------------
+
+
+@each_curvature
+def test_a_sparse_embedding_is_measured_like_a_dense_one(curvature: str) -> None:
+    sparse, dense = (
+        nn.Sequential(nn.Embedding(7, 3, sparse=one), nn.Tanh(), nn.Flatten(), nn.Linear(6, 4))
+        for one in (True, False)
+    )
+    dense.load_state_dict(sparse.state_dict())
+    data = torch.randint(7, (5, 2)), torch.randint(4, (5,))
+    found, truth = (hessinit.measure(model, LOSS, data, curvature=curvature) for model in (sparse, dense))
+    assert [layer.norm for layer in found] == [layer.norm for layer in truth]
+    assert found.network.norm == truth.network.norm > 0
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_hardsigmoid_has_the_second_derivative_that_torch_lacks(inplace: bool) -> None:
+    first, _, last = network(dtype=torch.float64)
+    options = {"curvature": "both", "jacobians": True, "tolerance": 1e-8}
+    by_hand = Net(lambda _, x: nn.functional.relu6(x + 3) / 6)
+    report, truth = (
+        hessinit.measure(nn.Sequential(first, middle, last), LOSS, batch(), **options)
+        for middle in (nn.Hardsigmoid(inplace), by_hand)
+    )
+    for row, other in zip(report, truth, strict=True):
+        assert row.norm == pytest.approx(other.norm, rel=1e-6)
+    assert report["0"].jacobians.activation == pytest.approx(1 / 6)
+
+
+@each_curvature
+def test_a_second_derivative_that_torch_lacks_is_named_and_the_way_out_leads_out(curvature: str) -> None:
+    def spread(output: Tensor, target: None) -> Tensor:
+        return torch.cdist(output, output.roll(1, 0)).square().mean()
+
+    with pytest.raises(hessinit.ProblemError, match="of cdist, which the loss uses.*Write the loss"):
+        hessinit.measure(nn.Linear(4, 3), spread, (inputs(), None), curvature=curvature)
+    radial = Net(
+        lambda m, x: m.head(torch.exp(-torch.cdist(x, m.centres))),
+        centres=nn.Parameter(torch.randn(5, 4)), head=nn.Linear(5, 3),
+    )  # fmt: skip
+    with pytest.raises(hessinit.ProblemError, match="of cdist.*Leave these weights out .layers=."):
+        hessinit.measure(radial, LOSS, batch(), curvature=curvature)
+    assert hessinit.measure(radial, LOSS, batch(), layers="head", curvature=curvature).network.norm > 0
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3 * ctx.saved_tensors[0] ** 2
+
+
+class OnceCube(Cube):
+    backward = staticmethod(once_differentiable(Cube.backward))
+
+
+def cubed(cube: Callable[[Tensor], Tensor]) -> nn.Module:
+    return Calling(lambda net, x: net[2](cube(net[0](x))), network(dtype=torch.float64))
+
+
+NEEDS_TWO: dict[str, Callable[[nn.Module], Any]] = {
+    "the exact Hessian": lambda model: hessinit.measure(model, LOSS, batch(), curvature="hessian"),
+    "Lanczos": lambda model: hessinit.measure(model, LOSS, batch(), estimator="lanczos"),
+    "Jacobian products": lambda model: hessinit.measure(model, LOSS, batch(), jacobians=True),
+    "quadratic forms": lambda model: hessinit.quadratic_form(model, LOSS, batch()),
+    "a Hessian product": lambda model: hessinit.hessian(model, LOSS, batch()) @ torch.ones(35).double(),
+    "a Gauss-Newton product": lambda model: hessinit.gauss_newton(model, LOSS, batch()).to_dense(),
+}
+
+
+@pytest.mark.parametrize("what", NEEDS_TWO)
+def test_a_backward_that_cannot_be_differentiated_is_refused_by_name_where_it_must_be(what: str) -> None:
+    message = "the backward of OnceCube is not the derivative of its forward, or cannot be differentiated"
+    with pytest.raises(hessinit.ProblemError, match=message):
+        NEEDS_TWO[what](cubed(OnceCube.apply))
+    assert NEEDS_TWO[what](cubed(Cube.apply)) is not None
+
+
+@pytest.mark.parametrize(("function", "curvature"), [(OnceCube, "gauss-newton"), (Cube, "hessian")])
+def test_custom_functions_that_are_differentiated_often_enough_are_right(
+    function: Any, curvature: str
+) -> None:
+    assert_true(cubed(function.apply), cubed(lambda x: x**3), curvature)

@@ -15,7 +15,7 @@ from random_networks import Parts
 from torch import Tensor, nn
 
 import hessinit
-from tiny import LOSS, batch, inputs, labels, network
+from tiny import LOSS, Net, batch, inputs, labels, network
 
 EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
 SHARED: dict[str, Any] = {}
@@ -39,28 +39,18 @@ class Tied(nn.Module):
         return hidden @ self.find()
 
 
-class Plain:
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
-
-
 def in_a_list(model: Any) -> None:
     model.kept = [model.embed.weight]
     model.find = lambda: model.kept[0]
 
 
 def in_a_dict_in_a_tuple(model: Any) -> None:
-    model.kept = ({"tied": model.embed.weight},)
-    model.find = lambda: model.kept[0]["tied"]
-
-
-def in_a_tuple(model: Any) -> None:
-    model.kept = (3, model.embed.weight)
-    model.find = lambda: model.kept[1]
+    model.kept = (3, {"tied": model.embed.weight})
+    model.find = lambda: model.kept[1]["tied"]
 
 
 def in_a_namespace(model: Any) -> None:
-    model.kept = SimpleNamespace(inner=Plain(model.embed.weight))
+    model.kept = SimpleNamespace(inner=SimpleNamespace(weight=model.embed.weight))
     model.find = lambda: model.kept.inner.weight
 
 
@@ -92,8 +82,8 @@ def as_a_buffer(model: Any) -> None:
 
 
 WAYS = [
-    in_a_list, in_a_dict_in_a_tuple, in_a_tuple, in_a_namespace, in_a_closure, in_a_default, in_a_partial,
-    by_a_method, in_a_global, as_a_buffer,
+    in_a_list, in_a_dict_in_a_tuple, in_a_namespace, in_a_closure, in_a_default, in_a_partial, by_a_method,
+    in_a_global, as_a_buffer,
 ]  # fmt: skip
 
 
@@ -103,18 +93,15 @@ def tied_batch() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_second_way_to_a_weight_counts(way: Any, curvature: str) -> None:
-    report = hessinit.measure(Tied(way), LOSS, tied_batch(), curvature=curvature, **EXACT)
+def test_a_second_way_to_a_weight_counts_and_leads_to_the_models_own_weight_again(
+    way: Any, curvature: str
+) -> None:
+    model = Tied(way)
+    report = hessinit.measure(model, LOSS, tied_batch(), curvature=curvature, **EXACT)
+    assert model.find() is model.embed.weight
     names = {"embed": ["embed.weight"], "middle": ["middle.weight"]}
     truth = true_norms(Parts(Tied(by_a_method), LOSS, tied_batch()), names, curvature)
     assert {row.name: row.norm for row in report} == pytest.approx(truth, rel=1e-6)
-
-
-def test_the_ways_lead_to_the_models_own_weight_again() -> None:
-    for way in WAYS:
-        model = Tied(way)
-        hessinit.measure(model, LOSS, tied_batch())
-        assert model.find() is model.embed.weight
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
@@ -158,44 +145,40 @@ def test_a_hidden_way_without_a_gradient_is_refused_too() -> None:
         hessinit.measure(model, LOSS, tied_batch(), layers="embed")
 
 
-class TiedHead(nn.Module):
-    def __init__(self, layer: nn.Embedding) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(hidden @ self.layer.weight.T, target)
-
-
-@pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
-def test_a_loss_that_uses_a_layer_of_the_model_is_refused(curvature: str, closed: bool) -> None:
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_loss_that_uses_a_layer_of_the_model_is_refused(closed: bool, curvature: str) -> None:
+    class TiedHead(nn.Module):
+        def __init__(self, layer: nn.Embedding) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
+            return F.cross_entropy(hidden @ self.layer.weight.T, target)
+
     model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 4), nn.Tanh())
     head = TiedHead(model[0])
     loss = (lambda hidden, target: head(hidden, target)) if closed else head
-    with pytest.raises(
-        hessinit.ProblemError, match="the loss depends on 0.weight not only through.*a layer that the"
-    ):
+    message = "the loss depends on 0.weight not only through.*a layer that the"
+    with pytest.raises(hessinit.ProblemError, match=message):
         hessinit.measure(model, loss, (torch.arange(6), torch.arange(6)), curvature=curvature)
 
 
-class Auxiliary(nn.Module):
-    """Keeps a part of its loss in an attribute, as mixtures of experts do."""
+def keep_a_part_of_the_loss(m: Any, x: Tensor) -> Tensor:
+    """In an attribute, as mixtures of experts do."""
+    hidden = torch.tanh(m.first(x))
+    m.auxiliary = hidden.square().mean()
+    return m.last(hidden)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last, self.auxiliary = nn.Linear(4, 5), nn.Linear(5, 3), None
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(x))
-        self.auxiliary: Any = hidden.square().mean()
-        return self.last(hidden)
+def auxiliary() -> Any:
+    return Net(keep_a_part_of_the_loss, first=nn.Linear(4, 5), last=nn.Linear(5, 3), auxiliary=None)
 
 
 @pytest.mark.parametrize("before", ["no forward", "a forward", "a forward under no_grad"])
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_an_auxiliary_loss_in_an_attribute_is_refused(curvature: str, before: str) -> None:
-    model = Auxiliary()
+    model = auxiliary()
     if before != "no forward":
         with torch.set_grad_enabled(before == "a forward"):
             model(inputs())
@@ -214,50 +197,37 @@ def test_the_way_out_for_an_auxiliary_loss_leads_out() -> None:
         return LOSS(z[:, :-1], y) + 10 * z[0, -1]
 
     torch.manual_seed(0)
-    model = Auxiliary()
+    model = auxiliary()
     report = hessinit.measure(model, loss, batch(), forward=forward, curvature="hessian", **EXACT)
     truth = true_norms(Parts(model, loss, batch(), forward), {"first": ["first.weight"]}, "hessian")
     assert report["first"].norm == pytest.approx(truth["first"], rel=1e-6)
 
 
 def test_a_loss_that_reads_a_mask_from_the_last_forward_is_refused() -> None:
-    class Masking(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.mask = network(), torch.ones(6)
+    def keep_mask(m: Any, x: Tensor) -> Tensor:
+        m.mask = (x[:, 0] > 0).to(x.dtype)
+        return m.inner(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.mask = (x[:, 0] > 0).to(x.dtype)
-            return self.inner(x)
-
-    model = Masking()
-    with pytest.raises(
-        hessinit.ProblemError, match="the loss changes from call to call.*reads what the forward leaves"
-    ):
-        hessinit.measure(
-            model, lambda z, y: (model.mask * F.cross_entropy(z, y, reduction="none")).mean(), batch()
-        )
+    model = Net(keep_mask, inner=network(), mask=torch.ones(6))
+    masked = lambda z, y: (model.mask * F.cross_entropy(z, y, reduction="none")).mean()  # noqa: E731
+    message = "the loss changes from call to call.*reads what the forward leaves"
+    with pytest.raises(hessinit.ProblemError, match=message):
+        hessinit.measure(model, masked, batch())
 
 
-def the_same(first: Tensor) -> Tensor:
-    return first
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the same": lambda first: first,
+    "transposed": lambda first: first.T,
+    "overlapping": lambda first: first[1:],
+}
 
 
-def transposed(first: Tensor) -> Tensor:
-    return first.T
-
-
-def overlapping(first: Tensor) -> Tensor:
-    return first[1:]
-
-
-@pytest.mark.parametrize("view", [the_same, transposed, overlapping], ids=lambda view: view.__name__)
-def test_two_parameters_on_one_memory_are_refused(view: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("view", VIEWS)
+def test_two_parameters_on_one_memory_are_refused(view: str) -> None:
     first, last = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
-    last.weight = nn.Parameter(view(first.weight.data))
-    with pytest.raises(
-        hessinit.ProblemError, match="0.weight and 2.weight are two parameters on the same memory"
-    ):
+    last.weight = nn.Parameter(VIEWS[view](first.weight.data))
+    message = "0.weight and 2.weight are two parameters on the same memory"
+    with pytest.raises(hessinit.ProblemError, match=message):
         hessinit.measure(nn.Sequential(first, nn.Tanh(), last), LOSS, (inputs(6, 5), labels()))
 
 
@@ -272,16 +242,10 @@ def test_parameters_side_by_side_in_one_memory_are_measured() -> None:
 
 @pytest.mark.parametrize("estimator", ["auto", "lanczos"])
 def test_a_gradient_scaled_by_frequency_is_refused(estimator: str) -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.head = nn.Embedding(8, 4, scale_grad_by_freq=True), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.tanh(self.words(x).mean(1)))
-
+    words = nn.Embedding(8, 4, scale_grad_by_freq=True)
+    model = Net(lambda m, x: m.head(torch.tanh(m.words(x).mean(1))), words=words, head=nn.Linear(4, 3))
     tokens = torch.arange(18).remainder(5).view(6, 3)
     with pytest.raises(
         hessinit.ProblemError, match="scale_grad_by_freq=True.*Measure with scale_grad_by_freq=False"
     ):
-        hessinit.measure(Words(), LOSS, (tokens, labels()), estimator=estimator)
+        hessinit.measure(model, LOSS, (tokens, labels()), estimator=estimator)

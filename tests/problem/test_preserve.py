@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import weakref
@@ -18,8 +19,12 @@ from torch import nn
 
 import hessinit
 from conftest import read_global_torch_state
-from tiny import LOSS, Calling, inputs, labels, network, raise_from
+from hessinit.problem.batches import read_batches
+from hessinit.problem.preserve import untouched_sources
+from tiny import LOSS, Calling, Net, batch, inputs, labels, network, raise_from
 from zoo.snapshot import differences, snapshot
+
+each_curvature = pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 
 
 class Busy(nn.Module):
@@ -40,8 +45,7 @@ class Busy(nn.Module):
         self.register_buffer("hidden", torch.ones(5), persistent=False)
         self.shared = nn.Module()
         self.shared.register_buffer("seen", self.seen)
-        self.calls, self.latest = 0, None
-        self.before_call = None
+        self.calls, self.latest, self.before_call = 0, None, None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.before_call is not None:
@@ -80,7 +84,7 @@ def state(model: Busy, loss: Any, data: Any) -> dict[str, Any]:
 def test_everything_comes_back(busy: Busy, curvature: str, training: bool, dtype: torch.dtype) -> None:
     busy.train(training)
     busy.quiet.eval()
-    data = (inputs(), labels())
+    data = batch()
     before = state(busy, LOSS, data)
     options: dict[str, Any] = {"curvature": curvature, "dtype": dtype, "tolerance": 1e-2}
     # In train mode a spectral norm steps its power iteration, which the backward takes for constant.
@@ -89,57 +93,32 @@ def test_everything_comes_back(busy: Busy, curvature: str, training: bool, dtype
     assert differences(before, state(busy, LOSS, data)) == []
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, KeyboardInterrupt])
-@pytest.mark.parametrize("call", [1, 2, 3])
-def test_everything_comes_back_when_the_forward_raises(
-    busy: Busy, call: int, error: type[BaseException]
-) -> None:
-    data = [(inputs(), labels()), (inputs(4), labels(4))]
-    before = state(busy, LOSS, data)
-    interrupt = raise_from(call, error("in the middle"))
-    busy.before_call = interrupt  # a plain attribute
-    with pytest.raises(error, match="in the middle"):
-        hessinit.measure(busy, LOSS, data)
-    busy.before_call = None
-    assert differences(before, state(busy, LOSS, data)) == []
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("call", [1, 2])
-def test_everything_comes_back_when_the_loss_raises(
-    busy: Busy, call: int, error: type[BaseException]
-) -> None:
-    interrupt = raise_from(call, error("in the middle"))
-
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        interrupt()
-        return F.cross_entropy(output, target)
-
-    data = (inputs(), labels())
-    before = state(busy, loss, data)
-    with pytest.raises(error, match="in the middle"):
-        hessinit.measure(busy, loss, data)
-    assert differences(before, state(busy, loss, data)) == []
-
-
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
-@pytest.mark.parametrize("call", [1, 2, 4, 7])
-def test_everything_comes_back_when_a_product_is_interrupted(
-    busy: Busy, monkeypatch: pytest.MonkeyPatch, curvature: str, call: int
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("where", "call"), [("forward", 1), ("forward", 3), ("loss", 1), ("loss", 2), ("grad", 2), ("grad", 7)]
+)
+def test_everything_comes_back_when_the_forward_the_loss_or_a_product_raises(
+    busy: Busy,
+    where: str,
+    call: int,
+    error: type[BaseException],
+    curvature: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = (inputs(), labels())
-    before = state(busy, LOSS, data)
-    interrupt, differentiate = raise_from(call, KeyboardInterrupt("in the middle")), torch.autograd.grad
-
-    def grad(*arguments: Any, **settings: Any) -> Any:
-        interrupt()
-        return differentiate(*arguments, **settings)
-
-    monkeypatch.setattr(torch.autograd, "grad", grad)
-    with pytest.raises(KeyboardInterrupt, match="in the middle"):
-        hessinit.measure(busy, LOSS, data, curvature=curvature, tolerance=1e-6)
+    interrupt, differentiate = raise_from(call, error("in the middle")), torch.autograd.grad
+    loss = lambda z, y: (interrupt() if where == "loss" else None) or LOSS(z, y)  # noqa: E731
+    data = [batch(), batch(4)]
+    before = state(busy, loss, data)
+    if where == "forward":
+        busy.before_call = interrupt  # a plain attribute
+    elif where == "grad":
+        monkeypatch.setattr(torch.autograd, "grad", lambda *a, **b: interrupt() or differentiate(*a, **b))
+    with pytest.raises(error, match="in the middle"):
+        hessinit.measure(busy, loss, data, curvature=curvature, reduction="mean", tolerance=1e-6)
     monkeypatch.undo()
-    assert differences(before, state(busy, LOSS, data)) == []
+    busy.before_call = None
+    assert differences(before, state(busy, loss, data)) == []
 
 
 DRAWS: dict[str, Callable[[], Any]] = {
@@ -151,17 +130,14 @@ DRAWS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", DRAWS)
 def test_generators_go_on_as_if_nothing_had_been_drawn(kind: str) -> None:
-    def seed() -> None:
+    def first_draw() -> Any:
         torch.manual_seed(11), random.seed(11), numpy.random.seed(11)  # noqa: NPY002
+        return DRAWS[kind]()
 
     model = Calling(lambda net, x: net(x) + 0 * torch.tensor(DRAWS[kind]()).sum())
-    seed()
-    undisturbed = [DRAWS[kind](), DRAWS[kind]()]
-    seed()
-    first = DRAWS[kind]()
-    loader = torch.utils.data.DataLoader(
-        list(zip(inputs(), labels(), strict=True)), batch_size=3, shuffle=True
-    )
+    undisturbed = [first_draw(), DRAWS[kind]()]
+    first = first_draw()
+    loader = torch.utils.data.DataLoader(list(zip(*batch(), strict=True)), batch_size=3, shuffle=True)
     hessinit.measure(model, LOSS, loader, dropout="freeze", trace=True, density=True)
     assert [first, DRAWS[kind]()] == undisturbed
 
@@ -169,96 +145,35 @@ def test_generators_go_on_as_if_nothing_had_been_drawn(kind: str) -> None:
 def test_a_weight_that_the_forward_renormalizes_is_not_written_to() -> None:
     words = nn.Embedding(5, 4, max_norm=0.5)
     frozen = nn.Embedding(5, 4, max_norm=0.5).requires_grad_(False)
-    model = Calling(lambda net, x: net(words(x) + frozen(x)))
-    model.words, model.frozen = words, frozen
+    model = Net(lambda m, x: m.inner(m.words(x) + m.frozen(x)), words=words, frozen=frozen, inner=network())
     before = words.weight.detach().clone(), frozen.weight.clone()
     hessinit.measure(model, LOSS, (labels(), labels()))
     assert torch.equal(words.weight, before[0])
     assert torch.equal(frozen.weight, before[1])
 
 
-class Listening(nn.Linear):
-    """Notes down what it hears, in all that Python has for it."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-        self.heard: list[Any] = ["before"]
-        self.counts: dict[str, Any] = {"calls": 0, "each": [], "gone": 1}
-        self.shapes: set[Any] = set()
-        self.last: deque[int] = deque([1, 2], maxlen=2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.heard.append(x)
-        self.counts["calls"] += 1
-        self.counts["each"].append(x.shape)
-        self.counts.pop("gone", None)
-        self.shapes.add(x.shape)
-        self.last.append(9)
-        return super().forward(x)
-
-
-def test_lists_dicts_and_sets_of_a_model_hold_what_they_held() -> None:
-    model = Listening()
-    model.myself = model.heard  # a name more for the same list
-    own = (model.heard, model.counts, model.counts["each"], model.shapes, model.last)
-    hessinit.measure(model, LOSS, (inputs(), labels()))
-    assert model.heard == ["before"]
-    assert list(model.counts.items()) == [("calls", 0), ("each", []), ("gone", 1)]
-    assert model.shapes == set()
-    assert list(model.last) == [1, 2]
-    now = (model.heard, model.counts, model.counts["each"], model.shapes, model.last)
-    assert all(one is other for one, other in zip(own, now, strict=True))
-
-
-class Averaging(nn.Module):
-    """Writes into tensors and arrays that are no buffers, one of them with a second name elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
-        self.mean, self.count = torch.zeros(5), numpy.zeros(1)
-        self.inner.mean = self.mean
-        self.kept = {"sum": torch.zeros(5), "all": [torch.zeros(())]}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.inner(x).tanh()
-        self.mean.mul_(0.5).add_(hidden.detach().mean(0))
-        self.count += 1
-        self.kept["sum"].add_(1)
-        self.kept["all"][0].add_(1)
-        return self.last(hidden - self.inner.mean)
-
-
-def test_tensors_and_arrays_that_are_no_buffers_are_not_written_into() -> None:
-    model = Averaging()
-    own = (model.mean, model.count, model.kept["sum"], model.kept["all"][0])
-    # The mean is detached, so that the backward is not the derivative: measured all the same.
-    report = hessinit.measure(model, LOSS, (inputs(), labels()), curvature="hessian", check=False)
-    now = (model.mean, model.count, model.kept["sum"], model.kept["all"][0])
-    assert all(one is other for one, other in zip(own, now, strict=True))
-    assert model.inner.mean is model.mean
-    assert [float(one.sum()) for one in own] == [0, 0, 0, 0]
-    mean = model.inner(inputs()).tanh().detach().mean(0)  # what one forward leaves there
-    same = Calling(lambda net, x: model.last(model.inner(x).tanh() - mean))
-    same.inner, same.last = model.inner, model.last
-    expected = hessinit.measure(
-        same, LOSS, (inputs(), labels()), curvature="hessian", layers=["inner", "last"]
-    )
-    assert report.network.norm == pytest.approx(expected.network.norm, rel=1e-5)
-
-
 COUNTED = {"calls": 0}
 
 
+class Plain:
+    def __init__(self) -> None:
+        self.inner = {"largest": torch.zeros(())}
+
+
 class Remembering(nn.Module):
-    """Keeps its state where torch has no name for it, and one part in a global variable."""
+    """Keeps its state in all that Python has for it, where torch has no name, and in a global variable."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
         self.statistics = SimpleNamespace(mean=torch.zeros(5), calls=0)
         self.log: tuple[list[int], ...] = ([],)
-        self.history = Plain()
+        self.history, self.count, self.buffer = Plain(), numpy.zeros(1), torch.zeros(5)
+        self.heard: list[Any] = ["before"]
+        self.inner.heard, self.inner.buffer = self.heard, self.buffer  # names more for the same ones
+        self.counts: dict[str, Any] = {"calls": 0, "each": [], "gone": 1}
+        self.shapes: set[Any] = set()
+        self.ring: deque[int] = deque([1, 2], maxlen=2)
         self.fails = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -266,44 +181,49 @@ class Remembering(nn.Module):
         self.statistics.calls += 1
         self.statistics.mean = 0.5 * self.statistics.mean + 0.5 * hidden.mean(0)
         self.log[0].append(1)
-        self.history.note(hidden)
+        self.history.inner["largest"].copy_(hidden.detach().max())
+        self.count += 1
+        self.buffer.add_(1)
+        self.heard.append(x)
+        self.counts["calls"] += 1
+        self.counts["each"].append(x.shape)
+        self.counts.pop("gone", None)
+        self.shapes.add(x.shape)
+        self.ring.append(9)
         COUNTED["calls"] += 1
         if self.fails:
             return self.last(hidden) * torch.nan
-        return self.last(torch.tanh(hidden - self.statistics.mean))
+        return self.last(torch.tanh(hidden - self.statistics.mean) * self.inner.buffer)
+
+    def state(self) -> tuple[list[int], list[Any]]:
+        """Which objects it holds, and what is in them."""
+        held = [
+            self.statistics, self.statistics.mean, self.log, self.log[0], self.history,
+            self.history.inner["largest"], self.count, self.buffer, self.inner.buffer, self.heard,
+            self.inner.heard, self.counts, self.counts["each"], self.shapes, self.ring,
+        ]  # fmt: skip
+        values = [repr(one) for one in held if not isinstance(one, Plain)]
+        return [id(one) for one in held], [*values, list(self.counts.items()), dict(COUNTED)]
 
 
-class Plain:
-    def __init__(self) -> None:
-        self.inner = {"largest": torch.zeros(())}
-
-    def note(self, hidden: torch.Tensor) -> None:
-        self.inner["largest"].copy_(hidden.detach().max())
-
-
-@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+@each_curvature
 @pytest.mark.parametrize("fails", [False, True])
-def test_state_in_objects_namespaces_tuples_and_globals_is_put_back(fails: bool, curvature: str) -> None:
-    model = Remembering()
-    model.fails = fails
-    own = (model.statistics, model.statistics.mean, model.log, model.history, model.history.inner["largest"])
+def test_state_in_objects_containers_tensors_and_globals_is_put_back(fails: bool, curvature: str) -> None:
+    model, options = Remembering(), {"curvature": curvature, "tolerance": 1e-5}
+    model.fails, before = fails, model.state()
     if fails:
         with pytest.raises(hessinit.ProblemError, match="holds NaN or inf"):
-            hessinit.measure(model, LOSS, (inputs(), labels()), curvature=curvature)
+            hessinit.measure(model, LOSS, batch(), **options)
     else:
-        report = hessinit.measure(model, LOSS, (inputs(), labels()), curvature=curvature, tolerance=1e-5)
-        # Every call starts from the state found: one step of the mean from zeros.
-        same = Calling(lambda net, x: model.last(torch.tanh(model.inner(x) - 0.5 * model.inner(x).mean(0))))
-        same.inner, same.last = model.inner, model.last
-        expected = hessinit.measure(
-            same, LOSS, (inputs(), labels()), curvature=curvature, tolerance=1e-5, layers=["inner", "last"]
-        )
+        report = hessinit.measure(model, LOSS, batch(), **options)
+        # Every call starts from the state found: one step of the mean from zeros, and of the buffer to ones.
+        same = Net(
+            lambda m, x: m.last(torch.tanh(m.inner(x) - 0.5 * m.inner(x).mean(0))),
+            inner=model.inner, last=model.last,
+        )  # fmt: skip
+        expected = hessinit.measure(same, LOSS, batch(), **options)
         assert report.network.norm == pytest.approx(expected.network.norm, rel=3e-5)
-    now = (model.statistics, model.statistics.mean, model.log, model.history, model.history.inner["largest"])
-    assert all(one is other for one, other in zip(own, now, strict=True))
-    assert (model.statistics.calls, model.log, COUNTED) == (0, ([],), {"calls": 0})
-    assert not model.statistics.mean.any()
-    assert not model.history.inner["largest"].any()
+    assert model.state() == before
 
 
 def test_a_loss_with_a_state_in_a_closure_is_one_function_and_gets_its_state_back() -> None:
@@ -313,8 +233,8 @@ def test_a_loss_with_a_state_in_a_closure_is_one_function_and_gets_its_state_bac
         state["average"] = 0.5 * state["average"] + 2.0
         return F.cross_entropy(output, target) / state["average"]
 
-    report = hessinit.measure(network(), loss, (inputs(), labels()), curvature="both")
-    plain = hessinit.measure(network(), LOSS, (inputs(), labels()), curvature="both")
+    report = hessinit.measure(network(), loss, batch(), curvature="both")
+    plain = hessinit.measure(network(), LOSS, batch(), curvature="both")
     assert state == {"average": 1.0}
     assert report["2"].gap == pytest.approx(1.0, rel=1e-5)  # exact: the last layer is linear
     assert report.network.norm == pytest.approx(plain.network.norm / 2.5, rel=1e-4)
@@ -328,13 +248,12 @@ def test_a_loss_with_a_state_that_is_not_found_is_refused() -> None:
         Hidden.calls += 1
         return F.cross_entropy(output, target) * Hidden.calls
 
-    with pytest.raises(
-        hessinit.ProblemError, match="the loss changes from call to call.*an attribute of a class"
-    ):
-        hessinit.measure(network(), loss, (inputs(), labels()))
+    message = "the loss changes from call to call.*an attribute of a class"
+    with pytest.raises(hessinit.ProblemError, match=message):
+        hessinit.measure(network(), loss, batch())
 
 
-def test_targets_and_the_state_of_a_loss_are_not_written_to() -> None:
+def test_inputs_targets_and_the_state_of_a_loss_are_not_written_to() -> None:
     class Centred(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -346,26 +265,98 @@ def test_targets_and_the_state_of_a_loss_are_not_written_to() -> None:
             self.centre.mul_(0.9).add_(output.detach().mean(0))
             return F.cross_entropy(output - self.centre, target.remainder_(3))
 
-    loss, target = Centred(), labels() + 3
-    hessinit.measure(network(), loss, (inputs(), target), check=False)  # the centre is a stopped gradient
-    assert torch.equal(target, labels() + 3)
-    assert loss.centre.tolist() == [0, 0, 0]
-    assert loss.calls == 0
+    loss, data = Centred(), (inputs(), labels() + 3)
+    hessinit.measure(network(), loss, data, check=False)  # the centre is a stopped gradient
+    assert torch.equal(data[1], labels() + 3)
+    assert (loss.centre.tolist(), loss.calls) == ([0, 0, 0], 0)
+    found = hessinit.measure(Calling(lambda net, x: net(x.mul_(2).relu_())), LOSS, (data[0], labels()))
+    expected = hessinit.measure(network(), LOSS, (inputs().mul(2).relu(), labels()))
+    assert found.network.norm == expected.network.norm
+    assert torch.equal(data[0], inputs())
 
 
-@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+@each_curvature
 def test_nothing_is_kept_alive_afterwards(curvature: str) -> None:
     seen: list[weakref.ref[torch.Tensor]] = []
 
-    def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        hidden = net[0](x)  # type: ignore[index]
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = net[0](x)
         seen.append(weakref.ref(hidden))
-        return net[2](hidden.tanh())  # type: ignore[index]
+        return net[2](hidden.tanh())
 
     gc.collect()
     gc.disable()
     try:
-        hessinit.measure(Calling(forward), LOSS, (inputs(), labels()), curvature=curvature)
+        hessinit.measure(Calling(forward), LOSS, batch(), curvature=curvature)
         assert [hidden() for hidden in seen] == [None] * len(seen)
     finally:
         gc.enable()
+
+
+# Sources of data: generators, wherever they are kept --------------------------------------------------------
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "torch": (lambda: torch.Generator().manual_seed(1), lambda it: torch.rand(1, generator=it).item()),
+    "numpy": (lambda: numpy.random.default_rng(1), lambda it: it.random()),
+    "old numpy": (lambda: numpy.random.RandomState(1), lambda it: it.random_sample()),
+    "python": (lambda: random.Random(1), lambda it: it.random()),
+}
+
+
+class Holder:
+    def __init__(self, it: Any) -> None:
+        self.it = it
+
+    def method(self) -> None: ...
+
+
+def sampled(it: Any) -> Any:
+    sampler = torch.utils.data.RandomSampler([0], generator=it)
+    return torch.utils.data.DataLoader([0], sampler=sampler)
+
+
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda it: it,
+    "an attribute's attribute": lambda it: Holder(SimpleNamespace(deep=it)),
+    "a list in a dict": lambda it: {"all": [0, it]},
+    "a closure": lambda it: lambda: it,
+    "a method's object": lambda it: Holder(it).method,
+    "a partial": lambda it: functools.partial(print, it, end=""),
+    "a default": lambda it: lambda again=it: again,
+    "a loader's sampler": sampled,
+    "the dataset of a subset": lambda it: torch.utils.data.DataLoader(
+        torch.utils.data.Subset(Holder(it), range(2))  # type: ignore[arg-type]
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generator_is_found_and_put_back(kind: str, place: str) -> None:
+    make, draw = KINDS[kind]
+    generator, expected = make(), draw(make())
+    with untouched_sources(PLACES[place](generator)):
+        draw(generator)
+    assert draw(generator) == expected
+
+
+def test_examples_are_not_walked_through() -> None:
+    class Untouchable:
+        @property
+        def __dict__(self) -> Any:
+            raise AssertionError
+
+    holder = Holder([Untouchable()] * 2000)
+    with untouched_sources(holder):
+        holder.it = None
+    assert len(holder.it) == 2000
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # since Python 3.12
+def test_a_loader_that_training_reads_with_persistent_workers_goes_on_where_it_was() -> None:
+    data = [(float(number), 0.0) for number in range(6)]
+    loader = torch.utils.data.DataLoader(data, num_workers=1, persistent_workers=True, timeout=20)
+    reading = iter(loader)
+    seen = [next(reading)[0].item()]
+    assert [batch.inputs.item() for _, batch in read_batches(loader)] == [0, 1, 2, 3, 4, 5]
+    assert [*seen, *(inputs.item() for inputs, _ in reading)] == [0, 1, 2, 3, 4, 5]

@@ -4,35 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from zoo import (
-    attention,
-    convolutions,
-    coupled,
-    dense,
-    embeddings,
-    handwritten,
-    losses,
-    normalization,
-    pooling,
-    recurrent,
-    structure,
-)
+from zoo import layers, losses, sequences, structure
 from zoo.problem import Problem
 
-FAMILIES = (
-    dense,
-    convolutions,
-    pooling,
-    embeddings,
-    normalization,
-    recurrent,
-    attention,
-    losses,
-    structure,
-    handwritten,
-    coupled,
-)
-PROBLEMS: tuple[Problem, ...] = tuple(problem for module in FAMILIES for problem in module.family.problems)
+PROBLEMS: tuple[Problem, ...] = (
+    *layers.PROBLEMS, *sequences.PROBLEMS, *losses.PROBLEMS, *structure.PROBLEMS, *losses.COUPLED
+)  # fmt: skip
 
 # One of each structure. Where a test runs over the whole zoo, the others belong to the sweep.
 SOME = (

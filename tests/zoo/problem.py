@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 Parts = tuple[nn.Module, Callable[..., torch.Tensor], Any]
 
@@ -46,30 +47,28 @@ def seeded(name: str, function: Callable[[], Parts]) -> Callable[[], Parts]:
     return build
 
 
-class Family:
-    """The problems of one file, in the order they are written.
-
-    >>> family = Family()
-    >>> @family.add()
-    ... def linear():
-    ...     return nn.Linear(2, 1), nn.MSELoss(), (torch.randn(3, 2), torch.randn(3, 1))
-    >>> [problem.name for problem in family.problems]
-    ['linear']
-    """
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def add(
-        self, name: str | None = None, **settings: Any
-    ) -> Callable[[Callable[[], Parts]], Callable[[], Parts]]:
-        def register(function: Callable[[], Parts]) -> Callable[[], Parts]:
-            title = name or function.__name__
-            self.problems.append(Problem(title, seeded(title, function), **settings))
-            return function
-
-        return register
+def problems(table: Mapping[str, Callable[[], Parts]], **settings: Mapping[str, Any]) -> list[Problem]:
+    """The problems of a table; `settings` gives some of them, by name, other fields of `Problem`."""
+    return [Problem(name, seeded(name, build), **settings.get(name, {})) for name, build in table.items()]
 
 
 def labels(classes: int, *shape: int) -> torch.Tensor:
     return torch.randint(classes, shape)
+
+
+def classify(model: nn.Module, *shape: int, classes: int = 3) -> Parts:
+    """Random inputs of this shape, one label for each."""
+    return model, nn.CrossEntropyLoss(), (torch.randn(*shape), labels(classes, shape[0]))
+
+
+def regress(model: nn.Module, shape: tuple[int, ...], target: tuple[int, ...]) -> Parts:
+    return model, nn.MSELoss(), (torch.randn(*shape), torch.randn(*target))
+
+
+def per_token_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def classify_tokens(model: nn.Module, *shape: int, classes: int = 3) -> Parts:
+    """Random features, one label for each position."""
+    return model, per_token_cross_entropy, (torch.randn(*shape), labels(classes, *shape[:-1]))

@@ -1,118 +1,55 @@
-"""Shapes of networks and of batches: residuals, sequences, frozen weights, in-place, nested inputs."""
+"""Shapes of networks and of batches, and weights outside the well-known modules."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from zoo.embeddings import per_token_cross_entropy
-from zoo.problem import Family, Parts, labels
-
-family = Family()
+from tiny import Net
+from zoo.problem import Parts, classify, classify_tokens, labels, problems, regress
 
 
-class Residual(nn.Module):
-    def __init__(self, branch: nn.Module) -> None:
-        super().__init__()
-        self.branch = branch
-
-    def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        return stream + self.branch(stream)
+def residual(*branch: nn.Module) -> nn.Module:
+    return Net(lambda m, x: x + m.branch(x), branch=nn.Sequential(*branch))
 
 
-@family.add()
-def residual_mlp() -> Parts:
-    blocks = [Residual(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4))) for _ in range(2)]
-    return nn.Sequential(*blocks, nn.Linear(4, 3)), nn.CrossEntropyLoss(), (torch.randn(6, 4), labels(3, 6))
-
-
-@family.add()
 def residual_convolutions() -> Parts:
-    branch = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.GELU(), nn.Conv2d(3, 2, 3, padding=1))
-    model = nn.Sequential(Residual(branch), nn.Flatten(), nn.Linear(18, 3))
-    return model, nn.CrossEntropyLoss(), (torch.randn(4, 2, 3, 3), labels(3, 4))
+    branch = residual(nn.Conv2d(2, 3, 3, padding=1), nn.GELU(), nn.Conv2d(3, 2, 3, padding=1))
+    return classify(nn.Sequential(branch, nn.Flatten(), nn.Linear(18, 3)), 4, 2, 3, 3)
 
 
-@family.add()
 def inplace_activations() -> Parts:
     model = nn.Sequential(
         nn.Linear(5, 6), nn.ReLU(inplace=True), nn.Linear(6, 5), nn.SiLU(inplace=True), nn.Linear(5, 4),
         nn.ELU(inplace=True), nn.Linear(4, 3),
     )  # fmt: skip
-    return model, nn.CrossEntropyLoss(), (torch.randn(6, 5), labels(3, 6))
+    return classify(model, 6, 5)
 
 
-class InplaceResidual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Conv1d(2, 3, 2), nn.Linear(9, 3)
-
-    def forward(self, signal: torch.Tensor) -> torch.Tensor:
-        hidden = self.inner(signal)
-        hidden += hidden.mean(dim=2, keepdim=True)
-        hidden.clamp_(-0.6, 0.6)
-        return self.outer(hidden.flatten(1)).mul_(1.5)
+def in_place(model: Any, signal: Tensor) -> Tensor:
+    hidden = model.inner(signal)
+    hidden += hidden.mean(dim=2, keepdim=True)
+    hidden.clamp_(-0.6, 0.6)
+    return model.outer(hidden.flatten(1)).mul_(1.5)
 
 
-@family.add()
-def inplace_arithmetic_on_layer_outputs() -> Parts:
-    return InplaceResidual(), nn.CrossEntropyLoss(), (torch.randn(5, 2, 4), labels(3, 5))
-
-
-@family.add()
-def sequence_outputs() -> Parts:
-    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4))
-    return model, per_token_cross_entropy, (torch.randn(4, 3, 3), labels(4, 4, 3))
-
-
-@family.add()
-def sequence_outputs_regression() -> Parts:
-    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
-    return model, nn.MSELoss(), (torch.randn(4, 3, 3), torch.randn(4, 3, 2))
-
-
-@family.add()
-def frozen_weights() -> Parts:
+def frozen() -> Parts:
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
     model[0].requires_grad_(False)
-    return model, nn.CrossEntropyLoss(), (torch.randn(6, 4), labels(3, 6))
+    return classify(model, 6, 4)
 
 
-@family.add(options={"layers": ["0", "4"]})
-def frozen_weight_asked_for_by_name() -> Parts:
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
-    model[0].requires_grad_(False)
-    return model, nn.CrossEntropyLoss(), (torch.randn(6, 4), labels(3, 6))
-
-
-@family.add()
-def dropout_in_eval_mode() -> Parts:
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
-    return model.eval(), nn.CrossEntropyLoss(), (torch.randn(6, 4), labels(3, 6))
-
-
-@family.add()
-def dropout_of_zero_in_train_mode() -> Parts:
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.0), nn.Linear(6, 3))
-    return model, nn.CrossEntropyLoss(), (torch.randn(6, 4), labels(3, 6))
-
-
-class WithUnusedHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head, self.unused = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 2)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.body(features)))
-
-
-@family.add(flat_layers=("unused",))
-def unused_layer() -> Parts:
-    return WithUnusedHead(), nn.CrossEntropyLoss(), (torch.randn(6, 4), labels(3, 6))
+def dropout(rate: float, training: bool) -> Parts:
+    model, *rest = classify(
+        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(rate), nn.Linear(6, 3)), 6, 4
+    )
+    return model.train(training), *rest
 
 
 class TwoInputs(nn.Module):
@@ -120,62 +57,181 @@ class TwoInputs(nn.Module):
         super().__init__()
         self.numbers, self.tokens, self.head = nn.Linear(3, 4), nn.Embedding(5, 4), nn.Linear(4, 3)
 
-    def forward(self, numbers: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, numbers: Tensor, tokens: Tensor) -> Tensor:
         return self.head(torch.tanh(self.numbers(numbers) + self.tokens(tokens)))
 
 
 class DictionaryOut(TwoInputs):
-    def forward(self, numbers: torch.Tensor, tokens: torch.Tensor) -> Any:
+    def forward(self, numbers: Tensor, tokens: Tensor) -> Any:
         return {"logits": super().forward(numbers, tokens), "extra": numbers}
 
 
 @dataclass(frozen=True)
 class Record:
-    numbers: torch.Tensor
-    tokens: torch.Tensor
+    numbers: Tensor
+    tokens: Tensor
 
 
-@family.add(forward=lambda model, inputs: model(**inputs))
-def inputs_in_a_dictionary() -> Parts:
-    inputs = {"numbers": torch.randn(6, 3), "tokens": labels(5, 6)}
-    return TwoInputs(), nn.CrossEntropyLoss(), (inputs, labels(3, 6))
+def two_inputs(pack: Callable[[Tensor, Tensor], Any], model: type[nn.Module] = TwoInputs) -> Parts:
+    built = model()
+    return built, nn.CrossEntropyLoss(), (pack(torch.randn(6, 3), labels(5, 6)), labels(3, 6))
 
 
-@family.add(forward=lambda model, inputs: model(*inputs))
-def inputs_in_a_tuple() -> Parts:
-    return TwoInputs(), nn.CrossEntropyLoss(), ((torch.randn(6, 3), labels(5, 6)), labels(3, 6))
-
-
-@family.add(forward=lambda model, inputs: model(inputs.numbers, inputs.tokens))
-def inputs_in_a_dataclass() -> Parts:
-    return TwoInputs(), nn.CrossEntropyLoss(), (Record(torch.randn(6, 3), labels(5, 6)), labels(3, 6))
-
-
-@family.add(forward=lambda model, inputs: model(**inputs["fields"][0])["logits"])
-def nested_inputs_and_dictionary_out() -> Parts:
-    inputs = {"fields": [{"numbers": torch.randn(6, 3), "tokens": labels(5, 6)}]}
-    return DictionaryOut(), nn.CrossEntropyLoss(), (inputs, labels(3, 6))
+def named(numbers: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    return {"numbers": numbers, "tokens": tokens}
 
 
 def small_network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3))
 
 
-@family.add()
 def uneven_list_of_batches() -> Parts:
     batches = [(torch.randn(size, 4), labels(3, size)) for size in (5, 5, 1)]
     return small_network(), nn.CrossEntropyLoss(), batches
 
 
-@family.add()
 def uneven_data_loader() -> Parts:
     data = TensorDataset(torch.randn(11, 4), torch.randn(11, 3))
     return small_network(), nn.MSELoss(), DataLoader(data, batch_size=4)
 
 
-@family.add(forward=lambda model, inputs: model(**inputs))
 def uneven_batches_of_dictionaries() -> Parts:
-    batches = [
-        ({"numbers": torch.randn(size, 3), "tokens": labels(5, size)}, labels(3, size)) for size in (4, 2)
-    ]
+    batches = [(named(torch.randn(size, 3), labels(5, size)), labels(3, size)) for size in (4, 2)]
     return TwoInputs(), nn.CrossEntropyLoss(), batches
+
+
+def normal(*shape: int) -> nn.Parameter:
+    return nn.Parameter(0.6 * torch.randn(*shape))
+
+
+def with_own_parameters(m: Any, features: Tensor) -> Tensor:
+    hidden = torch.tanh(F.linear(features, m.by_linear))
+    hidden = torch.tanh(torch.matmul(hidden, m.by_matmul))
+    return torch.einsum("ni,hio->nho", hidden, m.by_einsum).mean(dim=1)
+
+
+class Conv1D(nn.Module):
+    """The Hugging Face layer of that name: a linear layer that keeps its weight as (in, out)."""
+
+    def __init__(self, out: int, features: int) -> None:
+        super().__init__()
+        self.weight, self.bias = normal(features, out), nn.Parameter(torch.zeros(out))
+
+    def forward(self, features: Tensor) -> Tensor:
+        shape = (*features.shape[:-1], len(self.bias))
+        return torch.addmm(self.bias, features.reshape(-1, features.shape[-1]), self.weight).view(shape)
+
+
+class WeightStandardizedConv2d(nn.Conv2d):
+    def forward(self, images: Tensor) -> Tensor:
+        centred = self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True)
+        weight = centred / (centred.pow(2).mean(dim=(1, 2, 3), keepdim=True) + 1e-5).sqrt()
+        return F.conv2d(images, weight, self.bias)
+
+
+class ScaledLinear(nn.Linear):
+    def forward(self, features: Tensor) -> Tensor:
+        return 3.0 * super().forward(features.sin())
+
+
+def users_own_forward_hooks() -> Parts:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    model[2].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 0.5,))
+    return classify(model, 6, 4)
+
+
+def make_weights(m: Any, features: Tensor) -> Tensor:
+    """A hypernetwork: one layer's output is the next one's weight."""
+    weight = m.maker(features[:, :2]).unflatten(1, (4, 3))
+    return m.head(torch.tanh(torch.bmm(weight, features[:, 2:, None]).squeeze(2)))
+
+
+TABLE: dict[str, Callable[[], Parts]] = {
+    "residual_mlp": lambda: classify(
+        nn.Sequential(
+            *[residual(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4)) for _ in range(2)], nn.Linear(4, 3)
+        ),
+        6, 4,
+    ),
+    "residual_convolutions": residual_convolutions,
+    "inplace_activations": inplace_activations,
+    "inplace_arithmetic_on_layer_outputs": lambda: classify(
+        Net(in_place, inner=nn.Conv1d(2, 3, 2), outer=nn.Linear(9, 3)), 5, 2, 4
+    ),
+    "sequence_outputs": lambda: classify_tokens(
+        nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4)), 4, 3, 3, classes=4
+    ),
+    "sequence_outputs_regression": lambda: regress(
+        nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), (4, 3, 3), (4, 3, 2)
+    ),
+    "frozen_weights": frozen,
+    "frozen_weight_asked_for_by_name": frozen,
+    "dropout_in_eval_mode": lambda: dropout(0.5, training=False),
+    "dropout_of_zero_in_train_mode": lambda: dropout(0.0, training=True),
+    "unused_layer": lambda: classify(
+        Net(
+            lambda m, x: m.head(torch.tanh(m.body(x))),
+            body=nn.Linear(4, 5), head=nn.Linear(5, 3), unused=nn.Linear(5, 2),
+        ),
+        6, 4,
+    ),
+    "inputs_in_a_dictionary": lambda: two_inputs(named),
+    "inputs_in_a_tuple": lambda: two_inputs(lambda *parts: parts),
+    "inputs_in_a_dataclass": lambda: two_inputs(Record),
+    "nested_inputs_and_dictionary_out": lambda: two_inputs(
+        lambda *parts: {"fields": [named(*parts)]}, DictionaryOut
+    ),
+    "uneven_list_of_batches": uneven_list_of_batches,
+    "uneven_data_loader": uneven_data_loader,
+    "uneven_batches_of_dictionaries": uneven_batches_of_dictionaries,
+    "own_parameters_linear_matmul_einsum": lambda: classify(
+        Net(with_own_parameters, by_linear=normal(5, 4), by_matmul=normal(5, 4), by_einsum=normal(2, 4, 3)),
+        6, 4,
+    ),
+    "hugging_face_conv1d": lambda: classify_tokens(
+        nn.Sequential(Conv1D(6, 4), nn.GELU(approximate="tanh"), Conv1D(3, 6)), 3, 3, 4
+    ),
+    "bilinear": lambda: classify(
+        Net(
+            lambda m, x: m.bilinear(x, torch.relu(m.inner(x))),
+            inner=nn.Linear(4, 3), bilinear=nn.Bilinear(4, 3, 3),
+        ),
+        6, 4,
+    ),
+    "subclass_of_convolution": lambda: classify(
+        nn.Sequential(WeightStandardizedConv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
+        5, 2, 3, 3,
+    ),
+    "subclass_of_linear": lambda: classify(
+        nn.Sequential(ScaledLinear(4, 5), nn.ReLU(), ScaledLinear(5, 3)), 6, 4
+    ),
+    "users_own_forward_hooks": users_own_forward_hooks,
+    # Called as a module, and read directly beside that.
+    "weight_read_beside_the_call": lambda: classify(
+        Net(
+            lambda m, x: m.last(torch.relu(m.first(x))) * m.first.weight.pow(2).mean().exp(),
+            first=nn.Linear(4, 5), last=nn.Linear(5, 3),
+        ),
+        6, 4,
+    ),
+    "weights_made_per_example": lambda: classify(
+        Net(make_weights, maker=nn.Linear(2, 12), head=nn.Linear(4, 3)), 6, 5
+    ),
+    "output_quadratic_in_the_weight": lambda: classify(
+        Net(lambda m, x: x @ m.weight.pow(2), weight=normal(4, 3)), 6, 4
+    ),
+}  # fmt: skip
+PROBLEMS = problems(
+    TABLE,
+    frozen_weight_asked_for_by_name={"options": {"layers": ["0", "4"]}},
+    unused_layer={"flat_layers": ("unused",)},
+    inputs_in_a_dictionary={"forward": lambda model, inputs: model(**inputs)},
+    inputs_in_a_tuple={"forward": lambda model, inputs: model(*inputs)},
+    inputs_in_a_dataclass={"forward": lambda model, inputs: model(inputs.numbers, inputs.tokens)},
+    nested_inputs_and_dictionary_out={
+        "forward": lambda model, inputs: model(**inputs["fields"][0])["logits"]
+    },
+    uneven_batches_of_dictionaries={"forward": lambda model, inputs: model(**inputs)},
+    bilinear={"hessian_by": "loops"},
+)

@@ -9,7 +9,7 @@ from torch import nn
 
 from arena.competitors.evaluation import seeded_generator
 from arena.competitors.scales import is_bias
-from hessinit.init.sampling import draw_
+from hessinit.init.draws import draw_
 
 
 def fixup_(model: nn.Module, *, seed: int = 0) -> None:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.init.context import is_homogeneous
+from hessinit.init.draws import DISTRIBUTIONS, Draft, Drawn, draw_values
 from hessinit.init.mean_field import variance_corrections
-from hessinit.init.sampling import DISTRIBUTIONS, Draft, Drawn, draw_values
 from hessinit.init.trace import BY_SHAPE, Context, WeightUse
 from hessinit.init.weights import (
     Fans,
@@ -92,7 +92,22 @@ def apply_scheme_(
     >>> [round(layer.std[0], 6) for layer in plan]  # 1/√64 at the input, then √2 · √(1−0.36) / √16
     [0.125, 0.282843]
     """
-    _check(model, scheme, distribution, forward, residual, biases, generator)
+    check_model(model, forward)
+    choose("scheme", scheme, SCHEMES, SYNONYMS)
+    choose("residual", residual, ["plain", "scaled"])
+    choose("biases", biases, ["auto", "zero", "keep"])
+    if distribution is not None:
+        choose("distribution", distribution, list(DISTRIBUTIONS))
+    if distribution is not None and scheme not in CLOSED_FORM:
+        raise ProblemError(
+            f"distribution={distribution!r} has no meaning for scheme={scheme!r}, which draws in its own "
+            "way; leave it out."
+        )
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ProblemError(
+            f"generator is a {type(generator).__name__}; it must be a torch.Generator, such as "
+            "torch.Generator().manual_seed(0)."
+        )
     check_switches(dropout=dropout, dry_run=dry_run)
     if gains and scheme not in [*USES_GAIN, "lsuv"]:
         raise ProblemError(f"gains has no meaning for scheme={scheme!r}, which uses no gain; leave it out.")
@@ -110,11 +125,7 @@ def apply_scheme_(
     with _ONE_AT_A_TIME:
         traced = find_weight_uses(model, sample, forward, dropout=dropout)
     drafts = _draft_all(targets, traced, _Options(scheme, dropout, residual, gains))
-    notes = (
-        *traced.notes,
-        *(draft.note for draft in drafts if draft.note),
-        *_advice(drafts, scheme, residual),
-    )
+    notes = *traced.notes, *(one.note for one in drafts if one.note), *_advice(drafts, scheme, residual)
     name = (distribution or "normal") if scheme in CLOSED_FORM else None
     if dry_run and scheme in CLOSED_FORM:
         planned = tuple(draft.planned for draft in drafts)
@@ -126,28 +137,6 @@ def apply_scheme_(
         return plan
     go_back = _write_(drawn)
     return replace(plan, notes=(*plan.notes, *_notes_on_parametrized(drawn)), _go_back=go_back)
-
-
-def _check(
-    model: Any, scheme: Any, distribution: Any, forward: Any, residual: Any, biases: Any, generator: Any
-) -> None:
-    check_model(model, forward)
-    choose("scheme", scheme, SCHEMES, SYNONYMS)
-    choose("residual", residual, ["plain", "scaled"])
-    choose("biases", biases, ["auto", "zero", "keep"])
-    if distribution is not None:
-        choose("distribution", distribution, list(DISTRIBUTIONS))
-        if scheme not in CLOSED_FORM:
-            raise ProblemError(
-                f"distribution={distribution!r} has no meaning for scheme={scheme!r}, which draws in its own "
-                "way; leave it out."
-            )
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise ProblemError(
-            f"generator is a {type(generator).__name__}; pass torch.Generator().manual_seed({generator!r})."
-            if isinstance(generator, int)
-            else f"generator is a {type(generator).__name__}; it must be a torch.Generator."
-        )
 
 
 def _advice(drafts: list[Draft], scheme: str, residual: str) -> list[str]:
@@ -199,16 +188,15 @@ def _write_(drawn: Drawn) -> Callable[[], None]:
 
 def _notes_on_parametrized(drawn: Drawn) -> tuple[str, ...]:
     """Some parametrizations change the value that they are given, as a spectral norm does."""
-    parametrized = [(target, value) for target, value in drawn.weights if target.is_parametrized]
-    names = ", ".join(target.name for target, value in parametrized if not _close(target.value, value))
-    return (
-        (f"{names}: the parametrization changes its value; the plan shows what was given.",) if names else ()
-    )
-
-
-def _close(stored: Tensor, given: Tensor) -> bool:
-    rounding = 4 * torch.finfo(stored.dtype).eps
-    return bool((stored.to(given) - given).abs().max() <= max(rounding, 1e-4) * given.abs().max())
+    changed = []
+    for target, given in drawn.weights:
+        if target.is_parametrized:
+            stored = target.value
+            rounding = max(4 * torch.finfo(stored.dtype).eps, 1e-4)
+            if not bool((stored.to(given) - given).abs().max() <= rounding * given.abs().max()):
+                changed.append(target.name)
+    note = f"{', '.join(changed)}: the parametrization changes its value; the plan shows what was given."
+    return (note,) if changed else ()
 
 
 # --- The rules --------------------------------------------------------------------------------------------
@@ -235,21 +223,18 @@ def variance(scheme: str, fans: Fans, factors: Factors) -> float:
     (0.04000000000000001, 0.05)
     """
     up, down = factors.gain_upstream**2, factors.gain_downstream**2
-    if scheme == "forward":
-        return up * factors.keep_upstream / fans.outputs
-    if scheme == "backward":
-        return down * factors.keep_downstream / fans.inputs
     if scheme == "compromise":
-        # The harmonic mean of the two above: 2/(in + out) where there is neither gain nor dropout.
+        # The harmonic mean of forward and backward: 2/(in + out) where there is neither gain nor dropout.
         return 2 / (
             fans.outputs / (up * factors.keep_upstream) + fans.inputs / (down * factors.keep_downstream)
         )
-    if scheme == "lecun":
-        return factors.keep_upstream / fans.inputs
-    if scheme == "glorot":
-        return 2 * factors.keep_upstream / (fans.inputs + fans.outputs)
-    assert scheme == "he", scheme
-    return up * factors.keep_upstream / fans.inputs
+    return {
+        "forward": up * factors.keep_upstream / fans.outputs,
+        "backward": down * factors.keep_downstream / fans.inputs,
+        "lecun": factors.keep_upstream / fans.inputs,
+        "glorot": 2 * factors.keep_upstream / (fans.inputs + fans.outputs),
+        "he": up * factors.keep_upstream / fans.inputs,
+    }[scheme]
 
 
 def gain_used(scheme: str, factors: Factors) -> float:
@@ -363,12 +348,12 @@ def _draft(
         variance_correction=gain_used(scheme, factors) / gain_used(scheme, plain),
         std=std,
     )
-    wanted = asked / branch if scheme == "lsuv" else gain_used(scheme, factors) / branch * factor
+    size = asked / branch if scheme == "lsuv" else gain_used(scheme, factors) / branch * factor
     if use.kind == "embedding" and scheme in ("orthogonal", "delta-orthogonal"):
-        wanted *= math.sqrt(
+        size *= math.sqrt(
             max(use.shape)
         )  # entries as large as those of a normal table: a lookup sums nothing
-    return Draft(target, planned, use, wanted, factor)
+    return Draft(target, planned, use, size, factor)
 
 
 def _unit_std(scheme: str, use: WeightUse) -> tuple[float, ...]:
@@ -379,9 +364,9 @@ def _unit_std(scheme: str, use: WeightUse) -> tuple[float, ...]:
         return (1.0,)
     roots = []
     for groups in block_views(use, torch.empty(use.shape, device="meta")):
-        outputs, inputs, *taps = groups[0].shape
-        spread = math.prod(taps) * inputs if scheme == "orthogonal" else inputs
-        rest = 1 if scheme == "orthogonal" else math.prod(taps)
+        outputs, inputs, *kernel = groups[0].shape
+        spread = math.prod(kernel) * inputs if scheme == "orthogonal" else inputs
+        rest = 1 if scheme == "orthogonal" else math.prod(kernel)
         roots.append(1 / math.sqrt(max(outputs, spread) * rest))
     return tuple(roots)
 
@@ -389,19 +374,25 @@ def _unit_std(scheme: str, use: WeightUse) -> tuple[float, ...]:
 def _factors(target: Target, use: WeightUse, options: _Options, gain: float | None) -> Factors:
     scheme = options.scheme
     uses_up, uses_down = scheme != "backward", scheme in ("backward", "compromise")
+    keeps = [
+        context.keep if options.dropout and needed else 1.0
+        for context, needed in ((use.upstream, uses_up), (use.downstream, uses_down))
+    ]
+    if not min(keeps) > 0:
+        raise ProblemError(
+            f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is right. Lower "
+            "p, or pass dropout=False."
+        )
     return Factors(
         _gain(target, use.upstream, "before", uses_up and scheme in USES_GAIN, gain),
         _gain(target, use.downstream, "after", uses_down, gain),
-        _checked_keep(target, use.upstream.keep) if options.dropout and uses_up else 1.0,
-        _checked_keep(target, use.downstream.keep) if options.dropout and uses_down else 1.0,
+        *keeps,
     )
 
 
 def _gain(target: Target, context: Context, side: str, needed: bool, given: float | None) -> float:
-    if not needed:
-        return 1.0
-    if given is not None:
-        return given
+    if not needed or given is not None:
+        return given if needed and given is not None else 1.0
     if context.trouble == BY_SHAPE:
         raise ProblemError(
             f"the signal {side} {target.name} is scaled by a shape, which is not known without data; pass "
@@ -419,15 +410,6 @@ def _gain(target: Target, context: Context, side: str, needed: bool, given: floa
             f"signal's size; pass gains={{{target.name!r}: 1.0}} with the gain you want."
         )
     return 1 / math.sqrt(context.moment)
-
-
-def _checked_keep(target: Target, keep: float) -> float:
-    if keep > 0:
-        return keep
-    raise ProblemError(
-        f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is right. Lower p, "
-        "or pass dropout=False."
-    )
 
 
 def _words(context: Context) -> str:
@@ -451,8 +433,8 @@ def _resolve_gains(targets: Sequence[Target], gains: Mapping[str, float] | None)
             raise ProblemError(f"gains[{pattern!r}] is {gain!r}; a gain is a positive number.")
         fitting = [
             key
-            for key, names in names_of.items()
-            if pattern in names or any(fnmatch.fnmatchcase(name, pattern) for name in names)
+            for key, own in names_of.items()
+            if pattern in own or any(fnmatch.fnmatchcase(name, pattern) for name in own)
         ]
         if not fitting:
             names = [target.name for target in targets]

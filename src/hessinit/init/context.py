@@ -79,9 +79,9 @@ def _outcomes(chain: Chain) -> list[tuple[float, Chain]]:
         if link.keep < 1:
             dropped = Link(link.name, torch.zeros_like)
             return [
-                (chance * share, one)
+                (chance * other, one)
                 for chance, now in ((link.keep, replace(link, keep=1.0)), (1 - link.keep, dropped))
-                for share, one in _outcomes((*chain[:place], now, *chain[place + 1 :]))
+                for other, one in _outcomes((*chain[:place], now, *chain[place + 1 :]))
             ]
     return [(1.0, chain)]
 

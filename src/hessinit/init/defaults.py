@@ -45,7 +45,7 @@ ABSURD_SIZE = 1000.0
 ABSURD_GROWTH = 100.0
 
 # Norms are measured in the search to this part of the tolerance that the result must meet.
-SEARCH_SHARE = 0.2
+SEARCH_FRACTION = 0.2
 
 # The steps of these do not grow with the gradient, so that no learning rate asks for a curvature.
 ADAPTIVE = ("adam", "adamw")
@@ -177,7 +177,7 @@ class Config:
     @property
     def search_tolerance(self) -> float:
         """In log ‖H‖; leaves room for the search's own errors of measurement."""
-        return math.log1p(self.tolerance) * (1 - 2 * SEARCH_SHARE)
+        return math.log1p(self.tolerance) * (1 - 2 * SEARCH_FRACTION)
 
     def goal(self, traits: NetworkTraits, norm: float, unscaled: bool) -> Goal:
         """The norm to reach, for a network with these traits whose scheme's weights have that norm.

@@ -21,7 +21,7 @@ from hessinit.init import defaults
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import NOT_SCALED, Config, Goal, NetworkTraits
 from hessinit.init.mean_field import capped_stds
-from hessinit.init.scales import ScaledModel, Setting, allows_small_output, read_once, scaling_path
+from hessinit.init.scales import ProblemFactory, ScaledModel, allows_small_output, read_once, scaling_path
 from hessinit.init.search import LayersRule, NetworkRule, Outcome
 from hessinit.init.trace import WeightUse
 from hessinit.init.weights import Target, find_targets, find_weight_uses, snapshot
@@ -41,6 +41,7 @@ from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan
 from hessinit.results.result import replacing
 
+Uses = tuple[WeightUse, ...]
 _AFTER_A_SEARCH = "the search met the target, and the report made after it does not"
 
 
@@ -121,8 +122,8 @@ def initialize_(
     named = layers if layers is None or isinstance(layers, str) else list(layers)
     options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
     options |= {"reduction": reduction, "seed": seed}
-    setting = Setting(inside, loss, read_once(batch), options, curvature, check)
-    for place, one in read_batches(setting.batch):  # before a scheme meets them in some layer
+    factory = ProblemFactory(inside, loss, read_once(batch), options, curvature, check)
+    for place, one in read_batches(factory.batch):  # before a scheme meets them in some layer
         check_finite_inputs(one.inputs, one, place)
     targets = find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
@@ -135,7 +136,7 @@ def initialize_(
         )
     restore = snapshot(writable)
     try:
-        result = replace(_initialize(setting, writable, config), seconds=time.perf_counter() - started)
+        result = replace(_initialize(factory, writable, config), seconds=time.perf_counter() - started)
         missed = not result.converged and result.scaling != NOT_SCALED
         if strict and missed:
             raise ConvergenceError(result.reason)
@@ -151,18 +152,18 @@ def initialize_(
     return result
 
 
-def _initialize(setting: Setting, targets: list[Target], config: Config) -> Initialization:
+def _initialize(factory: ProblemFactory, targets: list[Target], config: Config) -> Initialization:
     """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
-    every_layer, checked = config.rule == "layers", setting.check
-    before, notes = _measure_before(setting, every_layer)
+    every_layer, checked = config.rule == "layers", factory.check
+    old, notes = _measure_old(factory, every_layer)
     restore, sizes = snapshot(targets), _sizes(targets)
     try:
-        uses = find_weight_uses(setting.model, setting.sample, setting.options["forward"]).uses
+        uses = find_weight_uses(factory.model, factory.sample, factory.options["forward"]).uses
     except ProblemError as failure:  # costs only the knowledge of where the weights are used
         uses = ()
         notes.append(f"the forward could not be traced ({failure}), so every weight is scaled.")
-    plan = _draw_scheme_(setting, targets, uses, config)
-    model = ScaledModel(setting, targets, config.tolerance * defaults.SEARCH_SHARE)
+    plan = _draw_scheme_(factory, targets, uses, config)
+    model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
     traits, asked = NetworkTraits.of(uses, model.loss_is_quadratic()), config
     if traits.quadratic:  # it does not saturate
         config = replace(config, max_sharpening=math.inf)
@@ -176,11 +177,11 @@ def _initialize(setting: Setting, targets: list[Target], config: Config) -> Init
         (goal, outcome), scaling = _solve_layers(model, scalable, uses, traits, config), None
     after, scales = model.report(every_layer), model.scales
     why_back = ""
-    if before is not None:
-        why_back = _reason_to_restore(before, after, goal, outcome, asked, sizes, _sizes(targets))
-    if before is not None and why_back:
+    if old is not None:
+        why_back = _reason_to_restore(old, after, goal, outcome, asked, sizes, _sizes(targets))
+    if old is not None and why_back:
         restore()
-        after, scales = before, dict.fromkeys(scales, 1.0)
+        after, scales = old, dict.fromkeys(scales, 1.0)
         put_back = f"{why_back}, so the old weights were put back"
         outcome = replace(outcome, reason="; ".join(filter(None, (outcome.reason, put_back))))
     if config.scheme_only and not why_back:
@@ -189,7 +190,7 @@ def _initialize(setting: Setting, targets: list[Target], config: Config) -> Init
     else:
         converged, reason = _judge(after, config, goal.target, outcome)
     return Initialization(
-        before=before,
+        before=old,
         after=after,
         scales=scales,
         target=goal.target,
@@ -204,16 +205,12 @@ def _initialize(setting: Setting, targets: list[Target], config: Config) -> Init
         measurements=outcome.measurements,
         plan=plan,
         notes=(*notes, *note_unchecked(checked)),
-        seed=setting.options["seed"],
+        seed=factory.options["seed"],
     )
 
 
 def _solve_network(
-    model: ScaledModel,
-    targets: list[Target],
-    uses: tuple[WeightUse, ...],
-    traits: NetworkTraits,
-    config: Config,
+    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
 ) -> tuple[Goal, Outcome, str]:
     output = model.output()
     # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
@@ -224,7 +221,7 @@ def _solve_network(
         reason = (
             f"steps of {config.optimizer} do not grow with the gradient, so the rate asks for no curvature"
         )
-        return Goal(norm, _adaptive_rate(model.setting, config)), Outcome(rows, reason), NOT_SCALED
+        return Goal(norm, _adaptive_rate(model.factory, config)), Outcome(rows, reason), NOT_SCALED
     unscaled = config.lr == "auto" and not allows_small_output(targets, uses, model)
     goal = config.goal(traits, norm, unscaled)
     why_not = traits.reason_not_to_sharpen if config.by_rate and config.scaling == "auto" else ""
@@ -247,10 +244,7 @@ def _solve_network(
         if not config.by_rate or config.scaling != "auto":  # a named norm or scaling is insisted on
             path = replace(path, lowest=-math.inf)
         known = norm if not path.offsets and 0 < norm < math.inf else None
-        outcome = NetworkRule(
-            model, path, goal.target, config.search_tolerance, config.max_measurements,
-            config.max_sharpening, known,
-        ).run()  # fmt: skip
+        outcome = NetworkRule(model, path, goal.target, config, known).run()
         rows += outcome.measurements[known is not None :]
         if not outcome.reason:
             break
@@ -258,23 +252,17 @@ def _solve_network(
 
 
 def _solve_layers(
-    model: ScaledModel,
-    targets: list[Target],
-    uses: tuple[WeightUse, ...],
-    traits: NetworkTraits,
-    config: Config,
+    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
 ) -> tuple[Goal, Outcome]:
     norm = model.network_norm() if config.lr == "auto" and model.output().is_finite else math.inf
     goal = config.goal(traits, norm, unscaled=True)
     met = {use.parameter for use in uses}
     names = [one.name for one in targets if not met or one.key in met]
-    tolerance, measurements = config.search_tolerance, config.max_measurements
-    rule = LayersRule(model, names, goal.target, tolerance, measurements, config.max_sharpening)
-    return goal, rule.run()
+    return goal, LayersRule(model, names, goal.target, config).run()
 
 
 def _draw_scheme_(
-    setting: Setting, targets: list[Target], uses: tuple[WeightUse, ...], config: Config
+    factory: ProblemFactory, targets: list[Target], uses: Uses, config: Config
 ) -> SchemePlan | None:
     """Write the scheme's weights and biases; None for scheme="keep"."""
     if config.scheme == "keep":
@@ -283,38 +271,36 @@ def _draw_scheme_(
                 for bias in (bias for target in targets for bias in target.biases().values()):
                     bias.zero_()
         return None
-    scaled = config.residual == "scaled"
-    if config.residual == "auto":
-        scaled = NetworkTraits.of(uses).normalized
+    scaled = config.residual == "scaled" or (config.residual == "auto" and NetworkTraits.of(uses).normalized)
     gains = None
     if config.scheme == "auto":
         names = {target.key: target.name for target in targets}
         gains = {names[key]: std for key, std in capped_stds(uses).items() if key in names}
     plan = apply_scheme_(
-        setting.model,
+        factory.model,
         config.scheme_name,
-        sample=setting.sample,
-        forward=setting.options["forward"],
-        layers=setting.options["layers"],
+        sample=factory.sample,
+        forward=factory.options["forward"],
+        layers=factory.options["layers"],
         gains=gains,
         residual="scaled" if scaled else "plain",
         biases="keep" if config.biases == "keep" else "zero",
-        generator=torch.Generator().manual_seed(setting.options["seed"]),
+        generator=torch.Generator().manual_seed(factory.options["seed"]),
     )
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 
-def _adaptive_rate(setting: Setting, config: Config) -> float | None:
+def _adaptive_rate(factory: ProblemFactory, config: Config) -> float | None:
     if not isinstance(config.lr, str):
         return config.lr
     rule = AdamRule(decoupled=config.optimizer == "adamw", weight_decay=0.01 * (config.optimizer == "adamw"))
-    rate = best_adam_rate(setting.problem(), rule)
+    rate = best_adam_rate(factory.problem(), rule)
     return rate if math.isfinite(rate) else None
 
 
-def _measure_before(setting: Setting, every_layer: bool) -> tuple[CurvatureReport | None, list[str]]:
+def _measure_old(factory: ProblemFactory, every_layer: bool) -> tuple[CurvatureReport | None, list[str]]:
     """None where the old weights cannot be measured; errors that new weights do not cure come again later."""
-    found = ScaledModel(setting, [], 0.1)
+    found = ScaledModel(factory, [], 0.1)
     try:
         if found.output().is_finite:
             return found.report(every_layer), []
@@ -331,7 +317,7 @@ def _sizes(targets: list[Target]) -> dict[str, float]:
 
 
 def _reason_to_restore(
-    before: CurvatureReport,
+    old: CurvatureReport,
     after: CurvatureReport,
     goal: Goal,
     outcome: Outcome,
@@ -345,16 +331,18 @@ def _reason_to_restore(
         return f"{largest} would have a standard deviation of {new_sizes[largest]:.2g}"
     # A larger max_sharpening asks for a larger loss.
     limit = max(defaults.ABSURD_GROWTH, config.max_sharpening)
-    if not after.loss <= limit * max(abs(before.loss), 1.0):
-        return f"the loss would be {after.loss:.3g}, and was {before.loss:.3g}"
+    if not after.loss <= limit * max(abs(old.loss), 1.0):
+        return f"the loss would be {after.loss:.3g}, and was {old.loss:.3g}"
     if config.scheme_only or not outcome.reason:
         return ""
     if config.rule == "layers":
-        rows = ([row for row in report if row.name not in outcome.unreachable] for report in (before, after))
-        old, new = (max((_distance(row.norm, goal.target) for row in one), default=math.inf) for one in rows)
-        return "the layers would be farther from the target than they were" if new > old else ""
-    near, far = (_distance(report.network.norm, goal.target) for report in (before, after))
-    return f"the old ‖H‖ = {before.network.norm:.3g} is closer to the target" if far > 2 * near else ""
+        rows = ([row for row in report if row.name not in outcome.unreachable] for report in (old, after))
+        earlier, new = (
+            max((_distance(row.norm, goal.target) for row in one), default=math.inf) for one in rows
+        )
+        return "the layers would be farther from the target than they were" if new > earlier else ""
+    near, far = (_distance(report.network.norm, goal.target) for report in (old, after))
+    return f"the old ‖H‖ = {old.network.norm:.3g} is closer to the target" if far > 2 * near else ""
 
 
 def _judge(after: CurvatureReport, config: Config, target: float, outcome: Outcome) -> tuple[bool, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.init.trace import Call, Derived, Kind, Shape, Signal, Trace, WeightUse, leaves_of
+from hessinit.init.trace import Derived, Kind, Shape, Signal, Trace, TracedCall, WeightUse, leaves_of
 
 _ATTENTION = (
     "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
@@ -198,7 +198,7 @@ def _recurrent_layer(
     def activate(sum: Signal) -> Signal:
         if activation is None:
             return sum
-        call = Call(activation, (sum,))
+        call = TracedCall(activation, (sum,))
         return trace.add(activation.__name__, "elementwise", (sum.index,), call=call)
 
     earlier = tuple(leaf.index for leaf in leaves_of(state) if isinstance(leaf, Signal))
@@ -222,13 +222,10 @@ def _recurrent(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
         if layer and dropout:
             words = f"dropout {dropout:g}"
             data = trace.add(words, "dropout", (data.index,), keep=1 - dropout, active=bool(training))
-        starts = [(layer * directions + direction) * each for direction in range(directions)]
-        sides = [
-            _recurrent_layer(trace, name, weights[start : start + each], data, state) for start in starts
-        ]
-        data = sides[0]
-        if len(sides) > 1:
-            data = trace.add("cat", "cat", tuple(side.index for side in sides))
+        firsts = [(layer * directions + direction) * each for direction in range(directions)]
+        sides = [_recurrent_layer(trace, name, weights[at : at + each], data, state) for at in firsts]
+        joined = tuple(side.index for side in sides)
+        data = sides[0] if len(sides) == 1 else trace.add("cat", "cat", joined)
     return (data,) * (3 if name == "lstm" else 2)
 
 

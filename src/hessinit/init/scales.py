@@ -27,7 +27,7 @@ from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.init import defaults
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
-from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on, versions_of
+from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.layers import all_finite, layer_name
 from hessinit.problem.problem import Loss, Problem, ProblemOptions
@@ -44,8 +44,8 @@ _ROUNDING = 1e-3
 
 
 @dataclass
-class Setting:
-    """What is measured, and how; `check` asks for a check of the derivatives at the first measurement."""
+class ProblemFactory:
+    """Builds the problem anew for the present weights; `check` asks to check the derivatives once."""
 
     model: nn.Module
     loss: Loss
@@ -55,7 +55,7 @@ class Setting:
     check: bool
 
     def problem(self, measured: bool = False) -> Problem:
-        """With the present weights; the first problem to be `measured` has its derivatives checked."""
+        """The first problem to be `measured` has its derivatives checked."""
         check, self.check = measured and self.check, self.check and not measured
         options: ProblemOptions = {**self.options, "check": check}
         return Problem(self.model, self.loss, self.batch, **options)
@@ -99,9 +99,9 @@ NOT_FINITE = OutputStatistics(math.inf, math.inf, math.inf)
 class ScaledModel:
     """The present weights are the base; `scale_` multiplies the base, never an earlier scale."""
 
-    def __init__(self, setting: Setting, targets: Sequence[Target], tolerance: float) -> None:
-        self.setting = setting
-        self._settings = LanczosSettings(tolerance, 200, setting.options["seed"])
+    def __init__(self, factory: ProblemFactory, targets: Sequence[Target], tolerance: float) -> None:
+        self.factory = factory
+        self._settings = LanczosSettings(tolerance, 200, factory.options["seed"])
         self._base = {target.name: (target, target.value.clone(), target.snapshot()) for target in targets}
         self._factors = dict.fromkeys(self._base, 1.0)
 
@@ -136,31 +136,31 @@ class ScaledModel:
 
     def output(self) -> OutputStatistics:
         """One forward; not finite is a result, not an error."""
-        parameters = [one for one in self.setting.model.parameters() if one.is_floating_point()]
+        parameters = [one for one in self.factory.model.parameters() if one.is_floating_point()]
         if not all(all_finite(parameter.detach()) for parameter in parameters):
             return NOT_FINITE
-        problem = self.setting.problem()
+        problem = self.factory.problem()
         with problem.settings():
             found = [_output_statistics(problem, batch) for batch in problem.batches]
-        shares = [batch.size / problem.examples for batch in problem.batches]
+        weights = [batch.size / problem.examples for batch in problem.batches]
+        pairs = list(zip(found, weights, strict=True))
         return OutputStatistics(
-            sum(one.loss * share for one, share in zip(found, shares, strict=True)),
-            math.sqrt(sum(one.size**2 * share for one, share in zip(found, shares, strict=True))),
-            sum(one.zero_loss * share for one, share in zip(found, shares, strict=True)),
+            sum(one.loss * weight for one, weight in pairs),
+            math.sqrt(sum(one.size**2 * weight for one, weight in pairs)),
+            sum(one.zero_loss * weight for one, weight in pairs),
         )
 
     def loss_is_quadratic(self) -> bool:
         """Whether the loss has the same second derivative at twice the output: a softmax has not."""
-        problem = self.setting.problem()
+        problem = self.factory.problem()
         with problem.settings():
             batch = problem.batches[0]
             output = problem.output(batch).detach()
             found = [
                 _second_derivative(problem, batch, factor * output, output) for factor in (0.5, 1.0, 2.0)
             ]
-        return bool(found[0].abs().max() > 0) and all(
-            torch.allclose(found[0], one, rtol=1e-3) for one in found
-        )
+        same = all(torch.allclose(found[0], one, rtol=1e-3) for one in found)
+        return bool(found[0].abs().max() > 0) and same
 
     def network_norm(self) -> float:
         """‖H‖ of all measured weights, to the search's tolerance; inf where it is not finite."""
@@ -177,58 +177,47 @@ class ScaledModel:
     def layer_norms(self) -> dict[str, float]:
         """‖H‖ of every weight; of the sharper part where a parametrization makes it of several."""
         with self._engine(every_layer=True) as (problem, engine):
-            ends = engine.extremes_of_each([layer.parameter for layer in problem.layers])
+            extremes = engine.extremes_of_each([layer.parameter for layer in problem.layers])
             found: dict[str, float] = {}
             for layer in problem.layers:
                 name = layer_name(parametrized_name(layer.parameter))
-                found[name] = max(found.get(name, 0.0), _finite_or_inf(ends[layer.parameter].norm.value))
+                found[name] = max(found.get(name, 0.0), _finite_or_inf(extremes[layer.parameter].norm.value))
             return found
 
     @contextlib.contextmanager
     def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, Engine]]:
-        problem = self.setting.problem(measured=True)
+        problem = self.factory.problem(measured=True)
         with problem.settings():
             evaluations = evaluate(problem)
-            if self.setting.curvature == "hessian":
+            if self.factory.curvature == "hessian":
                 yield problem, hessian_engine(evaluations, self._settings)
             else:
                 estimator = "auto" if every_layer else _network_estimator(evaluations)
                 # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
-                effort = (
-                    replace(self._settings, tolerance=TOLERANCE) if estimator == "auto" else self._settings
-                )
-                yield problem, gauss_newton_engine(evaluations, effort, estimator)
+                tolerance = TOLERANCE if estimator == "auto" else self._settings.tolerance
+                settings = replace(self._settings, tolerance=tolerance)
+                yield problem, gauss_newton_engine(evaluations, settings, estimator)
 
     def report(self, every_layer: bool) -> CurvatureReport:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
         started = time.perf_counter()
-        problem, curvature = self.setting.problem(measured=True), self.setting.curvature
+        problem, curvature = self.factory.problem(measured=True), self.factory.curvature
         with problem.settings():
             evaluations = evaluate(problem)
             estimator = "auto" if every_layer else _network_estimator(evaluations)
             tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
-            effort = LanczosSettings(tolerance, 200, problem.seed)
-            rows = Rows(problem, evaluations, curvature, estimator, effort, SpectrumOptions())
+            settings = LanczosSettings(tolerance, 200, problem.seed)
+            rows = Rows(problem, evaluations, curvature, estimator, settings, SpectrumOptions())
             cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
             layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
-            notes = (*notes_on(problem, evaluations), *note_uncounted(problem))
+            network = rows.network()
+            details: dict[str, Any] = {}
+            notes = [*notes_on(problem, evaluations), *note_uncounted(problem)]
             if not layers:
-                notes = (*notes, "The layers were not measured one by one: each would cost a dozen products.")
-            return CurvatureReport(
-                layers=layers,
-                network=rows.network(),
-                curvature=curvature,
-                loss=sum(one.loss_value * one.weight for one in evaluations),
-                examples=problem.examples,
-                batches=len(problem.batches),
-                tolerance=tolerance,
-                seed=problem.seed,
-                engine=rows.main.name,
-                engine_reason=rows.main.reason if layers else "the network's norm alone was measured",
-                seconds=time.perf_counter() - started,
-                notes=notes,
-                versions=versions_of(problem),
-            )
+                notes.append("The layers were not measured one by one: each would cost a dozen products.")
+                details["engine_reason"] = "the network's norm alone was measured"
+            seconds = time.perf_counter() - started
+            return rows.report(layers, network, curvature, seconds=seconds, notes=tuple(notes), **details)
 
 
 def _network_estimator(evaluations: Sequence[Evaluation]) -> str:
@@ -316,8 +305,8 @@ def _small_output(
 
     A weight's own curvature does not depend on its own size, only on that of the others. So the largest one
     gets as sharp as `target`, a norm, allows, and its initial size is next to nothing. Where branches are
-    added, scaling them would change their shares: the first weight on the trunk is the small one, and those
-    of the output grow. Only homogeneous networks can be scaled like this; for others it is "last".
+    added, scaling them would change their proportions: the first weight on the trunk is the small one, and
+    those of the output grow. Only homogeneous networks can be scaled like this; for others it is "last".
     """
     powers = dict.fromkeys(large, 1.0) | {small: -float(len(large))}
     # The network is about as sharp as that weight alone will be, and that follows from its norm now.
@@ -338,10 +327,10 @@ def _small_and_large(
 ) -> tuple[str, list[str], float] | None:
     """The weight to make small, those to enlarge, and the output's size; None if not homogeneous."""
     effective = _effective(targets, uses)
-    ends = [name for name in _output_weights(targets, uses) if name in effective]
-    inner = [name for name in effective if name not in ends]
+    last = [name for name in _output_weights(targets, uses) if name in effective]
+    inner = [name for name in effective if name not in last]
     size = model.output().size
-    if not ends or not inner or not 0 < size < math.inf:
+    if not last or not inner or not 0 < size < math.inf:
         return None
     if not any(use.closes_residual for use in uses):
         entries = {target.name: target.value.numel() for target in targets}
@@ -352,7 +341,7 @@ def _small_and_large(
     running = list(dict.fromkeys(names[use.parameter] for use in uses if use.parameter in names))
     for name in (one for one in running if one in inner):
         if _is_proportional(model, size, {name: -math.log(4.0)}):
-            return name, ends, size
+            return name, last, size
     return None
 
 
@@ -374,10 +363,10 @@ def _effective(targets: Sequence[Target], uses: Sequence[WeightUse]) -> list[str
 def _output_weights(targets: Sequence[Target], uses: Sequence[WeightUse]) -> list[str]:
     names = {target.key: target.name for target in targets}
     known = [use for use in uses if use.parameter in names]
-    ends = [use for use in known if use.downstream.end == "output"]
-    if not ends:
+    last = [use for use in known if use.downstream.end == "output"]
+    if not last:
         effective = set(_effective(targets, uses))
-        ends = [use for use in known if names[use.parameter] in effective][-1:]
-    if ends:
-        return list(dict.fromkeys(names[use.parameter] for use in ends))
+        last = [use for use in known if names[use.parameter] in effective][-1:]
+    if last:
+        return list(dict.fromkeys(names[use.parameter] for use in last))
     return [targets[-1].name] if targets and not uses else []

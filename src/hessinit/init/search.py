@@ -1,10 +1,10 @@
 """The searches of `initialize_`: one gain for the whole network, or one scale for every layer.
 
-Network: log λ rises with the log gain `t` until the softmax saturates, and falls afterwards. The root on the
-first rising branch is wanted: the smallest one. A forward is cheap. It tells whether `t` is admissible: the
-loss is finite and not far above that of a zero output. And the `log_power`, the log of the output's mean
-square: log λ is almost a straight line in it, also where it bends in `t`, as in deep tanh networks. So the
-search works in log powers.
+Network: log λ rises with the log gain `t` until the softmax saturates, and falls afterwards. The smallest
+root is sought, on the first rising branch. A forward is cheap. It tells whether `t` is admissible: the loss
+is finite and not far above that of a zero output. And the `log_power`, the log of the output's mean square:
+log λ is almost a straight line in it, also where it bends in `t`, as in deep tanh networks. So the search
+works in log powers.
 
 Layers: a small nonlinear system in the log scales. A layer's norm hardly depends on its own scale: for
 homogeneous networks log λ_k = c_k + 2 Σ_{j≠k} log s_j. A weight before a normalization has only its own
@@ -29,6 +29,7 @@ from hessinit.errors import ProblemError
 from hessinit.results.initialization import Measurement
 
 if TYPE_CHECKING:
+    from hessinit.init.defaults import Config
     from hessinit.init.scales import OutputStatistics, ScaledModel, ScalingPath
 
 Vector = npt.NDArray[np.float64]
@@ -42,7 +43,7 @@ _MOST_STEPS = 12
 
 
 @dataclass(frozen=True)
-class Point:
+class SearchPoint:
     """A measured `t`: `distance` is log(λ/target), inf where λ is not finite, -inf where it is 0."""
 
     t: float
@@ -77,9 +78,9 @@ class GainSearch:
     tolerance: float
     max_measurements: int
     lowest: float = -math.inf
-    points: list[Point] = field(default_factory=list)
-    _low: Point | None = None  # too flat
-    _high: Point | None = None  # too sharp
+    points: list[SearchPoint] = field(default_factory=list)
+    _low: SearchPoint | None = None  # too flat
+    _high: SearchPoint | None = None  # too sharp
     _forbidden: float = math.inf  # the smallest t known to be inadmissible
 
     def run(self) -> Found:
@@ -92,16 +93,17 @@ class GainSearch:
         """
         step: float | Found = 0.0 if self._allowed(0.0) else self._retreat(0.0)
         while not isinstance(step, Found):
-            point = Point(step, self.log_power(step), self.measure(step))
+            point = SearchPoint(step, self.log_power(step), self.measure(step))
             self.points.append(point)
             if abs(point.distance) <= self.tolerance:
                 return Found(point.t)
             if len(self.points) >= self.max_measurements:
-                return Found(self._nearest().t, f"{self.max_measurements} measurements were not enough")
+                nearest = min(self.points, key=lambda point: abs(point.distance))
+                return Found(nearest.t, f"{self.max_measurements} measurements were not enough")
             step = self._next(point)
         return step
 
-    def _next(self, point: Point) -> float | Found:
+    def _next(self, point: SearchPoint) -> float | Found:
         if point.distance == -math.inf:
             return self._revive(point)
         self._narrow(point)
@@ -112,10 +114,9 @@ class GainSearch:
             return self._upwards(self._low)
         return self._between(self._low, self._high)
 
-    def _narrow(self, point: Point) -> None:
+    def _narrow(self, point: SearchPoint) -> None:
         """Illinois: an end that stays while the other moves twice counts for half as far the next time."""
-        before = self.points[-2].distance if len(self.points) > 1 else 0.0
-        same_side = before * point.distance > 0
+        same_side = len(self.points) > 1 and self.points[-2].distance * point.distance > 0
         if point.distance < 0:
             if same_side and self._high is not None:
                 self._high = replace(self._high, distance=self._high.distance / 2)
@@ -125,25 +126,20 @@ class GainSearch:
                 self._low = replace(self._low, distance=self._low.distance / 2)
             self._high = point
 
-    def _downwards(self, high: Point) -> float | Found:
+    def _downwards(self, high: SearchPoint) -> float | Found:
         if high.t <= self.lowest:
             return Found(self.lowest, _LOWEST)
-        step = self._downwards_freely(high)
-        return step if isinstance(step, Found) else max(step, self.lowest)
-
-    def _downwards_freely(self, high: Point) -> float | Found:
         if not math.isfinite(high.distance):
-            return self._retreat(high.t)
+            step = self._retreat(high.t)
+            return step if isinstance(step, Found) else max(step, self.lowest)
         slope, known = self._slope(high)
-        if known and slope <= _FLAT and (slope == 0 or len(self.points) > 2):
-            return Found(_least_moved(self.points).t, _FLAT_BELOW)
-        step = min(
-            high.distance / (slope if slope > _FLAT else 1.0), max(_LONGEST_POWER_STEP, 2 * high.distance)
-        )
-        t = self._find(high, high.log_power - step)
-        return t if t < high.t else Found(_least_moved(self.points).t, _FLAT_BELOW)
+        flat = known and slope <= _FLAT and (slope == 0 or len(self.points) > 2)
+        longest = max(_LONGEST_POWER_STEP, 2 * high.distance)
+        change = min(high.distance / (slope if slope > _FLAT else 1.0), longest)
+        t = high.t if flat else self._find(high, high.log_power - change)
+        return max(t, self.lowest) if t < high.t else Found(self._least_moved().t, _FLAT_BELOW)
 
-    def _upwards(self, low: Point) -> float | Found:
+    def _upwards(self, low: SearchPoint) -> float | Found:
         slope, known = self._slope(low)
         if known and slope <= _FLAT:
             return Found(max(self.points, key=lambda point: point.distance).t, _FLAT_ABOVE)
@@ -153,16 +149,16 @@ class GainSearch:
             return Found(low.t, SATURATES)
         return t if t > low.t else Found(low.t, _FLAT_ABOVE)
 
-    def _between(self, low: Point, high: Point) -> float | Found:
+    def _between(self, low: SearchPoint, high: SearchPoint) -> float | Found:
         if high.t - low.t < 1e-6:
             return Found(low.t, _JUMPS)
         if not math.isfinite(high.distance) or not math.isfinite(high.log_power):
             return (low.t + high.t) / 2
-        share = min(max(-low.distance / (high.distance - low.distance), 0.02), 0.98)
-        wanted = low.log_power + share * (high.log_power - low.log_power)
-        return self._interpolate(low.t, low.log_power, high.t, high.log_power, wanted)
+        fraction = min(max(-low.distance / (high.distance - low.distance), 0.02), 0.98)
+        power = low.log_power + fraction * (high.log_power - low.log_power)
+        return self._interpolate(low.t, low.log_power, high.t, high.log_power, power)
 
-    def _slope(self, point: Point) -> tuple[float, bool]:
+    def _slope(self, point: SearchPoint) -> tuple[float, bool]:
         """Of log λ by the log_power: from the nearest other measurement, or 1; and whether it is known."""
         others = [p for p in self.points if math.isfinite(p.distance) and p.t != point.t]
         if not others:
@@ -190,25 +186,25 @@ class GainSearch:
                 return t
         return Found(0.0, _NEVER_FINITE)
 
-    def _find(self, start: Point, wanted: float) -> float:
+    def _find(self, origin: SearchPoint, power: float) -> float:
         """The t of about that log_power, or the last admissible one on the way to it."""
-        up = wanted > start.log_power
-        near, near_power, step = start.t, start.log_power, _FIRST_STEP
+        up = power > origin.log_power
+        near, near_power, step = origin.t, origin.log_power, _FIRST_STEP
         for _ in range(_MOST_STEPS):
             t = near + (step if up else -step)
-            if abs(t - start.t) > _FARTHEST:
+            if abs(t - origin.t) > _FARTHEST:
                 break
             if up and not self._allowed(t):  # flatter is always allowed
-                return self._edge(near, near_power, wanted)
+                return self._last_admissible(near, near_power, power)
             log_power = self.log_power(t)
-            if (log_power - wanted) * (1 if up else -1) >= 0:
-                return self._interpolate(near, near_power, t, log_power, wanted)
+            if (log_power - power) * (1 if up else -1) >= 0:
+                return self._interpolate(near, near_power, t, log_power, power)
             rate = (log_power - near_power) / (t - near)
             near, near_power = t, log_power
-            step = min(max(abs(wanted - log_power) / rate if rate > 0 else 2 * step, 0.01), 4 * step)
+            step = min(max(abs(power - log_power) / rate if rate > 0 else 2 * step, 0.01), 4 * step)
         return near
 
-    def _edge(self, near: float, near_power: float, wanted: float) -> float:
+    def _last_admissible(self, near: float, near_power: float, power: float) -> float:
         """Between an admissible t and one that is not."""
         far = self._forbidden
         for _ in range(_MOST_STEPS):
@@ -219,25 +215,25 @@ class GainSearch:
                 far = t
                 continue
             log_power = self.log_power(t)
-            if log_power >= wanted:
-                return self._interpolate(near, near_power, t, log_power, wanted)
+            if log_power >= power:
+                return self._interpolate(near, near_power, t, log_power, power)
             close, near, near_power = log_power - near_power < _CLOSE, t, log_power
             if close:
                 break
         return near
 
     def _interpolate(
-        self, low: float, low_power: float, high: float, high_power: float, wanted: float
+        self, low: float, low_power: float, high: float, high_power: float, power: float
     ) -> float:
         """By false position, from two sides, until the log_power is right to a part of the way."""
-        enough = max(0.02 * abs(wanted - low_power), self.tolerance / 4)
-        t = high if abs(high_power - wanted) < abs(low_power - wanted) else low
-        first, last = low_power - wanted, high_power - wanted
+        enough = max(0.02 * abs(power - low_power), self.tolerance / 4)
+        t = high if abs(high_power - power) < abs(low_power - power) else low
+        first, last = low_power - power, high_power - power
         for _ in range(_MOST_STEPS):
             if min(abs(first), abs(last)) <= 0 or first * last > 0 or not math.isfinite(first - last):
                 break
             t = low + (high - low) * min(max(first / (first - last), 0.02), 0.98)
-            here = self.log_power(t) - wanted
+            here = self.log_power(t) - power
             if abs(here) <= enough:
                 break
             if here * last > 0:
@@ -246,7 +242,7 @@ class GainSearch:
                 low, first, last = t, here, last / 2
         return t
 
-    def _revive(self, dead: Point) -> float | Found:
+    def _revive(self, dead: SearchPoint) -> float | Found:
         """No curvature at all: numbers may have underflowed, so larger weights are tried."""
         t = dead.t + math.log(4.0)
         tried = sum(point.distance == -math.inf for point in self.points)
@@ -254,15 +250,11 @@ class GainSearch:
             return Found(0.0, _DEAD)
         return t
 
-    def _nearest(self) -> Point:
-        return min(self.points, key=lambda point: abs(point.distance))
-
-
-def _least_moved(points: list[Point]) -> Point:
-    """Hardly farther from the target than the nearest, and moved the least."""
-    least = min(abs(point.distance) for point in points)
-    near = [point for point in points if abs(point.distance) <= 1.1 * least]
-    return min(near, key=lambda point: abs(point.t))
+    def _least_moved(self) -> SearchPoint:
+        """Hardly farther from the target than the nearest, and moved the least."""
+        least = min(abs(point.distance) for point in self.points)
+        near = [point for point in self.points if abs(point.distance) <= 1.1 * least]
+        return min(near, key=lambda point: abs(point.t))
 
 
 # --- One scale for every layer ----------------------------------------------------------------------------
@@ -306,8 +298,8 @@ class CoupledSolve:
     visited: list[Vector] = field(default_factory=list)
     capped: bool = False  # whether the last step was cut short
 
-    def run(self, start: Vector | None = None) -> Solved:
-        """Damped quasi-Newton steps from `start` (zeros); the best point met is what comes back.
+    def run(self, origin: Vector | None = None) -> Solved:
+        """The best point met by damped quasi-Newton steps from `origin` (zeros).
 
         >>> powers = np.ones(3)  # a homogeneous network of three layers
         >>> measure = lambda x: 2 * (x.sum() - x) + np.array([1.0, -2.0, 3.0])
@@ -318,28 +310,26 @@ class CoupledSolve:
         """
         count = len(self.powers)
         jacobian = 2 * np.outer(np.ones(count), self.powers) - 2 * np.eye(count)
-        at = np.zeros(count) if start is None else start
+        at = np.zeros(count) if origin is None else origin
         best = Solved(at, self._measured(at))
-        reach = _LONGEST_SCALE_STEP
+        longest = _LONGEST_SCALE_STEP
         while best.worst > self.tolerance:
             if len(self.visited) >= self.max_measurements:
-                return Solved(
-                    best.scales, best.distances, f"{self.max_measurements} measurements were not enough"
-                )
-            step = _limited(_solve(jacobian, -best.distances), reach)
-            step = self._admissible_step(best.scales, step)
+                return replace(best, reason=f"{self.max_measurements} measurements were not enough")
+            # Least squares: a layer whose norm no scale changes must not drag the others along.
+            step = np.linalg.lstsq(jacobian, -best.distances, rcond=_SINGULAR / max(count, 1))[0]
+            step = self._admissible_step(best.scales, _limited(step.astype(np.float64), longest))
             if np.abs(step).max() < _SHORTEST_STEP:
-                why = _CAPPED if self.capped else _unmoved(best, self.tolerance)
-                return Solved(best.scales, best.distances, why)
+                return replace(best, reason=_CAPPED if self.capped else _unmoved(best, self.tolerance))
             trial = Solved(best.scales + step, self._measured(best.scales + step))
             if not np.isfinite(trial.distances).all():
-                reach = float(np.abs(step).max()) / 4
+                longest = float(np.abs(step).max()) / 4
                 continue
             jacobian = _learned(jacobian, step, trial.distances - best.distances)
             if trial.is_better_than(best):
-                best, reach = trial, min(2 * reach, _LONGEST_SCALE_STEP)
+                best, longest = trial, min(2 * longest, _LONGEST_SCALE_STEP)
             else:
-                reach = float(np.abs(step).max()) / 2
+                longest = float(np.abs(step).max()) / 2
         return best
 
     def _measured(self, at: Vector) -> Vector:
@@ -360,23 +350,17 @@ class CoupledSolve:
         return low * step
 
 
-def _solve(jacobian: Vector, wanted: Vector) -> Vector:
-    """Least squares: a layer whose norm no scale changes must not drag the others along."""
-    step = np.linalg.lstsq(jacobian, wanted, rcond=_SINGULAR / max(len(wanted), 1))[0]
-    return step.astype(np.float64)
-
-
-def _limited(step: Vector, reach: float) -> Vector:
-    longest = float(np.abs(step).max())
-    return step if longest <= reach else step * (reach / longest)
+def _limited(step: Vector, longest: float) -> Vector:
+    length = float(np.abs(step).max())
+    return step if length <= longest else step * (longest / length)
 
 
 def _learned(jacobian: Vector, step: Vector, change: Vector) -> Vector:
     """First what all layers have in common, then the rest by Broyden's rule."""
     missed = change - jacobian @ step
-    together = float(step.sum())
-    if abs(together) > 0.1 * float(np.abs(step).sum()):
-        jacobian = jacobian + missed.mean() / together
+    total = float(step.sum())
+    if abs(total) > 0.1 * float(np.abs(step).sum()):
+        jacobian = jacobian + missed.mean() / total
         missed = missed - missed.mean()
     return jacobian + np.outer(missed, step) / float(step @ step)
 
@@ -404,33 +388,27 @@ class Outcome:
 
 @dataclass
 class NetworkRule:
-    """Follow a path of scales until the network's norm meets the target; `first` is the norm at its start."""
+    """Follow a path of scales until the network's norm meets the target; `first` is the norm at t = 0."""
 
     model: ScaledModel
     path: ScalingPath
     target: float
-    tolerance: float
-    max_measurements: int
-    max_sharpening: float
+    config: Config
     first: float | None = None
     _outputs: dict[float, OutputStatistics] = field(default_factory=dict)
     _rows: list[Measurement] = field(default_factory=list)
 
     def run(self) -> Outcome:
-        search = GainSearch(
-            self._measure,
-            self._is_admissible,
-            self._log_power,
-            self.tolerance,
-            self.max_measurements,
-            self.path.lowest,
-        )
-        found = search.run()
+        config, lowest = self.config, self.path.lowest
+        found = GainSearch(
+            self._measure, self._is_admissible, self._log_power, config.search_tolerance,
+            config.max_measurements, lowest,
+        ).run()  # fmt: skip
         self._scale_(found.t)
         reason = found.reason
         if reason == SATURATES:
             reason += (
-                f": the initial loss would exceed {self._ceiling():.3g}, {self.max_sharpening:g}× the loss "
+                f": the initial loss would exceed {self._ceiling():.3g}, {config.max_sharpening:g}× the loss "
                 "of a zero output"
             )
         return Outcome(tuple(self._rows), reason)
@@ -474,7 +452,7 @@ class NetworkRule:
         losses = [output.loss for output in self._outputs.values() if output.is_finite]
         losses += [output.zero_loss for output in self._outputs.values() if math.isfinite(output.zero_loss)]
         least = min(losses, default=math.inf)
-        return least + (self.max_sharpening - 1) * abs(least) if least else math.inf
+        return least + (self.config.max_sharpening - 1) * abs(least) if least else math.inf
 
     def _log_power(self, t: float) -> float:
         """Twice the log of the output's size, or what stands for it."""
@@ -491,35 +469,31 @@ class LayersRule:
     model: ScaledModel
     names: Sequence[str]
     target: float
-    tolerance: float
-    max_measurements: int
-    max_sharpening: float
+    config: Config
     _ceiling: float = math.inf
     _outputs: dict[bytes, OutputStatistics] = field(default_factory=dict)
     _rows: list[Measurement] = field(default_factory=list)
     _first: dict[str, float] | None = None
 
     def run(self) -> Outcome:
-        start = self._first_finite()
-        if start is None:
-            return Outcome((), "the network is not finite, or saturated, however small its weights are")
-        self._first = self._norms(start)
+        origin = self._first_finite()
+        if origin is None:
+            return Outcome((), _NEVER_FINITE)
+        self._first = self._norms(origin)
         for _ in range(_REVIVALS):  # numbers may have underflowed
             if any(self._first.values()):
                 break
-            start = start + math.log(4.0)
-            self._first = self._norms(start)
+            origin = origin + math.log(4.0)
+            self._first = self._norms(origin)
         flat = [name for name in self.names if not self._first.get(name, 0.0) > 0]
-        self.names = [name for name, keep in zip(self.names, start, strict=True) if name not in flat]
+        self.names = [name for name in self.names if name not in flat]
         if not self.names:
             self.model.scale_({})
             return Outcome((), "no layer has curvature (‖H‖ = 0), so no scale gives it any", tuple(flat))
-        at = np.full(len(self.names), start[0])
+        at = np.full(len(self.names), origin[0])
         self._outputs.clear()  # of vectors that had other names
-        powers = self._powers(at)
-        solve = CoupledSolve(
-            self._measure, self._is_admissible, powers, self.tolerance, self.max_measurements
-        )
+        tolerance, measurements = self.config.search_tolerance, self.config.max_measurements
+        solve = CoupledSolve(self._measure, self._is_admissible, self._powers(at), tolerance, measurements)
         solved = solve.run(at)
         self._scale_(solved.scales)
         return Outcome(tuple(self._rows), solved.reason, tuple(flat))
@@ -550,7 +524,7 @@ class LayersRule:
             if output.is_finite:
                 # What one gain may do to the loss, every scale on its own may do half as much again.
                 least = min(output.loss, output.zero_loss) if math.isfinite(output.zero_loss) else output.loss
-                self._ceiling = least + (1.5 * self.max_sharpening - 1) * abs(least)
+                self._ceiling = least + (1.5 * self.config.max_sharpening - 1) * abs(least)
                 if output.loss <= self._ceiling:
                     return at
             t -= step
@@ -573,10 +547,8 @@ class LayersRule:
         loss = self._output(at).loss
         norms = self._first if self._first is not None else self._norms(at)
         self._first = None
-        distances = np.array(
-            [math.log(norms[name] / self.target) if norms[name] > 0 else -math.inf for name in self.names]
-        )
-        worst = int(np.nanargmax(np.abs(distances)))
-        name = self.names[worst]
+        found = [norms[name] for name in self.names]
+        distances = np.array([math.log(norm / self.target) if norm > 0 else -math.inf for norm in found])
+        name = self.names[int(np.nanargmax(np.abs(distances)))]
         self._rows.append(Measurement(t=None, norm=norms[name], loss=loss, layer=name))
         return distances

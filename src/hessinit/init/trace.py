@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -27,18 +27,14 @@ SHAPE_QUERIES = _names(
     "shape size dim ndim ndimension numel nelement len dtype device is_cuda is_nested requires_grad "
     "grad_fn grad layout is_contiguous stride storage_offset is_floating_point is_complex element_size "
     "is_meta is_sparse is_mkldnn is_quantized is_leaf names result_type zeros_like ones_like empty_like "
-    "full_like  new_zeros new_ones new_empty new_full new_tensor item tolist "
-    "get_device is_inference itemsize backward_hooks data_ptr version is_shared is_pinned has_names "
-    "nbytes output_nr retains_grad"
+    "full_like new_zeros new_ones new_empty new_full new_tensor item tolist get_device is_inference "
+    "itemsize backward_hooks data_ptr version is_shared is_pinned has_names nbytes output_nr retains_grad"
 )
-
 CASTS = _names(
     "to float half double bfloat16 type type_as cuda cpu int long bool detach data alias clone "
     "contiguous requires_grad_ nan_to_num identity view_as_real lift_fresh real checkpoint"
 )
-
 TO_INTEGERS = _names("int long bool")
-
 # Every value goes on as it is, in another place; some may be left out, repeated, or masked to zero.
 REARRANGING = CASTS | _names(
     "view reshape flatten unflatten ravel permute transpose t T mT H mH adjoint swapaxes swapdims "
@@ -48,41 +44,32 @@ REARRANGING = CASTS | _names(
     "fold tril triu as_strided broadcast_to diagonal constant_pad_nd take slice index im2col col2im "
     "unsafe_view sort reshape_alias"
 )
-
 SPLITS = _names(
     "chunk split tensor_split unbind split_with_sizes hsplit vsplit dsplit unsafe_chunk unsafe_split"
 )
-
 # Means, extremes and sums over positions: passed through, and not counted, unless they are `RESIZING`.
 REDUCTIONS = _names(
     "mean sum std var std_mean var_mean norm vector_norm amax amin max min nansum nanmean median "
     "logsumexp prod"
 )
-_POOLINGS = [
-    f"{kind}_pool{n}d" for kind in ("max", "avg", "lp", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)
-]
-POOLING = REDUCTIONS | _names(
+_POOL_KINDS = ("max", "avg", "lp", "adaptive_avg", "adaptive_max")
+_POOLINGS = [f"{kind}_pool{n}d" for kind in _POOL_KINDS for n in (1, 2, 3)]
+POOLING = REDUCTIONS | {*_POOLINGS, *(f"{name}_with_indices" for name in _POOLINGS)} | _names(
     "interpolate upsample upsample_nearest upsample_bilinear fractional_max_pool2d "
     "fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d grid_sample cumsum segment_reduce "
     "scatter_add scatter_reduce index_add pad_packed_sequence pack_padded_sequence cumprod"
-) | frozenset(_POOLINGS) | frozenset(f"{name}_with_indices" for name in _POOLINGS)  # fmt: skip
-
+)  # fmt: skip
 # What they give is not of the size of what they got, by a factor that depends on how much they add up.
 RESIZING = _names(
     "sum nansum norm vector_norm prod logsumexp cumsum cumprod scatter_add scatter_reduce index_add "
-    "lp_pool1d lp_pool2d "
-    "lp_pool3d"
+    "lp_pool1d lp_pool2d lp_pool3d"
 )
-
-DROPOUTS = _names("dropout dropout1d dropout2d dropout3d feature_dropout native_dropout")
-# These keep mean and variance: nothing is to be made up for.
+# Alpha dropouts keep mean and variance: nothing is to be made up for.
 ALPHA_DROPOUTS = _names("alpha_dropout feature_alpha_dropout")
-
-# What they draw is noise, not a constant: it comes out differently every time.
+DROPOUTS = ALPHA_DROPOUTS | _names("dropout dropout1d dropout2d dropout3d feature_dropout native_dropout")
 DRAWING = _names(
     "bernoulli rand randn rand_like randn_like uniform normal exponential randint multinomial poisson"
 )
-
 SCALINGS = _names("mul div neg multiply divide true_divide rdiv")
 SUMS = _names("add sub rsub subtract lerp")
 ELEMENTWISE = SCALINGS | SUMS | _names(
@@ -94,22 +81,30 @@ ELEMENTWISE = SCALINGS | SUMS | _names(
     "logical_and logical_or logical_not heaviside floor ceil round trunc frac expit logit fmax fmin "
     "hypot rtruediv floor_divide remainder positive xlogy logaddexp addcmul addcdiv"
 )  # fmt: skip
-
-NORMS = _names(
-    "batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm native_layer_norm "
-    "native_batch_norm native_group_norm sync_batch_norm"
-)
-# One unit depends on the others: no gain follows from them.
-NORMALIZING = _names(
-    "softmax log_softmax softmin normalize gumbel_softmax softmax2d cosine_similarity renorm multi_margin"
-)
 MIXING = _names(
     "matmul mm bmm mv dot inner outer einsum tensordot addmm baddbmm addbmm addmv kron cdist bilinear "
     "linear scaled_dot_product_attention conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
     "conv_transpose3d chain_matmul multi_dot vdot"
 )
-JOINING = _names("cat concat concatenate stack hstack vstack dstack column_stack")
-
+_KINDS = {
+    "pool": POOLING,
+    "rearrange": REARRANGING,
+    "split": SPLITS,
+    "dropout": DROPOUTS,
+    "elementwise": ELEMENTWISE,
+    "norm": _names(
+        "batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm native_layer_norm "
+        "native_batch_norm native_group_norm sync_batch_norm"
+    ),
+    # One unit depends on the others: no gain follows from them.
+    "normalizing": _names(
+        "softmax log_softmax softmin normalize gumbel_softmax softmax2d cosine_similarity renorm multi_margin"
+    ),
+    "mix": MIXING,
+    "cat": _names("cat concat concatenate stack hstack vstack dstack column_stack"),
+    "gate": _names("glu"),
+}
+_KIND_BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names}
 _OPERATORS = {
     "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "isub": "sub", "truediv": "div",
     "itruediv": "div", "idiv": "div", "rmatmul": "matmul", "imatmul": "matmul", "ipow": "pow",
@@ -138,18 +133,7 @@ def kind_of(name: str) -> str:
     >>> [kind_of(name) for name in ("tanh", "view", "softmax", "qr")]
     ['elementwise', 'rearrange', 'normalizing', 'unknown']
     """
-    return _KINDS.get(name, "unknown")
-
-
-_KINDS = {
-    name: kind
-    for kind, names in (
-        ("pool", POOLING), ("rearrange", REARRANGING), ("split", SPLITS),
-        ("dropout", DROPOUTS | ALPHA_DROPOUTS), ("elementwise", ELEMENTWISE), ("norm", NORMS),
-        ("normalizing", NORMALIZING), ("mix", MIXING), ("cat", JOINING), ("gate", {"glu"}),
-    )
-    for name in names
-}  # fmt: skip
+    return _KIND_BY_NAME.get(name, "unknown")
 
 
 # --- What stands for the tensors of a forward pass --------------------------------------------------------
@@ -184,41 +168,21 @@ class Derived:
         owners = {shown_name(parameter) for parameter in self.parameters}
         return owners.pop() if len(owners) == 1 else ""
 
-    @property
-    def is_vector(self) -> bool:
-        """Whether it has at most one number for each channel, as a bias or a gain; (1, C, 1, 1) counts."""
-        return self.value is not None and self.value.numel() <= max(self.value.shape, default=1)
 
-
-@dataclass(frozen=True)
 class Noise:
-    """A tensor of random numbers, or one computed from them without data, as a dropout mask.
-
-    Of a mask, `keep` is the fraction that is not 0, and `scale` the number there. `uniform` numbers lie
-    between 0 and 1. `like` says that they were drawn in the shape of a signal, `shape` which shape.
-    """
-
-    keep: float | None = None
-    scale: float = 1.0
-    uniform: bool = False
-    like: bool = False
-    shape: Shape = None
+    """A tensor of random numbers, or one computed from them without data."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A shape, or a tensor made from one, that is unknown without a sample; `call` would compute it.
+    """A shape, or a tensor made from one, that is unknown without a sample; `call` would compute it."""
 
-    `fill` is the number that the tensor holds everywhere, if it does, as of `zeros_like`.
-    """
-
-    call: Call
+    call: TracedCall
     name: str = ""
-    fill: float | None = None
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCall:
     """A call that can be run again with other values of the signals in its arguments."""
 
     function: Callable[..., Any]
@@ -236,15 +200,14 @@ class Call:
 
         return self.function(*map_leaves(put, self.args), **map_leaves(put, dict(self.kwargs)))
 
+    @classmethod
+    def identity(cls, source: int) -> TracedCall:
+        """The call of a step that returns its input; a condition becomes numbers."""
 
-def identity_call(source: int) -> Call:
-    """The call of a step that returns its input."""
-    return Call(_identity, (Signal(source),))
+        def same(value: Any) -> Any:
+            return value.double() if isinstance(value, Tensor) and value.dtype is torch.bool else value
 
-
-def _identity(value: Any) -> Any:
-    # A condition that was cast to numbers is calculated with.
-    return value.double() if isinstance(value, Tensor) and value.dtype is torch.bool else value
+        return cls(same, (Signal(source),))
 
 
 def parametrized_name(parameter: str) -> str:
@@ -268,8 +231,7 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
         return type(structure)(*(map_leaves(function, entry) for entry in structure))
     if isinstance(structure, (tuple, list)):
-        kind = type(structure) if type(structure) in (tuple, list) else tuple
-        return kind(map_leaves(function, entry) for entry in structure)
+        return (list if type(structure) is list else tuple)(map_leaves(function, one) for one in structure)
     if isinstance(structure, dict):
         return {key: map_leaves(function, entry) for key, entry in structure.items()}
     if isinstance(structure, slice):
@@ -277,17 +239,11 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     return function(structure)
 
 
-def leaves_of(structure: Any) -> Iterator[Any]:
-    """Everything that `map_leaves` would visit, in order."""
-    if isinstance(structure, (tuple, list)):
-        for entry in structure:
-            yield from leaves_of(entry)
-    elif isinstance(structure, dict):
-        yield from leaves_of(list(structure.values()))
-    elif isinstance(structure, slice):
-        yield from leaves_of([structure.start, structure.stop, structure.step])
-    else:
-        yield structure
+def leaves_of(structure: Any) -> list[Any]:
+    """Everything that `map_leaves` visits, in order."""
+    found: list[Any] = []
+    map_leaves(found.append, structure)
+    return found
 
 
 # --- The trace --------------------------------------------------------------------------------------------
@@ -356,7 +312,7 @@ class Step:
     name: str
     kind: str
     sources: tuple[int, ...] = ()
-    call: Call | None = None
+    call: TracedCall | None = None
     use: WeightUse | None = None
     keep: float = 1.0
     active: bool = False
@@ -419,23 +375,24 @@ def simplify(trace: Trace) -> None:
 
 def _rewritten(trace: Trace, step: Step) -> Step:
     root, between = _common_root(trace, step)
-    if root is not None and not any(_reduces(inner) for inner in between):
+    source, scales, sums = step.sources[0], step.name in SCALINGS, step.name in SUMS
+    resizes = any(inner.resizes for inner in between)
+    if root is None and step.name == "masked_fill":
+        return replace(step, kind="rearrange", sources=(source,), call=TracedCall.identity(source))
+    if root is None:
+        return replace(step, kind="product" if step.name == "mul" else "sum" if sums else "unknown")
+    if not any(_reduces(inner) for inner in between):
         steps = [*between, step]
         words = ", ".join(inner.name for inner in steps if inner.kind != "rearrange")
-        return replace(step, name=words, sources=(root,), call=Call(_composite(steps, root), (Signal(root),)))
-    resizes = any(inner.resizes for inner in between)
-    if root is not None and step.name in SCALINGS:
-        if resizes:  # x / ‖x‖ is of size 1 as a whole, and of 1/√n in each unit
-            return replace(step, name="normalize by hand", kind="normalizing", sources=(root,))
+        call = TracedCall(_composite(steps, root), (Signal(root),))
+        return replace(step, name=words, sources=(root,), call=call)
+    if scales and resizes:  # x / ‖x‖ is of size 1 as a whole, and of 1/√n in each unit
+        return replace(step, name="normalize by hand", kind="normalizing", sources=(root,))
+    if scales:
         return replace(step, name="norm by hand", kind="norm", sources=(root,))
-    if root is not None and step.name in SUMS and not resizes:
+    if sums and not resizes:
         return replace(step, name="centre", kind="centre", sources=(root,))
-    if root is None and step.name == "masked_fill":
-        source = step.sources[0]
-        return replace(step, kind="rearrange", sources=(source,), call=identity_call(source))
-    if step.name == "mul":
-        return replace(step, kind="product")
-    return replace(step, kind="sum" if step.name in SUMS else "unknown")
+    return replace(step, kind="sum" if sums else "unknown")
 
 
 def _reduces(step: Step) -> bool:
@@ -456,7 +413,7 @@ def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
         inside = passes or reduces or latest.kind in ("elementwise", "centre")
         if not inside or not latest.sources:
             return None, []
-        between.append(replace(latest, call=identity_call(latest.sources[0])) if passes else latest)
+        between.append(replace(latest, call=TracedCall.identity(latest.sources[0])) if passes else latest)
         frontier = frontier - {latest.index} | set(latest.sources)
     return frontier.pop(), between[::-1]
 
@@ -470,8 +427,8 @@ def keeps_elements(trace: Trace, step: Step) -> bool:
     source = step.sources[0]
     if step.shape is not None and trace[source].shape is not None:
         return step.shape == trace[source].shape
-    # Shapes are unknown in a symbolic trace; but a view in the shape of its own source is recognized.
-    shapes = list(leaves_of([step.call.args[1:], dict(step.call.kwargs)]))
+    # Without shapes: a view in the shape of its own source.
+    shapes = leaves_of([step.call.args[1:], dict(step.call.kwargs)])
     asked = [x.call.args[0] for x in shapes if isinstance(x, Unknown) and x.name in ("shape", "size")]
     owners = [*asked, *(leaf for leaf in shapes if isinstance(leaf, Signal))]
     own = _first_of_shape(trace, source)

@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError
+from hessinit.init.layer_functions import arguments
 from hessinit.init.recorder import Recorder
 from hessinit.init.trace import (
     SHAPE_QUERIES,
@@ -39,7 +40,7 @@ _IN_PLACE_OPERATORS = ("iadd", "imul", "isub", "itruediv")
 _NORM = re.compile(r"Norm(\d?d)?$")
 
 
-def is_norm(module: nn.Module) -> bool:
+def _is_norm(module: nn.Module) -> bool:
     """Whether the class is called a norm, as `LlamaRMSNorm`; norms of weights do not count."""
     kind = type(module)
     vectors = all(one.ndim < 2 or one.numel() == max(one.shape) for one in module.parameters())
@@ -67,7 +68,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
         untouched_random_state(_first_real(model).device),
         UserState(model).with_stand_ins(),
         twice_differentiable(model),  # with gradients, which the forward of a physics-informed network takes
-        _without_fast_path(),
+        _plain_transformers(),
     ):
         yield
 
@@ -104,7 +105,7 @@ def run(
 class _Called(nn.Module):
     """Lets `functional_call` exchange the weights while the user's own `forward(model, inputs)` runs."""
 
-    def __init__(self, model: nn.Module, call: Callable[[nn.Module, Any], Any] | None) -> None:
+    def __init__(self, model: nn.Module, call: Forward | None) -> None:
         super().__init__()
         self.training = model.training
         self.model, self.call = model, call
@@ -114,14 +115,16 @@ class _Called(nn.Module):
 
 
 @contextlib.contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """Transformer layers in eval mode would run as one fused call."""
-    before = torch.backends.mha.get_fastpath_enabled()
+def _plain_transformers() -> Iterator[None]:
+    """No fused layers in eval mode; the length of a sequence, unknown in tracing, is not asked for."""
+    fast, length = torch.backends.mha.get_fastpath_enabled(), transformer._get_seq_len
     torch.backends.mha.set_fastpath_enabled(False)
+    transformer._get_seq_len = lambda *_: None
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(fast)
+        transformer._get_seq_len = length
 
 
 # --- On a sample ------------------------------------------------------------------------------------------
@@ -139,7 +142,7 @@ def trace_run(model: nn.Module, sample: Any, forward: Forward | None) -> Trace:
     recorder = _FunctionRecorder(known, constants, inputs)
     with preserved(model):
         for module in model.modules():
-            if is_norm(module):  # an attribute of the module, which `preserved` takes away again
+            if _is_norm(module):  # an attribute of the module, which `preserved` takes away again
                 module.__dict__["forward"] = recorder.as_norm(module.forward)
         output = run(model, inputs, forward, {**parameters, **buffers}, recorder)
     recorder.finish(output)
@@ -212,18 +215,12 @@ class _FunctionRecorder(TorchFunctionMode):
 
     def _write(self, name: str, args: Any, symbols: Any) -> None:
         """Into a part of a tensor, or over all of it."""
-        target, kind, shape = args[0], "cat", tuple(args[0].shape)
-        if name == "setitem" and isinstance(symbols[1], Signal) and args[1].dtype is torch.bool:
-            plain = isinstance(symbols[0], Signal) and not isinstance(symbols[2], (Signal, Derived, Noise))
-            if args[1].shape == target.shape and plain:
-                call = self._recorder.call(torch.masked_fill, symbols, {}, name="masked_fill", shape=shape)
-                return self._know(target, call)
-            kind = "unknown"  # as in a handwritten function with another form on each side
-        sources = tuple(dict.fromkeys(s.index for s in (symbols[0], symbols[-1]) if isinstance(s, Signal)))
-        if name == "copy":
-            sources = tuple(s.index for s in symbols[1:2] if isinstance(s, Signal))
+        kept = symbols[1:2] if name == "copy" else (symbols[0], symbols[-1])
+        sources = tuple(dict.fromkeys(one.index for one in kept if isinstance(one, Signal)))
+        masked = name == "setitem" and isinstance(symbols[1], Signal)  # another function on each side
         if sources:
-            self._know(target, self.trace.add(name, kind, sources, shape=shape))
+            kind = "unknown" if masked and args[1].dtype is torch.bool else "cat"
+            self._know(args[0], self.trace.add(name, kind, sources, shape=tuple(args[0].shape)))
 
     def _symbol(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -259,8 +256,7 @@ def trace_symbolically(model: nn.Module) -> Trace:
     with (
         untouched_random_state(next(model.parameters()).device),
         UserState(model).with_stand_ins(),
-        _without_fast_path(),
-        _unknown_lengths(),
+        _plain_transformers(),
         torch.no_grad(),
     ):
         try:
@@ -274,23 +270,12 @@ def trace_symbolically(model: nn.Module) -> Trace:
             ) from failure
 
 
-@contextlib.contextmanager
-def _unknown_lengths() -> Iterator[None]:
-    """`nn.TransformerEncoder` asks for the length of a sequence, to find out whether a mask is causal."""
-    before = transformer._get_seq_len
-    transformer._get_seq_len = lambda *_: None
-    try:
-        yield
-    finally:
-        transformer._get_seq_len = before
-
-
 class _Tracer(fx.Tracer):
     """Enters every module but those whose forward asks for shapes, norms, and parametrizations."""
 
     def is_leaf_module(self, module: nn.Module, module_qualified_name: str) -> bool:
         leaves = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, ParametrizationList)
-        return is_norm(module) or isinstance(module, leaves)
+        return _is_norm(module) or isinstance(module, leaves)
 
 
 class _Translation:
@@ -319,7 +304,9 @@ class _Translation:
             return None
         if node.op == "call_module":
             return self._module(str(node.target), args, kwargs)
-        function: Any = node.target if callable(node.target) else _method(str(node.target))
+        function: Any = node.target
+        if not callable(function):
+            function = lambda value, *args, **kwargs: getattr(value, str(node.target))(*args, **kwargs)  # noqa: E731
         name = name_of(node.target)
         if name == "getattr" and isinstance(args[1], str):
             function, args, name = operator.attrgetter(args[1]), args[:1], args[1]
@@ -337,11 +324,9 @@ class _Translation:
         return found
 
     def _attribute(self, target: str) -> Any:
-        value: Any = self._model
-        for part in target.split("."):
-            value = getattr(value, part)
         if target in self._names:
             return self._parameter(target)
+        value = operator.attrgetter(target)(self._model)
         return value.detach().clone() if isinstance(value, Tensor) else value
 
     def _parameter(self, name: str) -> Derived:
@@ -360,9 +345,7 @@ class _Translation:
             return Derived(frozenset(stored), functional_call(module, copies, ()), how="computed")
         if isinstance(module, nn.MultiheadAttention):
             names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
-            data = dict(zip(("query", "key", "value"), args, strict=False))
-            data = {name: data[name] if name in data else kwargs[name] for name in ("query", "key", "value")}
-            given = {**data, **{name: weight(name) for name in names}}
+            given = arguments(args[:3], kwargs, "query key value") | {name: weight(name) for name in names}
             given["out_proj_weight"] = self._parameter(f"{path}.out_proj.weight".lstrip("."))
             given["use_separate_proj_weight"] = module.in_proj_weight is None
             return self._recorder.call(_stub, (), given, name="multi_head_attention_forward")
@@ -387,17 +370,13 @@ def _writes(node: fx.Node) -> bool:
     return in_place or node.kwargs.get("inplace") is True
 
 
-def _method(name: str) -> Callable[..., Any]:
-    return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
-
-
 def _stub() -> None:
     """The function of a recorded call that is never run."""
 
 
 def _evaluated(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
     """The result of a call on parameters and constants; None with a signal or a shape, or if it fails."""
-    leaves = list(leaves_of([args, kwargs]))
+    leaves = leaves_of([args, kwargs])
     if any(isinstance(leaf, (Signal, Unknown)) for leaf in leaves) or name in SHAPE_QUERIES:
         return None
 

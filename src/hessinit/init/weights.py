@@ -78,9 +78,13 @@ def find_weight_uses(
         for use in uses
         if use.upstream.end == "unknown"
     ]
-    met = {use.parameter for use in uses}
+    if any(trace[index].name == "noise" for index in trace.live):
+        notes.append(
+            "a signal is multiplied by random numbers, whose mean square is taken to be 1; only nn.Dropout "
+            "and F.dropout are counted as dropout"
+        )
     return TracedWeights(
-        uses, _unmet(model, trace, met), tuple(dict.fromkeys([*notes, *_frozen_notes(model, uses)]))
+        uses, _unmet(model, trace, {use.parameter for use in uses}), tuple(dict.fromkeys(notes))
     )
 
 
@@ -114,30 +118,6 @@ def _unmet(model: nn.Module, trace: Trace, met: set[str]) -> dict[str, str]:
     return reasons
 
 
-def _frozen_notes(model: nn.Module, uses: tuple[WeightUse, ...]) -> list[str]:
-    """Where a frozen weight feeds another weight with a signal whose mean square is not about 1.
-
-    The formulas take every layer to keep the size, so they are off by that factor behind it. A frozen weight
-    multiplies the mean square of its input by fan-in · mean w².
-    """
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    sizes: dict[int, tuple[str, float]] = {}
-    notes = []
-    for use in uses:
-        feeder, name = sizes.get(use.upstream.feeder), layer_name(use.parameter)
-        if feeder is not None and use.parameter not in frozen and not 0.5 < feeder[1] < 2:
-            notes.append(
-                f"{feeder[0]} is frozen, and its output has a mean square of about {feeder[1]:.2g}; "
-                f"{name} is planned as if it were 1 (lsuv would measure it)"
-            )
-        weight = model.get_parameter(use.parameter) if use.parameter in frozen else None
-        if weight is not None and weight.is_floating_point() and not (weight.is_meta or use.computed):
-            came = feeder[1] if feeder is not None else 1.0
-            gain = fans_of(use)[0].inputs * float(weight.detach().double().square().mean())
-            sizes[use.step] = name, came * gain * use.upstream.moment / (use.upstream.keep or 1.0)
-    return notes
-
-
 # --- Fans and blocks --------------------------------------------------------------------------------------
 
 
@@ -168,22 +148,22 @@ def fans_of(use: WeightUse) -> tuple[Fans, ...]:
             f"{layer_name(use.parameter)} has shape {shape}: a fan is zero, so no variance can be right for "
             "it. Remove the layer, or leave it out with layers=."
         )
-    taps, positions = math.prod(shape[2:]), math.prod(use.stride)
+    kernel, positions = math.prod(shape[2:]), math.prod(use.stride)
     if use.kind == "embedding":
         return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry
     if use.kind == "bilinear":
         return (Fans(float(shape[1] * shape[2]), float(shape[0])),)
     if use.kind == "transposed convolution":
-        return (Fans(shape[0] // use.groups * taps / positions, float(shape[1] * taps)),)
+        return (Fans(shape[0] // use.groups * kernel / positions, float(shape[1] * kernel)),)
     if use.kind == "convolution":
-        inputs = float(shape[1] * taps)
-        return tuple(Fans(inputs, block // use.groups * taps / positions) for block in _block_sizes(use))
+        inputs = float(shape[1] * kernel)
+        return tuple(Fans(inputs, block // use.groups * kernel / positions) for block in _block_sizes(use))
     inputs = float(shape[0] if use.outputs_last else shape[1])
     return tuple(Fans(inputs, float(block)) for block in _block_sizes(use))
 
 
 def block_views(use: WeightUse, weight: Tensor) -> list[list[Tensor]]:
-    """For each output block its matrices, one a group, as views (outputs, inputs, …taps) of `weight`."""
+    """For each output block its matrices, one a group, as views (outputs, inputs, …kernel) of `weight`."""
     if use.kind == "embedding":
         return [[weight.T]]
     if use.kind == "bilinear":
@@ -327,8 +307,8 @@ class Target:
         kept = [(buffer, buffer.clone()) for buffer in self.owner.buffers()]
         with torch.no_grad():
             value: Tensor = getattr(self.owner, self.attribute)
-            for buffer, before in kept:
-                buffer.copy_(before)
+            for buffer, old in kept:
+                buffer.copy_(old)
             return value.detach()
 
     @property
@@ -388,13 +368,13 @@ class Target:
 
 def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[Target]:
     """Every weight of two or more dimensions, or those that `layers` names; frozen ones are among them."""
-    wanted = None if layers is None else {layer.parameter for layer in find_layers(model, layers)}
+    named = None if layers is None else {layer.parameter for layer in find_layers(model, layers)}
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     targets: dict[str, Target] = {}
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2 or (wanted is not None and name not in wanted):
+        if parameter.ndim < 2 or (named is not None and name not in named):
             continue
         key = parametrized_name(name)
         path, _, attribute = key.rpartition(".")

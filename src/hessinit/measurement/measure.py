@@ -177,6 +177,26 @@ class Rows:
             engine_reason=self.main.reason,
         )
 
+    def report(
+        self, layers: tuple[LayerCurvature, ...], network: LayerCurvature, curvature: str, **details: Any
+    ) -> CurvatureReport:
+        """The rows with what the problem and the main engine say about them."""
+        problem, evaluations = self._problem, self._evaluations
+        details.setdefault("engine_reason", self.main.reason)
+        return CurvatureReport(
+            layers=layers,
+            network=network,
+            curvature=curvature,
+            loss=sum(one.loss_value * one.weight for one in evaluations),
+            examples=problem.examples,
+            batches=len(problem.batches),
+            tolerance=self._settings.tolerance,
+            seed=problem.seed,
+            engine=self.main.name,
+            versions=versions_of(problem),
+            **details,
+        )
+
     def _rounded(self, extremes: Extremes, curvature: str, name: str | None = None) -> Extremes:
         """The extremes with the rounding error of the operator; of the whole network without a name."""
         if curvature not in self._rounding:
@@ -317,22 +337,9 @@ def measure(
         if diagnostics:
             found = diagnose(problem, evaluations)
             rows = tuple(replace(row, diagnostics=found[name]) for row, name in zip(rows, names, strict=True))
-        report = CurvatureReport(
-            layers=rows,
-            network=whole,
-            curvature=curvature,
-            loss=sum(one.loss_value * one.weight for one in evaluations),
-            examples=problem.examples,
-            batches=len(problem.batches),
-            tolerance=tolerance,
-            seed=seed,
-            engine=measuring.main.name,
-            engine_reason=measuring.main.reason,
-            seconds=time.perf_counter() - started,
-            gradients=None,
-            notes=(*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem)),
-            versions=versions_of(problem),
-        )
+        notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
+        seconds = time.perf_counter() - started
+        report = measuring.report(rows, whole, curvature, seconds=seconds, notes=notes)
     _complain(rows if not network else (*rows, whole), tolerance, strict)
     return report
 

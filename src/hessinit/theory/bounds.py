@@ -31,9 +31,9 @@ from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import JacobianBounds
 from hessinit.results.estimates import Estimate
 from hessinit.theory.jacobians import (
+    GraphPoint,
     LayerUse,
     LayerUses,
-    Place,
     TracedOutput,
     backward_maps,
     exact_norms,
@@ -107,16 +107,16 @@ def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
     )
 
 
-def _mean(parts: Sequence[SingularValues]) -> Estimate:
-    values = np.concatenate([one.values for one in parts])
-    errors = np.concatenate([one.errors for one in parts])
-    loose = [one for one in parts if not one.converged]
-    reason, products = (loose or parts)[0].reason, sum(one.products for one in parts)
+def _mean(pieces: Sequence[SingularValues]) -> Estimate:
+    values = np.concatenate([one.values for one in pieces])
+    errors = np.concatenate([one.errors for one in pieces])
+    loose = [one for one in pieces if not one.converged]
+    reason, products = (loose or pieces)[0].reason, sum(one.products for one in pieces)
     return Estimate(float(values.mean()), float(errors.mean()), not loose, reason, products)
 
 
-def _largest(parts: Sequence[SingularValues]) -> float:
-    return float(max(one.values.max() for one in parts))
+def _largest(pieces: Sequence[SingularValues]) -> float:
+    return float(max(one.values.max() for one in pieces))
 
 
 def _total(bounds: Sequence[float | None]) -> float | None:
@@ -202,7 +202,7 @@ def _slopes(layer: LayerUses, like: Tensor) -> Array:
             # Elementwise, so its derivative times ones is the diagonal.
             head, tail = GradientEdge(use.activation, 0), GradientEdge(*use.activation.next_functions[0])
             (derivative,) = torch.autograd.grad([head], [tail], [like.new_ones(shape)], retain_graph=True)
-            gathered = Place(derivative, shape, layer.size, steps).gather(derivative)
+            gathered = GraphPoint(derivative, shape, layer.size, steps).gather(derivative)
             found = gathered.abs().amax(dim=1).double().cpu().numpy()
         slopes = np.maximum(slopes, found)
     return slopes
@@ -261,10 +261,10 @@ def window_overlap(kernel: Sequence[int], stride: Sequence[int], dilation: Seque
     >>> window_overlap([3, 3], [1, 1], [1, 1]), window_overlap([3, 3], [2, 2], [1, 1])
     (9, 4)
     """
-    # The taps that can meet an element are those of one remainder modulo the stride.
+    # The kernel entries that can meet an element are those of one remainder modulo the stride.
     return math.prod(
-        math.ceil(taps / (step // math.gcd(step, spread)))
-        for taps, step, spread in zip(kernel, stride, dilation, strict=True)
+        math.ceil(length / (step // math.gcd(step, spread)))
+        for length, step, spread in zip(kernel, stride, dilation, strict=True)
     )
 
 
@@ -296,7 +296,7 @@ def loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> LossNorms:
     output = evaluation.output.detach()
     size = output.shape[0] if output.ndim else 1
     apart = size > 1 and not _couples(evaluation, output, settings.seed)
-    place = Place(output, tuple(output.shape), size if apart else 1)
+    place = GraphPoint(output, tuple(output.shape), size if apart else 1)
 
     def curve(vectors: Tensor) -> Tensor:
         return place.gather(evaluation.output_hessian(place.scatter(vectors)))
@@ -362,8 +362,8 @@ def _stacked(uses: list[LayerUse], size: int, settings: LanczosSettings) -> Sing
     if isinstance(call, DenseCall):
         rows = [rows_by_example(use.call.inputs, size, use.time_first) for use in uses]
         features = [use.call.inputs.shape[1] for use in uses]
-        parts = [one.view(size, -1, count) for one, count in zip(rows, features, strict=True)]
-        matrices = torch.cat(parts, dim=1)
+        pieces = [one.view(size, -1, count) for one, count in zip(rows, features, strict=True)]
+        matrices = torch.cat(pieces, dim=1)
         if min(matrices.shape[1:]) <= _LARGEST_EXACT:
             return exact_norms(matrices)
         return _iterate(BatchedMap.of(matrices), matrices, settings)
@@ -446,7 +446,7 @@ def _stacked_patches(patches: Sequence[Patches], pairs: int) -> BatchedMap:
         return torch.cat([one.push(kernels) for one in patches], dim=1)
 
     def pull(cotangents: Tensor) -> Tensor:
-        parts = cotangents.split(outputs, dim=1)
-        return torch.stack([one.pull(part) for one, part in zip(patches, parts, strict=True)]).sum(0)
+        pieces = cotangents.split(outputs, dim=1)
+        return torch.stack([one.pull(part) for one, part in zip(patches, pieces, strict=True)]).sum(0)
 
     return BatchedMap(pairs, patches[0].kernel_size, sum(outputs), push, pull)

@@ -37,10 +37,10 @@ SATURATED_BELOW = 0.05
 
 # The slope over its largest value, of the activation's input and output (in any order of entries).
 _RELATIVE_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tanh": lambda before, after: 1 - after.square(),
-    "sigmoid": lambda before, after: 4 * after * (1 - after),
-    "hardsigmoid": lambda before, after: (after > 0) & (after < 1),
-    "erf": lambda before, after: (-before.square()).exp(),
+    "tanh": lambda value, after: 1 - after.square(),
+    "sigmoid": lambda value, after: 4 * after * (1 - after),
+    "hardsigmoid": lambda value, after: (after > 0) & (after < 1),
+    "erf": lambda value, after: (-value.square()).exp(),
 }
 
 
@@ -57,7 +57,7 @@ def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagn
         loss = problem.loss_of(output, evaluation.batch) * evaluation.weight
         uses = [(name, one) for name, found in layers.items() for one in found]
         tensors = [*problem.leaves.values(), *(one.after.value for _, one in uses)]
-        inputs: Any = [*problem.leaves.values(), *(one.after.edge for _, one in uses)]
+        inputs: Any = [*problem.leaves.values(), *(one.after.gradient_edge for _, one in uses)]
         found = torch.autograd.grad(loss, inputs, allow_unused=True)
         gradients = iter(
             torch.zeros_like(tensor) if gradient is None else gradient.detach()
@@ -75,14 +75,14 @@ class _Gathered:
     """One layer's numbers so far."""
 
     def __init__(self) -> None:
-        self._before, self._after, self._gradient = Moments(), Moments(), Moments()
+        self._own, self._after, self._gradient = Moments(), Moments(), Moments()
         self._names: list[str] = []
         self._alive: dict[int, Tensor] = {}
         self._saturated, self._saturable = 0, 0
         self._weight_gradient: Tensor | None = None
 
     def add(self, values: LayerValues, gradient: Tensor) -> None:
-        self._before.add(values.own.value)
+        self._own.add(values.own.value)
         self._after.add(values.after.value)
         self._gradient.add(gradient)
         name = _activation_name(values.activation)
@@ -114,7 +114,7 @@ class _Gathered:
             activation=", ".join(name or "none" for name in self._names) if any(self._names) else "",
             activation_mean=self._after.mean,
             activation_std=self._after.std,
-            preactivation_std=self._before.std,
+            preactivation_std=self._own.std,
             gradient_mean=self._gradient.mean,
             gradient_std=self._gradient.std,
             weight_gradient_norm=norm,
@@ -198,20 +198,20 @@ def _living_units(values: LayerValues) -> Tensor | None:
     A unit is a channel of a convolution, a feature of anything else.
     """
     node = values.activation
-    before = values.entry.value
-    if node is None or before.ndim == 0:
+    entry = values.entry.value
+    if node is None or entry.ndim == 0:
         return None
     name = _activation_name(node)
     if name == "relu" or (name in ("hardtanh", "relu6") and node._saved_min_val == 0):
-        alive = before > 0
-    elif name == "threshold" and not bool(values.after.value[before <= node._saved_threshold].any()):
-        alive = before > node._saved_threshold
+        alive = entry > 0
+    elif name == "threshold" and not bool(values.after.value[entry <= node._saved_threshold].any()):
+        alive = entry > node._saved_threshold
     else:
         return None
     # Judged before the activation, where the weight's own output still has its own order of dimensions.
     is_convolution = type(values.node).__name__ == "ConvolutionBackward0"
-    units = 1 if is_convolution and before.ndim > 1 else before.ndim - 1
-    return alive.movedim(units, -1).reshape(-1, before.shape[units]).any(dim=0)
+    units = 1 if is_convolution and entry.ndim > 1 else entry.ndim - 1
+    return alive.movedim(units, -1).reshape(-1, entry.shape[units]).any(dim=0)
 
 
 # --- The values at every layer in one forward -------------------------------------------------------------
@@ -226,7 +226,7 @@ class GraphTensor:
     value: Tensor
 
     @property
-    def edge(self) -> GradientEdge:
+    def gradient_edge(self) -> GradientEdge:
         """What `torch.autograd.grad` takes in place of the tensor."""
         return GradientEdge(self.node, self.number)
 
@@ -254,7 +254,7 @@ def record_layer_values(problem: Problem, batch: Batch) -> tuple[Tensor, dict[st
     recorder = _Recorder(problem.leaves, batch)
     with recorder:
         output = problem.output(batch)
-    recorder.look_at(output)
+    recorder.inspect(output)
     consumers = Consumers(output)
     reached = {output.grad_fn, *consumers.of}
     layers: dict[str, list[LayerValues]] = {}
@@ -295,7 +295,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         arguments = list(tensors_in([args, kwargs]))
         for tensor in arguments:
-            self.look_at(tensor)
+            self.inspect(tensor)
         data = [tensor for tensor in arguments if self._depends_on_data.get(tensor, False)]
         written = list(_written(func, args, kwargs))
         self._save_from_overwriting(written)
@@ -322,7 +322,7 @@ class _Recorder(TorchDispatchMode):
         if id(tensor) not in self._names:  # an embedding with max_norm rescales the rows that the data name
             self._depends_on_data[tensor] = True
 
-    def look_at(self, tensor: Tensor) -> None:
+    def inspect(self, tensor: Tensor) -> None:
         """Keep this tensor's value if it lies between a weight and the end of its activation."""
         node = _node(tensor)
         if node is None or (node, tensor.output_nr) in self._seen:
@@ -330,7 +330,7 @@ class _Recorder(TorchDispatchMode):
         spot = (node, tensor.output_nr)
         self._seen.add(spot)
         kind = type(node).__name__
-        self._look_for_weights(spot, kind, tensor)
+        self._find_weights(spot, kind, tensor)
         if not any(source in self._open for source in node.next_functions):
             return
         if (
@@ -345,7 +345,7 @@ class _Recorder(TorchDispatchMode):
             self._followers.add(spot)
             self._values[spot] = tensor.detach()
 
-    def _look_for_weights(self, spot: Spot, kind: str, tensor: Tensor) -> None:
+    def _find_weights(self, spot: Spot, kind: str, tensor: Tensor) -> None:
         carried: set[str] = set()
         untouched: set[str] = set()
         for source, number in spot[0].next_functions:

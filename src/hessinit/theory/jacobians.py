@@ -183,12 +183,12 @@ class _Lookups(TorchFunctionMode):
 class LayerUse:
     """One use of a weight: `after` is the edge behind the activation, or behind the call where none follows.
 
-    `before` is the edge of the call's input (None for tokens and constants). `time_first` and
+    `source` is the edge of the call's input (None for tokens and constants). `time_first` and
     `after_time_first` say how the rows of the call, and of the activation's result, belong to the examples.
     """
 
     call: Call
-    before: GradientEdge | None
+    source: GradientEdge | None
     node: Node
     activation: Node | None
     after: GradientEdge
@@ -228,15 +228,15 @@ def read_uses(
 
 
 def _read(use: Use, call: Call, consumers: Consumers) -> LayerUse:
-    before = None
+    source = None
     if not isinstance(call, EmbeddingCall):
         # addmm(bias, inputs, weight), mm(inputs, weight), convolution(inputs, weight, bias)
-        source, number = use.node.next_functions[1 if use.kind == "AddmmBackward0" else 0]
-        before = None if source is None else GradientEdge(source, number)
+        node, number = use.node.next_functions[1 if use.kind == "AddmmBackward0" else 0]
+        source = None if node is None else GradientEdge(node, number)
     activation = consumers.activation_after(use.node)
     if activation is not None and not _keeps_lengths(use.node, activation, call):
         activation = None
-    return LayerUse(call, before, use.node, activation, GradientEdge(activation or use.node, 0))
+    return LayerUse(call, source, use.node, activation, GradientEdge(activation or use.node, 0))
 
 
 def _keeps_lengths(node: Node, activation: Node, call: Call) -> bool:
@@ -284,7 +284,7 @@ def _with_rows(output: Tensor, found: dict[str, list[LayerUse]], size: int, seed
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class GraphPoint:
     """A tensor of the forward, or the edge that stands for it, whose numbers belong to `size` examples.
 
     They come example by example or, with `steps`, step by step with all examples in each (time first). The
@@ -308,27 +308,27 @@ class Place:
             tensor = tensor.reshape(*stack, self.steps, self.size, -1).transpose(-3, -2)
         return tensor.reshape((*stack, self.size, self.each))
 
-    def scatter(self, rows_by_example: Tensor) -> Tensor:
+    def scatter(self, rows: Tensor) -> Tensor:
         """The reverse of `gather`."""
-        stack = rows_by_example.shape[:-2]
+        stack = rows.shape[:-2]
         if self.steps:
-            rows_by_example = rows_by_example.reshape(*stack, self.size, self.steps, -1).transpose(-3, -2)
-        return rows_by_example.reshape((*stack, *self.shape))  # which may be ()
+            rows = rows.reshape(*stack, self.size, self.steps, -1).transpose(-3, -2)
+        return rows.reshape((*stack, *self.shape))  # which may be ()
 
 
-Places = Sequence[Place]
+GraphPoints = Sequence[GraphPoint]
 
 
-def gather_all(places: Places, tensors: Sequence[Tensor]) -> Tensor:
+def gather_all(places: GraphPoints, tensors: Sequence[Tensor]) -> Tensor:
     """The numbers at several places, side by side: (examples, numbers of each)."""
-    parts = [place.gather(tensor) for place, tensor in zip(places, tensors, strict=True)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    pieces = [place.gather(tensor) for place, tensor in zip(places, tensors, strict=True)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
 
-def scatter_all(places: Places, rows_by_example: Tensor) -> list[Tensor]:
+def scatter_all(places: GraphPoints, rows: Tensor) -> list[Tensor]:
     """The reverse of `gather_all`."""
-    parts = rows_by_example.split([place.each for place in places], dim=-1)
-    return [place.scatter(part) for place, part in zip(places, parts, strict=True)]
+    pieces = rows.split([place.each for place in places], dim=-1)
+    return [place.scatter(part) for place, part in zip(places, pieces, strict=True)]
 
 
 class Jacobian:
@@ -339,18 +339,18 @@ class Jacobian:
     in one batched pass.
     """
 
-    def __init__(self, heads: Places, tails: Places, like: Tensor) -> None:
+    def __init__(self, heads: GraphPoints, tails: GraphPoints, like: Tensor) -> None:
         self.like = like
         self._heads, self._tails = list(heads), list(tails)
         self._adjoint: tuple[list[Tensor], list[Tensor | None]] | None = None
 
-    def pull(self, heads: Places, tails: Places, vectors: Tensor) -> list[Tensor]:
+    def pull(self, heads: GraphPoints, tails: GraphPoints, vectors: Tensor) -> list[Tensor]:
         """The transpose times cotangents of some heads, at some tails."""
         outputs, inputs = [head.at for head in heads], [tail.at for tail in tails]
         found = _gradients(outputs, inputs, scatter_all(heads, vectors), vectors.ndim > 2)
         return self._filled(found, tails, vectors)
 
-    def push(self, tails: Places, heads: Places, vectors: Tensor) -> list[Tensor]:
+    def push(self, tails: GraphPoints, heads: GraphPoints, vectors: Tensor) -> list[Tensor]:
         """The derivative times tangents of some tails, at some heads."""
         placeholders, adjoint = self._linear_adjoint()
         pairs = [
@@ -365,7 +365,7 @@ class Jacobian:
             found = _gradients(outputs, inputs, tangents, vectors.ndim > 2)
         return self._filled(found, heads, vectors)
 
-    def _filled(self, found: Sequence[Tensor | None], places: Places, vectors: Tensor) -> list[Tensor]:
+    def _filled(self, found: Sequence[Tensor | None], places: GraphPoints, vectors: Tensor) -> list[Tensor]:
         """Zero where nothing arrives."""
         stack = vectors.shape[:-2]
         return [
@@ -397,9 +397,9 @@ class JacobianMap:
     """From one end of the network (its output, or its inputs) to the places of `layers`, and back."""
 
     jacobian: Jacobian
-    end: tuple[Place, ...]
+    end: tuple[GraphPoint, ...]
     from_output: bool
-    layers: dict[str, tuple[Place, ...]]
+    layers: dict[str, tuple[GraphPoint, ...]]
 
     @property
     def examples(self) -> int:
@@ -413,17 +413,17 @@ class JacobianMap:
     @property
     def end_lengths(self) -> Tensor:
         """‖x‖ of every example at the network's inputs, for a map from there."""
-        parts = [place.gather(place.at.detach()) for place in self.end if isinstance(place.at, Tensor)]
-        squares = sum(part.double().pow(2).sum(dim=1) for part in parts)
+        pieces = [place.gather(place.at.detach()) for place in self.end if isinstance(place.at, Tensor)]
+        squares = sum(part.double().pow(2).sum(dim=1) for part in pieces)
         assert isinstance(squares, Tensor)
         return squares.sqrt()
 
-    def out(self, places: Places, vectors: Tensor) -> list[Tensor]:
+    def out(self, places: GraphPoints, vectors: Tensor) -> list[Tensor]:
         """From the end to the places."""
         send = self.jacobian.pull if self.from_output else self.jacobian.push
         return send(self.end, places, vectors)
 
-    def back(self, places: Places, vectors: Tensor) -> Tensor:
+    def back(self, places: GraphPoints, vectors: Tensor) -> Tensor:
         """From the places to the end: the transpose of `out`."""
         send = self.jacobian.push if self.from_output else self.jacobian.pull
         return gather_all(self.end, send(places, self.end, vectors))
@@ -433,17 +433,17 @@ def backward_maps(traced: TracedOutput, layers: Sequence[LayerUses]) -> list[Jac
     """From the output to each layer's result: one map for independent examples, one for whole batches."""
     output, maps = traced.output, []
     for size in sorted({layer.size for layer in layers}):
-        end = Place(output, tuple(output.shape), size)
-        places = {layer.name: _places_after(layer) for layer in layers if layer.size == size}
+        end = GraphPoint(output, tuple(output.shape), size)
+        places = {layer.name: _output_points(layer) for layer in layers if layer.size == size}
         tails = [place for chosen in places.values() for place in chosen]
         maps.append(JacobianMap(Jacobian([end], tails, output.detach()), (end,), True, places))
     return maps
 
 
-def _places_after(layer: LayerUses) -> tuple[Place, ...]:
+def _output_points(layer: LayerUses) -> tuple[GraphPoint, ...]:
     size = layer.size
     return tuple(
-        Place(
+        GraphPoint(
             use.after,
             shape_behind(use.after.node),
             size,
@@ -453,16 +453,16 @@ def _places_after(layer: LayerUses) -> tuple[Place, ...]:
     )
 
 
-def _places_before(layer: LayerUses, size: int) -> tuple[Place, ...]:
+def _input_points(layer: LayerUses, size: int) -> tuple[GraphPoint, ...]:
     return tuple(
-        Place(
-            use.before,
-            shape_behind(use.before.node, use.before.output_nr),
+        GraphPoint(
+            use.source,
+            shape_behind(use.source.node, use.source.output_nr),
             size,
             use.call.rows // size if use.time_first and size > 1 else 0,
         )
         for use in layer.uses
-        if use.before is not None
+        if use.source is not None
     )
 
 
@@ -474,16 +474,16 @@ def forward_maps(traced: TracedOutput, layers: Sequence[LayerUses], seed: int) -
     """
     served: dict[tuple[tuple[int, int], ...], list[LayerUses]] = {}
     for layer, orders in zip(layers, _orders(traced, layers, seed), strict=True):
-        if _places_before(layer, 1):
+        if _input_points(layer, 1):
             served.setdefault(orders, []).append(layer)
     maps = []
     for orders, chosen in served.items():
         size = chosen[0].size if orders else 1
         end = tuple(
-            Place(traced.inputs[index].tensor, tuple(traced.inputs[index].tensor.shape), size, steps)
+            GraphPoint(traced.inputs[index].tensor, tuple(traced.inputs[index].tensor.shape), size, steps)
             for index, steps in orders or [(index, 0) for index in range(len(traced.inputs))]
         )
-        places = {layer.name: _places_before(layer, size) for layer in chosen}
+        places = {layer.name: _input_points(layer, size) for layer in chosen}
         heads = [place for ones in places.values() for place in ones]
         maps.append(JacobianMap(Jacobian(heads, end, traced.output.detach()), end, False, places))
     return maps
@@ -496,10 +496,10 @@ def _orders(
     apart = [layer for layer in layers if layer.size > 1]
     found: dict[str, tuple[tuple[int, int], ...]] = {layer.name: () for layer in layers}
     # All layers in the same passes; each on its own only where that finds examples that depend on others.
-    together = _fitting(traced, apart, seed)
-    whole = all(together)
+    joint = _fitting(traced, apart, seed)
+    whole = all(joint)
     for layer in apart:
-        fitting = together if whole else _fitting(traced, [layer], seed)
+        fitting = joint if whole else _fitting(traced, [layer], seed)
         needed = [orders for orders, one in zip(fitting, traced.inputs, strict=True) if not one.looked_up]
         if all(needed):
             found[layer.name] = tuple((index, orders[0]) for index, orders in enumerate(fitting) if orders)
@@ -508,13 +508,13 @@ def _orders(
 
 def _fitting(traced: TracedOutput, layers: Sequence[LayerUses], seed: int) -> list[list[int]]:
     """For every input, the orders of its numbers in which no example depends on another one's."""
-    places = [place for layer in layers for place in _places_before(layer, layer.size)]
+    places = [place for layer in layers for place in _input_points(layer, layer.size)]
     if not places:
         return [[0] for _ in traced.inputs]
     size, like = layers[0].size, traced.output.detach()
     tensors = [one.tensor for one in traced.inputs]
     fitting = [_possible(tensor, size) for tensor in tensors]
-    whole = [Place(tensor, tuple(tensor.shape), 1) for tensor in tensors]
+    whole = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in tensors]
     jacobian = Jacobian(places, whole, like)
     numbers = size * sum(place.each for place in places)
     probe = ProbeStream(size + numbers, seed=seed, dtype=like.dtype, device=like.device).draw()
@@ -522,12 +522,10 @@ def _fitting(traced: TracedOutput, layers: Sequence[LayerUses], seed: int) -> li
         lambda cotangents: jacobian.pull(places, whole, cotangents), probe[size:].view(size, -1), probe[:size]
     ):
         for orders, tensor, base, gradient in zip(fitting, tensors, bases, gradients, strict=True):
-            rows_by_example = {
-                steps: Place(tensor, tuple(tensor.shape), size, steps).gather for steps in orders
-            }
+            gathers = {steps: GraphPoint(tensor, tuple(tensor.shape), size, steps).gather for steps in orders}
             orders[:] = [
                 steps
-                for steps, gather in rows_by_example.items()
+                for steps, gather in gathers.items()
                 if in_proportion(gather(base), gather(gradient), factors)
             ]
     return fitting
@@ -570,7 +568,7 @@ def spectral_norms(maps: JacobianMap, settings: LanczosSettings) -> dict[str, Si
     return found
 
 
-def _as_map(maps: JacobianMap, places: Places) -> BatchedMap:
+def _as_map(maps: JacobianMap, places: GraphPoints) -> BatchedMap:
     def push(vectors: Tensor) -> Tensor:
         return gather_all(places, maps.out(places, vectors))
 
@@ -580,7 +578,7 @@ def _as_map(maps: JacobianMap, places: Places) -> BatchedMap:
     return BatchedMap(maps.examples, maps.each, _each(places), push, pull)
 
 
-def _each(places: Places) -> int:
+def _each(places: GraphPoints) -> int:
     return sum(place.each for place in places)
 
 
@@ -599,7 +597,7 @@ def _groups(maps: JacobianMap) -> Iterator[list[str]]:
         yield group
 
 
-def _columns(maps: JacobianMap, layers: Sequence[Places]) -> list[Tensor]:
+def _columns(maps: JacobianMap, layers: Sequence[GraphPoints]) -> list[Tensor]:
     """The image of every unit vector at every layer: (units, examples, numbers of each)."""
     like, count, size = maps.jacobian.like, maps.each, maps.examples
     unit = torch.eye(count, dtype=like.dtype, device=like.device)
@@ -614,12 +612,12 @@ def _columns(maps: JacobianMap, layers: Sequence[Places]) -> list[Tensor]:
         except (RuntimeError, UserWarning):
             pass
     sent = [_by_layer(layers, maps.out(places, unit)) for unit in units]
-    return [torch.stack(parts) for parts in zip(*sent, strict=True)]
+    return [torch.stack(pieces) for pieces in zip(*sent, strict=True)]
 
 
-def _by_layer(layers: Sequence[Places], found: Sequence[Tensor]) -> list[Tensor]:
-    parts = iter(found)
-    return [gather_all(places, [next(parts) for _ in places]) for places in layers]
+def _by_layer(layers: Sequence[GraphPoints], found: Sequence[Tensor]) -> list[Tensor]:
+    pieces = iter(found)
+    return [gather_all(places, [next(pieces) for _ in places]) for places in layers]
 
 
 def exact_norms(matrices: Tensor) -> SingularValues:

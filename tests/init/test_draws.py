@@ -10,13 +10,7 @@ from scipy.stats import kstest, norm, truncnorm, uniform
 from torch import nn
 
 from hessinit.errors import ProblemError
-from hessinit.init.sampling import (
-    DISTRIBUTIONS,
-    TRUNCATED_STD,
-    draw_,
-    draw_delta_orthogonal_,
-    draw_orthogonal_,
-)
+from hessinit.init.draws import DISTRIBUTIONS, TRUNCATED_STD, draw_, draw_delta_orthogonal_, draw_orthogonal_
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 

@@ -1,4 +1,4 @@
-"""Sampling new weights: one output block (a gate, a head's q) at a time, and LSUV, which measures them.
+"""New weights: draws for one output block (a gate, a head's q) at a time, and LSUV, which measures them.
 
 Numbers are drawn in fp32 (fp64 for fp64 weights) on the generator's device and then copied, so a weight in
 bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing is written to the model here.
@@ -6,11 +6,12 @@ bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -30,13 +31,13 @@ from hessinit.results.initialization import PlannedWeight
 
 Distribution = Literal["normal", "truncated normal", "uniform"]
 DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
-
 _CUT = 2.0  # a truncated normal ends at this many standard deviations of its parent
 _MASS = math.erf(_CUT / math.sqrt(2))  # of the parent within the cuts
 _DENSITY_AT_CUT = math.exp(-(_CUT**2) / 2) / math.sqrt(2 * math.pi)
 TRUNCATED_STD = math.sqrt(1 - 2 * _CUT * _DENSITY_AT_CUT / _MASS)  # of a unit normal cut there: 0.8796
 
 
+@torch.no_grad()
 def draw_(
     view: Tensor, std: float, distribution: Distribution = "normal", generator: torch.Generator | None = None
 ) -> None:
@@ -62,11 +63,12 @@ def draw_(
         else:
             unit = even.mul_(_MASS).erfinv_().mul_(math.sqrt(2)).clamp_(-_CUT, _CUT)
             block = unit.mul_(std / TRUNCATED_STD)
-    _fill_(view, block)
+    view.copy_(block)
 
 
+@torch.no_grad()
 def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | None = None) -> None:
-    """Fill `view` (out, in, *taps) with `gain` times a random semi-orthogonal matrix of shape (out, in·taps).
+    """Fill `view` (out, in, *kernel) with `gain` times a random semi-orthogonal matrix (out, in·kernel).
 
     Its rows are orthonormal, or its columns where it has more rows than columns, and it is uniform among
     such matrices (Haar). Costs a QR decomposition in fp64.
@@ -82,21 +84,19 @@ def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | Non
     # LAPACK's choice of signs is not uniform; a positive diagonal of R makes it so (Mezzadri 2007).
     q *= torch.where(r.diagonal() < 0, -1.0, 1.0)
     matrix = q if rows >= columns else q.T
-    _fill_(view, matrix.mul_(gain).reshape(view.shape))
+    view.copy_(matrix.mul_(gain).reshape(view.shape))
 
 
 def draw_delta_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | None = None) -> None:
-    """Fill the middle tap of `view` (out, in, *taps) with `gain` times an orthogonal matrix, the rest with 0.
+    """Fill the middle of `view` (out, in, *kernel) with `gain` times an orthogonal matrix, the rest with 0.
 
     The convolution then keeps norms, up to its borders, where it has no fewer outputs than inputs (Xiao et
-    al. 2018). Without taps, the same as `draw_orthogonal_`.
+    al. 2018). Without a kernel, the same as `draw_orthogonal_`.
     """
-    with torch.no_grad():
-        view.zero_()
-        middle = view
-        for taps in view.shape[2:]:
-            middle = middle.select(2, taps // 2)
-        draw_orthogonal_(middle, gain, generator)
+    middle = view.detach().zero_()
+    for length in view.shape[2:]:
+        middle = middle.select(2, length // 2)
+    draw_orthogonal_(middle, gain, generator)
 
 
 def _gaussian(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
@@ -106,11 +106,6 @@ def _gaussian(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generat
 def _device(generator: torch.Generator | None) -> torch.device:
     # Named, because torch.set_default_device may have chosen another.
     return torch.device("cpu") if generator is None else generator.device
-
-
-@torch.no_grad()
-def _fill_(view: Tensor, block: Tensor) -> None:
-    view.copy_(block)
 
 
 # --- The values of a whole plan ---------------------------------------------------------------------------
@@ -157,16 +152,19 @@ def draw_values(
         return _default_values(drafts, biases, generator)
     generator = _independent(generator)
     planned = {draft.target.key: draft.planned for draft in drafts}
-    written = [draft for draft in drafts if draft.use is not None]
-    weights = {draft.target.key: _draw(draft, scheme, distribution, generator) for draft in written}
-    zeroed = [] if biases == "keep" else [one for draft in written for one in draft.target.biases().values()]
-    zeros = {bias: torch.zeros_like(bias, requires_grad=False) for bias in zeroed}
+    written = {draft.target.key: draft for draft in drafts if draft.use is not None}
+    weights = {key: _draw(draft, scheme, distribution, generator) for key, draft in written.items()}
+    owned = (
+        []
+        if biases == "keep"
+        else [bias for one in written.values() for bias in one.target.biases().values()]
+    )
+    zeros = {bias: torch.zeros_like(bias, requires_grad=False) for bias in owned}
     notes: tuple[str, ...] = ()
     if scheme == "lsuv":
-        wanted = {draft.target.key: (draft.target, draft.gain, draft.factor) for draft in written}
-        notes = _scale_to_unit_variance_(model, wanted, weights, zeros, sample, forward)
-        planned |= {draft.target.key: _measured(draft, weights[draft.target.key]) for draft in written}
-    values = [(draft.target, weights[draft.target.key]) for draft in written]
+        notes = _scale_to_unit_variance_(model, written, weights, zeros, sample, forward)
+        planned |= {key: _measured(draft, weights[key]) for key, draft in written.items()}
+    values = [(draft.target, weights[key]) for key, draft in written.items()]
     return Drawn(values, zeros, tuple(planned.values()), notes)
 
 
@@ -194,13 +192,11 @@ def _independent(generator: torch.Generator | None) -> torch.Generator:
     After torch.manual_seed(0) the user's data are the numbers that seed 0 gives. Weights drawn from another
     generator of that seed would be those very numbers: the first layer's output is several times too large.
     """
-    device = generator.device if generator is not None else torch.device("cpu")
-    seed = torch.randint(2**62, (1,), generator=generator, device=device)
-    return torch.Generator(device).manual_seed(int(seed))
+    seed = torch.randint(2**62, (1,), generator=generator, device=_device(generator))
+    return torch.Generator(_device(generator)).manual_seed(int(seed))
 
 
 def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
-    """The plan with the root mean square of what was drawn, for schemes without a formula."""
     assert draft.use is not None
     blocks = [torch.cat([one.reshape(-1) for one in groups]) for groups in block_views(draft.use, value)]
     roots = [float(block.double().square().mean().sqrt()) for block in blocks]
@@ -214,17 +210,16 @@ def _default_values(drafts: Sequence[Draft], biases: str, generator: torch.Gener
     planned: list[PlannedWeight] = []
     copies: dict[nn.Module, dict[str, nn.Parameter]] = {}
     for draft in drafts:
-        target = draft.target
-        if draft.use is None:
-            planned.append(draft.planned)
-            continue
-        if target.owner not in copies:
+        target, plan = draft.target, draft.planned
+        if draft.use is not None and target.owner not in copies:
             copies[target.owner] = _reset_copy(target.owner, generator)
-        reset = copies[target.owner]
-        if target.attribute not in reset:
-            reason = "its module has no default of its own"
-            planned.append(PlannedWeight(name=target.name, shape=draft.use.shape, unchanged=reason))
+        if draft.use is None or target.attribute not in copies[target.owner]:
+            reason = plan.unchanged or "its module has no default of its own"
+            planned.append(
+                PlannedWeight(name=plan.name, aliases=plan.aliases, shape=plan.shape, unchanged=reason)
+            )
             continue
+        reset = copies[target.owner]
         value = reset[target.attribute].detach() * draft.factor
         weights.append((target, value))
         planned.append(_measured(draft, value))
@@ -242,13 +237,11 @@ def _reset_copy(owner: nn.Module, generator: torch.Generator | None) -> dict[str
     dtype = next(twin.parameters()).dtype
     # bfloat16 and float16 are drawn in float32, as everything else is.
     twin = twin.to("cpu", torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype)
-    if generator is None:
-        getattr(twin, reset)()
-        return dict(twin.named_parameters(recurse=False))
-    # Modules draw from the global generator only: it is seeded from the one that was given, and restored.
-    seed = _independent(generator).initial_seed()
-    with untouched_random_state(torch.device("cpu")):
-        torch.default_generator.manual_seed(seed)
+    # Modules draw from the global generator only: it is seeded from one that was given, and restored.
+    seed = None if generator is None else _independent(generator).initial_seed()
+    with contextlib.nullcontext() if seed is None else untouched_random_state(torch.device("cpu")):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
         getattr(twin, reset)()
     return dict(twin.named_parameters(recurse=False))
 
@@ -262,28 +255,27 @@ def _reset_copy(owner: nn.Module, generator: torch.Generator | None) -> dict[str
 _ROUNDS = 10
 _CLOSE = 1e-3
 _CLOSE_ENOUGH = 0.1
-_EXPLODING = 0.5  # a later use may be twice as large as wanted, as it is in recurrences and at random
+_EXPLODING = 0.5  # a later use may be twice as large as asked for, as it is in recurrences and at random
 # A weight that grew by more than this factor, to more than this size, undoes something meant to be small.
 _GROWN = 1000.0
 
 
 class UnitVariance(TorchFunctionMode):
-    """Scales each of `weights`, in place, where a layer first uses it, until its output has the wanted std.
+    """Scales each of `weights`, in place, where a layer first uses it, until its output has its std.
 
-    `wanted` holds the standard deviations that are not 1, `factors` what each weight was multiplied by. A
-    weight whose output cannot be brought there (its bias alone is too large) is left as it was and named
-    in `failed`; one that a later use would have made explode is in `shrunk`, with the factor.
+    `stds` are those that are not 1, `factors` what each weight was multiplied by. A weight whose output
+    cannot be brought there (its bias alone is too large) is left as it was and named in `failed`; one that a
+    later use would have made explode is in `shrunk`, with the factor.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], wanted: Mapping[str, float]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], stds: Mapping[str, float]) -> None:
         super().__init__()
         # By storage: `x @ weight.T` uses a view.
         self._names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
-        self._weights = weights
-        self._wanted = wanted
+        self._weights, self._stds = weights, stds
         self.factors: dict[str, float] = {}
-        self.failed: list[str] = []
         self.shrunk: dict[str, float] = {}
+        self.failed: list[str] = []
         self.zero: list[str] = []
 
     def __torch_function__(
@@ -292,34 +284,31 @@ class UnitVariance(TorchFunctionMode):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         if name_of(function) in MIXING | {"embedding", "embedding_bag"} and isinstance(result, Tensor):
-            for name in self._met(args, kwargs):
+            tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.numel()]
+            places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+            for name in [self._names[place] for place in places if place in self._names]:
                 adjust = self._shrink_ if name in self.factors else self._scale_
                 result = adjust(name, result, functools.partial(function, *args, **kwargs))
         return result
 
-    def _met(self, args: Any, kwargs: Any) -> list[str]:
-        """The weights among the arguments."""
-        tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.numel()]
-        places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-        return [self._names[place] for place in places if place in self._names]
+    def _multiply_(self, name: str, factor: float) -> None:
+        self._weights[name].mul_(factor)
+        self.factors[name] *= factor
 
     def _shrink_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
         """A tied weight must suit the use that would explode first: an output layer tied to an embedding."""
         deviation = _deviation(result)
-        factor = self._wanted.get(name, 1.0) / deviation if deviation > 0 else 1.0
+        factor = self._stds.get(name, 1.0) / deviation if deviation > 0 else 1.0
         if not factor < _EXPLODING or name in self.failed:
             return result
-        self._weights[name].mul_(factor)
-        self.factors[name] *= factor
+        self._multiply_(name, factor)
         self.shrunk[name] = self.shrunk.get(name, 1.0) * factor
         return again()
 
     def _scale_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
-        wanted = self._wanted.get(name, 1.0)
+        std = self._stds.get(name, 1.0)
         if not bool(result.any()):
-            self.zero.append(
-                name
-            )  # as on the zero state that a recurrence starts from: its next use may tell
+            self.zero.append(name)  # as on the zero state of a recurrence: its next use may tell
             return result
         self.factors[name] = 1.0
         for _ in range(_ROUNDS):
@@ -333,12 +322,11 @@ class UnitVariance(TorchFunctionMode):
                     f"the output of {layer_name(name)} on this sample has standard deviation {deviation:g}, "
                     "so no scale makes it 1. Pass a sample of several examples that differ."
                 )
-            if abs(deviation / wanted - 1) < _CLOSE:
+            if abs(deviation / std - 1) < _CLOSE:
                 return result
-            self._weights[name].mul_(wanted / deviation)
-            self.factors[name] *= wanted / deviation
+            self._multiply_(name, std / deviation)
             result = again()
-        if abs(_deviation(result) / wanted - 1) < _CLOSE_ENOUGH:
+        if abs(_deviation(result) / std - 1) < _CLOSE_ENOUGH:
             return result
         self._weights[name].div_(self.factors[name])
         self.factors[name] = 1.0
@@ -352,22 +340,20 @@ def _deviation(result: Tensor) -> float:
 
 def _scale_to_unit_variance_(
     model: nn.Module,
-    wanted: Mapping[str, tuple[Target, float, float]],
+    drafts: Mapping[str, Draft],
     weights: dict[str, Tensor],
     biases: dict[nn.Parameter, Tensor],
     sample: Any,
     forward: Forward | None,
 ) -> tuple[str, ...]:
-    """Scale `weights` in place by one forward on copies of them; returns notes on what could not be scaled.
-
-    `wanted` gives for each weight its target, the std of its output, and the dropout's factor on top.
-    """
-    plain = {key: target for key, (target, _, _) in wanted.items() if not target.is_parametrized}
+    """Scale `weights` in place by one forward on copies of them; returns notes."""
+    targets = {key: draft.target for key, draft in drafts.items()}
+    plain = {key: target for key, target in targets.items() if not target.is_parametrized}
     copies = {key: weights[key].to(target.stored[0], copy=True) for key, target in plain.items()}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     tensors = {**buffers, **copies, **{names[id(bias)]: value for bias, value in biases.items()}}
-    mode = UnitVariance(copies, {key: std for key, (_, std, _) in wanted.items()})
+    mode = UnitVariance(copies, {key: draft.gain for key, draft in drafts.items()})
     with preserved(model):
         run(model, prepare_sample(model, sample), forward, tensors, mode)
     if mode.zero and not mode.factors:
@@ -375,36 +361,29 @@ def _scale_to_unit_variance_(
             f"the output of {layer_name(mode.zero[0])} on this sample is 0 everywhere, and so is all behind "
             "it, so there is nothing to measure. Pass a sample of several examples that differ."
         )
-    for key, (_, _, dropout_factor) in wanted.items():
-        weights[key] *= mode.factors.get(key, 1.0) * dropout_factor
-    return tuple(_notes(mode, {key: target for key, (target, _, _) in wanted.items()}, weights))
+    for key, draft in drafts.items():
+        weights[key] *= mode.factors.get(key, 1.0) * draft.factor
 
+    def named(keys: Iterable[str], words: str) -> list[str]:
+        shown = ", ".join(targets[key].name for key in keys)
+        return [f"{shown}: {words}"] if shown else []
 
-def _notes(mode: UnitVariance, targets: Mapping[str, Target], weights: Mapping[str, Tensor]) -> list[str]:
-    parametrized = [target.name for target in targets.values() if target.is_parametrized]
-    unseen = [
-        target.name
-        for key, target in targets.items()
-        if key not in mode.factors and not target.is_parametrized
-    ]
-    notes = []
-    if unseen:
-        notes.append(f"{', '.join(unseen)}: no output of their own to measure, so left orthogonal.")
-    if parametrized:
-        notes.append(f"{', '.join(parametrized)}: parametrized, so not scaled; left orthogonal.")
+    unseen = [key for key in plain if key not in mode.factors]
+    notes = named(unseen, "no output of their own to measure, so left orthogonal.")
+    notes += named(
+        [key for key in targets if key not in plain], "parametrized, so not scaled; left orthogonal."
+    )
     for key, factor in mode.factors.items():
         size = float(weights[key].double().square().mean().sqrt())
         if factor > _GROWN and size > _GROWN:
             notes.append(
                 f"{targets[key].name} gets a standard deviation of {size:.2g}, because its input is that "
-                "small. If a gate or a LayerScale before it is meant to start small, leave it out (layers=)."
+                "small. If a gate or a LayerScale before it is meant to be small at first, leave it out "
+                "(layers=)."
             )
     for key, factor in mode.shrunk.items():
         notes.append(
             f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too large, "
-            "so it is that much smaller, and the output of its first use starts small."
+            "so it is that much smaller, and so is the output of its first use."
         )
-    if mode.failed:
-        failed = ", ".join(targets[key].name for key in mode.failed)
-        notes.append(f"{failed}: no scale gives variance 1 (a bias? max_norm?), left orthogonal.")
-    return notes
+    return (*notes, *named(mode.failed, "no scale gives variance 1 (a bias? max_norm?), left orthogonal."))

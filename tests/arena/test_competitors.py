@@ -1,0 +1,284 @@
+"""The competitors of the arena do what their papers say."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, jacrev
+from torch.nn.functional import cross_entropy, mse_loss
+
+from arena.competitors.fixup import fixup_
+from arena.competitors.gradinit import gradinit_
+from arena.competitors.metainit import gradient_quotient, metainit_
+from arena.competitors.overlapping import overlapping_pairs
+from tiny import Net
+
+BATCH = torch.randn(16, 20), torch.randint(0, 4, (16,))
+
+
+class Residual(nn.Module):
+    """Blocks x + branch(x) with m layers in a branch, and a scalar factor in each."""
+
+    def __init__(self, blocks: int, layers: int = 2, width: int = 64) -> None:
+        super().__init__()
+        self.stem = nn.Linear(10, width)
+        self.branches = nn.ModuleList(
+            nn.ModuleList(nn.Linear(width, width) for _ in range(layers)) for _ in range(blocks)
+        )
+        self.factors = nn.ParameterList(nn.Parameter(torch.randn(1)) for _ in range(blocks))
+        self.classifier = nn.Linear(width, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        state = self.stem(inputs)
+        for factor, (*inner, last) in zip(self.factors, self.branches, strict=True):
+            hidden = state
+            for layer in inner:
+                hidden = torch.relu(layer(hidden))
+            state = state + factor * last(hidden)
+        return self.classifier(state)
+
+    def residual_branches(self) -> list[list[nn.Module]]:
+        return [list(branch) for branch in self.branches]
+
+
+@pytest.mark.parametrize(("blocks", "layers", "factor"), [(16, 2, 1 / 4), (16, 3, 1 / 2), (81, 3, 1 / 3)])
+def test_fixup_has_branches_of_zero_and_inner_layers_times_the_papers_factor(
+    blocks: int, layers: int, factor: float
+) -> None:
+    model = Residual(blocks, layers)
+    fixup_(model, seed=4)
+    assert not any(branch[-1].weight.any() for branch in model.branches)
+    assert not model(torch.randn(5, 10)).any()
+    assert all(one.item() == 1 for one in model.factors)
+    inner = torch.cat([layer.weight.flatten() for branch in model.branches for layer in list(branch)[:-1]])
+    assert inner.std().item() == pytest.approx(factor * math.sqrt(2 / 64), rel=0.02)
+    assert model.stem.weight.std().item() == pytest.approx(math.sqrt(2 / 10), rel=0.1)
+
+
+@pytest.mark.parametrize(("rate", "bounded"), [(0.1, False), (0.1, True)])
+def test_one_scale_of_gradinit_goes_to_the_best_of_a_grid(
+    rate: float, bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Least squares, S and S̃ the whole batch: the loss after one normalized step has a closed form."""
+    same = lambda batches, seed: itertools.repeat((batches[0], batches[0]))  # noqa: E731
+    monkeypatch.setattr("arena.competitors.gradinit.overlapping_pairs", same)
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(40, 3, generator=generator, dtype=torch.float64) * torch.tensor([2.0, 1.0, 0.3])
+    targets = inputs @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)
+    drawn = torch.tensor([[0.2, -0.5, 0.9]], dtype=torch.float64)
+    model = nn.Linear(3, 1, bias=False).double()
+    model.weight.data.copy_(drawn)
+    X, y = inputs.numpy(), targets.numpy()
+    grid = np.linspace(0.01, 6, 6000)
+    weights = grid[:, None] * drawn.numpy()
+    gradients = 2 / len(X) * (weights @ X.T - y.T) @ X
+    norms = np.linalg.norm(gradients, axis=1)
+    losses = (((weights - rate * gradients / norms[:, None]) @ X.T - y.T) ** 2).mean(1)
+    free = losses.argmin()
+    gamma = (
+        0.5 * (norms.min() + norms[free]) if bounded else math.inf
+    )  # between: the free optimum is forbidden
+    best = grid[norms <= gamma][losses[norms <= gamma].argmin()]
+    assert abs(best - (grid[free] if bounded else 1)) > 0.1  # else standing still would pass
+    effort = {"iterations": 1500, "scale_lr": 0.003} if bounded else {"iterations": 800, "scale_lr": 0.005}
+    gradinit_(model, mse_loss, [(inputs, targets)], lr=rate, step=rate, gamma=float(gamma), **effort)
+    scale = float(model.weight.detach()[0, 0] / drawn[0, 0])
+    torch.testing.assert_close(model.weight.detach(), scale * drawn)
+    assert scale == pytest.approx(best, abs=0.02)
+
+
+def relu_net(factor: float, depth: int = 8) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [[nn.Linear(20, 20), nn.ReLU()] for _ in range(depth)]
+    model = nn.Sequential(*itertools.chain(*layers), nn.Linear(20, 4))
+    for layer in model[::2]:
+        nn.init.kaiming_normal_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        layer.weight.data.mul_(factor)
+    return model
+
+
+@pytest.mark.parametrize(("optimizer", "order", "gamma"), [("sgd", 2, 1.0), ("adam", 1, 30.0)])
+def test_a_net_drawn_too_large_ends_within_gradinits_bound(optimizer: str, order: int, gamma: float) -> None:
+    model, batches = relu_net(1.4), [(x := torch.randn(32, 20), x[:, :4].argmax(1)) for _ in range(6)]
+
+    def gradient_norms() -> list[float]:
+        losses = [cross_entropy(model(inputs), targets) for inputs, targets in batches]
+        found = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+        return [float(torch.cat([part.flatten() for part in one]).norm(order)) for one in found]
+
+    assert min(gradient_norms()) > 3 * gamma
+    gradinit_(model, cross_entropy, batches, lr=0.05, optimizer=optimizer, gamma=gamma)
+    assert np.mean(gradient_norms()) < 1.1 * gamma
+
+
+def test_scales_of_gradinit_return_to_the_last_finite_ones() -> None:
+    """Above a scale of 1.3 the loss is not a number; the loss falls as the scale grows."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    batches = [(torch.ones(6, 1), torch.ones(6, 1))] * 2
+    options = {"lr": 1e-3, "step": 1e-3, "iterations": 60, "gamma": math.inf, "scale_lr": 0.05}
+    gradinit_(model, lambda z, _: -z.mean() + (1.3 - z.mean()).sqrt(), batches, **options)
+    assert 1.2 < model.weight.item() < 1.3
+
+
+def test_gradinit_leaves_zero_biases_modes_and_statistics_as_found() -> None:
+    model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+    nn.init.zeros_(model[0].bias)
+    model[1].eval()
+    statistics, drawing = model[1].running_mean.clone(), torch.get_rng_state()
+    gradinit_(model, cross_entropy, [BATCH], lr=0.1, iterations=3)
+    assert torch.equal(torch.get_rng_state(), drawing)
+    assert [module.training for module in model] == [True, False, True, True]
+    assert torch.equal(model[1].running_mean, statistics)
+    assert not model[0].bias.any()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("optimizer", "lr", "gamma"), [("sgd", 0.1, 1.0), ("adam", 5e-4, 1e3)])
+def test_at_the_papers_rates_the_defaults_of_gradinit_are_the_papers(
+    optimizer: str, lr: float, gamma: float
+) -> None:
+    model, twin = relu_net(1.0, 2), relu_net(1.0, 2)
+    gradinit_(model, cross_entropy, [BATCH], lr=lr, optimizer=optimizer, iterations=9)
+    gradinit_(twin, cross_entropy, [BATCH], lr=9.0, optimizer=optimizer, iterations=9, gamma=gamma, step=lr)
+    assert torch.equal(model[0].weight, twin[0].weight)
+
+
+def test_the_second_batch_shares_half_of_the_first_and_a_single_one_is_cut_in_overlapping_thirds() -> None:
+    batches = [(torch.arange(8.0) + 10 * place, torch.arange(8) + 10 * place) for place in range(3)]
+    for _, (first, second) in zip(range(7), overlapping_pairs(batches, seed=0), strict=False):
+        assert len(set(first[1].tolist()) & set(second[1].tolist())) == 4
+        assert len(second[1]) == 8
+        assert torch.equal(second[0].long(), second[1])
+    first, second = next(overlapping_pairs([(torch.arange(9.0), torch.arange(9))], seed=0))
+    assert len(first[1]) == len(second[1]) == 6
+    assert len(set(first[1].tolist()) & set(second[1].tolist())) == 3
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+def test_metainits_quotient_is_that_of_the_dense_hessian(activation: type[nn.Module]) -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 5), activation(), nn.Linear(5, 3)).double()
+    inputs, targets = torch.randn(7, 4).double(), torch.randint(0, 3, (7,))
+    names, shapes = zip(*((name, weight.shape) for name, weight in model.named_parameters()), strict=True)
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        parts = flat.split([shape.numel() for shape in shapes])
+        weights = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        return cross_entropy(functional_call(model, weights, inputs), targets)
+
+    flat = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    gradient, hessian = jacrev(loss)(flat), jacrev(jacrev(loss))(flat)
+    shifted = gradient + 1e-5 * torch.where(gradient >= 0, 1.0, -1.0).double()
+    truth = ((gradient - hessian @ gradient) / shifted - 1).abs().mean()
+    quotient = gradient_quotient(model, cross_entropy, (inputs, targets)).detach()
+    torch.testing.assert_close(quotient, truth, rtol=1e-9, atol=0)
+
+
+@pytest.mark.sweep
+def test_from_too_large_and_too_small_metainit_goes_to_the_same_norms() -> None:
+    def mean_gain(model: nn.Sequential) -> float:
+        logs = [
+            math.log(float(one.weight.detach().norm()) / math.sqrt(2 * len(one.weight))) for one in model[::2]
+        ]
+        return math.exp(sum(logs) / len(logs))
+
+    batch = (torch.randn(64, 20), torch.randint(0, 4, (64,)))
+    large, small = relu_net(1.6), relu_net(0.3)
+    for model in (large, small):
+        before = float(gradient_quotient(model, cross_entropy, batch).detach())
+        metainit_(model, cross_entropy, batch, steps=300)
+        assert float(gradient_quotient(model, cross_entropy, batch).detach()) < 0.7 * before
+    assert mean_gain(large) == pytest.approx(mean_gain(small), rel=0.1)
+    assert 0.4 < mean_gain(small) < 1.0
+
+
+def test_metainit_changes_only_norms_of_weights_and_biases_are_zero() -> None:
+    model = nn.Sequential(nn.Linear(20, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 4))
+    before, state = copy.deepcopy(model), torch.get_rng_state()
+    metainit_(model, cross_entropy, BATCH, steps=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    ratio = (model[0].weight / before[0].weight).detach()
+    torch.testing.assert_close(ratio, ratio[:1, :1].expand_as(ratio))
+    assert abs(float(ratio[0, 0]) - 1) > 0.01
+    assert not any(model[place].bias.any() for place in (0, 3))
+    assert torch.equal(model[1].weight, before[1].weight)
+
+
+def run_competitor(name: str, model: nn.Module, loss: Any, batch: Any, seed: int = 0) -> None:
+    if name == "gradinit":
+        gradinit_(model, loss, [batch], lr=0.1, iterations=5, seed=seed)
+    else:
+        metainit_(model, loss, batch, steps=5, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["gradinit", "metainit"])
+def test_a_net_that_overflows_stays_as_drawn_and_the_seed_fixes_the_bits(name: str) -> None:
+    model, before = relu_net(1e6), relu_net(1e6)
+    run_competitor(name, model, cross_entropy, BATCH)
+    assert torch.equal(model[0].weight, before[0].weight)
+    first, again, other = (relu_net(0.8) for _ in range(3))
+    for one, seed in ((first, 0), (again, 0), (other, 1)):
+        run_competitor(name, one, cross_entropy, BATCH, seed)
+    assert torch.equal(first[0].weight, again[0].weight)
+    assert not torch.equal(first[0].weight, other[0].weight)
+
+
+@pytest.mark.parametrize("name", ["gradinit", "metainit"])
+def test_recurrence_attention_and_tokens_work(name: str) -> None:
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation="gelu", batch_first=True)
+    model = Net(
+        lambda m, x: m.head(m.layer(m.lstm(m.embed(x))[0])).flatten(0, 1),
+        embed=nn.Embedding(7, 8), lstm=nn.LSTM(8, 8, batch_first=True), layer=encoder, head=nn.Linear(8, 7),
+    )  # fmt: skip
+    before, tokens = copy.deepcopy(model), torch.randint(0, 7, (6, 5))
+    run_competitor(name, model, lambda z, y: cross_entropy(z, y.flatten()), (tokens, tokens.roll(-1, 1)))
+    for weight, drawn in zip(model.parameters(), before.parameters(), strict=True):
+        assert bool(weight.isfinite().all())
+        assert weight.ndim < 2 or not torch.equal(weight, drawn)
+
+
+def with_other_branches() -> nn.Module:
+    model = Residual(2)
+    model.residual_branches = lambda: [[nn.ReLU()]]  # type: ignore[method-assign]
+    return model
+
+
+PAIR = (torch.ones(2, 1), torch.ones(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fixup_(nn.Linear(2, 2)), "Linear does not say what its residual branches.*leave Fixup out"),
+        (
+            lambda: fixup_(with_other_branches()),
+            "lists ReLU among its residual branches; list only layers with",
+        ),
+        (lambda: next(overlapping_pairs([], 0)), "batches is empty; pass a list of at least one"),
+        (
+            lambda: next(overlapping_pairs(PAIR, 0)),
+            r"one \(inputs, targets\) pair; pass a list of such pairs",
+        ),
+        (lambda: next(overlapping_pairs([PAIR], 0)), "the only batch has 2 examples; pass at least 3"),
+        (
+            lambda: gradinit_(nn.Linear(1, 1), mse_loss, [], lr=0.1, optimizer="adamw"),
+            "optimizer='adamw' is unknown; choose from 'sgd', 'adam'",
+        ),
+        (
+            lambda: metainit_(nn.Linear(1, 1), cross_entropy, (), data="noise"),
+            "data='noise' is unknown; choose from 'random', 'real'",
+        ),
+    ],
+)
+def test_what_a_competitor_cannot_start_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

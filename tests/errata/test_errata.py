@@ -1,0 +1,331 @@
+"""Each correction to the paper's text: the right formula holds, and what is printed does not.
+
+Data and gradients are pushed through real modules, 20 layers deep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hessinit.digits import load_digits
+from hessinit.init.apply_scheme import apply_scheme_
+from hessinit.init.gain import gain
+from hessinit.measurement.measure import measure
+
+DEPTH, WIDTH, EXAMPLES, NETS = 20, 512, 64, 6
+Set = Callable[[nn.Sequential], object]
+
+
+def deep(*modules: Callable[[], nn.Module]) -> nn.Sequential:
+    """The given modules, one of them linear, 20 times over."""
+    return nn.Sequential(*[module() for _ in range(DEPTH) for module in modules])
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def both_passes(model: nn.Module, inputs: Tensor) -> tuple[float, float]:
+    """Squared length out over in of the data, and in over out of a random gradient, summed over examples."""
+    outputs = model(inputs.requires_grad_())
+    cotangent = torch.randn_like(outputs)
+    (gradient,) = torch.autograd.grad(outputs, inputs, cotangent)
+    forward, backward = (
+        (after.double().square().sum() / before.double().square().sum()).item()
+        for after, before in ((outputs, inputs), (gradient, cotangent))
+    )
+    return forward, backward
+
+
+def mean_passes(
+    build: Callable[[], nn.Sequential], set_: Set, width: int = WIDTH, scale: float = 1.0
+) -> Tensor:
+    """Forward and backward ratio, the mean over several networks; one alone may be 50 % off."""
+    ratios = []
+    for seed in range(NETS):
+        torch.manual_seed(seed)
+        model = build()
+        set_(model)
+        ratios.append(both_passes(model, scale * torch.randn(EXAMPLES, width)))
+    return torch.tensor(ratios, dtype=torch.float64).mean(0)
+
+
+def stay_within_two(ratios: Tensor) -> bool:
+    return bool(((ratios > 0.5) & (ratios < 2)).all())
+
+
+def end_at(ratios: Tensor, expected: float) -> bool:
+    """Within a factor of 3 of where 20 layers of the wrong factor lead."""
+    return bool((ratios.log() - math.log(expected)).abs().max() < math.log(3))
+
+
+def weights_of(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+def with_scheme(scheme: str, **options: object) -> Set:
+    return lambda model: apply_scheme_(model, scheme, **options)
+
+
+def test_relu_needs_root_two_and_one_over_root_two_vanishes_as_a_quarter_a_layer() -> None:
+    def relus() -> nn.Sequential:
+        return deep(nn.ReLU, linear)
+
+    assert stay_within_two(mean_passes(relus, with_scheme("he")))
+    assert stay_within_two(mean_passes(lambda: deep(linear, nn.ReLU), with_scheme("backward")))
+    printed = mean_passes(relus, with_scheme("he", gains={"*": 1 / math.sqrt(2)}))
+    assert end_at(printed, 0.25**DEPTH)
+
+
+KEEP = pytest.mark.parametrize("keep", [0.6, pytest.param(0.2, marks=pytest.mark.sweep)])
+
+
+@KEEP
+def test_dropout_needs_the_root_of_the_keep_rate_and_dividing_by_it_explodes(keep: float) -> None:
+    def dropped() -> nn.Sequential:
+        return deep(nn.ReLU, lambda: nn.Dropout(1 - keep), linear)
+
+    assert stay_within_two(mean_passes(dropped, with_scheme("he")))
+    printed = with_scheme("he", gains={"*": math.sqrt(2 / keep)}, dropout=False)
+    assert end_at(mean_passes(dropped, printed), keep ** (-2 * DEPTH))
+    assert end_at(mean_passes(dropped, with_scheme("he", dropout=False)), keep**-DEPTH)
+
+
+class UnscaledDropout(nn.Module):
+    """Units switched off, the others left as they are: the masks of the first dropout papers."""
+
+    def __init__(self, keep: float) -> None:
+        super().__init__()
+        self.keep = keep
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * torch.bernoulli(torch.full_like(inputs, self.keep))
+
+
+@KEEP
+def test_for_unscaled_masks_the_printed_dropout_factor_is_the_right_one(keep: float) -> None:
+    def set_to(factor: float) -> Set:
+        std = math.sqrt(2 / WIDTH) * factor
+        return lambda model: [nn.init.normal_(layer.weight, std=std) for layer in weights_of(model)]
+
+    def unscaled() -> nn.Sequential:
+        return deep(nn.ReLU, lambda: UnscaledDropout(keep), lambda: nn.Linear(WIDTH, WIDTH, bias=False))
+
+    assert stay_within_two(mean_passes(unscaled, set_to(1 / math.sqrt(keep))))
+    assert end_at(mean_passes(unscaled, set_to(math.sqrt(keep))), keep ** (2 * DEPTH))
+
+
+@pytest.mark.parametrize("shape", [(512, 512), (1024, 128), (128, 1024), (300, 1)])
+@pytest.mark.parametrize("kind", ["normal", "signs"])
+def test_the_spectral_norm_is_the_sum_of_the_roots_and_not_its_reciprocal(
+    shape: tuple[int, int], kind: str
+) -> None:
+    torch.manual_seed(0)
+    draws = [torch.randn(shape) if kind == "normal" else torch.randint(2, shape) * 2.0 - 1 for _ in range(4)]
+    norm = sum(torch.linalg.matrix_norm(draw, 2).item() for draw in draws) / len(draws)
+    total = math.sqrt(shape[0]) + math.sqrt(shape[1])
+    assert 0.93 < norm / total < 1.03
+    assert norm / (1 / total) > 300
+
+
+def test_v_takes_the_jacobian_behind_the_layer_and_not_the_one_before_it() -> None:
+    """v = B^(k+1) A^(k) g F^(k) in a tanh network without biases: z^(k+1) = tanh(w^(k) z^(k))."""
+    torch.manual_seed(0)
+    model = deep(lambda: nn.Linear(16, 16, bias=False), nn.Tanh).double()
+    apply_scheme_(model, "glorot")
+    inputs = torch.randn(16, dtype=torch.float64)
+    weights, inner, slopes = [layer.weight.detach() for layer in weights_of(model)], [inputs], []
+    for weight in weights:
+        slopes.append(torch.diag(1 - (weight @ inner[-1]).tanh() ** 2))
+        inner.append((weight @ inner[-1]).tanh())
+    behind = [torch.eye(16, dtype=torch.float64)]
+    for weight, slope in zip(weights[::-1], slopes[::-1], strict=True):
+        behind.insert(0, behind[0] @ slope @ weight)
+    for k, weight in enumerate(weights):
+        g = torch.randn_like(weight)
+
+        def output(moved: Tensor, name: str = f"{2 * k}.weight") -> Tensor:
+            return torch.func.functional_call(model, {name: moved}, inputs)
+
+        truth = torch.autograd.functional.jvp(output, weight, g)[1]
+        torch.testing.assert_close(behind[k + 1] @ slopes[k] @ g @ inner[k], truth, rtol=1e-10, atol=1e-14)
+        assert (behind[k] @ slopes[k] @ g @ inner[k] - truth).norm() > 0.2 * truth.norm()
+
+
+def test_active_units_are_those_above_zero_and_predict_the_gradient_of_20_relu_layers() -> None:
+    torch.manual_seed(0)
+    model = deep(nn.ReLU, linear)
+    apply_scheme_(model, "he")
+    inputs = torch.randn(EXAMPLES, WIDTH)
+    predicted, at_one, u = 1.0, 0, inputs
+    for module in model:
+        if isinstance(module, nn.ReLU):
+            predicted *= (u > 0).float().mean().item() * WIDTH * (2 / WIDTH)
+            at_one += int((u == 1).sum())
+        u = module(u)
+    assert 0.5 < both_passes(model, inputs)[1] / predicted < 2
+    assert at_one / (DEPTH * EXAMPLES * WIDTH) < 1e-5  # the printed count is nothing but rounding
+
+
+def test_the_two_layer_example_has_an_x_and_a_plus() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
+    product = (model[1].weight * model[0].weight).item()
+    for x, t in [(2.0, 0.5), (-0.7, 1.0), (1.0, 0.3)]:
+        z = model(torch.tensor([x], dtype=torch.float64))
+        (slope,) = torch.autograd.grad(((z - t) ** 2).sum(), z)
+        assert slope.item() == pytest.approx(2 * (product * x - t))
+        assert slope.item() != pytest.approx(-2 * (product - t), rel=0.1)
+
+
+@pytest.mark.parametrize("first", [32, 512])
+def test_each_rule_keeps_its_own_measure_and_misses_the_other_by_the_ratio_of_the_widths(first: int) -> None:
+    """By norms (the paper) the forward rule is 1/outputs, by units (Glorot) it is 1/inputs."""
+    ratio = 16.0 if first == 32 else 1 / 16
+    widths = [round(first * ratio ** (layer / DEPTH)) for layer in range(DEPTH + 1)]
+
+    def growth(scheme: str) -> Tensor:
+        """Squared lengths, forward and backward, of small data: tanh is the identity, as in the corollary."""
+        pairs = list(zip(widths[:-1], widths[1:], strict=True))
+        modules = [lambda m=m, n=n: (nn.Tanh(), nn.Linear(m, n)) for m, n in pairs]
+        build = lambda: nn.Sequential(*[one for pair in modules for one in pair()])  # noqa: E731
+        return mean_passes(build, with_scheme(scheme, gains={"*": 1.0}), first, scale=1e-3)
+
+    by_outputs, by_inputs = growth("forward"), growth("backward")
+    assert stay_within_two(torch.stack([by_outputs[0], by_inputs[1]]))  # lengths
+    assert stay_within_two(torch.stack([by_inputs[0] / ratio, by_outputs[1] * ratio]))  # units
+    # The same numbers, the other measure: off by 16 either way.
+    assert end_at(by_inputs[:1], ratio)
+    assert end_at(by_outputs[1:], 1 / ratio)
+
+
+def test_the_forward_rule_by_units_is_the_backward_rule_by_norms_and_the_compromise_is_the_same() -> None:
+    model = nn.Sequential(nn.Linear(64, 16, bias=False), nn.Linear(16, 128, bias=False))
+
+    def stds(scheme: str) -> Sequence[float]:
+        return [layer.std[0] for layer in apply_scheme_(model, scheme, dry_run=True)]
+
+    assert stds("lecun") == stds("backward") == pytest.approx([1 / 8, 1 / 4])
+    assert stds("forward") == pytest.approx([1 / 4, math.sqrt(1 / 128)])
+    assert stds("glorot") == pytest.approx(stds("compromise"))
+
+
+def first_layer_gap(activation: type[nn.Module], scale: float = 1.0) -> float:
+    """The exact norm over that of Theorem 1: 64-64-64-64-10 as PyTorch starts it, then scaled."""
+    torch.manual_seed(0)
+    hidden = [module for _ in range(3) for module in (nn.Linear(64, 64), activation())]
+    model = nn.Sequential(*hidden, nn.Linear(64, 10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    images, labels = load_digits()
+    options = {"curvature": "both", "layers": "0", "network": False, "dtype": torch.float64}
+    row = measure(model, nn.CrossEntropyLoss(), (images[:128].flatten(1), labels[:128]), **options)["0"]
+    return row.norm / row.approximation.value
+
+
+def test_theorem_1_is_exact_for_relu_close_for_tanh_and_far_off_where_the_activation_bends_at_zero() -> None:
+    assert first_layer_gap(nn.ReLU) == pytest.approx(1, rel=2e-3)
+    assert 1.02 < first_layer_gap(nn.Tanh) < 2
+    assert first_layer_gap(nn.GELU) > 4
+    # Smaller weights make it worse, though the inputs get smaller.
+    assert first_layer_gap(nn.Tanh, scale=0.01) > 100 * first_layer_gap(nn.Tanh)
+
+
+def test_a_sigmoid_needs_its_own_slope_and_its_offset_taken_away() -> None:
+    def with_gain(factor: float, centred: bool) -> Set:
+        @torch.no_grad()
+        def set_(model: nn.Sequential) -> None:
+            apply_scheme_(model, "he", gains={"*": factor})
+            for layer in weights_of(model) if centred else []:
+                layer.bias.copy_(-layer.weight.sum(1) / 2)  # what f(0) = 1/2 sends on
+
+        return set_
+
+    def sigmoids() -> nn.Sequential:
+        return deep(nn.Sigmoid, linear)
+
+    true = gain("sigmoid", backward=True)
+    assert 1 / true < 1 / 4  # E f'² < f'(0)² = 1/16
+    assert stay_within_two(mean_passes(sigmoids, with_gain(true, centred=True)))
+    # Taken for f'(0) = 1, each layer leaves less than f'(0)² of the gradient.
+    assert mean_passes(sigmoids, with_gain(1.0, centred=False))[1] < (1 / 16) ** DEPTH
+    # The right slope alone is not enough: f(0) = 1/2 drives the units into saturation.
+    assert mean_passes(sigmoids, with_gain(true, centred=False))[1] < 1e-4
+
+
+def losses_of_descent(model: nn.Module, weight: Tensor, batch: tuple[Tensor, Tensor], rate: float) -> Tensor:
+    """The squared error at the start and after each of 60 steps in one weight, which is put back."""
+    start, losses = weight.detach().clone(), []
+    for _ in range(61):
+        loss = F.mse_loss(model(batch[0]), batch[1])
+        losses.append(loss.detach())
+        (gradient,) = torch.autograd.grad(loss, weight)
+        with torch.no_grad():
+            weight -= rate * gradient
+    with torch.no_grad():
+        weight.copy_(start)
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("kind", ["a quadratic", "a layer near its minimum"])
+def test_descent_turns_at_two_over_the_measured_norm(kind: str) -> None:
+    torch.manual_seed(0)
+    images = load_digits()[0][:128].flatten(1).double()
+    options = {"curvature": "hessian", "network": False, "tolerance": 1e-6}
+    if kind == "a quadratic":
+        model, batch = nn.Linear(64, 10, bias=False).double(), (images, torch.randn(128, 10).double())
+        weight, norm = model.weight, measure(model, nn.MSELoss(), batch, **options)["weight"].norm
+        truth = torch.linalg.eigvalsh(images.mT @ images)[-1].item() * 2 / (128 * 10)
+        assert norm == pytest.approx(truth, rel=1e-5)
+    else:
+        model, batch, norm = near_its_minimum(images)
+        weight = model[2].weight
+        with torch.no_grad():
+            weight.add_(1e-4 * F.normalize(torch.randn_like(weight).flatten(), dim=0).view_as(weight))
+    for factor in (0.5, 1.0, 1.9):
+        assert bool((losses_of_descent(model, weight, batch, factor / norm).diff() < 0).all())
+    losses = losses_of_descent(model, weight, batch, 2.2 / norm)
+    assert losses[-1] > 10 * losses[0]
+
+
+def near_its_minimum(images: Tensor) -> tuple[nn.Sequential, tuple[Tensor, Tensor], float]:
+    """A tanh network whose targets are its own outputs, and the norm of its second layer."""
+    layers = nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 10)
+    model = nn.Sequential(*layers).double()
+    batch = images, model(images).detach()
+    options = {"curvature": "hessian", "layers": "2", "network": False, "tolerance": 1e-6}
+    return model, batch, measure(model, nn.MSELoss(), batch, **options)["2"].norm
+
+
+def test_the_guaranteed_decrease_is_largest_at_one_over_the_norm_and_gone_at_twice_that() -> None:
+    torch.manual_seed(0)
+    model, batch, norm = near_its_minimum(load_digits()[0][:64].flatten(1).double())
+    weight = model[2].weight
+    minimum = weight.detach().clone()
+
+    def loss(moved: Tensor) -> Tensor:
+        return F.mse_loss(torch.func.functional_call(model, {"2.weight": moved}, batch[0]), batch[1])
+
+    def decrease(offset: Tensor, factor: float) -> float:
+        """Of one step of factor/‖H‖ from 1e-4 off the minimum, in units of ‖g‖²/‖H‖."""
+        start = (minimum + 1e-4 * offset / offset.norm()).requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(start), start)
+        gained = loss(start) - loss(start - factor / norm * gradient)
+        return (gained * norm / gradient.square().sum()).item()
+
+    dense = torch.autograd.functional.hessian(loss, minimum).reshape(minimum.numel(), -1)
+    steepest = torch.linalg.eigh(dense).eigenvectors[:, -1].view_as(minimum)
+    factors = [0.25 * step for step in range(1, 11)]
+    worst = [decrease(steepest, factor) for factor in factors]
+    assert worst == pytest.approx([factor - factor**2 / 2 for factor in factors], abs=2e-3)
+    anywhere = torch.randn_like(minimum)
+    assert all(
+        decrease(anywhere, factor) > least - 1e-3 for factor, least in zip(factors, worst, strict=True)
+    )
