@@ -92,7 +92,7 @@ def draw_sharpest_direction() -> Figure:
     parabola = start + distances * (gradient @ sharpest) + norm * distances**2 / 2
     ax.plot(distances, parabola, "--", color=GREY, linewidth=1, label=f"parabola with ‖H‖ = {norm:.2f}")
     ax.plot([0], [start], "o", color=GREY, markersize=4)
-    ax.set(xlabel="distance from the weights at the start", ylabel="loss")
+    ax.set(xlabel="distance from the initial weights", ylabel="loss")
     ax.legend(frameon=False)
     print(f"  ‖H‖ = {norm:.3f}, {len(sharpest)} weights")
     return figure
@@ -115,12 +115,12 @@ def flat_gradient(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def draw_depth() -> Figure:
-    """‖H‖ of every layer of ten ReLU layers from three starts."""
+    """‖H‖ of every layer of ten ReLU layers from three initializations."""
     batch = digits(64)
     figure, ax = pyplot.subplots(figsize=(4.2, 2.6), layout="constrained")
     ax.axhspan(0.1, 10, color=GREEN, alpha=0.13, linewidth=0, label="ok: 0.1 to 10")
-    starts = (("twice He", VERMILION, "s"), ("He", BLUE, "o"), ("PyTorch's default", GREY, "^"))
-    for label, colour, marker in starts:
+    schemes = (("twice He", VERMILION, "s"), ("He", BLUE, "o"), ("PyTorch's default", GREY, "^"))
+    for label, colour, marker in schemes:
         model = chain(nn.ReLU, 9, seed=0)
         if "He" in label:
             hessinit.apply_scheme_(model, "he", generator=torch.Generator().manual_seed(0))
@@ -190,7 +190,12 @@ def draw_first_steps() -> Figure:
         ax.axvline(product, color=GREY, linewidth=0.8, linestyle="--")
         place = {"xytext": (2, 0), "textcoords": "offset points", "fontsize": 6.5, "va": "top"}
         ax.annotate(word, (product, 0.98), xycoords=("data", "axes fraction"), **place)
-    ax.set(xlabel="lr·‖H‖, with ‖H‖ at the start", ylabel="loss after 20 steps", xscale="log", ylim=(0, 4))
+    ax.set(
+        xlabel="lr·‖H‖, with ‖H‖ of the initial weights",
+        ylabel="loss after 20 steps",
+        xscale="log",
+        ylim=(0, 4),
+    )
     ax.set_xticks([0.0625, 0.25, 1, 4, 16], ["1/16", "1/4", "1", "4", "16"])
     ax.minorticks_off()
     ax.legend(frameon=False, fontsize=7, loc="upper left")

@@ -1,6 +1,6 @@
 """What following a language model costs on a GPU: GPT-2 (124M, from its configuration), AdamW, `track`.
 
-    python benchmarks/tracking_gpu.py [--steps 4000] [--share 0.05]
+    python benchmarks/tracking_gpu.py [--steps 4000] [--max-overhead 0.05]
 
 Prints the seconds of a training step, of a measurement, and the share of the time that measuring took.
 """
@@ -24,7 +24,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--share", type=float, default=0.05)
+    parser.add_argument("--max-overhead", type=float, default=0.05)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
@@ -52,7 +52,14 @@ def main() -> None:
     network, loss, batch, more = hessinit.logits_problem(model, {"input_ids": tokens[:MEASURED]})
     started = time.perf_counter()
     tracker = hessinit.track(
-        network, loss, batch, optimizer=optimizer, every=10, share=options.share, path=None, **more
+        network,
+        loss,
+        batch,
+        optimizer=optimizer,
+        every=10,
+        max_overhead=options.max_overhead,
+        path=None,
+        **more,
     )
     with tracker:
         for number in range(options.steps):
@@ -67,7 +74,7 @@ def main() -> None:
     print(f"A measurement on {MEASURED} × {LENGTH} tokens: {costs[0]:.2f} s at first, {later:.2f} s later.")
     print(
         f"{len(costs)} of them in {options.steps} steps and {seconds:.0f} s: {100 * tracker.overhead:.1f} % "
-        f"of the time, share={options.share:g}."
+        f"of the time, max_overhead={options.max_overhead:g}."
     )
 
 

@@ -26,7 +26,7 @@ from hessinit.measurement.matrix_free import hessian
 from hessinit.results.track_record import Tracking
 from hessinit.training.track import track
 
-STEPS, EVERY, EXAMPLES, SHARE = 2000, 10, 256, 0.1
+STEPS, EVERY, EXAMPLES, MAX_OVERHEAD = 2000, 10, 256, 0.1
 LOSS = nn.CrossEntropyLoss()
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "dense": lambda: nn.Sequential(
@@ -97,7 +97,7 @@ def _train(
     if follow:
         tracker = track(
             model, LOSS, (images[:EXAMPLES], labels[:EXAMPLES]), optimizer=stepper, every=EVERY,
-            max_overhead=SHARE, curvature=curvature, path=None, warn=False,
+            max_overhead=MAX_OVERHEAD, curvature=curvature, path=None, warn=False,
         )  # fmt: skip
     for _ in range(STEPS):
         chosen = torch.randint(len(images), (64,))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hessinit.present import document as doc
+from hessinit.present.words import name_column
 from hessinit.results.advice import LearningRateAdvice, WarmupAdvice
 from hessinit.results.comparison import Comparison, Run
 from hessinit.results.curvature_report import CurvatureReport, Diagnostics, JacobianBounds, LayerCurvature
@@ -364,7 +365,7 @@ def every_block() -> doc.Document:
     rates = doc.RateLine("rates", "rates", "four rates", 0.5, 1.0, marks)
     verdicts, links = ["ok", "sharp", "ok", "flat", "ok"], ["#two", "javascript:alert(6)", "", "", ""]
     columns = [
-        replace(doc.names("name", ["a", evil, "c", "d", "mean"]), links=links),
+        replace(name_column("name", ["a", evil, "c", "d", "mean"]), links=links),
         doc.Column("paper", ["~1,230", "9", "nan", "inf", "7"], group="both"),
         doc.Column("ours", ["3", "20", "100", "", "7"], marks=["yes", "no", "best", "diverged", ""],
                    group="both"),

@@ -2,7 +2,7 @@
 
     ```python                     is run; all blocks of a document share one namespace
     ```python title="net.py"      is written to that file
-    ```console, bash, sh, shell   are commands: lines after `$ `, or every line where none has it
+    ```console, bash              are commands: lines after `$ `, or every line where none has it
     ```output                     right after one of these is compared with what it prints
 
 Everything runs in the current folder. Blocks in other languages are not run.
@@ -19,28 +19,23 @@ import shlex
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>[^\n`]*)\n(?P<code>.*?)^ *(?P=ticks) *$", re.M | re.S
 )
-TITLE = re.compile(r"\btitle=\"(?P<name>[^\"]+)\"")
-PYTHON, SHELL = ("python", "py"), ("console", "bash", "sh", "shell")
-
-# The programs of this environment, not the first ones on the path.
+KINDS = ("python", "console", "bash")
+# The programs of this environment, not the first ones on the path; others install, fetch or build.
 PROGRAMS = {
     "hessinit": ["-m", "hessinit"],
     "python": [],
     "pytest": ["-m", "pytest", "-p", "no:cacheprovider"],
     "torchrun": ["-m", "torch.distributed.run"],
 }
-# These install, fetch or build: too slow here, or tested elsewhere.
-NOT_RUN = ("pip", "git", "make", "mkdocs", "cd", "apt-get", ".venv/bin/hessinit")
-EXIT_STATUS = re.compile(r"#.*\bexit status (?P<number>\d+)")
+NOT_RUN = ("pip", "git", "make", "cd")
 PATIENCE = 600  # seconds
 # Torch 2.13 with gloo prints this once in ten times when ranks end, also without hessinit.
 ABORTS_AT_EXIT = "terminate called without an active exception"
@@ -60,24 +55,21 @@ class Block:
     title: str | None
     line: int
     code: str
-    output: str | None
+    output: str | None = None
 
 
 def blocks_of(text: str) -> list[Block]:
     """The blocks to run."""
     blocks: list[Block] = []
-    fences = [(fence, fence["info"].strip().lower().split(" ")[0]) for fence in FENCE.finditer(text)]
-    for (fence, kind), (after, after_kind) in zip_longest(fences, fences[1:], fillvalue=(None, "")):
-        if fence is not None and kind in PYTHON + SHELL:
-            shown = dedented(after) if after is not None and after_kind == "output" else None
-            title = TITLE.search(fence["info"])
-            line = text.count("\n", 0, fence.start("code")) + 1
-            blocks.append(Block(kind, title and title["name"], line, dedented(fence), shown))
-    return blocks
-
-
-def dedented(fence: re.Match[str]) -> str:
-    return re.sub(rf"^{fence['indent']}", "", fence["code"], flags=re.M)
+    for fence in FENCE.finditer(text):
+        kind = fence["info"].strip().lower().split(" ")[0]
+        title = re.search(r"\btitle=\"([^\"]+)\"", fence["info"])
+        line = text.count("\n", 0, fence.start("code")) + 1
+        code = re.sub(rf"^{fence['indent']}", "", fence["code"], flags=re.M)
+        if kind == "output" and blocks and blocks[-1].kind in KINDS:
+            blocks[-1] = replace(blocks[-1], output=code)
+        blocks.append(Block(kind, title and title[1], line, code))
+    return [block for block in blocks if block.kind in KINDS]
 
 
 def run_blocks(document: Path) -> int:
@@ -92,8 +84,8 @@ def run_blocks(document: Path) -> int:
             assert Path(block.title).stem in later, f"{where}: nothing uses {block.title}"
             Path(block.title).write_text(block.code, encoding="utf-8")
             continue
-        python = block.kind in PYTHON
-        printed = run_python(block, document, namespace) if python else run_commands(block, where)
+        is_python = block.kind == "python"
+        printed = run_python(block, document, namespace) if is_python else run_commands(block, where)
         if block.output is not None:
             assert differences(block.output, printed) == [], f"{where}, prints:\n{printed}"
     return len(blocks)
@@ -110,33 +102,23 @@ def run_python(block: Block, document: Path, namespace: dict[str, object]) -> st
 
 def run_commands(block: Block, where: str) -> str:
     """Run the commands of a block and compare what is shown after a `$ ` command; return the other output."""
-    printed = []
-    for command, shown in commands_of(block.code):
-        text = run_command(command, where)
-        if shown is None:
-            printed.append(text)
-        else:
-            assert differences(shown, text) == [], f"{where}, {command} prints:\n{text}"
-    return "".join(printed)
-
-
-def commands_of(code: str) -> list[tuple[str, str | None]]:
-    """The commands, each with the output shown below it, if any.
-
-    >>> commands_of("$ hessinit demo\\nfine\\n"), commands_of("pip install .\\nhessinit \\\\\\n  demo\\n")
-    ([('hessinit demo', 'fine\\n')], [('pip install .', None), ('hessinit    demo', None)])
-    """
-    lines = [line for line in code.replace("\\\n", " ").splitlines() if line.strip()]
-    if not any(line.startswith("$ ") for line in lines):
-        return [(line, None) for line in lines]
-    found: list[tuple[str, str | None]] = []
+    lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line.strip()]
+    has_prompts = any(line.startswith("$ ") for line in lines)
+    commands: list[tuple[str, list[str]]] = []
     for line in lines:
-        if line.startswith("$ "):
-            found.append((line[2:], None))
+        if line.startswith("$ ") or not has_prompts:
+            commands.append((line.removeprefix("$ "), []))
         else:
-            assert found, f"{line!r} is shown before any command"
-            found[-1] = (found[-1][0], (found[-1][1] or "") + line + "\n")
-    return found
+            assert commands, f"{where}: {line!r} is shown before any command"
+            commands[-1][1].append(line)
+    printed = []
+    for command, shown in commands:
+        text = run_command(command, where)
+        if shown:
+            assert differences("\n".join(shown), text) == [], f"{where}, {command} prints:\n{text}"
+        else:
+            printed.append(text)
+    return "".join(printed)
 
 
 def run_command(command: str, where: str) -> str:
@@ -145,19 +127,23 @@ def run_command(command: str, where: str) -> str:
     if not words or words[0] in NOT_RUN:
         return ""
     runs = words[0] in PROGRAMS and not {"|", ">", "&&", ";"} & set(words)
-    assert runs, f"{where}: {command!r} is a command that no test runs; {PROGRAMS.keys()} run, {NOT_RUN} not"
+    assert runs, f"{where}: {command!r} is a command that no test runs"
     source = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     settings = {"COLUMNS": "100", "MPLBACKEND": "Agg", "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, *PROGRAMS[words[0]], *words[1:]]
-    captured: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "timeout": PATIENCE}
     for _ in range(4):
-        done = subprocess.run(arguments, env={**os.environ, **settings}, **captured)
+        done = subprocess.run(
+            [sys.executable, *PROGRAMS[words[0]], *words[1:]],
+            env={**os.environ, **settings},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=PATIENCE,
+        )
         if not (words[0] == "torchrun" and ABORTS_AT_EXIT in done.stderr):
             break
-    status = EXIT_STATUS.search(command)
-    expected = int(status["number"]) if status else 0
-    told = f"{where}: {command!r} exits with {done.returncode}, not {expected}:\n{done.stdout}\n{done.stderr}"
-    assert done.returncode == expected, told
+    status = re.search(r"#.*\bexit status (\d+)", command)
+    expected = int(status[1]) if status else 0
+    said = f"{where}: {command!r} exits with {done.returncode}, not {expected}:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == expected, said
     return done.stdout
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hessinit
-from tiny import LOSS, Calling, batch, inputs, labels, network
+from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
@@ -23,25 +23,19 @@ def images(width: int = 4) -> nn.Sequential:
     )
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.last = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.lstm(x)[0][:, -1])
-
-
+ENCODER = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
 PROBLEMS: dict[str, tuple[nn.Module, torch.Tensor]] = {
     "dense": (network(), inputs()),
     "convolution": (images(), inputs(6, 1, 8, 8)),
-    "LSTM": (Recurrent(), inputs(6, 3, 4)),
-    "transformer": (
-        nn.Sequential(
-            nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(12, 3)
+    "LSTM": (
+        Net(
+            lambda m, x: m.last(m.lstm(x)[0][:, -1]),
+            lstm=nn.LSTM(4, 5, batch_first=True),
+            last=nn.Linear(5, 3),
         ),
         inputs(6, 3, 4),
     ),
+    "transformer": (nn.Sequential(ENCODER, nn.Flatten(), nn.Linear(12, 3)), inputs(6, 3, 4)),
 }
 
 
@@ -76,13 +70,10 @@ def test_gpu_generators_go_on_as_if_nothing_had_been_drawn(place: str) -> None:
     assert reports[0].network == reports[1].network
 
 
-def test_dropout_on_the_gpu_is_found() -> None:
-    model = Calling(lambda net, x: F.dropout(net(x), 0.5)).cuda()
+def test_dropout_on_the_gpu_is_found_and_weights_on_two_devices_are_refused() -> None:
+    dropping = Calling(lambda net, x: F.dropout(net(x), 0.5)).cuda()
     with pytest.raises(hessinit.ProblemError, match="output changes from call to call"):
-        hessinit.measure(model, LOSS, batch())
-
-
-def test_weights_on_two_devices_are_refused() -> None:
+        hessinit.measure(dropping, LOSS, batch())
     model = network()
     model[2].cuda()
     with pytest.raises(hessinit.ProblemError, match="0.weight on cpu, 2.weight on cuda:0"):
@@ -142,18 +133,13 @@ def test_what_is_said_to_fit_into_memory_fits(options: dict[str, Any]) -> None:
 
 
 def test_a_scheme_draws_the_same_weights_for_every_device() -> None:
-    placed = {}
+    placed = []
     for device in ("cpu", "cuda"):
         model = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Dropout(0.4), nn.Linear(32, 10)).to(device)
-        sample = torch.randn(16, 64)
-        generator = torch.Generator().manual_seed(0)
-        result = hessinit.apply_scheme_(model, "he", sample=sample, generator=generator)
-        assert all(parameter.device.type == device for parameter in model.parameters())
-        placed[device] = [parameter.detach().cpu() for parameter in model.parameters()], result
-    assert all(
-        torch.equal(one, other) for one, other in zip(placed["cpu"][0], placed["cuda"][0], strict=True)
-    )
-    assert placed["cpu"][1].layers == placed["cuda"][1].layers
+        options = {"sample": inputs(16, 64), "generator": torch.Generator().manual_seed(0)}
+        placed.append((hessinit.apply_scheme_(model, "he", **options).layers, model.cpu().state_dict()))
+    assert placed[0][0] == placed[1][0]
+    assert all(torch.equal(one, placed[1][1][name]) for name, one in placed[0][1].items())
 
 
 @pytest.mark.parametrize("scheme", ["he", "orthogonal", "lsuv", "default"])

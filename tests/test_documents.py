@@ -9,58 +9,44 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import hessinit
 import hessinit.paper
-from running_documents import FENCE, blocks_of, run_blocks
+from running_documents import FENCE, run_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 GUIDES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS = [*GUIDES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
 
-INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.S)
-COMMENT = re.compile(r"<!--.*?-->", re.S)
-LINKS = (
-    re.compile(r"\]\(<?(?P<target>[^)\s>]+)>?(?:\s+[\"'][^)]*)?\)"),
-    re.compile(r"^ {0,3}\[[^\]^]+\]:\s+<?(?P<target>[^\s>]+)", re.M),
-    re.compile(r"<[^>]*\b(?:href|src)\s*=\s*[\"'](?P<target>[^\"']+)[\"']"),
-)
-HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(?P<text>.+?)[ \t#]*$", re.M)
+CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.S)
+LINK = re.compile(r"\]\(<?([^)\s>]+)|^ {0,3}\[[^\]^]+\]:\s+<?([^\s>]+)|\b(?:href|src)=[\"']([^\"']+)", re.M)
+HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)[ \t#]*$", re.M)
 INDENTED_COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:hessinit|python|pytest|pip|torchrun) .*", re.M)
-HTML_ANCHOR = re.compile(r"<[^>]*\b(?:id|name)\s*=\s*[\"']([^\"']+)[\"']")
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that a hosting site gives the headings of `text`, and those set by hand.
-
-    Lower case, punctuation dropped, blanks to hyphens; the second heading of a name gets `-1`.
-    """
-    text = COMMENT.sub("", FENCE.sub("", text))
-    found = set(HTML_ANCHOR.findall(text))
-    for heading in HEADING.finditer(text):
-        shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading["text"])
+    """Of the headings: lower case, punctuation dropped, blanks to hyphens; the second gets `-1`."""
+    found: set[str] = set()
+    for heading in HEADING.findall(FENCE.sub("", text)):
+        shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
-        count = 0
-        while (name := f"{slug}-{count}" if count else slug) in found:
-            count += 1
-        found.add(name)
+        found.add(f"{slug}-1" if slug in found else slug)
     return found
 
 
 def broken_links(document: Path) -> list[str]:
     """The relative links and anchors of `document` that lead nowhere; links to the web are not followed."""
-    text = INLINE_CODE.sub("", COMMENT.sub("", FENCE.sub("", document.read_text(encoding="utf-8"))))
+    text = CODE.sub("", FENCE.sub("", document.read_text(encoding="utf-8")))
     broken = []
-    for target in (link["target"] for pattern in LINKS for link in pattern.finditer(text)):
+    for target in ("".join(parts) for parts in LINK.findall(text)):
         path, _, anchor = target.partition("#")
         file = document.parent / path if path else document
-        if re.match(r"[a-z][a-z0-9+.-]*:|//", target, re.I):
-            continue
-        if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
+        is_local = not re.match(r"[a-z][a-z0-9+.-]*:|//", target, re.I)
+        leads = file.exists() and (not anchor or anchor in anchors(file.read_text(encoding="utf-8")))
+        if is_local and not leads:
             broken.append(target)
     return broken
 
@@ -103,26 +89,16 @@ def test_every_public_name_option_and_command_is_described() -> None:
 
     text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
     assert [name for name in hessinit.__all__ if f"`{name}" not in text and f".{name}" not in text] == []
-    verbs = [name for name in hessinit.__all__ if inspect.isfunction(getattr(hessinit, name))]
+    verbs = [verb for name in hessinit.__all__ if inspect.isfunction(verb := getattr(hessinit, name))]
     assert len(verbs) >= 14
-    options = {
-        name
-        for verb in verbs
-        for name, parameter in inspect.signature(getattr(hessinit, verb)).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    options = {name for verb in verbs for name in (verb.__kwdefaults__ or {})}
     assert {name for name in options if f"`{name}" not in text and f" {name}=" not in text} == set()
     text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     commands = [command.callback.__name__ for command in app.registered_commands]
     assert [name for name in commands if f"$ hessinit {name} --help\n" not in text] == []
     assert len(commands) >= 9
-
-
-@pytest.mark.parametrize("package", [hessinit, hessinit.paper], ids=lambda package: package.__name__)
-def test_no_public_name_is_that_of_a_module(package: ModuleType) -> None:
-    """Once the module is imported, its package would return it in place of the function."""
-    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
-    assert modules & set(package.__all__) == set()
+    for package in (hessinit, hessinit.paper):  # an imported module would replace the function of its name
+        assert {module.name for module in pkgutil.iter_modules(package.__path__)}.isdisjoint(package.__all__)
 
 
 # The checks above pass on good documents; these show that they fail on bad ones.
@@ -134,16 +110,12 @@ def write_document(folder: Path, *lines: str) -> Path:
     return document
 
 
-def test_blocks_share_one_namespace_and_other_languages_are_not_run(tmp_path: Path) -> None:
+def test_blocks_share_one_namespace_and_a_failing_one_is_reported_with_its_line(tmp_path: Path) -> None:
     first = ["```python", "x = 1", "```", "```text", "not python", "```"]
     second = ["- item", "  ```python", "  assert x == 1", "  ```"]
     assert run_blocks(write_document(tmp_path, *first, *second)) == 2
-
-
-def test_a_failing_block_is_reported_with_its_line_and_a_warning_fails(tmp_path: Path) -> None:
-    document = write_document(tmp_path, "# Title", "", "```python", "x = 1", "assert x == 2", "```")
     with pytest.raises(AssertionError) as failure:
-        run_blocks(document)
+        run_blocks(write_document(tmp_path, "# Title", "", "```python", "x = 1", "assert x == 2", "```"))
     assert failure.traceback[-1].lineno + 1 == 5
     warning = ["```python", "import warnings", "warnings.warn('stale example')", "```"]
     with pytest.raises(UserWarning, match="stale example"):
@@ -154,12 +126,8 @@ def test_a_stale_output_is_found_but_not_the_last_figure_or_the_seconds(tmp_path
     code = ["```python", "print('fc1  10.52 ───── ok')", "print('1 layer in 0.2 s')", "```", "", "```output"]
     assert run_blocks(write_document(tmp_path, *code, "fc1 10.5 ── ok", "1 layer in 7 s", "```")) == 1
     for stale in ("fc1 11.5 ─ ok", "fc2 10.5 ─ ok", "fc1 10.5 ─ sharp", "fc1 10.5 ─"):
-        document = write_document(tmp_path, *code, stale, "1 layer in 7 s", "```")
         with pytest.raises(AssertionError, match="sample.md, line 2, prints"):
-            run_blocks(document)
-    first, second = "```python\n1\n```\n", "```python\n2\n```\n  ```output\n  two\n  ```\n"
-    text = first + second + "```text\n```\n```output\nof nothing\n```\n"
-    assert [block.output for block in blocks_of(text)] == [None, "two\n"]
+            run_blocks(write_document(tmp_path, *code, stale, "1 layer in 7 s", "```"))
 
 
 def test_files_are_written_and_commands_run(folder: Path) -> None:
@@ -170,31 +138,33 @@ def test_files_are_written_and_commands_run(folder: Path) -> None:
     for stale in (["$ python greeting.py", "hello you"], ["$ python greeting.py you", "hello"]):
         with pytest.raises(AssertionError, match="sample.md, line 6, python greeting.py"):
             run_blocks(write_document(folder, *file, "```console", *stale, "```"))
-    with pytest.raises(AssertionError, match="sample.md, line 2: nothing uses net.py"):
-        run_blocks(write_document(folder, '```python title="net.py"', "x = 1", "```"))
 
 
-def test_a_command_that_no_test_runs_or_with_another_exit_status_is_found(folder: Path) -> None:
-    for command in ("curl example.org", "hessinit demo | head", "python net.py > out"):
-        with pytest.raises(AssertionError, match="sample.md, line 2: .* is a command that no test runs"):
-            run_blocks(write_document(folder, "```bash", command, "```"))
-    failing = 'python -c "raise SystemExit(3)"'
-    run_blocks(write_document(folder, "```bash", f"{failing}  # exit status 3", "```"))
-    with pytest.raises(AssertionError, match="exits with 3, not 0"):
-        run_blocks(write_document(folder, "```bash", failing, "```"))
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (['```python title="net.py"', "x = 1"], "line 2: nothing uses net.py"),
+        (["```bash", "curl example.org"], "is a command that no test runs"),
+        (["```bash", "hessinit demo | head"], "is a command that no test runs"),
+        (["```bash", 'python -c "raise SystemExit(3)"'], "exits with 3, not 0"),
+        (["```bash", 'python -c "raise SystemExit(3)"  # exit status 2'], "exits with 3, not 2"),
+    ],
+)
+def test_a_block_that_no_test_could_run_is_found(block: list[str], message: str, folder: Path) -> None:
+    with pytest.raises(AssertionError, match=message):
+        run_blocks(write_document(folder, *block, "```"))
 
 
 def test_links_to_missing_files_and_headings_are_found(tmp_path: Path) -> None:
-    document = write_document(
-        tmp_path,
-        "# What it costs: ‖H‖ & `time`",
-        "[good](#what-it-costs-h--time) [web](https://example.org/x#y) [bad](#what-it-cost)",
-        "[gone](gone.md#top) `[code](no.md)`",
-        "```",
-        "[fenced](no.md)",
-        "```",
-        '<img src="no.png"> <a href="sample.md">here</a>',
+    links = "[good](#what-it-costs-h--time) [web](https://example.org/x#y) [bad](#what-it-cost)"
+    ignored = ["`[code](no.md)`", "```", "[fenced](no.md)", "```", '<a href="sample.md">here</a>']
+    more = [
+        "[gone](gone.md#top)",
+        '<img src="no.png">',
         "[ref]: other.md 'title'",
-    )
+        "# Cost",
+        "## Cost",
+        "[second](#cost-1)",
+    ]
+    document = write_document(tmp_path, "# What it costs: ‖H‖ & `time`", links, *ignored, *more)
     assert sorted(broken_links(document)) == ["#what-it-cost", "gone.md#top", "no.png", "other.md"]
-    assert anchors("# Cost\n## Cost\n<a id='by-hand'></a>") == {"cost", "cost-1", "by-hand"}

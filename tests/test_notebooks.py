@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,13 @@ TIME = re.compile(r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d")
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:(zmq|jupyter_client|nbclient|tornado)")
 
 
-def load_runner() -> Any:
-    pytest.importorskip("nbclient", reason="needs hessinit[test]")
-    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "building" / "notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_prints_what_is_stored(path: Path) -> None:
     """`python docs/building/notebooks.py` stores new outputs."""
     stored = json.loads(path.read_text(encoding="utf-8"))
-    found = load_runner().executed(path)  # an error in a cell, a failed assert too, is raised
+    pytest.importorskip("nbclient", reason="needs hessinit[test]")
+    execute = runpy.run_path(str(ROOT / "docs" / "building" / "notebooks.py"))["executed"]
+    found = execute(path)  # an error in a cell, a failed assert too, is raised
     for position, (old, new) in enumerate(zip(stored["cells"], found.cells, strict=True)):
         if new.cell_type == "code" and new.metadata.get("hessinit", {}).get("compare", True):
             assert differences(printed(old), printed(new)) == [], f"{path.name}, cell {position}"
@@ -48,6 +40,7 @@ def printed(cell: Any) -> str:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_with_its_outputs_and_nothing_of_the_machine(path: Path) -> None:
+    assert len(NOTEBOOKS) == 3
     assert path.stat().st_size < 500_000
     notebook = json.loads(path.read_text(encoding="utf-8"))
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -60,7 +53,3 @@ def test_a_notebook_is_stored_with_its_outputs_and_nothing_of_the_machine(path: 
     assert pictures != []
     text = json.dumps(notebook, ensure_ascii=False)
     assert MACHINE.findall(text) + TIME.findall(text) == []
-
-
-def test_there_are_three() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["edge-of-stability", "first-look", "transformer"]

@@ -3,7 +3,7 @@
     HESSINIT_DATA=folder python benchmarks/arena/development.py          (half an hour on 2 cores)
     python benchmarks/arena/development.py --show                        the table of the committed record
 
-Every variant is a start of its own; its regret is held against the best of the plain starts at the same rate.
+Every variant is a scheme of its own; its regret is relative to the best plain scheme at the same rate.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ NORMALIZED: dict[str, Variant] = {
 def write_weights_(
     variant: str, normalized: bool, model: nn.Module, loss: Any, batch: Any, lr: float, seed: int
 ) -> None:
-    """A start of `compare`; a worker process makes one run at a time, so its constants can be exchanged."""
+    """A scheme of `compare`; a worker process makes one run at a time, so its constants can be exchanged."""
     constants, options = (NORMALIZED if normalized else VARIANTS)[variant]
     kept = {name: getattr(defaults, name) for name in constants}
     allowed = scales._small_and_large
@@ -83,23 +83,23 @@ def write_weights_(
 def run(task: Task, seeds: int, folder: Path, workers: int) -> dict[str, dict[str, list[float]]]:
     """Final losses by variant and rate."""
     normalized = task.name == "pre-ln"
-    starts: dict[str, Any] = {name: name for name in PLAIN}
+    schemes: dict[str, Any] = {name: name for name in PLAIN}
     for name in NORMALIZED if normalized else VARIANTS:
-        starts[name] = functools.partial(write_weights_, name, normalized)
+        schemes[name] = functools.partial(write_weights_, name, normalized)
     comparison = compare(
-        task.build, task.loss, task.data(), schemes=starts, learning_rates=task.rates, seeds=seeds,
+        task.build, task.loss, task.data(), schemes=schemes, learning_rates=task.rates, seeds=seeds,
         steps=task.steps, batch_size=task.batch_size, measure_curvature=False,
         folder=folder / task.name, workers=workers,
     )  # fmt: skip
     return {
-        start: {
+        scheme: {
             f"{rate:g}": [
                 float(f"{one.final_loss:.5g}") if one.finite else 1e9
-                for one in comparison.runs_of(start, rate)
+                for one in comparison.runs_of(scheme, rate)
             ]
             for rate in task.rates
         }
-        for start in comparison.schemes
+        for scheme in comparison.schemes
     }
 
 
@@ -111,7 +111,7 @@ def show(record: dict[str, Any], console: Console) -> None:
         if not tasks:
             continue
         table = Table(
-            "start", *tasks, "mean", "worst", "at", title=f"{title}: loss against the best plain start"
+            "scheme", *tasks, "mean", "worst", "at", title=f"{title}: loss against the best plain scheme"
         )
         for variant in ("lsuv", *variants):
             cells = {
@@ -128,8 +128,8 @@ def show(record: dict[str, Any], console: Console) -> None:
 
 
 def _regret(losses: dict[str, dict[str, list[float]]], variant: str, rate: str, chance: float) -> float:
-    mean = {start: float(np.mean(count_losses(by_rate[rate], chance))) for start, by_rate in losses.items()}
-    best = min(mean[start] for start in PLAIN)
+    mean = {scheme: float(np.mean(count_losses(by_rate[rate], chance))) for scheme, by_rate in losses.items()}
+    best = min(mean[scheme] for scheme in PLAIN)
     return mean[variant] / best - 1
 
 

@@ -24,19 +24,19 @@ _LARGEST = 0.3  # regret at which the colours end
 
 
 def draw_regret(
-    outcomes: Sequence[Outcome], start: str, ours: Collection[str], ax: Axes | None = None
+    outcomes: Sequence[Outcome], scheme: str, ours: Collection[str], ax: Axes | None = None
 ) -> Axes:
-    """Tasks × rates: how far `start` is behind the best competitor (red) or ahead (blue), in percent.
+    """Tasks × rates: how far `scheme` is behind the best competitor (red) or ahead (blue), in percent.
 
-    A cell in which nothing trains is grey; one in which `start` fails though a competitor trains has a cross.
+    A cell in which nothing trains is grey; a cross marks where `scheme` fails and a competitor trains.
     """
     if ax is None:
         from matplotlib import pyplot
 
         _, ax = pyplot.subplots(figsize=(6.5, 0.9 + 0.27 * len(outcomes)), layout="constrained")
     columns = max(len(outcome.rates) for outcome in outcomes)
-    cells = regret(outcomes, start, ours).cells
-    failed = divergences(outcomes, start, ours)
+    cells = regret(outcomes, scheme, ours).cells
+    failed = divergences(outcomes, scheme, ours)
     values = np.full((len(outcomes), columns), np.nan)
     for row, outcome in enumerate(outcomes):
         for column, rate in enumerate(outcome.rates):
@@ -62,12 +62,12 @@ def draw_regret(
     ax.set_yticks(range(len(outcomes)), [outcome.task for outcome in outcomes], fontsize=8)
     ax.set_xticks([0, columns - 1], ["lowest rate", "highest rate"], fontsize=8)
     ax.tick_params(length=0)
-    ax.set_title(f"{start}: loss against the best competitor at the same rate", fontsize=9)
+    ax.set_title(f"{scheme}: loss against the best competitor at the same rate", fontsize=9)
     return ax
 
 
 def draw_ranks(outcomes: Sequence[Outcome], ours: Collection[str], ax: Axes | None = None) -> Axes:
-    """Mean rank of every start, the best on top, with its standard error over seeds."""
+    """Mean rank of every scheme, the best on top, with its standard error over seeds."""
     ranks = mean_ranks(outcomes)
     if ax is None:
         from matplotlib import pyplot
@@ -75,17 +75,17 @@ def draw_ranks(outcomes: Sequence[Outcome], ours: Collection[str], ax: Axes | No
         _, ax = pyplot.subplots(figsize=(5, 0.8 + 0.24 * len(ranks)), layout="constrained")
     places = range(len(ranks))
     found = rank_errors(outcomes)
-    errors = [found[start] for start in ranks]
+    errors = [found[scheme] for scheme in ranks]
     ax.barh(
         places,
         [each.rank for each in ranks.values()],
         xerr=None if np.isnan(errors).any() else errors,
-        color=[BLUE if start in ours else "#bbbbbb" for start in ranks],
+        color=[BLUE if scheme in ours else "#bbbbbb" for scheme in ranks],
         error_kw={"linewidth": 0.8, "ecolor": GREY},
     )
     most = max(each.cells for each in ranks.values())
     names = [
-        start if each.cells == most else f"{start} ({each.cells} cells)" for start, each in ranks.items()
+        scheme if each.cells == most else f"{scheme} ({each.cells} cells)" for scheme, each in ranks.items()
     ]
     ax.set_yticks(places, names, fontsize=8)
     ax.invert_yaxis()

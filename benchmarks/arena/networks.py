@@ -1,4 +1,4 @@
-"""The arena's networks, built as a user would build them: PyTorch's modules and PyTorch's default start."""
+"""The arena's networks, built as a user would build them: PyTorch's modules and PyTorch's default weights."""
 
 from __future__ import annotations
 

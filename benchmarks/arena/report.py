@@ -12,7 +12,7 @@ from rich.table import Table
 if __name__ == "__main__":  # as `arena.report` it is found already
     sys.path.append(str(Path(__file__).parents[1]))
 
-from arena.outcomes import Outcome, all_starts
+from arena.outcomes import Outcome, all_schemes
 from arena.scores import (
     ZeroTuning,
     best_of_grid,
@@ -49,13 +49,13 @@ def show(
 
 
 def start_table(outcomes: Sequence[Outcome], ours: Collection[str]) -> Table:
-    """One row a start: mean rank, regret, divergences, rank at its own best rate."""
+    """One row a scheme: mean rank, regret, divergences, rank at its own best rate."""
     cells = sum(int(outcome.trainable.sum()) for outcome in outcomes)
     title = f"{len(outcomes)} tasks, {cells} cells (task, rate) in which some run trains"
     table = _table(
         title,
         [
-            "start",
+            "scheme",
             "rank ± error",
             "cells",
             "regret",
@@ -67,35 +67,36 @@ def start_table(outcomes: Sequence[Outcome], ours: Collection[str]) -> Table:
         ],
     )
     own_best, errors = best_rate_ranks(outcomes), rank_errors(outcomes)
-    for start, mean in mean_ranks(outcomes).items():
-        against = regret(outcomes, start, ours)
+    for scheme, mean in mean_ranks(outcomes).items():
+        against = regret(outcomes, scheme, ours)
         task, rate = against.worst_cell if against.cells else ("–", float("nan"))
-        failed = divergences(outcomes, start, ours)
+        failed = divergences(outcomes, scheme, ours)
         table.add_row(
-            _marked(start, ours),
-            f"{mean.rank:.2f} ± {errors[start]:.2f}",
+            _marked(scheme, ours),
+            f"{mean.rank:.2f} ± {errors[scheme]:.2f}",
             str(mean.cells),
             percent(against.mean),
             percent(against.mean_of_losses),
             percent(against.worst),
             f"{task}, {rate:g}",
             f"{len(failed)} ({sum(map(len, failed.values()))} runs)" if failed else "0",
-            f"{own_best[start].rank:.2f}",
+            f"{own_best[scheme].rank:.2f}",
         )
     return table
 
 
 def best_rate_table(outcomes: Sequence[Outcome], ours: Collection[str]) -> Table:
-    """One row a task: each start's loss at its own best rate, the best marked."""
-    starts = all_starts(outcomes)
-    table = _table("\nLoss at the start's own best rate (* the lowest; – does not apply)", ["task"])
-    for start in starts:
-        table.add_column(_marked(start, ours).replace("+", "\n+"), justify="right")
+    """One row a task: each scheme's loss at its own best rate, the best marked."""
+    schemes = all_schemes(outcomes)
+    table = _table("\nLoss at the scheme's own best rate (* the lowest; – does not apply)", ["task"])
+    for scheme in schemes:
+        table.add_column(_marked(scheme, ours).replace("+", "\n+"), justify="right")
     for outcome in outcomes:
         best = best_of_grid(outcome)
         least = min(loss for loss, _ in best.values())
         texts = [
-            _loss_text(best[start][0], least, outcome.chance) if start in best else "–" for start in starts
+            _loss_text(best[scheme][0], least, outcome.chance) if scheme in best else "–"
+            for scheme in schemes
         ]
         table.add_row(outcome.task, *texts)
     return table
@@ -108,9 +109,9 @@ def _loss_text(loss: float, least: float, chance: float) -> str:
 
 
 def _print_failures(console: Console, outcomes: Sequence[Outcome], ours: Collection[str]) -> None:
-    for start in ours:
-        for (task, rate), seeds in divergences(outcomes, start, ours).items():
-            console.print(f"{start} fails where another trains: {task} at {rate:g}, {len(seeds)} seeds")
+    for scheme in ours:
+        for (task, rate), seeds in divergences(outcomes, scheme, ours).items():
+            console.print(f"{scheme} fails where another trains: {task} at {rate:g}, {len(seeds)} seeds")
 
 
 def zero_tuning_table(rows: Sequence[ZeroTuning]) -> Table:
@@ -133,8 +134,8 @@ def percent(share: float) -> str:
     return f"{100 * share:+.1f} %" if abs(share) < 10 else f"{100 * share:+.0f} %"
 
 
-def _marked(start: str, ours: Collection[str]) -> str:
-    return f"» {start}" if start in ours else start
+def _marked(scheme: str, ours: Collection[str]) -> str:
+    return f"» {scheme}" if scheme in ours else scheme
 
 
 def _table(title: str, columns: list[str]) -> Table:

@@ -1,4 +1,4 @@
-"""The arena: every start trains every task, at five learning rates over two decades, with three seeds.
+"""The arena: every scheme trains every task, at five learning rates over two decades, with three seeds.
 
     HESSINIT_DATA=folder python benchmarks/arena/run.py                 the CPU set
     HESSINIT_DATA=folder python benchmarks/arena/run.py --set quick     four of its tasks, in ten minutes
@@ -28,7 +28,7 @@ import torch  # noqa: E402
 
 from arena import figures, outcomes, report  # noqa: E402
 from arena.own_rate import train_at_own_rate  # noqa: E402
-from arena.starts import OURS, starts_of  # noqa: E402
+from arena.schemes import OURS, schemes_of  # noqa: E402
 from arena.tasks import CPU, GPU, Task  # noqa: E402
 from hessinit.results.comparison import Comparison  # noqa: E402
 from hessinit.results.result import write_text  # noqa: E402
@@ -58,7 +58,7 @@ def _run(task: Task, arguments: argparse.Namespace, pool: Executor) -> None:
     work = 0.0
     if not arguments.own:
         comparison = compare(
-            task.build, task.loss, task.data(), schemes=starts_of(task), learning_rates=task.rates,
+            task.build, task.loss, task.data(), schemes=schemes_of(task), learning_rates=task.rates,
             seeds=arguments.seeds, steps=task.steps, batch_size=task.batch_size, optimizer=task.optimizer,
             device=task.device, folder=arguments.folder / task.name, workers=arguments.workers,
         )  # fmt: skip

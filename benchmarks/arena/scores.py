@@ -1,7 +1,7 @@
-"""The arena's scores: ranks, regret, divergences, the best rate of each start, and no tuning at all.
+"""The arena's scores: ranks, regret, divergences, the best rate of each scheme, and no tuning at all.
 
 A cell is a task at one rate. A loss above that of guessing, or not finite, counts as guessing; a run fails
-from 98 % of it. Cells in which every run of every start fails are left out everywhere but in `best_of_grid`.
+from 98 % of it. Cells in which every run of every scheme fails are left out everywhere but in `best_of_grid`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arena.outcomes import Outcome, all_starts, count_losses, rivals, trainable_cells
+from arena.outcomes import Outcome, all_schemes, count_losses, rivals, trainable_cells
 
 
 @dataclass(frozen=True)
 class MeanRank:
-    """The average place of a start, 1 the best, over the cells to which it applies."""
+    """The average place of a scheme, 1 the best, over the cells to which it applies."""
 
     rank: float
     cells: int
@@ -24,7 +24,7 @@ class MeanRank:
 
 @dataclass(frozen=True)
 class Regret:
-    """(loss − best) / best against the best rival at each cell; negative where the start beats them all."""
+    """(loss − best) / best against the best rival at each cell; negative where the scheme beats them all."""
 
     cells: dict[tuple[str, float], float]
 
@@ -73,65 +73,65 @@ def rank_with_ties(values: np.ndarray) -> np.ndarray:
 
 
 def mean_ranks(outcomes: Sequence[Outcome]) -> dict[str, MeanRank]:
-    """Each start's rank by mean loss over seeds, averaged over cells, best first."""
-    ranks: dict[str, list[float]] = {start: [] for start in all_starts(outcomes)}
+    """Each scheme's rank by mean loss over seeds, averaged over cells, best first."""
+    ranks: dict[str, list[float]] = {scheme: [] for scheme in all_schemes(outcomes)}
     for outcome in outcomes:
         for place, _ in trainable_cells(outcome):
-            for start, rank in zip(outcome.starts, rank_with_ties(outcome.means[:, place]), strict=True):
-                ranks[start].append(float(rank))
+            for scheme, rank in zip(outcome.schemes, rank_with_ties(outcome.means[:, place]), strict=True):
+                ranks[scheme].append(float(rank))
     return _averaged(ranks)
 
 
 def _averaged(ranks: dict[str, list[float]]) -> dict[str, MeanRank]:
-    found = {start: MeanRank(float(np.mean(each)), len(each)) for start, each in ranks.items() if each}
+    found = {scheme: MeanRank(float(np.mean(each)), len(each)) for scheme, each in ranks.items() if each}
     return dict(sorted(found.items(), key=lambda item: item[1].rank))
 
 
-def regret(outcomes: Sequence[Outcome], start: str, ours: Collection[str]) -> Regret:
-    """What it costs to use `start` instead of the best competitor, at each cell."""
+def regret(outcomes: Sequence[Outcome], scheme: str, ours: Collection[str]) -> Regret:
+    """What it costs to use `scheme` instead of the best competitor, at each cell."""
     cells = {}
     for outcome in outcomes:
-        others = rivals(outcome, start, ours)
-        if start not in outcome.starts or not others:
+        others = rivals(outcome, scheme, ours)
+        if scheme not in outcome.schemes or not others:
             continue
         for place, rate in trainable_cells(outcome):
             best = outcome.means[others, place].min()
-            cells[outcome.task, rate] = float((outcome.means[outcome.row(start), place] - best) / best)
+            cells[outcome.task, rate] = float((outcome.means[outcome.row(scheme), place] - best) / best)
     return Regret(cells)
 
 
 def divergences(
-    outcomes: Sequence[Outcome], start: str, ours: Collection[str]
+    outcomes: Sequence[Outcome], scheme: str, ours: Collection[str]
 ) -> dict[tuple[str, float], tuple[int, ...]]:
-    """The cells, and in each the places of the seeds, at which `start` fails though a rival never does."""
+    """The cells, and in each the places of the seeds, at which `scheme` fails though a rival never does."""
     found = {}
     for outcome in outcomes:
-        others = rivals(outcome, start, ours)
-        if start not in outcome.starts or not others:
+        others = rivals(outcome, scheme, ours)
+        if scheme not in outcome.schemes or not others:
             continue
         for place, rate in trainable_cells(outcome):
-            failed = np.flatnonzero(outcome.fails[outcome.row(start), place]).tolist()
+            failed = np.flatnonzero(outcome.fails[outcome.row(scheme), place]).tolist()
             if failed and (~outcome.fails[others, place]).all(1).any():
                 found[outcome.task, rate] = tuple(failed)
     return found
 
 
 def best_of_grid(outcome: Outcome) -> dict[str, tuple[float, float]]:
-    """Each start's loss at its own best rate, and that rate."""
+    """Each scheme's loss at its own best rate, and that rate."""
     places = outcome.means.argmin(1)
     return {
-        start: (float(outcome.means[row, places[row]]), outcome.rates[places[row]])
-        for row, start in enumerate(outcome.starts)
+        scheme: (float(outcome.means[row, places[row]]), outcome.rates[places[row]])
+        for row, scheme in enumerate(outcome.schemes)
     }
 
 
 def best_rate_ranks(outcomes: Sequence[Outcome]) -> dict[str, MeanRank]:
-    """Each start's rank by its loss at its own best rate, averaged over tasks, best first."""
-    ranks: dict[str, list[float]] = {start: [] for start in all_starts(outcomes)}
+    """Each scheme's rank by its loss at its own best rate, averaged over tasks, best first."""
+    ranks: dict[str, list[float]] = {scheme: [] for scheme in all_schemes(outcomes)}
     for outcome in outcomes:
         if outcome.trainable.any():
-            for start, rank in zip(outcome.starts, rank_with_ties(outcome.means.min(1)), strict=True):
-                ranks[start].append(float(rank))
+            for scheme, rank in zip(outcome.schemes, rank_with_ties(outcome.means.min(1)), strict=True):
+                ranks[scheme].append(float(rank))
     return _averaged(ranks)
 
 
@@ -140,14 +140,14 @@ def zero_tuning(
 ) -> list[ZeroTuning]:
     """Each task's loss at our suggested rate against the best that any competitor reaches on the grid.
 
-    `at_own_rate` has the final losses by seed of each task; `ours` are the starts that are no competitors.
+    `at_own_rate` has the final losses by seed of each task; `ours` are the schemes that are no competitors.
     """
     rows = []
     for outcome in outcomes:
         if outcome.task not in at_own_rate:
             continue
-        grid = {start: found for start, found in best_of_grid(outcome).items() if start not in ours}
-        rival = min(grid, key=lambda start: grid[start][0])
+        grid = {scheme: found for scheme, found in best_of_grid(outcome).items() if scheme not in ours}
+        rival = min(grid, key=lambda scheme: grid[scheme][0])
         loss = float(count_losses(at_own_rate[outcome.task], outcome.chance).mean())
         rows.append(ZeroTuning(outcome.task, loss, grid[rival][0], rival, grid[rival][1]))
     return rows
@@ -166,7 +166,7 @@ def bootstrap_errors(
 ) -> dict[str, float]:
     """Standard errors over seeds of named scores: their spread when the seeds of each task are drawn again.
 
-    All starts of a task keep the same seeds, since they share data. With S seeds the spread is too small by
+    All schemes of a task keep the same seeds, since they share data. With S seeds the spread is too small by
     √((S − 1)/S), which is put right; nan where a task has one seed.
     """
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xB007]))
@@ -184,7 +184,7 @@ def bootstrap_errors(
 
 
 def rank_errors(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The standard error over seeds of each start's mean rank."""
+    """The standard error over seeds of each scheme's mean rank."""
     return bootstrap_errors(
-        outcomes, lambda again: {start: mean.rank for start, mean in mean_ranks(again).items()}
+        outcomes, lambda again: {scheme: mean.rank for scheme, mean in mean_ranks(again).items()}
     )

@@ -25,7 +25,7 @@ OURS = ("ours", "ours, other")
 #           ours                               0.5        1.5 (1 and inf)
 FIRST = Outcome(
     task="first",
-    starts=("he", "lsuv", "ours"),
+    schemes=("he", "lsuv", "ours"),
     rates=(0.1, 1.0),
     losses=np.array([[[0.8, 1.2], [NAN, 9.0]], [[0.4, 0.6], [1.0, 1.0]], [[0.5, 0.5], [1.0, INF]]]),
     chance=2.0,
@@ -33,7 +33,7 @@ FIRST = Outcome(
 #   second  he 0.4 and 2, ours 0.3 and 2; lsuv does not apply. At rate 1 nothing trains.
 SECOND = Outcome(
     task="second",
-    starts=("he", "ours"),
+    schemes=("he", "ours"),
     rates=(0.1, 1.0),
     losses=np.array([[[0.4, 0.4], [1.99, 2.0]], [[0.2, 0.4], [1.97, NAN]]]),
     chance=2.0,
@@ -75,9 +75,9 @@ def test_a_competitor_is_not_held_against_itself_nor_against_ours() -> None:
 
 
 def outcome(**losses: object) -> Outcome:
-    """One task at one rate, chance 2: the final losses of each start by seed."""
+    """One task at one rate, chance 2: the final losses of each scheme by seed."""
     table = np.array([[list(each)] for each in losses.values()])
-    return Outcome(task="t", starts=tuple(losses), rates=(0.1,), losses=table, chance=2.0)
+    return Outcome(task="t", schemes=tuple(losses), rates=(0.1,), losses=table, chance=2.0)
 
 
 def test_another_variant_of_ours_is_no_rival() -> None:
@@ -118,7 +118,7 @@ def test_zero_tuning_is_held_against_the_competitors_best_of_the_grid() -> None:
 
 def test_the_bootstrap_finds_the_standard_error_of_a_mean() -> None:
     losses = np.random.default_rng(0).normal(1.0, 0.2, (1, 1, 40))
-    found = Outcome(task="t", starts=("he",), rates=(0.1,), losses=losses, chance=9.0)
+    found = Outcome(task="t", schemes=("he",), rates=(0.1,), losses=losses, chance=9.0)
 
     def mean(drawn: list[Outcome]) -> dict[str, float]:
         return {"he": float(drawn[0].means[0, 0])}
@@ -135,9 +135,9 @@ def comparison(runs: list[Run], schemes: tuple[str, ...]) -> Comparison:
 
 def test_a_comparison_becomes_an_outcome_without_the_starts_that_do_not_apply() -> None:
     runs = [make_run("he", 0.1, 1, 0.7), make_run("he", 0.1, 0, 0.6)]
-    runs += [make_run(start, 0.1, seed, None) for start in ("fixup", "ours") for seed in (0, 1)]
+    runs += [make_run(scheme, 0.1, seed, None) for scheme in ("fixup", "ours") for seed in (0, 1)]
     found = outcome_of("t", comparison(runs, ("he", "fixup", "ours")), 2.0, OURS)
-    assert found.starts == ("he", "ours")  # ours may not leave the field
+    assert found.schemes == ("he", "ours")  # ours may not leave the field
     np.testing.assert_array_equal(found.losses, [[[0.6, 0.7]], [[NAN, NAN]]])
 
 
@@ -145,8 +145,8 @@ def test_missing_runs_and_wrong_shapes_are_refused() -> None:
     missing = "the run of 'he' at 0.1 with seed 1 is missing; run the comparison"
     with pytest.raises(ValueError, match=missing):
         outcome_of("t", comparison([make_run("he", 0.1, 0, 0.6)], ("he",)), 2.0)
-    with pytest.raises(ValueError, match=r"shape \(2, 2\); 2 starts and 2 rates need \(2, 2, seeds\)"):
-        Outcome(task="t", starts=("a", "b"), rates=(1, 2), losses=np.zeros((2, 2)), chance=2.0)
+    with pytest.raises(ValueError, match=r"shape \(2, 2\); 2 schemes and 2 rates need \(2, 2, seeds\)"):
+        Outcome(task="t", schemes=("a", "b"), rates=(1, 2), losses=np.zeros((2, 2)), chance=2.0)
 
 
 def test_the_tables_and_figures_hold_the_scores() -> None:

@@ -56,8 +56,27 @@ def test_a_custom_function_with_another_derivative_is_refused_by_its_name(
     check_refused(message, branch(function.apply, share), curvature=curvature, dtype=dtype)
 
 
+NEEDS_TWO: dict[str, Callable[[nn.Module], Any]] = {
+    "Lanczos": lambda model: hessinit.measure(model, LOSS, batch(), estimator="lanczos"),
+    "Jacobian products": lambda model: hessinit.measure(model, LOSS, batch(), jacobians=True),
+    "quadratic forms": lambda model: hessinit.quadratic_form(model, LOSS, batch()),
+    "a Hessian product": lambda model: hessinit.hessian(model, LOSS, batch()) @ torch.ones(47),
+    "a Gauss-Newton product": lambda model: hessinit.gauss_newton(model, LOSS, batch()).to_dense(),
+}
+
+
+@pytest.mark.parametrize("what", NEEDS_TWO)
+def test_a_backward_that_cannot_be_differentiated_is_refused_by_name_where_it_must_be(what: str) -> None:
+    message = "the backward of OnceSwish is not the derivative of its forward, or cannot be differentiated"
+    with pytest.raises(hessinit.ProblemError, match=message):
+        NEEDS_TWO[what](branch(OnceSwish.apply))
+    assert NEEDS_TWO[what](branch(Swish.apply)) is not None
+
+
 @each_share
-@pytest.mark.parametrize(("function", "curvature"), [(Swish, "hessian"), (SavedSwish, "gauss-newton")])
+@pytest.mark.parametrize(
+    ("function", "curvature"), [(OnceSwish, "gauss-newton"), (Swish, "hessian"), (SavedSwish, "gauss-newton")]
+)
 def test_what_is_differentiated_often_enough_is_right(function: Any, curvature: str, share: float) -> None:
     truth = hessinit.measure(branch(F.silu, share), LOSS, batch(), curvature=curvature, dtype=torch.float64)
     found = hessinit.measure(branch(function.apply, share), LOSS, batch(), curvature=curvature)

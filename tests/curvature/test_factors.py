@@ -12,9 +12,8 @@ from pieces import assert_right
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.evaluation import Evaluation, LossFactor, check_curved, evaluate, factor_loss_hessian
 from hessinit.curvature.layer_uses import find_uses, read_call
-from hessinit.curvature.loss_factor import LossFactor, check_curved, factor_loss_hessian
 from hessinit.problem.problem import Problem
 from tiny import LOSS, Net, labels
 

@@ -168,13 +168,6 @@ def test_the_network_of_layers_of_very_different_size_has_the_true_norm(seed: in
     assert hessinit.measure(model, LOSS, batch).network.norm == pytest.approx(fine.norm, rel=1e-3)
 
 
-@pytest.mark.parametrize("examples", [2, 3, 5])
-def test_zero_is_claimed_for_the_bottom_only_when_outputs_are_fewer_than_weights(examples: int) -> None:
-    model = nn.Linear(2, 2, bias=False).double()
-    report = assert_right(model, nn.MSELoss(), (double(examples, 2), torch.zeros(examples, 2)))
-    assert report["weight"].bottom.value > 0  # 2 examples x 2 outputs is not fewer than 4 weights
-
-
 def test_the_bound_without_the_network_stands_beside_a_layer_that_is_not_finite() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
     with torch.no_grad():

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pieces import assert_right
 from torch import Tensor, nn
 
@@ -111,61 +109,6 @@ def test_an_end_that_is_not_yet_known_is_not_claimed_to_be_zero() -> None:
     for end in (row.top, row.bottom):
         assert not end.converged
         assert end.error > 0
-
-
-repeatable = settings(derandomize=True, deadline=None, max_examples=12)
-numbers = st.integers(1, 3)
-
-
-def assert_blocks_agree(build: Callable[[], tuple[nn.Module, Tensor]], seed: int) -> None:
-    """Networks of ReLUs are linear in each layer by itself: the exact Hessian's blocks are Gauss-Newton's."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model, inputs = build()
-        batch = inputs, torch.randint(3, (len(inputs),))
-    exact, approximate = (
-        hessinit.measure(model, LOSS, batch, curvature=curvature, dtype=torch.float64, tolerance=1e-10)
-        for curvature in ("hessian", "gauss-newton")
-    )
-    for layer, other in zip(exact.layers, approximate.layers, strict=True):
-        assert abs(layer.norm - other.norm) <= 1e-9 * max(layer.norm, other.norm), layer.name
-
-
-@repeatable
-@given(
-    widths=st.lists(st.integers(1, 9), min_size=2, max_size=5),
-    examples=st.integers(1, 12),
-    seed=st.integers(0, 2**31 - 1),
-)
-def test_relu_perceptrons_of_any_shape_have_the_blocks_of_gauss_newton(
-    widths: list[int], examples: int, seed: int
-) -> None:
-    def build() -> tuple[nn.Module, Tensor]:
-        pairs = zip(widths, widths[1:], strict=False)
-        layers = [part for before, after in pairs for part in (nn.Linear(before, after), nn.ReLU())]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], 3)), torch.randn(examples, widths[0])
-
-    assert_blocks_agree(build, seed)
-
-
-@repeatable
-@given(
-    channels=st.tuples(numbers, numbers), kernel=st.tuples(numbers, numbers), stride=st.integers(1, 2),
-    padding=st.integers(0, 1), dilation=st.integers(1, 2), pooled=st.booleans(), examples=st.integers(1, 6),
-    seed=st.integers(0, 2**31 - 1),
-)  # fmt: skip
-def test_relu_convolutions_of_any_shape_have_the_blocks_of_gauss_newton(
-    channels: tuple[int, int], kernel: Any, pooled: bool, examples: int, seed: int, **shape: int
-) -> None:
-    def build() -> tuple[nn.Module, Tensor]:
-        pool = nn.MaxPool2d(2, ceil_mode=True) if pooled else nn.AvgPool2d(1, stride=2)
-        body = nn.Sequential(nn.Conv2d(*channels, kernel, **shape), nn.ReLU(), pool, nn.Flatten())
-        images = torch.randn(examples, channels[0], 7, 6)
-        with torch.no_grad():
-            size = body(images).shape[1]
-        return nn.Sequential(*body, nn.Linear(size, 3)), images
-
-    assert_blocks_agree(build, seed)
 
 
 def perceptron() -> tuple[nn.Module, Any]:

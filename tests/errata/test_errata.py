@@ -6,7 +6,7 @@ Data and gradients are pushed through real modules, 20 layers deep.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -97,30 +97,6 @@ def test_dropout_needs_the_root_of_the_keep_rate_and_dividing_by_it_explodes(kee
     assert end_at(mean_passes(dropped, with_scheme("he", dropout=False)), keep**-DEPTH)
 
 
-class UnscaledDropout(nn.Module):
-    """Units switched off, the others left as they are: the masks of the first dropout papers."""
-
-    def __init__(self, keep: float) -> None:
-        super().__init__()
-        self.keep = keep
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs * torch.bernoulli(torch.full_like(inputs, self.keep))
-
-
-@KEEP
-def test_for_unscaled_masks_the_printed_dropout_factor_is_the_right_one(keep: float) -> None:
-    def set_to(factor: float) -> Set:
-        std = math.sqrt(2 / WIDTH) * factor
-        return lambda model: [nn.init.normal_(layer.weight, std=std) for layer in weights_of(model)]
-
-    def unscaled() -> nn.Sequential:
-        return deep(nn.ReLU, lambda: UnscaledDropout(keep), lambda: nn.Linear(WIDTH, WIDTH, bias=False))
-
-    assert stay_within_two(mean_passes(unscaled, set_to(1 / math.sqrt(keep))))
-    assert end_at(mean_passes(unscaled, set_to(math.sqrt(keep))), keep ** (2 * DEPTH))
-
-
 @pytest.mark.parametrize("shape", [(512, 512), (1024, 128), (128, 1024), (300, 1)])
 @pytest.mark.parametrize("kind", ["normal", "signs"])
 def test_the_spectral_norm_is_the_sum_of_the_roots_and_not_its_reciprocal(
@@ -203,17 +179,6 @@ def test_each_rule_keeps_its_own_measure_and_misses_the_other_by_the_ratio_of_th
     # The same numbers, the other measure: off by 16 either way.
     assert end_at(by_inputs[:1], ratio)
     assert end_at(by_outputs[1:], 1 / ratio)
-
-
-def test_the_forward_rule_by_units_is_the_backward_rule_by_norms_and_the_compromise_is_the_same() -> None:
-    model = nn.Sequential(nn.Linear(64, 16, bias=False), nn.Linear(16, 128, bias=False))
-
-    def stds(scheme: str) -> Sequence[float]:
-        return [layer.std[0] for layer in apply_scheme_(model, scheme, dry_run=True)]
-
-    assert stds("lecun") == stds("backward") == pytest.approx([1 / 8, 1 / 4])
-    assert stds("forward") == pytest.approx([1 / 4, math.sqrt(1 / 128)])
-    assert stds("glorot") == pytest.approx(stds("compromise"))
 
 
 def first_layer_gap(activation: type[nn.Module], scale: float = 1.0) -> float:

@@ -32,7 +32,7 @@ def test_its_findings_follow_from_its_results(path: Path) -> None:
     assert record.configuration == experiment.configure(setting)
     assert {job.key for job in experiment.plan(setting)} == set(record.results)
     assert experiment.conclude(setting, record.results) == record.findings
-    assert record.about_variant == experiment.variants[record.variant]
+    assert record.about_variant == experiment.variants[record.variant].about
     assert (record.title, len(record.seeds)) == (experiment.title, experiment.seeds)
     assert path.stat().st_size < 400_000
     assert re.fullmatch(r"[0-9a-f]{12}", record.revision)

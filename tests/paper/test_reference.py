@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from hessinit.paper.experiments import MODULES, find_experiment
-from hessinit.paper.reference import holds, judged_cell, mean_cell, printed, rank_correlation
+from hessinit.paper.reference import holds, make_table, mean, printed, rank_correlation
 
 # From the paper's tables, read off once more: row, column, number.
 PRINTED = {
@@ -61,15 +61,13 @@ def test_claims_are_judged_as_worded(rule: str, ours: float, paper: float, expec
 
 
 def test_only_the_papers_own_data_are_judged_and_the_first_claim_wins() -> None:
-    cell = mean_cell("1.000", "Training loss", [0.9, 1.1], "table-4", "mnist")
+    cells = {("1.000", "Training loss"): mean([0.9, 1.1]), ("1.000", "exact 1"): mean([math.inf, 1.0])}
+    cell, exact = make_table("", "", cells, experiment="table-4", data="mnist").cells
     assert (cell.paper, cell.rule, cell.within) == (8.65, "within a factor of 10", True)
     assert (cell.ours, cell.error, cell.n) == (1.0, pytest.approx(0.1), 2)
-    other = mean_cell("1.000", "Training loss", [1.0], "table-4", "fashion-mnist")
-    assert (other.paper, other.rule, other.within, other.error) == (8.65, "", None, None)
-    assert (
-        judged_cell("1.000", "exact 1", 1.0, 1, error=None, experiment="table-4", data="mnist").paper is None
-    )
-    assert mean_cell("any", "column", [math.inf, 1.0]).error is None
+    assert (exact.paper, exact.error) == (None, None)
+    other = make_table("", "", cells, experiment="table-4", data="fashion-mnist").cells[0]
+    assert (other.paper, other.rule, other.within) == (8.65, "", None)
 
 
 @pytest.mark.parametrize("n", [5, 7, 21])

@@ -17,7 +17,7 @@ import torch
 
 from hessinit.errors import ProblemError
 from hessinit.paper import NAMES, Reproduction, experiments, load_records, reproduce
-from hessinit.paper.experiments import FIGURES, MODULES, find_experiment
+from hessinit.paper.experiments import FIGURES, MODULES, choose_experiments
 from hessinit.paper.images import load_images
 
 SMALL: dict[str, Any] = {"data": "digits", "seeds": 2, "workers": 1, "progress": False}
@@ -43,7 +43,8 @@ def results_of(folder: Path) -> list[Path]:
 
 def test_every_name_is_an_experiment_or_a_figure_of_one() -> None:
     assert {*MODULES, *FIGURES, "all"} == set(NAMES)
-    assert {find_experiment(name).data[-1] for name in MODULES} == {"digits", "python-topics"}
+    on_digits = [one.name for one, data in choose_experiments(["all"], "digits", None) if data == "digits"]
+    assert on_digits == [name for name in MODULES if name != "word2vec"]
 
 
 def test_the_folder_has_the_record_the_page_and_the_results(tmp_path: Path) -> None:
@@ -114,7 +115,8 @@ def test_processes_threads_and_the_callers_settings_give_the_same_numbers(
             "data='mnist' is unknown; choose from 'paper', 'digits', 'wikipedia'",
         ),
         (("table-2",), {"variant": "broad"}, "variant='broad' is unknown; choose from 'narrow-first'"),
-        (("all",), {"variant": "one-hidden"}, "table-1 has no variant 'one-hidden', only 'one-image'"),
+        (("all",), {"variant": "one-hidden"}, "table-1: variant='one-hidden' is unknown; .*'one-image'"),
+        (("word2vec",), {}, "word2vec does not run on the embedded digits. Pass data='wikipedia'"),
         (("table-2",), {"seeds": 0}, "seeds=0 "),
         (("table-2",), {"seeds": 1.5}, "seeds=1.5 "),
         (("table-2",), {"seeds": 10**12}, "seeds=1000000000000 must be at most 100000"),
@@ -122,7 +124,7 @@ def test_processes_threads_and_the_callers_settings_give_the_same_numbers(
         (("table-2",), {"folder": 5}, "folder=5 must be the path of a folder"),
         (("table-2",), {"data_dir": 5}, "data_dir=5 must be the path of a folder"),
         (("table-2",), {"data": "mnist", "data_dir": "."}, "train-images"),
-        (("word2vec",), {"data": "paper"}, "Wikipedia is not downloaded; pass data_dir"),
+        (("word2vec",), {"data": "paper"}, "word2vec needs a Wikipedia text, which is not downloaded"),
         (("table-2",), {"progress": "no"}, "progress='no' "),
     ],
 )

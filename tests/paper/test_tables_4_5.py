@@ -23,7 +23,7 @@ from hessinit.training.workers import Job
 TABLE_4, TABLE_5 = find_experiment("table-4"), find_experiment("table-5")
 MNIST = PaperSetting("table-4", "mnist", "two-hidden", (0, 1, 2))
 CROSS_ENTROPY = nn.functional.cross_entropy
-NETWORK = TABLE_4.networks["two-hidden"]
+NETWORK = TABLE_4.variants["two-hidden"]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -71,7 +71,7 @@ def test_kernel_norms_are_the_largest_eigenvalues_of_the_dense_matrices() -> Non
 
 def test_norms_grow_as_the_square_of_the_std_and_hessinit_meets_its_target() -> None:
     images = load_images("digits")
-    for network in (NETWORK, TABLE_4.networks["one-hidden"]):
+    for network in (NETWORK, TABLE_4.variants["one-hidden"]):
         small, large = (network.measure(images, row, 3)["approximate"] for row in ("0.002", "0.006"))
         assert [b / a for a, b in zip(small, large, strict=True)] == pytest.approx([9, 9], rel=0.01)
     assert 200 < NETWORK.measure(images, "hessinit", 0)["network"] < 800  # κ / lr = 400 on another batch
@@ -124,7 +124,7 @@ def test_jobs_give_the_recorded_numbers(
     setting = PaperSetting(table.name, "digits", variant, (0,))
     jobs = {job.key: job for job in table.plan(setting)}
     images = load_images("digits")
-    found = table.networks[variant].measure(images, row, 0)
+    found = table.variants[variant].measure(images, row, 0)
     assert found["approximate"] == pytest.approx(norms, rel=1e-3)
     assert found["network"] == pytest.approx(network, rel=1e-3)
     if loss is not None:
@@ -139,7 +139,7 @@ def test_the_first_of_several_initializations_is_the_trained_one() -> None:
     table = dataclasses.replace(TABLE_4, restarts=2)
     setting = PaperSetting("table-4", "digits", "one-hidden", (4,))
     found = table.run(setting, {"part": "norms", "row": "0.100", "seed": 4})
-    first = table.networks["one-hidden"].measure(load_images("digits"), "0.100", 4)
+    first = table.variants["one-hidden"].measure(load_images("digits"), "0.100", 4)
     assert [found[name][0] for name in first] == list(first.values())
     assert found["network"][0] != found["network"][1]
 

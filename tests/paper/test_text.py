@@ -205,7 +205,7 @@ def same(one: Corpus, other: Corpus) -> bool:
 
 def test_a_corpus_is_counted_paired_described_and_kept(tmp_path: Path) -> None:
     folder, cache = put(tmp_path / "data", "a.txt.xz", "b.txt"), tmp_path / "new" / "cache"
-    text = load_text("wikipedia", folder, vocabulary=3, pairs=100, cache=str(cache))
+    text = load_text(folder, vocabulary=3, pairs=100, cache=str(cache))
     assert text.vocabulary == Vocabulary(("the", "cat", "dog"), (300, 120, 120), 60 * 16)
     assert 0 < len(text.pairs) <= 100
     sums = [
@@ -213,22 +213,14 @@ def test_a_corpus_is_counted_paired_described_and_kept(tmp_path: Path) -> None:
     ]
     assert text.source == f"a.txt.xz (md5 {sums[0]}), b.txt (md5 {sums[1]})"
     (kept,) = cache.iterdir()
-    again = load_text("wikipedia", folder, vocabulary=3, pairs=100, cache=str(cache))
+    again = load_text(folder, vocabulary=3, pairs=100, cache=str(cache))
     assert same(text, again)
     whole = kept.read_bytes()
     for content in (b"", b"junk", whole[:-30], whole[:200] + b"\x55" + whole[201:]):
         kept.write_bytes(content)  # a damaged file is made again, and never believed
-        assert same(text, load_text("wikipedia", folder, vocabulary=3, pairs=100, cache=str(cache)))
-    load_text("wikipedia", folder, vocabulary=4, pairs=100, cache=str(cache))
+        assert same(text, load_text(folder, vocabulary=3, pairs=100, cache=str(cache)))
+    load_text(folder, vocabulary=4, pairs=100, cache=str(cache))
     assert len(list(cache.iterdir())) == 2
-
-
-def test_the_topics_of_pythons_help_need_no_data() -> None:
-    text = load_text("python-topics", vocabulary=2000, pairs=100_000)
-    assert len(text.vocabulary.words) == 2000
-    assert len(text.pairs) == 100_000
-    assert text.vocabulary.words[0] == "the"
-    assert text.source.startswith("topics of the help of Python 3.")
 
 
 @pytest.mark.parametrize(
@@ -240,26 +232,28 @@ def test_the_topics_of_pythons_help_need_no_data() -> None:
         ("a.txt", b"<mediawiki>", "a.txt is XML or HTML.*WikiExtractor"),
         ("a.txt.xz", lzma.compress(CATS.encode())[:-20], "a.txt.xz cannot be read .*copy or download"),
         ("a.txt.bz2", b"no bz2 at all", "a.txt.bz2 cannot be read"),
-        ("a.txt.gz", gzip.compress(CATS.encode())[:-20], "a.txt.gz cannot be read"),
-        ("x.csv", b"", r"holds no text; a Wikipedia text is files \*.txt.*--data digits"),
+        ("a.txt.gz", gzip.compress(CATS.encode(), mtime=0)[:-20], "a.txt.gz cannot be read"),
+        ("x.csv", b"", r"holds no text; word2vec needs a Wikipedia text.*--data-dir"),
     ],
 )
 def test_what_is_no_text_is_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ProblemError, match=message):
-        load_text("wikipedia", str(tmp_path), vocabulary=10, pairs=10)
+        load_text(str(tmp_path), vocabulary=10, pairs=10)
 
 
 def test_without_a_text_the_way_to_one_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ProblemError, match="Wikipedia is not downloaded; pass data_dir.*--data digits"):
-        load_text("wikipedia", vocabulary=10, pairs=10)
+    with pytest.raises(
+        ProblemError, match=r"word2vec needs .*files \*.txt.*WikiExtractor.*Pass their folder as --data-dir"
+    ):
+        load_text(None, vocabulary=10, pairs=10)
     with pytest.raises(ProblemError, match=r"data_dir='.*gone' cannot be read \(No such file"):
-        load_text("wikipedia", str(tmp_path / "gone"), vocabulary=10, pairs=10)
+        load_text(str(tmp_path / "gone"), vocabulary=10, pairs=10)
 
 
 @pytest.mark.skipif("HESSINIT_DATA" not in os.environ, reason="HESSINIT_DATA names no folder with a corpus")
 def test_the_real_wikipedia_has_the_words_of_english() -> None:
-    text = load_text("wikipedia", os.environ["HESSINIT_DATA"], vocabulary=2000, pairs=500_000)
+    text = load_text(os.environ["HESSINIT_DATA"], vocabulary=2000, pairs=500_000)
     assert text.vocabulary.words[:2] == ("the", "of")
     # Zipf's law for English: "the" is some 6 % of the running words; 2000 words cover most of them.
     assert 0.05 < text.vocabulary.counts[0] / text.vocabulary.total < 0.09

@@ -13,6 +13,7 @@ from hessinit.results.curvature_report import CurvatureReport, Diagnostics, Laye
 from hessinit.results.estimates import Spread
 from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
 from result_examples import (
+    HOSTILE,
     hostile_report,
     make_estimate,
     make_initialization,
@@ -49,13 +50,18 @@ def test_the_chart_and_the_table_hold_every_norm() -> None:
     assert column.keys == [0.31, 1.84, 64.0, 64.5]
     assert table.fixed == 1
     assert len(document.verdict) == 3
-
-
-def test_both_matrices_are_in_one_chart() -> None:
+    line = document.chart("rates")
+    assert isinstance(line, RateLine)
+    assert (line.best, line.stable) == (1 / 64.5, 2 / 64.5)
+    assert [type(block) for block in describe(make_report()).sections[0].blocks] == [Table]
     layer = make_layer("a", 2.0, curvature="hessian", approximation=make_estimate(-1.0))
     exact, approximate = chart(make_report(layer, curvature="both"), "norms").series
     assert (exact.name, list(exact.y), exact.hollow) == ("exact Hessian", [2.0], False)
     assert (approximate.name, list(approximate.y), approximate.hollow) == ("Gauss-Newton", [1.0], True)
+    notes = [text for text in texts(hostile_report()) if text.startswith("Note")]
+    assert notes == [f"Note: {one}" for one in HOSTILE]
+    (facts,) = [block for block in describe(hostile_report()).blocks if isinstance(block, Facts)]
+    assert ("torch", "2.13.0") in facts.pairs
 
 
 def test_bars_reach_over_the_batches_or_the_error_where_it_is_visible() -> None:
@@ -67,12 +73,6 @@ def test_bars_reach_over_the_batches_or_the_error_where_it_is_visible() -> None:
     assert series.details[1] == "(4, 3), ok, ± 1, not converged"
 
 
-def test_the_rate_line_has_one_and_two_over_the_norm() -> None:
-    line = describe(make_report(make_layer(), network=4.0)).chart("rates")
-    assert isinstance(line, RateLine)
-    assert (line.best, line.stable) == (0.25, 0.5)
-
-
 @pytest.mark.parametrize("norm", [0.0, math.inf, math.nan])
 def test_without_a_usable_norm_a_sentence_replaces_the_rate_line(norm: float) -> None:
     report = make_report(make_layer(), network=norm)
@@ -80,17 +80,6 @@ def test_without_a_usable_norm_a_sentence_replaces_the_rate_line(norm: float) ->
     assert len(describe(report).numbers) == 1
     with pytest.raises(ValueError, match="there is no chart 'rates' here; there are 'norms'"):
         describe(report).chart("rates")
-
-
-def test_sections_are_there_for_what_was_measured() -> None:
-    plain = [section.heading for section in describe(make_report(make_layer())).sections]
-    assert plain == ["Curvature by layer", "Learning rate", "Measurement"]
-    full = describe(rich_report()).sections
-    assert [section.heading for section in full] == [
-        "Curvature by layer", "Learning rate", "Spectrum", "Jacobian norms and bounds",
-        "Activations and gradients", "Measurement",
-    ]  # fmt: skip
-    assert len({section.anchor for section in full}) == len(full)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +139,9 @@ def test_jacobian_norms_and_bounds_are_drawn() -> None:
         "The rigorous bound is 3 times ‖H‖: no layer is above its bound. fc1, fc2 and fc3 are above the "
         "paper's bound, which omits biases and f(0)."
     )
+    sizes, idle = chart(rich_report(), "activations"), chart(rich_report(), "idle")
+    assert list(values(sizes).values()) == [[1.0, 0.5, 0.2], [0.01, 0.005, 0.002]]
+    assert (values(idle), sizes.log_y, idle.log_y) == ({"dead units": [25.0] * 3}, True, False)
 
 
 def diagnosed(name: str, **numbers: object) -> LayerCurvature:
@@ -173,14 +165,6 @@ def test_diagnostics_say_what_is_wrong(layers: list[LayerCurvature], sentence: s
     assert describe(make_report(*layers)).verdict[1].startswith(sentence)
 
 
-def test_diagnostics_are_drawn_with_percentages_on_a_linear_axis() -> None:
-    sizes, idle = chart(rich_report(), "activations"), chart(rich_report(), "idle")
-    assert list(values(sizes).values()) == [[1.0, 0.5, 0.2], [0.01, 0.005, 0.002]]
-    assert values(idle) == {"dead units": [25.0] * 3}
-    assert sizes.log_y
-    assert not idle.log_y
-
-
 @pytest.mark.parametrize(
     ("norms", "tone"),
     [((1.0, 2.0), "good"), ((1.0, 20.0), "fair"), ((1.0, 1e-5), "bad"), ((math.nan,), "bad")],
@@ -188,26 +172,8 @@ def test_diagnostics_are_drawn_with_percentages_on_a_linear_axis() -> None:
 def test_the_tone_is_that_of_the_worst_layer(norms: tuple[float, ...], tone: str) -> None:
     layers = [make_layer(f"l{place}", norm) for place, norm in enumerate(norms)]
     assert describe(make_report(*layers, network=3.0)).tone == tone
-
-
-def test_numbers_that_did_not_converge_are_not_called_good() -> None:
-    layer = make_layer("a", 1.0, top=make_estimate(1.0, converged=False))
-    assert describe(make_report(layer, network=1.0)).tone == "fair"
-
-
-def test_a_report_without_layers_has_a_document() -> None:
-    document = describe(make_report())
-    assert [type(block) for block in document.sections[0].blocks] == [Table]
-    assert document.verdict[0].startswith("No layer was measured.")
-
-
-def test_notes_settings_and_versions_are_shown() -> None:
-    report = hostile_report()
-    assert [text for text in texts(report) if text.startswith("Note")] == [
-        f"Note: {one}" for one in report.notes
-    ]
-    (facts,) = [block for block in describe(report).blocks if isinstance(block, Facts)]
-    assert ("torch", "2.13.0") in facts.pairs
+    doubtful = make_layer("a", 1.0, top=make_estimate(1.0, converged=False))
+    assert describe(make_report(doubtful, network=1.0)).tone == "fair"
 
 
 def test_an_initialization_has_before_after_and_target_in_one_chart() -> None:
@@ -219,18 +185,12 @@ def test_an_initialization_has_before_after_and_target_in_one_chart() -> None:
     assert "The network's ‖H‖ was 64.5 and is 20.2." in found.description
     layers = chart(make_initialization(rule="layers"), "norms")
     assert layers.bands[0].label == "target for each layer: 20 ± 5 %"
-
-
-def test_the_numbers_of_an_initialization() -> None:
-    document = describe(make_initialization())
-    assert [(one.label, one.text, one.note) for one in document.numbers] == [
-        ("‖H‖ before", "64.5", ""),
-        ("‖H‖ after", "20.2", ""),
-        ("Target", "20", ""),
-        ("Learning rate", "0.1", "lr·‖H‖ = 2.02"),
-    ]
-    assert document.tone == "good"
-    assert describe(make_initialization(converged=False)).tone == "fair"
+    numbers = [(one.label, one.text, one.note) for one in describe(make_initialization()).numbers]
+    assert numbers[::3] == [("‖H‖ before", "64.5", ""), ("Learning rate", "0.1", "lr·‖H‖ = 2.02")]
+    assert [describe(make_initialization(converged=one)).tone for one in (True, False)] == ["good", "fair"]
+    (series,) = chart(make_initialization(), "search").series
+    assert (list(series.x or ()), series.y) == ([1, 2], [9.3, 20.2])
+    assert (series.details or ())[1] == f"loss 2.34, gain × {math.exp(0.191):.2f}"
 
 
 @pytest.mark.parametrize(
@@ -254,13 +214,6 @@ def test_the_rate_line_of_an_initialization_has_the_rate_and_the_limit_before() 
     ]  # fmt: skip
     assert any(text.startswith("lr = 0.1 is above 2/‖H‖.") for text in texts(make_initialization()))
     assert not any("is above 2/‖H‖" in text for text in texts(make_initialization(lr=0.01)))
-
-
-def test_the_search_is_drawn_measurement_by_measurement() -> None:
-    (series,) = chart(make_initialization(), "search").series
-    assert (list(series.x or ()), series.y) == ([1, 2], [9.3, 20.2])
-    assert series.details is not None
-    assert series.details[1] == f"loss 2.34, gain × {math.exp(0.191):.2f}"
 
 
 def test_reports_of_the_network_alone_are_drawn_as_one_point() -> None:

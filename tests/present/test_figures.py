@@ -59,6 +59,12 @@ CHARTS = [
 def test_a_figure_holds_the_numbers_of_the_chart(result: Any, name: str) -> None:
     chart, (axes,) = describe(result).chart(name), draw(result, name)
     axes.figure.canvas.draw()
+    if axes.get_legend():  # it hides no data
+        assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    left, right = axes.get_window_extent().intervalx
+    inside = [box for box in boxes if left <= (box.x0 + box.x1) / 2 <= right]
+    assert all(one.x1 < other.x0 for one, other in zip(inside, inside[1:], strict=False))
     if not isinstance(chart, LineChart):
         return
     lines = drawn(axes)
@@ -93,19 +99,12 @@ def test_numbers_that_the_axis_cannot_hold_are_named_at_its_edge() -> None:
     assert [text.get_text() for text in axes.texts] == ["0", "inf", "nan"]
     low, high = axes.get_ylim()
     assert low < 0.1 < 10 < high
-
-
-def test_a_dollar_sign_in_a_name_is_not_mathematics() -> None:
     (axes,) = draw(make_report(make_layer("a$_$b"), make_layer("$\\frac$")))
-    axes.figure.canvas.draw()
+    axes.figure.canvas.draw()  # a dollar sign in a name is not mathematics
     assert [label.get_text() for label in axes.get_xticklabels()] == ["a$_$b", "$\\frac$"]
-
-
-def test_figures_fit_a_column_or_a_page() -> None:
-    assert to_figure(rich_report()).get_size_inches()[0] == 3.5
-    assert to_figure(hostile_report()).get_size_inches()[0] == 7.0
-    labels = draw(hostile_report())[0].get_xticklabels()
-    assert 10 < len(labels) < 70
+    widths = [to_figure(report).get_size_inches()[0] for report in (rich_report(), hostile_report())]
+    assert widths == [3.5, 7.0]  # of a column and of a page
+    assert 10 < len(draw(hostile_report())[0].get_xticklabels()) < 70
 
 
 def test_several_charts_share_a_figure_and_own_axes_make_none() -> None:
@@ -117,15 +116,3 @@ def test_several_charts_share_a_figure_and_own_axes_make_none() -> None:
     assert pyplot.get_fignums() == before
     with pytest.raises(ValueError, match="there are 1 charts for 2 axes; pass one for each"):
         draw(rich_report(), "norms", axes)
-
-
-@pytest.mark.parametrize("name", [chart.name for chart in describe(rich_report()).charts])
-def test_a_legend_hides_no_data_and_labels_do_not_overlap(name: str) -> None:
-    (axes,) = draw(rich_report(), name)
-    axes.figure.canvas.draw()
-    if axes.get_legend():
-        assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1
-    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
-    left, right = axes.get_window_extent().intervalx
-    inside = [box for box in boxes if left <= (box.x0 + box.x1) / 2 <= right]
-    assert all(one.x1 < other.x0 for one, other in zip(inside, inside[1:], strict=False))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import hessinit
@@ -138,20 +137,6 @@ def test_forward_hooks_are_part_of_the_model_and_backward_hooks_are_not() -> Non
             scaled(inputs().requires_grad_()).sum().backward()  # they are back
     finally:
         of_all.remove()
-
-
-@each_curvature
-def test_frozen_parts_are_left_out_and_the_rest_is_right(curvature: str) -> None:
-    """A frozen weight with a trainable correction, and a module without parameters in between."""
-    model = Net(
-        lambda m, x: m.head(m.between(m.base(x) + m.up(m.down(x)))),
-        base=nn.Linear(4, 5).requires_grad_(False), down=nn.Linear(4, 2, bias=False),
-        up=nn.Linear(2, 5, bias=False), between=nn.Sequential(nn.Tanh(), nn.Flatten()),
-        head=nn.Linear(5, 3).requires_grad_(False),
-    )  # fmt: skip
-    report = assert_true(model, model, curvature)
-    assert report.names == ("down", "up")
-    assert any("2 frozen weights were left out" in note for note in report.notes)
 
 
 def test_the_older_spectral_norm_is_measured_at_its_present_vectors() -> None:
@@ -285,47 +270,3 @@ def test_a_second_derivative_that_torch_lacks_is_named_and_the_way_out_leads_out
     with pytest.raises(hessinit.ProblemError, match="of cdist.*Leave these weights out .layers=."):
         hessinit.measure(radial, LOSS, batch(), curvature=curvature)
     assert hessinit.measure(radial, LOSS, batch(), layers="head", curvature=curvature).network.norm > 0
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * 3 * ctx.saved_tensors[0] ** 2
-
-
-class OnceCube(Cube):
-    backward = staticmethod(once_differentiable(Cube.backward))
-
-
-def cubed(cube: Callable[[Tensor], Tensor]) -> nn.Module:
-    return Calling(lambda net, x: net[2](cube(net[0](x))), network(dtype=torch.float64))
-
-
-NEEDS_TWO: dict[str, Callable[[nn.Module], Any]] = {
-    "the exact Hessian": lambda model: hessinit.measure(model, LOSS, batch(), curvature="hessian"),
-    "Lanczos": lambda model: hessinit.measure(model, LOSS, batch(), estimator="lanczos"),
-    "Jacobian products": lambda model: hessinit.measure(model, LOSS, batch(), jacobians=True),
-    "quadratic forms": lambda model: hessinit.quadratic_form(model, LOSS, batch()),
-    "a Hessian product": lambda model: hessinit.hessian(model, LOSS, batch()) @ torch.ones(35).double(),
-    "a Gauss-Newton product": lambda model: hessinit.gauss_newton(model, LOSS, batch()).to_dense(),
-}
-
-
-@pytest.mark.parametrize("what", NEEDS_TWO)
-def test_a_backward_that_cannot_be_differentiated_is_refused_by_name_where_it_must_be(what: str) -> None:
-    message = "the backward of OnceCube is not the derivative of its forward, or cannot be differentiated"
-    with pytest.raises(hessinit.ProblemError, match=message):
-        NEEDS_TWO[what](cubed(OnceCube.apply))
-    assert NEEDS_TWO[what](cubed(Cube.apply)) is not None
-
-
-@pytest.mark.parametrize(("function", "curvature"), [(OnceCube, "gauss-newton"), (Cube, "hessian")])
-def test_custom_functions_that_are_differentiated_often_enough_are_right(
-    function: Any, curvature: str
-) -> None:
-    assert_true(cubed(function.apply), cubed(lambda x: x**3), curvature)

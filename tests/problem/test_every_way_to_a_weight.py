@@ -21,70 +21,50 @@ EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
 SHARED: dict[str, Any] = {}
 
 
-class Tied(nn.Module):
-    """The last layer's weight is that of the first one, taken from wherever `keep` has put it."""
+class Slots:
+    """What a class keeps is not looked at."""
 
-    def __init__(self, keep: Callable[[nn.Module], Callable[[], Tensor]]) -> None:
+    weight: Tensor
+
+
+# Where a model keeps its weight a second time, and how it is found there.
+WAYS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "in a list": (lambda w: [w], lambda kept: kept[0]),
+    "in a dict in a tuple": (lambda w: (3, {"tied": w}), lambda kept: kept[1]["tied"]),
+    "in a namespace": (lambda w: SimpleNamespace(a=SimpleNamespace(w=w)), lambda kept: kept.a.w),
+    "in a closure": (lambda w: lambda: w, lambda kept: kept()),
+    "in a default": (lambda w: lambda again=w: again, lambda kept: kept()),
+    "in a partial": (lambda w: functools.partial(lambda it: it, it=w), lambda kept: kept()),
+    "by a method": (lambda w: None, lambda kept: pytest.fail("not asked")),
+    "in a global": (lambda w: SHARED.update(weight=w), lambda kept: SHARED["weight"]),
+    "as a buffer": (lambda w: w, lambda kept: kept),
+}
+UNSEEN: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "in a class": (lambda w: setattr(Slots, "weight", w), lambda kept: Slots.weight),
+    "as an old view": (lambda w: w.view(-1), lambda kept: kept.view(4, 5)),
+}
+
+
+class Tied(nn.Module):
+    """The last layer's weight is that of the first one, found where the way has put it."""
+
+    def __init__(self, way: str) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.embed, self.middle = nn.Linear(5, 4, bias=False), nn.Linear(4, 4)
-        keep(self)
+        keep, find = {**WAYS, **UNSEEN}[way]
+        if way == "as a buffer":
+            self.register_buffer("kept", self.embed.weight)
+        else:
+            self.kept = keep(self.embed.weight)
+        self.find = self.own_weight if way == "by a method" else lambda: find(self.kept)
 
     def own_weight(self) -> Tensor:
         return self.embed.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.middle(torch.tanh(self.embed(x))))
-        return hidden @ self.find()
-
-
-def in_a_list(model: Any) -> None:
-    model.kept = [model.embed.weight]
-    model.find = lambda: model.kept[0]
-
-
-def in_a_dict_in_a_tuple(model: Any) -> None:
-    model.kept = (3, {"tied": model.embed.weight})
-    model.find = lambda: model.kept[1]["tied"]
-
-
-def in_a_namespace(model: Any) -> None:
-    model.kept = SimpleNamespace(inner=SimpleNamespace(weight=model.embed.weight))
-    model.find = lambda: model.kept.inner.weight
-
-
-def in_a_closure(model: Any) -> None:
-    weight = model.embed.weight
-    model.find = lambda: weight
-
-
-def in_a_default(model: Any) -> None:
-    model.find = lambda weight=model.embed.weight: weight
-
-
-def in_a_partial(model: Any) -> None:
-    model.find = functools.partial(lambda weight: weight, weight=model.embed.weight)
-
-
-def by_a_method(model: Any) -> None:
-    model.find = model.own_weight
-
-
-def in_a_global(model: Any) -> None:
-    SHARED["weight"] = model.embed.weight
-    model.find = lambda: SHARED["weight"]
-
-
-def as_a_buffer(model: Any) -> None:
-    model.register_buffer("kept", model.embed.weight)
-    model.find = lambda: model.kept
-
-
-WAYS = [
-    in_a_list, in_a_dict_in_a_tuple, in_a_namespace, in_a_closure, in_a_default, in_a_partial, by_a_method,
-    in_a_global, as_a_buffer,
-]  # fmt: skip
+        return torch.tanh(self.middle(torch.tanh(self.embed(x)))) @ self.find()
 
 
 def tied_batch() -> tuple[Tensor, Tensor]:
@@ -92,15 +72,15 @@ def tied_batch() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_second_way_to_a_weight_counts_and_leads_to_the_models_own_weight_again(
-    way: Any, curvature: str
+    way: str, curvature: str
 ) -> None:
     model = Tied(way)
     report = hessinit.measure(model, LOSS, tied_batch(), curvature=curvature, **EXACT)
     assert model.find() is model.embed.weight
     names = {"embed": ["embed.weight"], "middle": ["middle.weight"]}
-    truth = true_norms(Parts(Tied(by_a_method), LOSS, tied_batch()), names, curvature)
+    truth = true_norms(Parts(Tied("by a method"), LOSS, tied_batch()), names, curvature)
     assert {row.name: row.norm for row in report} == pytest.approx(truth, rel=1e-6)
 
 
@@ -114,33 +94,16 @@ def test_the_argument_forward_may_hold_a_weight_too(curvature: str) -> None:
     assert report["0"].norm == pytest.approx(truth["0"], rel=1e-6)
 
 
-class Slots:
-    """What a class keeps is not looked at."""
-
-    weight: Tensor
-
-
-def in_a_class(model: Any) -> None:
-    Slots.weight = model.embed.weight
-    model.find = lambda: Slots.weight
-
-
-def as_an_old_view(model: Any) -> None:
-    model.kept = model.embed.weight.view(-1)
-    model.find = lambda: model.kept.view(4, 5)
-
-
-@pytest.mark.parametrize("way", [in_a_class, as_an_old_view], ids=lambda way: way.__name__)
-def test_a_way_that_cannot_be_followed_is_refused_with_the_weights_name(way: Any) -> None:
-    with pytest.raises(
-        hessinit.ProblemError, match="the forward reaches embed.weight by a way that cannot be foll"
-    ):
+@pytest.mark.parametrize("way", UNSEEN)
+def test_a_way_that_cannot_be_followed_is_refused_with_the_weights_name(way: str) -> None:
+    message = "the forward reaches embed.weight by a way that cannot be foll"
+    with pytest.raises(hessinit.ProblemError, match=message):
         hessinit.measure(Tied(way), LOSS, tied_batch())
 
 
 def test_a_hidden_way_without_a_gradient_is_refused_too() -> None:
     """A frozen weight leaves no trace in the graph; the finite differences move the user's own parameter."""
-    model = Tied(in_a_class).requires_grad_(False)
+    model = Tied("in a class").requires_grad_(False)
     with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
         hessinit.measure(model, LOSS, tied_batch(), layers="embed")
 

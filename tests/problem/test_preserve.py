@@ -20,6 +20,7 @@ from torch import nn
 import hessinit
 from conftest import read_global_torch_state
 from hessinit.problem.batches import read_batches
+from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import untouched_sources
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network, raise_from
 from zoo.snapshot import differences, snapshot
@@ -140,6 +141,21 @@ def test_generators_go_on_as_if_nothing_had_been_drawn(kind: str) -> None:
     loader = torch.utils.data.DataLoader(list(zip(*batch(), strict=True)), batch_size=3, shuffle=True)
     hessinit.measure(model, LOSS, loader, dropout="freeze", trace=True, density=True)
     assert [first, DRAWS[kind]()] == undisturbed
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_module_gets_the_mode_back_that_it_had(training: bool) -> None:
+    model = nn.Sequential(network(), nn.Dropout().eval(), nn.Dropout())
+    before = [module.training for module in model.modules()]
+
+    def fail_inside() -> None:
+        with in_mode(model, training=training):
+            assert {module.training for module in model.modules()} == {training}
+            raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        fail_inside()
+    assert [module.training for module in model.modules()] == before
 
 
 def test_a_weight_that_the_forward_renormalizes_is_not_written_to() -> None:
@@ -338,18 +354,6 @@ def test_a_generator_is_found_and_put_back(kind: str, place: str) -> None:
     with untouched_sources(PLACES[place](generator)):
         draw(generator)
     assert draw(generator) == expected
-
-
-def test_examples_are_not_walked_through() -> None:
-    class Untouchable:
-        @property
-        def __dict__(self) -> Any:
-            raise AssertionError
-
-    holder = Holder([Untouchable()] * 2000)
-    with untouched_sources(holder):
-        holder.it = None
-    assert len(holder.it) == 2000
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # since Python 3.12

@@ -75,14 +75,6 @@ def test_the_gap_is_exact_over_approximate(exact: float, approximate: float, gap
     assert make_layer().gap is None
 
 
-@pytest.mark.parametrize(
-    ("bottom", "error", "indefinite"),
-    [(-0.5, 0.0, True), (-0.005, 0.0, False), (-0.5, 0.6, False), (0.5, 0.0, False)],
-)
-def test_a_layer_is_indefinite_beyond_its_error(bottom: float, error: float, indefinite: bool) -> None:
-    assert make_layer(norm=1.0, bottom=make_estimate(bottom, error)).indefinite is indefinite
-
-
 def test_fields_are_given_by_name_and_choices_are_checked() -> None:
     with pytest.raises(TypeError, match="positional"):
         LayerCurvature("fc1", (), (4, 3), "hessian", make_estimate(1.0), make_estimate(0.0))  # type: ignore[misc]
@@ -111,63 +103,6 @@ def test_a_spread_agrees_with_the_statistics_module_at_any_scale() -> None:
     assert all(map(math.isnan, unknown))
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "relative"), [(-2.0, 0.5, 0.25), (0.0, 0.0, 0.0), (0.0, 0.1, inf)]
-)
-def test_a_relative_error_is_over_the_absolute_value(value: float, error: float, relative: float) -> None:
-    assert Estimate(value, error, True, "").relative_error == relative
-
-
-def test_a_layer_is_found_by_name_alias_and_position() -> None:
-    report = make_report(make_layer("embed", aliases=("head",)), make_layer("fc", 2.0))
-    assert report["embed"] is report["head"] is report[0] is report[-2]
-    assert [layer.name for layer in report] == ["embed", "fc"] == list(report.names)
-    assert (len(report), "head" in report, report["fc"] in report, "network" in report) == (
-        2,
-        True,
-        True,
-        False,
-    )
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("fc4", r"no layer is called 'fc4'\. Did you mean .*'fc1'.*\?"),
-        ("fc3.weight", r"Did you mean .*'fc3'.*\?"),
-        ("encoder", r"no layer is called 'encoder'\. The layers are 'fc1', 'fc2', 'fc3'\."),
-    ],
-)
-def test_an_unknown_name_is_answered_with_the_nearest_or_all(key: str, message: str) -> None:
-    with pytest.raises(KeyError, match=message):
-        make_three_layers()[key]
-
-
-@pytest.mark.parametrize("norm", [64.0, 0.0, inf, nan])
-def test_the_learning_rates_are_one_and_two_over_the_network_norm(norm: float) -> None:
-    report, inverse = make_report(network=norm), inf if norm == 0 else 1 / norm
-    assert (report.learning_rate, report.stable_learning_rate) == pytest.approx(
-        (inverse, 2 * inverse), nan_ok=True
-    )
-
-
-def test_the_sharpest_and_flattest_are_by_norm_and_nan_is_sharpest() -> None:
-    report = make_three_layers()
-    assert (report.sharpest.name, report.flattest.name) == ("fc3", "fc1")
-    broken = make_report(make_layer("a", nan), make_layer("b", inf), make_layer("c", 1.0))
-    assert (broken.sharpest.name, broken.flattest.name) == ("a", "c")
-    with pytest.raises(ValueError, match="the report has no layers, so none is the sharpest or flattest"):
-        make_report().sharpest
-
-
-def test_a_report_has_converged_when_every_norm_has() -> None:
-    doubtful = make_estimate(1.0, converged=False)
-    assert make_three_layers().converged
-    assert not make_report(make_layer(top=doubtful)).converged
-    assert not make_report(make_layer(approximation=doubtful)).converged
-    assert not make_report(network=make_layer("network", top=doubtful)).converged
-
-
 def test_crossings_count_a_return_to_the_limit_only_after_falling_below_it() -> None:
     ratios = [0.5, 1.0, 1.2, 0.95, 1.1, nan, 0.8, None, 1.3]
     points = tuple(replace(POINT, step=step, lr_over_limit=ratio) for step, ratio in enumerate(ratios))
@@ -192,3 +127,45 @@ def test_quadratic_forms_and_reproductions_summarize_their_rows() -> None:
     assert FORMS["fc1"].draws == 1
     assert (len(REPRODUCTION.judged), REPRODUCTION.within) == (1, 1)
     assert REPRODUCTION.findings.tables[0].cell("0.1", "dense3") is None
+
+
+def test_errors_and_signs_are_judged_beyond_their_error() -> None:
+    for value, error, relative in ((-2.0, 0.5, 0.25), (0.0, 0.0, 0.0), (0.0, 0.1, inf)):
+        assert Estimate(value, error, True, "").relative_error == relative
+    for bottom, error, wanted in (
+        (-0.5, 0.0, True),
+        (-0.005, 0.0, False),
+        (-0.5, 0.6, False),
+        (0.5, 0.0, False),
+    ):
+        assert make_layer(norm=1.0, bottom=make_estimate(bottom, error)).indefinite is wanted
+
+
+def test_a_layer_is_found_by_name_alias_and_position_and_an_unknown_one_is_answered() -> None:
+    report = make_report(make_layer("embed", aliases=("head",)), make_layer("fc", 2.0))
+    assert report["embed"] is report["head"] is report[0] is report[-2]
+    assert [layer.name for layer in report] == ["embed", "fc"] == list(report.names)
+    assert [name in report for name in ("head", report["fc"], "network")] == [True, True, False]
+    for key, message in (
+        ("fc4", r"no layer is called 'fc4'\. Did you mean .*'fc1'.*\?"),
+        ("fc3.weight", r"Did you mean .*'fc3'.*\?"),
+        ("encoder", r"no layer is called 'encoder'\. The layers are 'fc1', 'fc2', 'fc3'\."),
+    ):
+        with pytest.raises(KeyError, match=message):
+            make_three_layers()[key]
+
+
+def test_a_report_sums_up_its_layers() -> None:
+    for norm, inverse in ((64.0, 1 / 64), (0.0, inf), (inf, 0.0), (nan, nan)):
+        rates = make_report(network=norm).learning_rate, make_report(network=norm).stable_learning_rate
+        assert rates == pytest.approx((inverse, 2 * inverse), nan_ok=True)
+    report = make_three_layers()
+    assert (report.sharpest.name, report.flattest.name, report.converged) == ("fc3", "fc1", True)
+    broken = make_report(make_layer("a", nan), make_layer("b", inf), make_layer("c", 1.0))
+    assert (broken.sharpest.name, broken.flattest.name) == ("a", "c")
+    with pytest.raises(ValueError, match="the report has no layers, so none is the sharpest or flattest"):
+        make_report().sharpest
+    doubtful = make_estimate(1.0, converged=False)
+    assert not make_report(make_layer(top=doubtful)).converged
+    assert not make_report(make_layer(approximation=doubtful)).converged
+    assert not make_report(network=make_layer("network", top=doubtful)).converged

@@ -13,15 +13,8 @@ def true_matrices(problem: Problem, curvature: str) -> DenseCurvature:
     model, loss, batch = problem.build()
     if problem.stand_in is not None:
         model = problem.stand_in(model)
-    return dense_curvature(
-        model,
-        loss,
-        batch,
-        curvature,
-        layers=problem.options.get("layers"),
-        forward=problem.forward,
-        hessian_by=problem.hessian_by,
-    )
+    options = {"layers": problem.options.get("layers"), "forward": problem.forward}
+    return dense_curvature(model, loss, batch, curvature, hessian_by=problem.hessian_by, **options)
 
 
 @functools.cache

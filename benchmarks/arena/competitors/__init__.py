@@ -1,4 +1,4 @@
-"""The starts that hessinit is compared with and that the library does not have, written from their papers."""
+"""The schemes that hessinit is compared with and does not have itself, written from their papers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixup (Zhang, Dauphin & Ma 2019, arXiv:1901.09321): every residual branch starts at zero."""
+"""Fixup (Zhang, Dauphin & Ma 2019, arXiv:1901.09321): every residual branch begins at zero."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fixup_(model: nn.Module, *, seed: int = 0) -> None:
     L^(−1/(2m−2)), all further dense and convolutional layers He's, all biases zero.
 
     Fixup's own networks also have a scalar bias before every layer and a scalar factor in every branch. They
-    are part of the network, not of the start: where a model has scalar parameters, those named `bias…` become
+    are part of the network, not of the scheme: where a model has scalar parameters, those named `bias…` get
     0 and the others 1; none are added.
     """
     branches, classifier = _parts(model)

@@ -53,7 +53,7 @@ def gradinit_(
     `step` in every weight along its sign ("adam"), while the gradient's norm on S (L2, or L1 for "adam") is
     at most `gamma`; above it, an iteration lowers that norm instead. S̃ shares half of its examples with S.
 
-    The authors' scripts start from He's weights and train at one rate, with gamma = 1 and step = 0.1 at
+    The authors' scripts begin with He's weights and train at one rate, with gamma = 1 and step = 0.1 at
     lr = 0.1 (Adam: gamma = 1000, step near lr). For SGD at other rates we keep the length of the first step:
     gamma = 0.1/lr and step = 0.1. With gamma = 1 and step = lr, MLPs of depth 10 did not train at 0.01 on
     MNIST, where He's weights do. The scripts take an epoch of 390 iterations (780 for Adam) with scale_lr

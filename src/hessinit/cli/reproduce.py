@@ -86,5 +86,7 @@ def reproduce(
                 workers=workers,
             )  # fmt: skip
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
+    if data == "digits" and "all" in names:
+        typer.echo("word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True)
     records = f"{len(found)} record{'' if len(found) == 1 else 's'}"
     typer.echo(f"Wrote {records} and the page {folder / 'reproduce.html'}.", err=True)

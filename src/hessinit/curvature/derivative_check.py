@@ -24,8 +24,8 @@ from hessinit.curvature.rounding import evaluate_in_double
 from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions
 
-# One matrix for each kind of number; every row is compared by itself.
-Rows = list[Tensor]
+# One for each kind of number; every row is compared by itself.
+Matrices = list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ class GraphLinearization:
         return output
 
     def push(self, direction: Direction) -> Tensor:
-        """The change of the output along a direction of the weights."""
         return self.evaluation.push(list(direction), list(direction.values())).detach()
 
     def effects(self, direction: Direction) -> dict[str, float]:
@@ -108,14 +107,14 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
     derivative, fractions = linear.push(direction), [_fraction_of_one_layer(direction)]
 
     def comparison(examples: Tensor | None = None) -> _Comparison:
-        def rows(coordinates: Tensor) -> Rows:
+        def rows(coordinates: Tensor) -> Matrices:
             return [_as_row(coordinates if examples is None else coordinates[examples])]
 
-        def values(dtype: torch.dtype, step: float) -> Rows:
+        def values(dtype: torch.dtype, step: float) -> Matrices:
             output = output_at(evaluation, direction, step, dtype, examples)
             return [_as_row(linear.coordinates(output, examples))]
 
-        def derive(at: Evaluation) -> Rows:
+        def derive(at: Evaluation) -> Matrices:
             return rows(linear.coordinates(GraphLinearization(at).push(_in_dtype(direction, at))))
 
         return _Comparison("the model's output", rows(derivative), values, derive, fractions=fractions)
@@ -144,14 +143,14 @@ def check_gradients(evaluation: Evaluation) -> None:
     direction = _draw_direction(evaluation, GraphLinearization(evaluation))
     fractions = [_fraction_of_one_layer(direction), *[1.0] * len(direction)]
 
-    def derive(at: Evaluation) -> Rows:
+    def derive(at: Evaluation) -> Matrices:
         along = _in_dtype(direction, at)
         operator = HessianOperator([at], list(along))
         product = operator._product(join(list(along.values()))) / at.weight
         return [_as_row(GraphLinearization(at).push(along)), *map(_as_row, split(product, operator.shapes))]
 
     def comparison(examined: Evaluation) -> _Comparison:
-        def values(dtype: torch.dtype, step: float) -> Rows:
+        def values(dtype: torch.dtype, step: float) -> Matrices:
             output, gradients = output_and_gradients_at(examined, direction, step, dtype)
             return [_as_row(output), *map(_as_row, gradients)]
 
@@ -184,7 +183,7 @@ def check_loss(evaluation: Evaluation) -> None:
     if not bool(bend.isfinite().all()):
         return  # the engines report it
 
-    def values(dtype: torch.dtype, step: float) -> Rows:
+    def values(dtype: torch.dtype, step: float) -> Matrices:
         place = (output + step * direction).requires_grad_()
         loss = evaluation.problem.loss_of(place, evaluation.batch)
         (slope,) = torch.autograd.grad(loss, place, materialize_grads=True)
@@ -202,12 +201,12 @@ class _Try:
     """The function on both sides, and the distance of its change from the derivative, row by row."""
 
     attempt: Attempt
-    plus: Rows
-    minus: Rows
-    derivative: Rows
+    plus: Matrices
+    minus: Matrices
+    derivative: Matrices
 
     @property
-    def change(self) -> Rows:
+    def change(self) -> Matrices:
         pairs = zip(self.plus, self.minus, strict=True)
         return [(plus - minus) / (2 * self.attempt.step) for plus, minus in pairs]
 
@@ -229,9 +228,9 @@ class _Comparison:
     """
 
     what: str
-    derivative: Rows
-    values: Callable[[torch.dtype, float], Rows]
-    derive: Callable[[Evaluation], Rows] | None
+    derivative: Matrices
+    values: Callable[[torch.dtype, float], Matrices]
+    derive: Callable[[Evaluation], Matrices] | None
     least: float = _LEAST_ROW
     fractions: Sequence[float] = (1.0,)
 
@@ -309,11 +308,11 @@ class _Comparison:
         return explained
 
 
-def _norms(rows: Rows) -> Tensor:
+def _norms(rows: Matrices) -> Tensor:
     return torch.cat([torch.linalg.vector_norm(some, dim=1) for some in rows])
 
 
-def _minus(some: Rows, others: Rows) -> Rows:
+def _minus(some: Matrices, others: Matrices) -> Matrices:
     return [one - other for one, other in zip(some, others, strict=True)]
 
 

@@ -9,22 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import (
-    NOT_FINITE,
-    Array,
-    LanczosProcess,
-    read_extreme,
-    spectral_norm,
-    worth_checking,
-)
-from hessinit.curvature.probes import (
-    Operator,
-    ProbeStream,
-    operator_size,
-    power_of_two_scale,
-    require_at_least,
-    require_tolerance,
-)
+from hessinit.curvature import krylov, probes
 from hessinit.results.estimates import Estimate
 
 
@@ -45,7 +30,12 @@ class Eigenpairs:
 
 
 def top_eigenpairs(
-    operator: Operator, count: int, *, tolerance: float = 1e-3, max_iterations: int = 400, seed: int = 0
+    operator: probes.Operator,
+    count: int,
+    *,
+    tolerance: float = 1e-3,
+    max_iterations: int = 400,
+    seed: int = 0,
 ) -> Eigenpairs:
     """The `count` eigenvalues of largest size, to within tolerance·norm.
 
@@ -58,16 +48,18 @@ def top_eigenpairs(
     >>> [round(value.value, 6) for value in top_eigenpairs(matrix, 4).values]
     [-7.0, 5.0, 5.0, 5.0]
     """
-    size = operator_size(operator)
-    require_at_least("count", count, 1, "there is nothing to find")
+    size = probes.operator_size(operator)
+    probes.require_at_least("count", count, 1, "there is nothing to find")
     if count > size:
         raise ValueError(
             f"count={count} is more than the operator has: it is {size} × {size}. Pass count={size} or less."
         )
-    require_tolerance(tolerance)
-    require_at_least("max_iterations", max_iterations, count, f"count={count} pairs need a product each")
+    probes.require_tolerance(tolerance)
+    probes.require_at_least(
+        "max_iterations", max_iterations, count, f"count={count} pairs need a product each"
+    )
     search = _Search(operator, count, tolerance)
-    stream = ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device)
+    stream = probes.ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device)
     while not search.complete and search.products < max_iterations and search.finite:
         search.sweep(stream.draw(), max_iterations)
     if not search.finite:
@@ -78,7 +70,7 @@ def top_eigenpairs(
 class _Search:
     """Sweeps of Lanczos, each orthogonal to what the earlier ones have locked."""
 
-    def __init__(self, operator: Operator, count: int, tolerance: float) -> None:
+    def __init__(self, operator: probes.Operator, count: int, tolerance: float) -> None:
         self.operator, self.count, self.tolerance = operator, count, tolerance
         self.locked = torch.empty((operator.shape[0], 0), dtype=operator.dtype, device=operator.device)
         self.values: list[float] = []
@@ -88,7 +80,7 @@ class _Search:
         self.finite = True
 
     def sweep(self, initial: Tensor, max_iterations: int) -> None:
-        process = LanczosProcess(self.operator, initial, self.locked)
+        process = krylov.LanczosProcess(self.operator, initial, self.locked)
         while True:
             process.step()
             self.products += 1
@@ -96,11 +88,11 @@ class _Search:
                 self.finite = False
                 return
             out_of_steps = self.products >= max_iterations
-            if not (process.exhausted or out_of_steps or worth_checking(process.steps)):
+            if not (process.exhausted or out_of_steps or krylov.worth_checking(process.steps)):
                 continue
             values, small = process.ritz()
             residuals = process.residuals(small)
-            self.norm = max(self.norm, spectral_norm(values) * process.scale)
+            self.norm = max(self.norm, krylov.spectral_norm(values) * process.scale)
             leading = self._leading(values * process.scale)
             allowed = 0.5 * self.tolerance * self.norm
             decided = process.exhausted or (
@@ -117,21 +109,20 @@ class _Search:
             self.values.extend(float(values[i]) * process.scale for i in leading)
         self.complete = everything or (decided and not leading)
 
-    def _leading(self, values: Array) -> list[int]:
-        """Indices of the Ritz values that belong among the first `count`, best first."""
+    def _leading(self, values: krylov.Array) -> list[int]:
         ranks = sorted((abs(value) for value in self.values), reverse=True)
         least = ranks[self.count - 1] + self.tolerance * self.norm if len(ranks) >= self.count else -math.inf
         order = sorted(range(len(values)), key=lambda i: -abs(float(values[i])))
         return [i for i in order[: self.count] if abs(float(values[i])) > least]
 
-    def _extremes_settled(self, values: Array, residuals: Array, leading: list[int]) -> bool:
+    def _extremes_settled(self, values: krylov.Array, residuals: krylov.Array, leading: list[int]) -> bool:
         """No larger value will appear: the extremes of this sweep have converged, or are too small."""
         ranks = [*map(abs, self.values), *(abs(float(values[i])) for i in leading)]
         least = sorted(ranks, reverse=True)[self.count - 1]
         # The smallest values of a semidefinite operator converge late and never matter.
         return all(
             one.is_converged(self.tolerance, self.norm) or abs(one.value) + 2 * one.residual < least
-            for one in (read_extreme(values, residuals, i) for i in (0, -1))
+            for one in (krylov.read_extreme(values, residuals, i) for i in (0, -1))
         )
 
 
@@ -140,7 +131,7 @@ def _rayleigh_ritz(search: _Search) -> Eigenpairs:
     operator, basis = search.operator, torch.linalg.qr(search.locked).Q
     image = (operator @ basis).detach()
     products = search.products + basis.shape[1]
-    scale = power_of_two_scale(image)
+    scale = probes.power_of_two_scale(image)
     if math.isinf(scale):
         return _not_finite(products, search.count, operator)
     image = image / (scale or 1.0)
@@ -150,7 +141,7 @@ def _rayleigh_ritz(search: _Search) -> Eigenpairs:
     turn = torch.from_numpy(np.ascontiguousarray(rotation[:, order])).to(basis)
     vectors, chosen = basis @ turn, torch.from_numpy(values[order]).to(basis)
     residuals = torch.linalg.vector_norm(image @ turn - vectors * chosen, dim=0).tolist()
-    norm = max(search.norm / scale, spectral_norm(values)) if scale else 0.0
+    norm = max(search.norm / scale, krylov.spectral_norm(values)) if scale else 0.0
     rounding = 8 * torch.finfo(operator.dtype).eps * norm
     estimates = []
     for value, residual in zip(values[order].tolist(), residuals, strict=True):
@@ -168,7 +159,7 @@ def _rayleigh_ritz(search: _Search) -> Eigenpairs:
     return Eigenpairs(tuple(estimates), vectors, converged, reason, products)
 
 
-def _not_finite(products: int, count: int, operator: Operator) -> Eigenpairs:
-    estimate = Estimate(math.inf, math.inf, False, NOT_FINITE, products)
+def _not_finite(products: int, count: int, operator: probes.Operator) -> Eigenpairs:
+    estimate = Estimate(math.inf, math.inf, False, krylov.NOT_FINITE, products)
     vectors = torch.full((operator.shape[0], count), math.nan, dtype=operator.dtype, device=operator.device)
-    return Eigenpairs((estimate,) * count, vectors, False, NOT_FINITE, products)
+    return Eigenpairs((estimate,) * count, vectors, False, krylov.NOT_FINITE, products)

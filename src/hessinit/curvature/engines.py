@@ -20,11 +20,17 @@ from hessinit.curvature.derivative_check import (
     seed_of_check,
 )
 from hessinit.curvature.eigenpairs import top_eigenpairs
-from hessinit.curvature.evaluation import Direction, Evaluation, unused_leaves
+from hessinit.curvature.evaluation import (
+    Direction,
+    Evaluation,
+    LossFactor,
+    check_curved,
+    factor_loss_hessian,
+    unused_leaves,
+)
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, trace_grams
 from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue
 from hessinit.curvature.layer_uses import Call, DenseCall, read_call
-from hessinit.curvature.loss_factor import LossFactor, check_curved, factor_loss_hessian
 from hessinit.curvature.operators import (
     GaussNewtonOperator,
     HessianOperator,
@@ -66,7 +72,6 @@ class LanczosSettings:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings as keyword arguments of `lanczos` and `top_eigenpairs`."""
         return {"tolerance": self.tolerance, "max_iterations": self.max_iterations, "seed": self.seed}
 
 
@@ -119,7 +124,6 @@ UNUSED = Estimate(0.0, 0.0, True, "the forward does not use this weight", 0)
 
 
 def scaled(estimate: Estimate, factor: float) -> Estimate:
-    """The same estimate of `factor` times the operator."""
     return replace(estimate, value=estimate.value * factor, error=estimate.error * factor)
 
 
@@ -355,7 +359,6 @@ class GramLinearization(GraphLinearization):
         self._columns, self._grams = root.columns, grams
 
     def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
-        """(examples, columns)."""
         columns = self._columns if examples is None else self._columns[:, examples.to(output.device)]
         return (columns.to(output.dtype) * output).reshape(*columns.shape[:2], -1).sum(2).T
 
@@ -437,7 +440,11 @@ class GramEngine(Engine):
             return Extremes(top, UNUSED, self.name, self.reason)
         first, *others = [gram for grams in per_batch for gram in grams]
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
-            return self._from_matrix(first)
+            matrix = first.factor.T @ first.factor
+            top = lanczos(matrix, which="top", **self._settings.options).top
+            bottom = smallest_eigenvalue(matrix, tolerance=self._settings.tolerance, seed=self._settings.seed)
+            top, bottom = scaled(top, first.scale), scaled(bottom, first.scale)
+            return Extremes(top, bottom, self.name, self.reason)
         rows = sum(grams[0].shape[0] for grams in per_batch)
         return find_extremes(GramCurvature(per_batch), self._settings, rows, self.name, self.reason)
 
@@ -452,13 +459,6 @@ class GramEngine(Engine):
     def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Extremes:
         bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))
         return Extremes(scaled(top, grams[0].scale), bottom, self.name, self.reason)
-
-    def _from_matrix(self, gram: WrittenGram) -> Extremes:
-        """Fewer weights than outputs, and written out: both extremes from the small matrix itself."""
-        matrix = gram.factor.T @ gram.factor
-        top = lanczos(matrix, which="top", **self._settings.options).top
-        bottom = smallest_eigenvalue(matrix, tolerance=self._settings.tolerance, seed=self._settings.seed)
-        return Extremes(scaled(top, gram.scale), scaled(bottom, gram.scale), self.name, self.reason)
 
 
 # Rough costs, to choose by: a backward pass is less than half a gradient, a block by Lanczos about a dozen

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.evaluation import Evaluation, LossFactor
 from hessinit.curvature.layer_uses import (
     Call,
     ConvolutionCall,
@@ -29,7 +29,6 @@ from hessinit.curvature.layer_uses import (
     probe_examples,
     read_call,
 )
-from hessinit.curvature.loss_factor import LossFactor
 from hessinit.curvature.operators import LinearOperator, add_up
 from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.determinism import agree
@@ -107,7 +106,6 @@ class LayerGram(LinearOperator):
         return add_up([one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced])
 
     def push(self, weight: Tensor) -> Tensor:
-        """`V weight`."""
         found = []
         for one in self.traced:
             rows = rows_by_example(one.call.push(weight), self.examples, one.time_first)
@@ -234,7 +232,6 @@ class SignalCollector:
         self._calls: list[Call] = []
 
     def begin(self, call: Call, part: slice) -> None:
-        """The next piece of the examples."""
         self._calls.append(call)
         self._part = part
 
@@ -292,10 +289,11 @@ class WeightGradientCollector(SignalCollector):
 def collector_for(one: KnownCall, size: int, like: Tensor, uses: int) -> SignalCollector:
     """Stores weight gradients where they are smaller and fast to compute, else signals."""
     call = one.call
-    if isinstance(call, ConvolutionCall) and call.is_plain_image_convolution():
+    if isinstance(call, ConvolutionCall):
         outputs = int(torch.Size(call.output_shape).numel()) // size
         small = call.weight.numel() <= min(outputs, _MOST_WRITTEN)
-        if small and uses == 1 and not one.time_first and call.rows == size:
+        unfolds = call.inputs.ndim == 4 and not call.transposed and call.groups == 1  # by F.unfold
+        if small and unfolds and uses == 1 and not one.time_first and call.rows == size:
             return WeightGradientCollector(call, size, like)
     return SignalCollector(call, one.time_first, size, like)
 
@@ -308,8 +306,8 @@ _BYTES_AT_ONCE = 2**25
 def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True) -> dict[str, LayerGram]:
     """The Gram operators of all leaves whose every use is a known linear call.
 
-    Costs a backward pass per column of the root. The passes stop at the layers' outputs: no weight gradient
-    is formed. With `split`, large batches go through in pieces.
+    Costs a backward pass per column of the root, down to the layers' outputs: no weight gradient is formed.
+    With `split`, large batches go through in pieces.
     """
     problem, size = evaluation.problem, evaluation.output.shape[0]
     plan = plan_calls(evaluation.output, evaluation.uses, problem.leaves, problem.seed)
@@ -324,7 +322,11 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
         outlines = [_Outline.of(one, size) for one in plan]
         # The graph of the whole batch must not stand beside those of the pieces: nothing may hold on to it.
         del plan
-        if not _gather_pieces(evaluation, root, step, outlines, collectors):
+        whole = evaluation.output.detach()
+        evaluation.forget()
+        pieces = [slice(first, min(first + step, size)) for first in range(0, size, step)]
+        # A function for each piece: its graph goes before the next one comes.
+        if not all(_gather_piece(evaluation, whole, root, one, outlines, collectors) for one in pieces):
             return trace_grams(evaluation, root, split=False)
     else:
         _gather(evaluation.output, plan, root.columns, slice(0, size), collectors)
@@ -336,7 +338,6 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
 
 
 def _examples_at_once(plan: Sequence[KnownCall], root: LossFactor, size: int) -> int:
-    """How many examples keep the signals within twice the memory of the layers' outputs."""
     numbers = sum(int(torch.Size(one.call.output_shape).numel()) for one in plan)
     outputs, device = root.columns.element_size() * numbers, root.columns.device
     room = max(_BYTES_AT_ONCE, outputs)
@@ -370,21 +371,6 @@ class _Outline:
         return same and bool((self.lengths - expected).abs().max() <= rounding * expected.max())
 
 
-def _gather_pieces(
-    evaluation: Evaluation,
-    root: LossFactor,
-    step: int,
-    outlines: Sequence[_Outline],
-    collectors: Sequence[SignalCollector],
-) -> bool:
-    """Gather the signals piece by piece; False if the model treats a piece differently from the whole."""
-    whole = evaluation.output.detach()
-    evaluation.forget()
-    parts = [slice(first, min(first + step, len(whole))) for first in range(0, len(whole), step)]
-    # A function for each piece: its graph goes before the next one comes.
-    return all(_gather_piece(evaluation, whole, root, part, outlines, collectors) for part in parts)
-
-
 def _gather_piece(
     evaluation: Evaluation,
     whole: Tensor,
@@ -393,6 +379,7 @@ def _gather_piece(
     outlines: Sequence[_Outline],
     collectors: Sequence[SignalCollector],
 ) -> bool:
+    """Gather the signals of a piece; False if the model treats it differently from the whole."""
     problem, size, names = evaluation.problem, part.stop - part.start, {one.name for one in outlines}
     try:
         output = problem.output(evaluation.batch.take(torch.arange(part.start, part.stop)))

@@ -11,28 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import (
-    SETTLING_STEPS,
-    SMALL,
-    Array,
-    LanczosProcess,
-    RitzExtreme,
-    conclude,
-    not_finite,
-    read_extreme,
-    small_eigenpairs,
-    spectral_norm,
-    unseen_distance,
-    worth_checking,
-)
-from hessinit.curvature.probes import (
-    Operator,
-    operator_size,
-    power_of_two_scale,
-    random_vector,
-    require_at_least,
-    require_tolerance,
-)
+from hessinit.curvature import krylov, probes
 from hessinit.results.estimates import Estimate
 
 Which = Literal["both", "top"]
@@ -56,7 +35,7 @@ class LanczosResult:
 
 
 def lanczos(
-    operator: Operator,
+    operator: probes.Operator,
     *,
     which: Which = "both",
     tolerance: float = 1e-3,
@@ -74,14 +53,14 @@ def lanczos(
     >>> abs(extremes.top.value - 3) <= extremes.top.error <= 3e-3
     True
     """
-    size = operator_size(operator)
+    size = probes.operator_size(operator)
     if which not in ("both", "top"):
         raise ValueError(
             f"which={which!r} is unknown; choose from 'both', 'top'. For the bottom alone pass -operator."
         )
-    require_tolerance(tolerance)
-    require_at_least("max_iterations", max_iterations, 1, "every step is one product")
-    process = LanczosProcess(operator, random_vector(operator, seed))
+    probes.require_tolerance(tolerance)
+    probes.require_at_least("max_iterations", max_iterations, 1, "every step is one product")
+    process = krylov.LanczosProcess(operator, probes.random_vector(operator, seed))
     limit = min(max_iterations, size)
     checks: list[tuple[int, float, float]] = []
     while process.steps < limit:
@@ -91,32 +70,32 @@ def lanczos(
         if process.steps == 1:
             checks.append((1, process.alphas[0], process.alphas[0]))
         last = process.exhausted or process.steps == limit
-        if not last and (size <= SMALL or not worth_checking(process.steps)):
+        if not last and (size <= krylov.SMALL or not krylov.worth_checking(process.steps)):
             continue
         values, small_vectors = process.ritz()
         residuals = process.residuals(small_vectors)
-        norm = spectral_norm(values)
-        earlier = [check for check in checks if check[0] <= process.steps - SETTLING_STEPS]
-        _, low, high = earlier[-1] if earlier else (0, -math.inf, math.inf)
+        norm = krylov.spectral_norm(values)
+        earlier = [check for check in checks if check[0] <= process.steps - krylov.SETTLING_STEPS]
+        _, last_bottom, last_top = earlier[-1] if earlier else (0, -math.inf, math.inf)
         found = []
-        for index, before in ((-1, high), (0, low)):
+        for index, previous in ((-1, last_top), (0, last_bottom)):
             value, residual = float(values[index]), float(residuals[index])
-            change, unseen = 0.0 if process.exhausted else abs(value - before), 0.0
+            change, unseen = 0.0 if process.exhausted else abs(value - previous), 0.0
             if abs(value) > _MAKES_THE_NORM * norm:  # only an extreme that may be the norm must be certain
-                unseen = unseen_distance(residual, abs(float(small_vectors[0, index])), size)
-            found.append(read_extreme(values, residuals, index, change, unseen))
+                unseen = krylov.unseen_distance(residual, abs(float(small_vectors[0, index])), size)
+            found.append(krylov.read_extreme(values, residuals, index, change, unseen))
         top, bottom = found
         checks.append((process.steps, bottom.value, top.value))
         # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest one.
         if semidefinite and 0 <= bottom.value <= tolerance * norm:
-            bottom = RitzExtreme(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
+            bottom = krylov.RitzExtreme(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
         needed = (top, bottom) if which == "both" else (top,)
         if last or all(extreme.is_converged(tolerance, norm) for extreme in needed):
             break
-    high_end, low_end = (conclude(one, process, norm, tolerance, max_iterations) for one in (top, bottom))
+    high, low = (krylov.conclude(one, process, norm, tolerance, max_iterations) for one in (top, bottom))
     ritz = tuple(float(value) * process.scale for value in values)
-    larger = _larger(high_end, low_end, tolerance)
-    return LanczosResult(high_end, low_end if which == "both" else None, larger, process.steps, ritz)
+    larger = _larger(high, low, tolerance)
+    return LanczosResult(high, low if which == "both" else None, larger, process.steps, ritz)
 
 
 def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
@@ -132,7 +111,7 @@ def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
 
 
 def _not_finite(products: int, which: Which) -> LanczosResult:
-    top, bottom = not_finite(products), not_finite(products, -1.0)
+    top, bottom = krylov.not_finite(products), krylov.not_finite(products, -1.0)
     return LanczosResult(top, bottom if which == "both" else None, top, products, ())
 
 
@@ -175,7 +154,7 @@ _ROWS = 32
 @dataclass
 class _LockstepRun:
     index: int
-    operator: Operator
+    operator: probes.Operator
     scale: float
     dtype: torch.dtype
     steps: int = 0
@@ -183,7 +162,7 @@ class _LockstepRun:
 
 
 def lockstep_tops(
-    operators: Sequence[Operator], *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0
+    operators: Sequence[probes.Operator], *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0
 ) -> list[Estimate]:
     """The result of `lanczos(which="top")` for each operator; all runs advance in lockstep.
 
@@ -199,21 +178,22 @@ def lockstep_tops(
     for step in range(1, limit + 1):
         lockstep.advance()
         over = [run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs]
-        if (step <= SETTLING_STEPS or lockstep.size <= SMALL) and not any(over):
+        if (step <= krylov.SETTLING_STEPS or lockstep.size <= krylov.SMALL) and not any(over):
             continue
         values, vectors, residuals = lockstep.ritz()
         finished = []
         for row, run in enumerate(lockstep.runs):
             # Most runs are far from done most of the time: one comparison tells.
-            if (lockstep.size <= SMALL or residuals[row, -1] > 0.1 * values[row, -1]) and not over[row]:
+            early = lockstep.size <= krylov.SMALL or residuals[row, -1] > 0.1 * values[row, -1]
+            if early and not over[row]:
                 continue
             change = 0.0 if run.exhausted else abs(values[row, -1] - lockstep.earlier(row))
             fraction = abs(float(vectors[row, 0, -1]))
-            unseen = unseen_distance(float(residuals[row, -1]), fraction, lockstep.size)
-            top = read_extreme(values[row], residuals[row], -1, float(change), unseen)
+            unseen = krylov.unseen_distance(float(residuals[row, -1]), fraction, lockstep.size)
+            top = krylov.read_extreme(values[row], residuals[row], -1, float(change), unseen)
             if over[row] or top.is_converged(tolerance, top.value):
                 finished.append(row)
-                found[run.index] = conclude(top, run, top.value, tolerance, max_iterations)
+                found[run.index] = krylov.conclude(top, run, top.value, tolerance, max_iterations)
         lockstep.drop(finished)
         if not lockstep.runs:
             break
@@ -226,10 +206,10 @@ class _Lockstep:
     The bookkeeping is numpy's: the vectors are short, and its calls cost a fraction of torch's.
     """
 
-    def __init__(self, operators: Sequence[Operator], seed: int) -> None:
+    def __init__(self, operators: Sequence[probes.Operator], seed: int) -> None:
         first = operators[0]
         self.size = int(first.shape[0])
-        self._like = random_vector(first, seed)
+        self._like = probes.random_vector(first, seed)
         initial = self._like.cpu().numpy()
         rows = min(_ROWS, self.size + 1)
         self._basis = np.empty((len(operators), rows, self.size), dtype=initial.dtype)
@@ -237,17 +217,17 @@ class _Lockstep:
         self.runs = [
             _LockstepRun(index, operator, 0.0, first.dtype) for index, operator in enumerate(operators)
         ]
-        self._products: Array | None = self._multiply(0)
+        self._products: krylov.Array | None = self._multiply(0)
         # Powers of two keep every run the same for 1e-30·A and 1e30·A.
         for run, product in zip(self.runs, self._products, strict=True):
-            run.scale = power_of_two_scale(torch.from_numpy(product))
+            run.scale = probes.power_of_two_scale(torch.from_numpy(product))
         self._small = np.zeros((len(operators), rows, rows))
         self._betas = np.zeros(len(operators))
         self._largest = np.zeros(len(operators))
         self._rounding = 10 * float(torch.finfo(first.dtype).eps)
-        self._tops: list[Array] = []
+        self._tops: list[krylov.Array] = []
 
-    def _multiply(self, step: int) -> Array:
+    def _multiply(self, step: int) -> krylov.Array:
         vectors = [torch.from_numpy(row).to(self._like.device) for row in self._basis[:, step]]
         products = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]
         return np.stack([product.detach().cpu().numpy() for product in products])
@@ -276,7 +256,7 @@ class _Lockstep:
             self._basis[:, step + 1] = remainder / betas[:, None].astype(remainder.dtype)
         self._record(step, alphas, betas)
 
-    def _record(self, step: int, alphas: Array, betas: Array) -> None:
+    def _record(self, step: int, alphas: krylov.Array, betas: krylov.Array) -> None:
         finite = np.isfinite(alphas) & np.isfinite(betas)
         alphas, betas = np.where(finite, alphas, 0.0), np.where(finite, betas, 0.0)
         self._small[:, step, step] = alphas
@@ -290,16 +270,17 @@ class _Lockstep:
             if not good:
                 run.scale = math.inf
 
-    def ritz(self) -> tuple[Array, Array, Array]:
+    def ritz(self) -> tuple[krylov.Array, krylov.Array, krylov.Array]:
         """Values, small eigenvectors and residuals of all runs, ascending."""
         steps = self.runs[0].steps
-        values, vectors = small_eigenpairs(self._small[:, :steps, :steps])
+        values, vectors = krylov.small_eigenpairs(self._small[:, :steps, :steps])
         self._tops.append(values[:, -1])
         return values, vectors, self._betas[:, None] * np.abs(vectors[:, -1])
 
     def earlier(self, row: int) -> float:
-        """The top Ritz value `SETTLING_STEPS` checks ago; -inf before that."""
-        return float(self._tops[-1 - SETTLING_STEPS][row]) if len(self._tops) > SETTLING_STEPS else -math.inf
+        """The top Ritz value as many checks ago as it has to stay the same; -inf before that."""
+        checks = krylov.SETTLING_STEPS
+        return float(self._tops[-1 - checks][row]) if len(self._tops) > checks else -math.inf
 
     def drop(self, finished: Sequence[int]) -> None:
         if not finished:

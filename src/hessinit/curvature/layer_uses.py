@@ -108,7 +108,6 @@ class Call(ABC):
         """The gradient of `<cotangent, push(weight)>` by the weight."""
 
     def on(self, inputs: Tensor) -> Call:
-        """The same call on other inputs."""
         return replace(self, inputs=inputs, output_shape=(len(inputs), *self.output_shape[1:]))
 
 
@@ -148,10 +147,6 @@ class ConvolutionCall(Call):
             cotangent, self.inputs, self.weight, None, self.stride, self.padding, self.dilation,
             self.transposed, self.output_padding, self.groups, [False, True, False],
         )[1]  # fmt: skip
-
-    def is_plain_image_convolution(self) -> bool:
-        """Over images, one group, not transposed: what `F.unfold` can do."""
-        return self.inputs.ndim == 4 and not self.transposed and self.groups == 1
 
 
 @dataclass(frozen=True)

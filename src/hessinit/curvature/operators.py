@@ -96,7 +96,6 @@ def split(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
-    """The reverse of `split`."""
     if len(tensors) == 1:
         return tensors[0].reshape(-1)
     return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -104,10 +104,10 @@ def build_engine(evaluations: Sequence[Evaluation], curvature: str, settings: La
 
 @dataclass(frozen=True)
 class AdamCurvature:
-    """What limits the first steps of Adam: the norm of P^-½ H P^-½, and the first step on its own.
+    """The norm of P^-½ H P^-½, and the learning rate that is best for Adam's very first step.
 
-    `first_step` is the learning rate at which Adam's very first step, `g/(|g| + eps)`, lowers the quadratic
-    model of the loss most. `frozen` counts the entries without a gradient, which no step moves.
+    That step is `g/(|g| + eps)`; `first_step` lowers the quadratic model of the loss most. `frozen` counts
+    the entries without a gradient, which no step moves.
     """
 
     norm: Estimate
@@ -119,10 +119,7 @@ class AdamCurvature:
         return min(rule.best(self.norm.value), self.first_step)
 
     def stability_limit(self, rule: AdamRule) -> float:
-        """Where the first step, or the later ones with this preconditioner, stop being stable.
-
-        On nine networks for digits training broke down between a sixth of this rate and three times it.
-        """
+        """Where the first step, or the later ones with this preconditioner, stop being stable."""
         return min(rule.stability_limit(self.norm.value), 2 * self.first_step)
 
 
@@ -139,9 +136,8 @@ def measure_adam(
     """Measure the curvature that Adam sees before it has a state of its own.
 
     `P = √v + eps` with `v` the mean square of mini-batch gradients. The first step leaves out AdamW's decay,
-    which is no descent. Where parameter groups have learning rates of their own, `relative_rates` are these
-    over the largest one, and the rates found are for the largest; `diagonal` is added to P^-½ H P^-½ for
-    decays that differ. Costs a few gradients and about ten products with the curvature.
+    which is no descent. `relative_rates` are the learning rates of parameter groups over the largest one;
+    `diagonal` is added to P^-½ H P^-½ for decays that differ. Costs a few gradients and about ten products.
     """
     operator = engine.operator(list(evaluations[0].problem.leaves))
     gradient, square, is_split = gradient_moments(evaluations)
@@ -165,9 +161,12 @@ def measure_adam(
     step = torch.where(gradient != 0, gradient / (gradient.abs() + rule.eps), torch.zeros_like(gradient))
     if relative_rates is not None:
         step = step * relative_rates
-    slope = float(gradient @ step)
-    bend = float(step @ (operator @ step))
-    return AdamCurvature(norm, _best_step(slope, bend), frozen, tuple(notes))
+    slope, bend = float(gradient @ step), float(step @ (operator @ step))
+    # Where `−t slope + t²/2 bend` is smallest; inf where it only falls, 0 where it overflows.
+    best = slope / bend if bend > 0 else math.inf
+    if not (math.isfinite(slope) and math.isfinite(bend)):
+        best = 0.0
+    return AdamCurvature(norm, best, frozen, tuple(notes))
 
 
 def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
@@ -178,32 +177,24 @@ def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
         return measure_adam(rule, engine, evaluations, settings, semidefinite=True).best(rule)
 
 
-def _best_step(slope: float, bend: float) -> float:
-    """Where `−t slope + t²/2 bend` is smallest; inf where it only falls, 0 where it overflows."""
-    if not (math.isfinite(slope) and math.isfinite(bend)):
-        return 0.0
-    return slope / bend if bend > 0 else math.inf
-
-
 def gradient_moments(evaluations: Sequence[Evaluation]) -> tuple[Tensor, Tensor, bool]:
     """The gradient, its mean square over mini-batches, both flat, and whether the batches could be split.
 
-    Each batch is taken as one mini-batch of training, and its mean square is never below its noise: the
-    square of a single gradient is right on average, but close to 0 in some of many weights by chance, and
-    these few would dominate P^-½ H P^-½ (on digits its norm came out 4 to 75 times too large). Costs two
-    gradients.
+    Each batch is one mini-batch of training, and its mean square is never below its noise: the square of a
+    single gradient is close to 0 in some of many weights by chance, and these few would dominate
+    P^-½ H P^-½ (on digits its norm came out 4 to 75 times too large). Costs two gradients.
     """
     sums = find_reduction(evaluations) == "sum"
     # A summed loss adds the batches up: a single one stands for all of them, times their number.
     factor = float(len(evaluations)) if sums else 1.0
     gradients = [_gradient(one.loss, one) for one in evaluations]
-    gradient = torch.stack([g * one.weight for g, one in zip(gradients, evaluations, strict=True)]).sum(0)
-    shares = [one.batch.size / evaluations[0].problem.examples for one in evaluations]
-    square = _weighted([(g * factor).square() for g in gradients], shares)
+    gradient = _weighted(gradients, [one.weight for one in evaluations])
+    fractions = [one.batch.size / evaluations[0].problem.examples for one in evaluations]
+    square = _weighted([(g * factor).square() for g in gradients], fractions)
     noises = [noise for noise in (_noise(one, sums) for one in evaluations) if noise is not None]
     if len(noises) < len(evaluations):
         return gradient, square, False
-    noise = _weighted([one * factor**2 for one in noises], shares)
+    noise = _weighted([one * factor**2 for one in noises], fractions)
     return gradient, torch.maximum(square, noise), True
 
 
@@ -214,7 +205,6 @@ def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:
 
 
 def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:
-    """The variance of the batch's gradient, from the gradients of its parts."""
     problem, size = evaluation.problem, evaluation.batch.size
     count = min(PARTS, size)
     if count < 2:
@@ -244,5 +234,5 @@ def _part(batch: Batch, examples: Tensor) -> Batch:
     return Batch(taken.inputs, map_tensors(pick, taken.targets), taken.size)
 
 
-def _weighted(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    return torch.stack([tensor * share for tensor, share in zip(tensors, shares, strict=True)]).sum(0)
+def _weighted(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    return torch.stack([tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]).sum(0)

@@ -1,4 +1,4 @@
-"""What rounding does to the operators: a product in float32, repeated in float64."""
+"""The rounding error of the operators: a product in float32, repeated in float64."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ _ORDINARY = 1e-5
 
 @dataclass(frozen=True)
 class RoundingError:
-    """The error of an eigenvalue that rounding causes, over the eigenvalue.
-
-    `is_all` where hardly anything is left of a product in float64.
-    """
+    """The error that rounding causes, over the eigenvalue; `is_all` where the product was rounding alone."""
 
     relative: float = 0.0
     is_all: bool = False
@@ -43,7 +40,7 @@ class Difference:
     double: float
     error: float
     along: float
-    parts: float
+    squares: float
     size: int
 
     @classmethod
@@ -51,22 +48,21 @@ class Difference:
         error = double - single
         along = (single * error).reshape(single.shape[0] if single.ndim else 1, -1)
         rows, columns = along.sum(1), along.sum(0)
-        total, parts = float(rows.sum()), max(_square(rows), _square(columns))
-        return cls(_square(single), _square(double), _square(error), total, parts, single.numel())
+        total, squares = float(rows.sum()), max(_square(rows), _square(columns))
+        return cls(_square(single), _square(double), _square(error), total, squares, single.numel())
 
     @classmethod
     def of_all(cls, layers: Sequence[Difference]) -> Difference:
         names = ("single", "double", "error", "along", "size")
         sums = {name: sum(getattr(layer, name) for layer in layers) for name in names}
-        return cls(**sums, parts=sum(layer.along * layer.along for layer in layers))
+        return cls(**sums, squares=sum(layer.along * layer.along for layer in layers))
 
     def judge(self) -> RoundingError:
         """To first order an error E moves an eigenvalue by yᵀE y: only what is along the vector counts.
 
-        ReLUs that switch change thousands of weights by as many independent amounts; these make a long e and
-        hardly move the eigenvalue. So ⟨p, e⟩ is compared with ‖p‖², not ‖e‖ with ‖p‖. As a sum may be small
-        by chance, the root of the sum of squares over rows or columns replaces it where that is larger, and a
-        share of ‖e‖ for few weights.
+        ReLUs that switch change thousands of weights independently; these make a long e and hardly move the
+        eigenvalue. So ⟨p, e⟩ is compared with ‖p‖², not ‖e‖ with ‖p‖. As a sum may be small by chance, the
+        root of the sum of squares over rows or columns replaces it where larger, and for few weights ‖e‖.
         """
         length = max(self.single, self.double)
         if not math.isfinite(length + self.error):
@@ -74,7 +70,7 @@ class Difference:
         if not length:
             return RoundingError()
         few = min(1.0, _FEW / math.sqrt(self.size)) * math.sqrt(self.error / length)
-        relative = max(few, abs(self.along) / length, math.sqrt(self.parts) / length)
+        relative = max(few, abs(self.along) / length, math.sqrt(self.squares) / length)
         return RoundingError(relative, self.double < _NOTHING**2 * self.single)
 
 
@@ -91,8 +87,7 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
 
     Cancellation in the forward (BatchNorm of inputs 300 ± 0.1, a saturated tanh) shows here, and nowhere in
     the residuals of an iteration. Costs a gradient in float64 for Gauss-Newton, of some examples if these
-    show ordinary rounding only, and about three for the exact Hessian. Costs nothing for what is measured in
-    float64, whose rounding is far below every tolerance.
+    show ordinary rounding only, about three for the exact Hessian, and nothing in float64.
     """
     problem = evaluations[0].problem
     if problem.dtype == torch.float64:
@@ -112,9 +107,9 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
 def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Difference]:
     singles, doubles = _repeat(evaluations[0], curvature)
     for one in evaluations[1:]:
-        for sums, parts in zip((singles, doubles), _repeat(one, curvature), strict=True):
-            for name, part in parts.items():
-                sums[name] += part
+        for sums, products in zip((singles, doubles), _repeat(one, curvature), strict=True):
+            for name, product in products.items():
+                sums[name] += product
     return {name: Difference.of(single, doubles[name]) for name, single in singles.items()}
 
 
@@ -134,7 +129,6 @@ def _evaluate_at(evaluation: Evaluation, weights: Mapping[str, Tensor]) -> Evalu
 
 
 def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parts of a random product by every leaf, as measured and once more with another rounding."""
     single = _product(evaluation, curvature)
     try:
         again = _product(evaluate_in_double(evaluation), curvature)
@@ -142,15 +136,14 @@ def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], 
         problem = evaluation.problem
         weights = weights_in(problem, problem.dtype)
         for name, leaf in problem.leaves.items():
-            weights[name] = weights[name] * (
-                1 + torch.finfo(leaf.dtype).eps * _random(leaf, problem.seed).sign()
-            )
+            digit = torch.finfo(leaf.dtype).eps * _random(leaf, problem.seed).sign()
+            weights[name] = weights[name] * (1 + digit)
         again = _product(_evaluate_at(evaluation, weights), curvature)
-    return _weighted(single, evaluation.weight), _weighted(again, evaluation.weight)
-
-
-def _weighted(parts: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
-    return {name: weight * part.double() for name, part in parts.items()}
+    first, second = (
+        {name: evaluation.weight * one.double() for name, one in product.items()}
+        for product in (single, again)
+    )
+    return first, second
 
 
 def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:
@@ -161,11 +154,11 @@ def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:
         pulled = evaluation.pull(names, evaluation.output_hessian(tangent))
         return dict(zip(names, pulled, strict=True))
     operator = HessianOperator([evaluation], names)
-    parts = [
+    vectors = [
         _random(leaf, problem.seed, number) * (1e-3 + leaf.detach().square().mean().sqrt())
         for number, leaf in enumerate(evaluation.leaves.values())
     ]
-    product = operator._product(join(parts)) / evaluation.weight
+    product = operator._product(join(vectors)) / evaluation.weight
     return dict(zip(names, split(product, operator.shapes), strict=True))
 
 

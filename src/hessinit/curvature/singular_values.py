@@ -58,7 +58,6 @@ class SingularValues:
 
     @property
     def upper(self) -> Array:
-        """Upper bounds."""
         return self.values + self.errors
 
 
@@ -138,7 +137,6 @@ class _Bidiagonalization:
         return not bool((self.exhausted | ~self.finite).all())
 
     def step(self) -> None:
-        """One product each way."""
         step = self.steps
         current = self._right[:, step]
         left = self._maps.push(current).detach()

@@ -77,11 +77,10 @@ def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, se
     >>> abs(sum(density.weights) - 1) < 1e-12, bool(abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05)
     (True, True)
     """
-    size = operator_size(operator)
+    operator_size(operator)  # refuses what is not square
     require_at_least("probes", probes, 2, "one probe has no spread to read an error from")
     require_at_least("steps", steps, 2, "one step sees only the mean eigenvalue")
-    dense = size <= min(probes * steps, _LARGEST_DENSE)
-    rules = _dense_rule(operator) if dense else _lanczos_rules(operator, probes, steps, seed)
+    rules = _quadrature_rules(operator, probes, steps, seed)
     if not rules:
         return Density((), (), (), (), math.inf, probes, steps)
     grid, values, error = _smooth(rules, torch.finfo(operator.dtype).eps)
@@ -121,9 +120,15 @@ def _smooth(rules: Sequence[tuple[Array, Array]], rounding: float) -> tuple[Arra
     return grid * largest, curves.mean(axis=0) / largest, float(errors.sum() * (grid[1] - grid[0]))
 
 
-def _lanczos_rules(operator: Operator, probes: int, steps: int, seed: int) -> list[tuple[Array, Array]]:
+def _quadrature_rules(operator: Operator, probes: int, steps: int, seed: int) -> list[tuple[Array, Array]]:
     """Nodes and weights for every probe (Golub and Welsch 1969); none when a product is not finite."""
     size = operator_size(operator)
+    if size <= min(probes * steps, _LARGEST_DENSE):
+        # In fp64: fp32 eigensolvers can fail to converge on matrices of huge range.
+        matrix = torch.cat([block.double().cpu() for block in dense_columns(operator)], dim=1).numpy()
+        if not np.isfinite(matrix).all():
+            return []
+        return [(np.linalg.eigvalsh((matrix + matrix.T) / 2), np.full(size, 1 / size))]
     stream = ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device)
     rules = []
     for _ in range(probes):
@@ -136,15 +141,6 @@ def _lanczos_rules(operator: Operator, probes: int, steps: int, seed: int) -> li
         weights = vectors[0] ** 2
         rules.append((values * process.scale, weights / weights.sum()))
     return rules
-
-
-def _dense_rule(operator: Operator) -> list[tuple[Array, Array]]:
-    # In fp64: fp32 eigensolvers can fail to converge on matrices of huge range.
-    matrix = torch.cat([block.double().cpu() for block in dense_columns(operator)], dim=1).numpy()
-    if not np.isfinite(matrix).all():
-        return []
-    values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
-    return [(values, np.full(len(values), 1 / len(values)))]
 
 
 def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) -> Estimate:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hessinit.curvature.loss_factor import LINEAR_LOSS, SATURATED_LOSS
+from hessinit.curvature.evaluation import LINEAR_LOSS, SATURATED_LOSS
 from hessinit.errors import ProblemError
 from hessinit.results.initialization import Measurement
 

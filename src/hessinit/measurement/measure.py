@@ -7,7 +7,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,13 +39,8 @@ from hessinit.theory.diagnostics import diagnose
 
 def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> list[Layer]:
     """The measured layers in the order in which the first batch's forward used them; unused ones last."""
-    moments = evaluations[0].moments
-
-    def moment(layer: Layer) -> float:
-        found = moments[layer.parameter]
-        return math.inf if found is None else found
-
-    return sorted(problem.layers, key=moment)
+    moments = {name: math.inf if one is None else one for name, one in evaluations[0].moments.items()}
+    return sorted(problem.layers, key=lambda layer: moments[layer.parameter])
 
 
 def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
@@ -68,7 +63,6 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
 
 
 def note_unchecked(check: bool) -> tuple[str, ...]:
-    """The note that derivatives were not checked."""
     return () if check else ("The derivatives were not checked against finite differences (check=False).",)
 
 
@@ -84,21 +78,30 @@ def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tup
     ]
     if not others:
         return ()
-    count, them = (
-        (f"{len(others)} trained parameters", "them") if len(others) > 1 else ("1 trained parameter", "it")
-    )
+    several = len(others) > 1
+    count, them = f"{len(others)} trained parameter{'s' if several else ''}", "them" if several else "it"
     shown = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
     return (f'Not counted in the network\'s ‖H‖: {count} ({shown}); layers="{EVERYTHING}" counts {them}.',)
 
 
 def versions_of(problem: Problem) -> dict[str, str]:
-    """The software, the device and the precision."""
     return {
         "hessinit": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "device": str(problem.device),
         "dtype": str(problem.dtype).removeprefix("torch."),
+    }
+
+
+def facts_of(problem: Problem, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    """The fields that the results of all measurements share."""
+    return {
+        "loss": sum(one.loss_value * one.weight for one in evaluations),
+        "examples": problem.examples,
+        "batches": len(problem.batches),
+        "seed": problem.seed,
+        "versions": versions_of(problem),
     }
 
 
@@ -114,9 +117,9 @@ class Rows:
         settings: LanczosSettings,
         options: SpectrumOptions,
     ) -> None:
-        self._problem = problem
-        self._options = options
-        self._settings = settings
+        self._problem, self._evaluations = problem, evaluations
+        self._options, self._settings = options, settings
+        self._rounding: dict[str, Rounding] = {}
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
 
         def build(kind: str, chosen: list[Evaluation]) -> Engine:
@@ -127,10 +130,10 @@ class Rows:
         self.main = build(self._kind, evaluations)
         self._approximate = build("gauss-newton", evaluations) if curvature == "both" else None
         # With several batches, each is also measured alone: how much does the answer depend on the batch?
-        alone = [_alone(one) for one in evaluations] if len(evaluations) > 1 else []
+        alone = [copy.copy(one) for one in evaluations] if len(evaluations) > 1 else []
+        for one in alone:
+            one.weight = 1.0
         self._single = [build(self._kind, [one]) for one in alone]
-        self._evaluations = evaluations
-        self._rounding: dict[str, Rounding] = {}
 
     def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
         names = [layer.parameter for layer in layers]
@@ -139,24 +142,22 @@ class Rows:
         single = [engine.extremes_of_each(names) for engine in self._single]
         return tuple(
             self._row(
-                (layer.name, layer.aliases, layer.shape),
-                [name],
-                self._rounded(extremes[name], self._kind, name),
-                self._rounded(approximate[name], "gauss-newton", name) if approximate else None,
-                [found[name] for found in single],
+                layer,
+                [layer.parameter],
+                extremes[layer.parameter],
+                approximate.get(layer.parameter),
+                [found[layer.parameter] for found in single],
             )
-            for layer, name in zip(layers, names, strict=True)
+            for layer in layers
         )
 
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self._problem.layers]
-        size = sum(layer.size for layer in self._problem.layers)
-        extremes = self._rounded(self.main.extremes(names), self._kind)
-        approximate = (
-            self._rounded(self._approximate.extremes(names), "gauss-newton") if self._approximate else None
-        )
+        whole = Layer("network", "", (), (sum(layer.size for layer in self._problem.layers),))
+        extremes = self.main.extremes(names)
+        approximate = self._approximate.extremes(names) if self._approximate else None
         single = [engine.extremes(names) for engine in self._single]
-        return self._row(("network", (), (size,)), names, extremes, approximate, single)
+        return self._row(whole, names, extremes, approximate, single)
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
@@ -164,14 +165,13 @@ class Rows:
             return replace(rows[0], name="network", aliases=(), shape=(rows[0].parameters,))
         norms = [row.norm for row in rows]
         semidefinite = self._kind == "gauss-newton" and all(row.bottom.value >= 0 for row in rows)
-        reach = sum(sorted(norms)[:-1]) if semidefinite else math.inf  # not inf - inf
-        top = Estimate(max(norms), reach, False, ONLY_BOUNDED, 0)
+        others = sum(sorted(norms)[:-1]) if semidefinite else math.inf  # not inf - inf
         size = sum(layer.size for layer in self._problem.layers)
         return LayerCurvature(
             name="network",
             shape=(size,),
             curvature=self._kind,
-            top=top,
+            top=Estimate(max(norms), others, False, ONLY_BOUNDED, 0),
             bottom=Estimate(0.0, 0.0 if semidefinite else math.inf, semidefinite, ONLY_BOUNDED, 0),
             engine=self.main.name,
             engine_reason=self.main.reason,
@@ -181,48 +181,43 @@ class Rows:
         self, layers: tuple[LayerCurvature, ...], network: LayerCurvature, curvature: str, **details: Any
     ) -> CurvatureReport:
         """The rows with what the problem and the main engine say about them."""
-        problem, evaluations = self._problem, self._evaluations
-        details.setdefault("engine_reason", self.main.reason)
         return CurvatureReport(
             layers=layers,
             network=network,
             curvature=curvature,
-            loss=sum(one.loss_value * one.weight for one in evaluations),
-            examples=problem.examples,
-            batches=len(problem.batches),
             tolerance=self._settings.tolerance,
-            seed=problem.seed,
             engine=self.main.name,
-            versions=versions_of(problem),
-            **details,
+            **facts_of(self._problem, self._evaluations),
+            **{"engine_reason": self.main.reason, **details},
         )
 
-    def _rounded(self, extremes: Extremes, curvature: str, name: str | None = None) -> Extremes:
-        """The extremes with the rounding error of the operator; of the whole network without a name."""
+    def _rounded(self, extremes: Extremes, curvature: str, parameter: str) -> Extremes:
+        """The extremes with the rounding error of the operator; of the whole network without a parameter."""
         if curvature not in self._rounding:
             self._rounding[curvature] = relative_rounding(self._evaluations, curvature)
         found = self._rounding[curvature]
-        return with_rounding(
-            extremes, found.network if name is None else found.layers[name], self._settings.tolerance
-        )
+        error = found.layers[parameter] if parameter else found.network
+        return with_rounding(extremes, error, self._settings.tolerance)
 
     def _row(
         self,
-        identity: tuple[str, tuple[str, ...], tuple[int, ...]],
+        layer: Layer,
         names: Sequence[str],
         extremes: Extremes,
         approximate: Extremes | None,
         single: Sequence[Extremes],
     ) -> LayerCurvature:
-        name, aliases, shape = identity
+        extremes = self._rounded(extremes, self._kind, layer.parameter)
+        if approximate is not None:
+            approximate = self._rounded(approximate, "gauss-newton", layer.parameter)
         norms = tuple(found.norm.value for found in single)
         spectrum: dict[str, Any] = {}
         if self._options.anything:
             spectrum = measure_spectrum(self.main.operator(names), self._options, self._settings)
         return LayerCurvature(
-            name=name,
-            aliases=aliases,
-            shape=shape,
+            name=layer.name,
+            aliases=layer.aliases,
+            shape=layer.shape,
             curvature=self._kind,
             top=extremes.top,
             bottom=extremes.bottom,
@@ -232,13 +227,6 @@ class Rows:
             engine_reason=extremes.reason,
             **spectrum,
         )
-
-
-def _alone(evaluation: Evaluation) -> Evaluation:
-    """The same evaluation with weight 1: the batch measured alone."""
-    single = copy.copy(evaluation)
-    single.weight = 1.0
-    return single
 
 
 def measure(
@@ -268,16 +256,15 @@ def measure(
 ) -> CurvatureReport:
     """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
 
-    `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs,
-    averaged over examples. `curvature` is "gauss-newton" (the paper's approximation; fast), "hessian" (exact)
+    `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs.
+    `curvature` is "gauss-newton" (the paper's approximation; fast), "hessian" (exact)
     or "both" (with the gap between them). `layers` takes names or globs; by default every trainable weight of
     two or more dimensions, and with "**" the biases and norm gains, too. Models that are not called as
     `model(inputs)` pass `forward(model, inputs)`.
 
     Several batches are averaged over examples, or added up where the loss is a sum: that is found from its
     values, or told by `reduction="mean"` or "sum". The derivatives are checked against finite differences of
-    the plain model, which costs about two gradients; what disagrees is refused. `check=False` leaves that
-    out.
+    the plain model, which costs about two gradients; `check=False` leaves that out.
 
     Norms are right to `tolerance`, relative; a value that did not get there says so and warns, or raises with
     `strict=True`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
@@ -325,18 +312,18 @@ def measure(
     with problem.settings():
         evaluations = evaluate(problem)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, options)
-        layers_in_order = in_running_order(problem, evaluations)
-        rows = measuring.layers(layers_in_order)
+        ordered = in_running_order(problem, evaluations)
+        rows = measuring.layers(ordered)
         whole = measuring.network() if network else measuring.bounded_network(rows)
-        names = [layer.parameter for layer in layers_in_order]
+        further: dict[str, Mapping[str, Any]] = {}
         if jacobians:
-            products = jacobian_bounds(problem, evaluations, settings)
-            rows = tuple(
-                replace(row, jacobians=products[name]) for row, name in zip(rows, names, strict=True)
-            )
+            further["jacobians"] = jacobian_bounds(problem, evaluations, settings)
         if diagnostics:
-            found = diagnose(problem, evaluations)
-            rows = tuple(replace(row, diagnostics=found[name]) for row, name in zip(rows, names, strict=True))
+            further["diagnostics"] = diagnose(problem, evaluations)
+        rows = tuple(
+            replace(row, **{field: found[layer.parameter] for field, found in further.items()})
+            for row, layer in zip(rows, ordered, strict=True)
+        )
         notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
         seconds = time.perf_counter() - started
         report = measuring.report(rows, whole, curvature, seconds=seconds, notes=notes)

@@ -18,20 +18,18 @@ from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.layer_uses import batched_grad
 from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.errors import ProblemError, choose, did_you_mean
-from hessinit.measurement.measure import in_running_order, note_unchecked, notes_on, versions_of
+from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.layers import Layer, layer_name
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.validate import check_arguments, check_whole, unwrap
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
-
-KINDS = ["random", "gradient"]
 
 _MANY_WEIGHTS = 4096
 
 
 @dataclass(frozen=True)
 class Directions:
-    """Some directions in one weight, (count, *shape), as they go through the passes, and their true lengths.
+    """Some directions in one weight, (count, *shape), and their true lengths.
 
     `factors` turn a form along `tensor` into the one along the direction of that length.
     """
@@ -42,7 +40,6 @@ class Directions:
 
 
 def check_directions(directions: Any, draws: int) -> None:
-    """Refuse directions that are neither a known kind nor a mapping with entries."""
     if isinstance(directions, Mapping):
         if not directions:
             raise ProblemError(
@@ -54,7 +51,7 @@ def check_directions(directions: Any, draws: int) -> None:
             f"directions is a {type(directions).__name__}; it must be 'random', 'gradient', or a mapping "
             "from layer names to tensors of their weights' shapes."
         )
-    choose("directions", directions, KINDS)
+    choose("directions", directions, ["random", "gradient"])
     if directions == "gradient" and draws != 1:
         raise ProblemError(
             f"draws={draws} with directions='gradient': there is one loss gradient. Leave draws out, or "
@@ -87,19 +84,11 @@ def by_parameter(model: nn.Module, directions: Mapping[Any, Any]) -> dict[str, t
     return found
 
 
-def as_patterns(parameters: Mapping[str, Any]) -> list[str]:
-    """The parameters as `layers=` takes them: globs that fit nothing else."""
-    return [glob.escape(name) for name in parameters]
-
-
 def read_given(
     problem: Problem, given: Mapping[str, tuple[str, Any]], draws: int
 ) -> tuple[dict[str, Tensor], int]:
     """The user's own directions, checked, each (draws, *shape), and how many draws they hold."""
-    read: dict[str, Tensor] = {}
-    for layer in problem.layers:
-        key, tensor = given[layer.parameter]
-        read[layer.parameter] = _read_one(problem, layer, key, tensor)
+    read = {layer.parameter: _read_one(problem, layer, *given[layer.parameter]) for layer in problem.layers}
     counts = {given[parameter][0]: len(tensor) for parameter, tensor in read.items()}
     (first, count), *others = counts.items()
     for key, other in others:
@@ -142,7 +131,8 @@ def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Ite
     Large weights get random signs: normal numbers would cost more than a gradient, and the mean of gᵀHg is
     trace/size either way. Small ones have too few signs, so they get directions uniform on the sphere.
     """
-    seed = _mix(problem.seed, layer.name)
+    named = hashlib.blake2b(f"{problem.seed} {layer.name}".encode(), digest_size=8)
+    seed = int.from_bytes(named.digest(), "little")
     kind: ProbeKind = "rademacher" if layer.size >= _MANY_WEIGHTS else "gaussian"
     stream = ProbeStream(layer.size, seed=seed, kind=kind, dtype=problem.dtype, device=problem.device)
     for first in range(0, draws, at_once):
@@ -152,23 +142,15 @@ def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Ite
         yield Directions(probes.view(count, *layer.shape), (1.0,) * count, factors)
 
 
-def _mix(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
-
-
 def normalize(given: Tensor, at_once: int) -> Iterator[Directions]:
     """Directions (count, *shape) of any length, a few at a time; one of length 0 stays 0."""
     for part in given.split(at_once):
         # The squares of a vanished gradient, 1e-25, are 0 in float32: the largest entry is taken out first.
         largest = _as_rows(part).abs().amax(1)
-        divisors = torch.where(largest > 0, largest, 1)
-        tensor = part / divisors.view(-1, *[1] * (part.ndim - 1))
-        scales = largest.tolist()
-        lengths = [
-            scale * math.sqrt(square)
-            for scale, square in zip(scales, inner_products(tensor, tensor), strict=True)
-        ]
-        yield Directions(tensor, tuple(lengths), tuple(scale * scale for scale in scales))
+        tensor = part / torch.where(largest > 0, largest, 1).view(-1, *[1] * (part.ndim - 1))
+        pairs = list(zip(largest.tolist(), inner_products(tensor, tensor), strict=True))
+        lengths = tuple(scale * math.sqrt(square) for scale, square in pairs)
+        yield Directions(tensor, lengths, tuple(scale * scale for scale, _ in pairs))
 
 
 def inner_products(one: Tensor, other: Tensor) -> list[float]:
@@ -208,9 +190,8 @@ def quadratic_form(
     for several, which then chooses the layers. The other arguments are those of `measure`.
 
     Both numbers are right to rounding. They come from one forward and one backward pass shared by all layers,
-    and one more pass for each through the layers behind it: for all layers of a five-layer MLP the arithmetic
-    of 2.3 gradients, and the time of four (batch 128) to eight (batch 32). The check of the derivatives takes
-    another 8 (batch 128) to 16 gradients (batch 32).
+    and one more pass for each through the layers behind it: all layers of a five-layer MLP take the time of
+    four (batch 128) to eight gradients (batch 32), the check of the derivatives another 8 to 16.
 
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> along = {"weight": torch.tensor([[3.0, 4.0]])}
@@ -230,7 +211,7 @@ def quadratic_form(
                 f"layers={layers!r} and the keys of directions both choose layers; leave layers out."
             )
         own = by_parameter(model, directions)
-        layers = as_patterns(own)
+        layers = [glob.escape(name) for name in own]  # globs that fit nothing else
     problem = Problem(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
@@ -244,7 +225,8 @@ def quadratic_form(
             if directions == "random":
                 return draw_random(problem, layer, draws, at_once)
             if directions == "gradient":
-                return normalize(_gradient(passes, layer).unsqueeze(0), at_once)
+                gradients = [one.gradient(layer.parameter) * one.evaluation.weight for one in passes]
+                return normalize(sum(gradients[1:], gradients[0]).unsqueeze(0), at_once)
             return normalize(given[layer.parameter], at_once)
 
         evaluations = [one.evaluation for one in passes]
@@ -253,13 +235,9 @@ def quadratic_form(
             layers=tuple(_form(passes, layer, along(layer)) for layer in ordered),
             directions=directions if isinstance(directions, str) else "given",
             draws=draws,
-            loss=sum(one.loss_value * one.weight for one in evaluations),
-            examples=problem.examples,
-            batches=len(problem.batches),
-            seed=seed,
             seconds=time.perf_counter() - started,
             notes=(*notes_on(problem, evaluations), *note_unchecked(check)),
-            versions=versions_of(problem),
+            **facts_of(problem, evaluations),
         )
 
 
@@ -277,19 +255,15 @@ class SharedPass:
         _, gradient = evaluation.output_gradient
         self._leaves = evaluation.problem.leaves
         self._cotangent = gradient.detach().requires_grad_()
+        leaves = list(self._leaves.values())
         found = torch.autograd.grad(
-            evaluation.output,
-            list(self._leaves.values()),
-            self._cotangent,
-            create_graph=True,
-            allow_unused=True,
+            evaluation.output, leaves, self._cotangent, create_graph=True, allow_unused=True
         )
         self._adjoint: dict[str, Tensor | None] = dict(zip(self._leaves, found, strict=True))
-        nodes = [use.node for uses in evaluation.uses.values() for use in uses]
-        self._bytes_between = sum(map(_output_bytes, nodes))
+        made = [use.node._input_metadata[0] for uses in evaluation.uses.values() for use in uses]
+        self._bytes_between = sum(int(math.prod(one.shape)) * int(one.dtype.itemsize) for one in made)
 
     def gradient(self, parameter: str) -> Tensor:
-        """The loss gradient by a leaf."""
         found = self._adjoint[parameter]
         return torch.zeros_like(self._leaves[parameter]) if found is None else found.detach()
 
@@ -323,27 +297,7 @@ def _pull_each(output: Tensor, inputs: list[Tensor], cotangents: Tensor) -> tupl
         torch.autograd.grad(output, inputs, cotangent, retain_graph=True, allow_unused=True)
         for cotangent in cotangents
     ]
-    return tuple(map(_stack, zip(*pulled, strict=True)))
-
-
-def _stack(parts: Sequence[Tensor | None]) -> Tensor | None:
-    first, *others = parts
-    if first is None:
-        return None
-    return torch.stack([first, *(part for part in others if part is not None)]) if others else first[None]
-
-
-def _output_bytes(node: Any) -> int:
-    made = node._input_metadata[0]
-    return int(torch.Size(made.shape).numel()) * int(made.dtype.itemsize)
-
-
-def _gradient(passes: Sequence[SharedPass], layer: Layer) -> Tensor:
-    first, *others = passes
-    total = first.gradient(layer.parameter) * first.evaluation.weight
-    for one in others:
-        total += one.gradient(layer.parameter) * one.evaluation.weight
-    return total
+    return tuple(None if some[0] is None else torch.stack(some) for some in zip(*pulled, strict=True))
 
 
 def _form(passes: Sequence[SharedPass], layer: Layer, along: Iterator[Directions]) -> QuadraticForm:
@@ -353,18 +307,12 @@ def _form(passes: Sequence[SharedPass], layer: Layer, along: Iterator[Directions
     for some in along:
         approximate, beyond = [0.0] * len(some.factors), [0.0] * len(some.factors)
         for one in passes:
-            parts = one.forms(layer.parameter, some.tensor)
-            for total, part in zip((approximate, beyond), parts, strict=True):
-                for index, value in enumerate(part):
+            forms = one.forms(layer.parameter, some.tensor)
+            for total, values in zip((approximate, beyond), forms, strict=True):
+                for index, value in enumerate(values):
                     total[index] += one.evaluation.weight * value * some.factors[index]
         theorem1 += approximate
         exact += map(float.__add__, approximate, beyond)
         lengths += some.lengths
-    return QuadraticForm(
-        name=layer.name,
-        aliases=layer.aliases,
-        shape=layer.shape,
-        exact=tuple(exact),
-        theorem1=tuple(theorem1),
-        length=tuple(lengths),
-    )
+    found = {"exact": tuple(exact), "theorem1": tuple(theorem1), "length": tuple(lengths)}
+    return QuadraticForm(name=layer.name, aliases=layer.aliases, shape=layer.shape, **found)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import os
 import platform
 import subprocess
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ MODULES = {
     "table-1": "table_1", "table-2": "tables_2_3", "table-3": "tables_2_3", "table-4": "tables_4_5",
     "table-5": "tables_4_5", "word2vec": "word2vec",
 }  # fmt: skip
+DATA = ("paper", "digits")  # beside the sets of each experiment
 MOST_SEEDS = 100_000
 
 
@@ -52,18 +53,25 @@ class PaperSetting:
     cache: str | None = None  # a folder where a text is kept once its words have been counted
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A way to fill in what the paper leaves unsaid: in words, and the network as a record describes it."""
+
+    about: str
+    network: Mapping[str, Plain] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """How one of the paper's tables is made: jobs for every seed, and findings from their results.
 
-    `data` names the data sets it runs on, the paper's first and the embedded one last; `variants` are ways to
-    fill in what the paper leaves unsaid, each with a description, the default first.
+    `data` names the data sets it runs on, the paper's first; the first of `variants` is the default.
     """
 
     name: str
     title: str
     data: tuple[str, ...]
-    variants: Mapping[str, str]
+    variants: Mapping[str, Variant]
     seeds: int
 
     def prepare(self, setting: PaperSetting) -> str:
@@ -112,13 +120,13 @@ def reproduce(
     """Run experiments of the paper by name ("table-4", …, or "all"), and compare with what it prints.
 
     `data` is "paper" for all sets of images and text that an experiment has, one of them by name, or "digits"
-    for what is embedded and needs no download. Files are looked for in `data_dir`; without it, images are
-    downloaded once into a cache. `seeds` is the number of restarts, by default as many as the experiment
-    needs; `variant` is another way to fill in what the paper leaves unsaid.
+    for the embedded images ("all" then leaves out word2vec, which needs a text). Files are looked for in
+    `data_dir`; without it, images are downloaded once into a cache. `seeds` is the number of restarts;
+    `variant` is another way to fill in what the paper leaves unsaid.
 
     Every finished job is kept in `folder`, so that the same call continues after an interruption and gives
-    the same numbers as an undisturbed one. A record of each experiment, its figures, and the page
-    reproduce.html with everything in the folder are written there; None keeps and writes nothing.
+    the same numbers as an undisturbed one. The folder also gets a record of each experiment, its figures, and
+    a page with everything, reproduce.html. None keeps and writes nothing.
 
     >>> table, = reproduce("table-2", data="digits", seeds=4, folder=None, workers=1)
     >>> print(table.name, table.findings.tables[0].columns)
@@ -128,19 +136,20 @@ def reproduce(
     check_workers(workers, executor)
     if seeds is not None and check_whole("seeds", seeds, at_least=1) > MOST_SEEDS:
         raise ProblemError(f"seeds={seeds} must be at most {MOST_SEEDS}: no number here needs more.")
-    chosen = choose_experiments(names, data, variant)
-    where, root = _check_path("data_dir", data_dir), _check_path("folder", folder)
-    if root is not None:
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as failure:
-            raise ProblemError(
-                f"folder={str(folder)!r} cannot be used ({failure}); pass another."
-            ) from failure
+    paths: dict[str, Any] = {"data_dir": data_dir, "folder": folder}
+    for argument, path in paths.items():
+        if path is not None and not (isinstance(path, (str, os.PathLike)) and str(path)):
+            raise ProblemError(f"{argument}={path!r} must be the path of a folder, or None.")
+    root = None if folder is None else Path(folder).expanduser()  # a shell leaves --folder=~/x as it is
     studies = []
-    for experiment, name in chosen:
+    for experiment, name in choose_experiments(names, data, variant):
+        setting = PaperSetting(
+            experiment.name, name, variant or next(iter(experiment.variants)),
+            tuple(range(seeds or experiment.seeds)), None if data_dir is None else str(data_dir),
+            None if root is None else str(root / "corpus"),
+        )  # fmt: skip
         with spinner(f"Reading {name} for {experiment.name} …", progress):
-            studies.append(Study(experiment, name, variant, seeds, where, root))
+            studies.append(Study(experiment, setting, root))
     jobs = [job for study in studies for job in study.jobs]
     missing = [job for study in studies for job in study.missing()]
     total, left = (sum(job.cost for job in some) for some in (jobs, missing))
@@ -171,6 +180,31 @@ def reproduce(
     return tuple(found[study.setting] for study in studies)
 
 
+def choose_experiments(names: Sequence[str], data: str, variant: str | None) -> list[tuple[Experiment, str]]:
+    """The experiments meant, each once, in the paper's order, with each set of data they are to run on."""
+    if not names:
+        raise ProblemError(f"nothing to reproduce was named; name some of {', '.join(NAMES)}.")
+    for name in names:
+        choose("name", name, NAMES)
+    wanted = {FIGURES.get(name, name) for name in names}
+    experiments = [find_experiment(name) for name in MODULES if name in wanted or ALL in wanted]
+    choose("data", data, list(dict.fromkeys(name for each in experiments for name in (*DATA, *each.data))))
+    for each in experiments:
+        if variant is not None:
+            choose(f"{each.name}: variant", variant, list(each.variants))
+        if data == "digits" not in each.data and each.name in wanted:
+            raise ProblemError(
+                f"{each.name} does not run on the embedded digits. Pass data={each.data[0]!r}, and as "
+                "data_dir the folder with a Wikipedia text."
+            )
+    return [
+        (each, name)
+        for each in experiments
+        for name in each.data
+        if name == data or (data == "paper" and name != "digits")
+    ]
+
+
 def run_job(job: Job) -> Plain:
     """The result of one job with its time and the revision of the code; the same numbers in every process."""
     setting, parameters = job.parameters
@@ -197,29 +231,21 @@ def usual_torch() -> Iterator[None]:
 class Study:
     """A setting, its jobs, and the folder with their results."""
 
-    def __init__(
-        self, experiment: Experiment, data: str, variant: str | None, seeds: int | None,
-        data_dir: Path | None, root: Path | None,
-    ) -> None:  # fmt: skip
-        self.experiment, self.root = experiment, root
-        self.setting = PaperSetting(
-            experiment.name, data, variant or next(iter(experiment.variants)),
-            tuple(range(seeds or experiment.seeds)), None if data_dir is None else str(data_dir),
-            None if root is None else str(root / "corpus"),
-        )  # fmt: skip
-        self.name = name_of(self.setting)
+    def __init__(self, experiment: Experiment, setting: PaperSetting, root: Path | None) -> None:
+        self.experiment, self.setting, self.root = experiment, setting, root
+        self.name = name_of(setting)
         with usual_torch():  # what is read here is kept for the jobs
-            self.source = experiment.prepare(self.setting)
-        self.configuration = experiment.configure(self.setting)
-        plan = experiment.plan(self.setting)
-        self.jobs = [Job(job.key, (self.setting, job.parameters), job.cost) for job in plan]
+            self.source = experiment.prepare(setting)
+        self.configuration = experiment.configure(setting)
+        self.jobs = [Job(job.key, (setting, job.parameters), job.cost) for job in experiment.plan(setting)]
         self.store = RunFolder(None if root is None else root / self.name)
         # Results of other versions may differ in their last digits, and are not mixed.
-        about = {"experiment": experiment.name, "data": data, "variant": self.setting.variant}
+        about = {"experiment": experiment.name, "data": setting.data, "variant": setting.variant}
         source = {"source": self.source, "configuration": self.configuration, "versions": versions()}
         self.store.open({**about, **source})
 
     def missing(self) -> list[Job]:
+        """The jobs without a result."""
         return [job for job in self.jobs if job.key not in self.store.results]
 
     def conclude(self) -> Reproduction:
@@ -239,55 +265,18 @@ class Study:
                 f"({type(failure).__name__}: {failure}). Was one edited? Delete that one, or all, and they "
                 "are made again."
             ) from failure
+        setting = self.setting
         reproduction = Reproduction(
-            name=self.name,
-            experiment=self.experiment.name,
-            title=self.experiment.title,
-            data=self.setting.data,
-            variant=self.setting.variant,
-            about_variant=self.experiment.variants[self.setting.variant],
-            findings=findings,
-            seeds=self.setting.seeds,
-            configuration=self.configuration,
-            source=self.source,
-            revision=", ".join(revisions),
-            versions=versions(),
-            hardware=hardware(),
-            seconds=seconds,
+            name=self.name, experiment=self.experiment.name, title=self.experiment.title, data=setting.data,
+            variant=setting.variant, about_variant=self.experiment.variants[setting.variant].about,
+            findings=findings, seeds=setting.seeds, configuration=self.configuration, source=self.source,
+            revision=", ".join(revisions), versions=versions(), hardware=hardware(), seconds=seconds,
             results=values,
-        )
+        )  # fmt: skip
         if self.root is not None:
             reproduction.save(self.root / f"{self.name}.json")
             write_figures(reproduction, self.root)
         return reproduction
-
-
-def choose_experiments(
-    names: tuple[str, ...], data: str, variant: str | None
-) -> list[tuple[Experiment, str]]:
-    """The experiments meant, each once, in the paper's order, with each set of data they are to run on."""
-    if not names:
-        raise ProblemError(f"nothing to reproduce was named; name some of {', '.join(NAMES)}.")
-    for name in names:
-        choose("name", name, NAMES)
-    wanted = {FIGURES.get(name, name) for name in names}
-    experiments = [find_experiment(name) for name in MODULES if name in wanted or ALL in wanted]
-    usual = dict.fromkeys(name for each in experiments for name in each.data[:-1])
-    choose("data", data, ["paper", "digits", *usual])
-    if variant is not None:
-        choose(
-            "variant", variant, list(dict.fromkeys(name for each in experiments for name in each.variants))
-        )
-    for each in experiments:
-        if variant is not None and variant not in each.variants:
-            has = ", ".join(map(repr, each.variants))
-            raise ProblemError(f"{each.name} has no variant {variant!r}, only {has}; leave {each.name} out.")
-    return [
-        (each, name)
-        for each in experiments
-        for name in (each.data[-1:] if data == "digits" else each.data[:-1])
-        if data in ("paper", "digits", name)
-    ]
 
 
 def name_of(setting: PaperSetting) -> str:
@@ -297,16 +286,8 @@ def name_of(setting: PaperSetting) -> str:
     'table-4-mnist-one-hidden'
     """
     default = next(iter(find_experiment(setting.experiment).variants))
-    parts = [setting.experiment, setting.data, *([] if setting.variant == default else [setting.variant])]
-    return "-".join(parts)
-
-
-def _check_path(argument: str, value: Any) -> Path | None:
-    if value is None:
-        return None
-    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or not str(value):
-        raise ProblemError(f"{argument}={value!r} must be the path of a folder, or None.")
-    return Path(os.path.expanduser(value))  # a shell leaves --folder=~/x as it is
+    further = "" if setting.variant == default else f"-{setting.variant}"
+    return f"{setting.experiment}-{setting.data}{further}"
 
 
 # ── Records ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -356,13 +337,9 @@ def round_numbers(value: Any) -> Plain:
 
 def versions() -> dict[str, str]:
     """The versions that the numbers may depend on."""
-    found = {"hessinit": __version__}
-    for name in ("torch", "numpy", "scipy"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return {**found, "python": platform.python_version()}
+    packages = {name: importlib.util.find_spec(name) for name in ("torch", "numpy", "scipy")}
+    found = {name: metadata.version(name) if there else "not installed" for name, there in packages.items()}
+    return {"hessinit": __version__, **found, "python": platform.python_version()}
 
 
 def hardware() -> dict[str, str]:
@@ -384,10 +361,8 @@ def revision() -> str:
         command = ["git", "-C", str(root), *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
-    try:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         if (root / ".git").exists():
             commit = git("rev-parse", "--short=12", "HEAD")
             return f"{commit} + changes" if git("status", "--porcelain", "--", "src") else commit
-    except (OSError, subprocess.SubprocessError):
-        pass
     return f"hessinit {__version__}"

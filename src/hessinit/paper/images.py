@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import math
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,76 +23,68 @@ from hessinit.digits import load_digits
 from hessinit.errors import ProblemError, choose
 
 CIFAR_FOLDER, CIFAR_ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
-CIFAR_ROW = 1 + 3 * 32 * 32  # a label, then the red, the green and the blue plane
 SYNONYMS = {"fashion": "fashion-mnist", "cifar": "cifar-10", "cifar10": "cifar-10"}
 WAYS_OUT = "Put the published file in its place, give another --data-dir, or run on --data digits."
 
 
 @dataclass(frozen=True)
-class PublishedFile:
-    """A file without its compression: `header` bytes, then uint8 values of `shape`; `md5` is that of all."""
-
-    name: str
-    shape: tuple[int, ...]
-    md5: str
-    header: int = 0
-
-    @property
-    def length(self) -> int:
-        return self.header + math.prod(self.shape)
-
-
-@dataclass(frozen=True)
 class PublishedSet:
-    """The training files of a set, the folders where they may lie, and packed files to download by md5."""
+    """Training files by name: md5 unpacked, bytes of header, and shape of the uint8 values that follow it.
+
+    `places` are folders, or an archive, below --data-dir; `downloads` are packed files by md5.
+    """
 
     title: str
-    folders: tuple[str, ...]
-    files: tuple[PublishedFile, ...]
-    downloads: dict[str, str]
+    files: Mapping[str, tuple[str, int, tuple[int, ...]]]
+    places: tuple[str, ...]
+    downloads: Mapping[str, str]
     mirrors: tuple[str, ...]
+    wanted: str
 
 
-def _idx_set(title: str, folder: str, sums: list[str], packed: list[str], *mirrors: str) -> PublishedSet:
-    files = (
-        PublishedFile("train-images-idx3-ubyte", (60_000, 28, 28), sums[0], header=16),
-        PublishedFile("train-labels-idx1-ubyte", (60_000,), sums[1], header=8),
+def _idx_set(title: str, sums: tuple[str, str], packed: tuple[str, str], *mirrors: str) -> PublishedSet:
+    images, labels = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+    folder = title.lower()
+    return PublishedSet(
+        title,
+        {images: (sums[0], 16, (60_000, 28, 28)), labels: (sums[1], 8, (60_000,))},
+        (folder, f"{title.replace('-', '')}/raw", ""),  # the second is torchvision's
+        {f"{images}.gz": packed[0], f"{labels}.gz": packed[1]},
+        mirrors,
+        f"{images} and {labels} (.gz or not) to it or to a folder {folder} in it",
     )
-    downloads = {f"{file.name}.gz": md5 for file, md5 in zip(files, packed, strict=True)}
-    torchvision = f"{title.replace('-', '')}/raw"
-    return PublishedSet(title, (folder, torchvision, ""), files, downloads, mirrors)
 
 
+CIFAR_SUMS = [
+    "5dd7e06a14cb22eb9f671a540d1b7c25", "5ea93a67294ea407fff1d09f752e9692",
+    "942cd6a4bcdd0dd3c604fbe906cb4421", "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "53f37980c15c3d472c316c40844f3f0d",
+]  # fmt: skip
 PUBLISHED = {
     "mnist": _idx_set(
         "MNIST",
-        "mnist",
-        ["6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624"],
-        ["f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"],
+        ("6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624"),
+        ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
     "fashion-mnist": _idx_set(
         "Fashion-MNIST",
-        "fashion-mnist",
-        ["f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9"],
-        ["8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"],
+        ("f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9"),
+        ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
         # Without TLS: the checksum, not the connection, says that the file is the right one.
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
     "cifar-10": PublishedSet(
         "CIFAR-10",
-        (CIFAR_FOLDER, f"cifar-10/{CIFAR_FOLDER}", ""),
-        (
-            PublishedFile("data_batch_1.bin", (10_000, CIFAR_ROW), "5dd7e06a14cb22eb9f671a540d1b7c25"),
-            PublishedFile("data_batch_2.bin", (10_000, CIFAR_ROW), "5ea93a67294ea407fff1d09f752e9692"),
-            PublishedFile("data_batch_3.bin", (10_000, CIFAR_ROW), "942cd6a4bcdd0dd3c604fbe906cb4421"),
-            PublishedFile("data_batch_4.bin", (10_000, CIFAR_ROW), "ae636b3ba5c66a11e91e8cb52e771fcb"),
-            PublishedFile("data_batch_5.bin", (10_000, CIFAR_ROW), "53f37980c15c3d472c316c40844f3f0d"),
-        ),
+        # Every row is a label, then the red, the green and the blue plane.
+        {f"data_batch_{at}.bin": (md5, 0, (10_000, 3073)) for at, md5 in enumerate(CIFAR_SUMS, start=1)},
+        (CIFAR_FOLDER, f"cifar-10/{CIFAR_FOLDER}", "", CIFAR_ARCHIVE, f"cifar-10/{CIFAR_ARCHIVE}"),
         {CIFAR_ARCHIVE: "c32a1d4ab5d03f1284b67883e8d87530"},
         ("https://www.cs.toronto.edu/~kriz/",),
+        f"{CIFAR_ARCHIVE} (not the Python version: it is pickled, and pickles can run code), or the folder "
+        f"{CIFAR_FOLDER} that it holds",
     ),
 }
 
@@ -138,8 +131,7 @@ def load_images(name: str, data_dir: str | None = None) -> ImageSet:
         images, labels = load_digits()
         pixels = (images * 16).to(torch.uint8)
         content = pixels.numpy().tobytes() + labels.to(torch.uint8).numpy().tobytes()
-        md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        return ImageSet(pixels, labels, 16, f"embedded digits md5 {md5}")
+        return ImageSet(pixels, labels, 16, f"embedded digits md5 {_md5(content)}")
     published = PUBLISHED[name]
     folder = _download(name, published) if data_dir is None else Path(data_dir).expanduser()
     values = _read_files(folder, published)
@@ -148,83 +140,70 @@ def load_images(name: str, data_dir: str | None = None) -> ImageSet:
         values = [rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]]
     else:
         values[0] = values[0][:, None]
-    source = "; ".join(f"{file.name} md5 {file.md5}" for file in published.files)
+    source = "; ".join(f"{file} md5 {md5}" for file, (md5, _, _) in published.files.items())
     return ImageSet(torch.tensor(values[0]), torch.tensor(values[1]).long(), 255, source)
 
 
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
 def _read_files(folder: Path, published: PublishedSet) -> list[NDArray[np.uint8]]:
-    """The values of all files, from the first folder that has them, or from CIFAR-10's archive."""
+    """The values of all files, from the first place that has them."""
     why = "" if folder.is_dir() else " (it is not a folder)"
-    for place in (folder / name for name in published.folders):
-        paths = [
-            next((path for path in (place / file.name, place / f"{file.name}.gz") if path.is_file()), None)
-            for file in published.files
-        ]
-        found = [path for path in paths if path]
-        if len(found) == len(paths):
-            return [_read(path, file, published) for path, file in zip(found, published.files, strict=True)]
-        if found:
-            why = why or f" ({place} lacks {published.files[paths.index(None)].name})"
-    if CIFAR_ARCHIVE in published.downloads:
-        for archive in (folder / CIFAR_ARCHIVE, folder / "cifar-10" / CIFAR_ARCHIVE):
-            if archive.is_file():
-                return _read_archive(archive, published)
-        if any(folder.glob("cifar-10-*py*")):
-            why = " (the Python version that is there is pickled, and pickles can run code)"
+    for place in (folder / name for name in published.places):
+        lacking = [] if place.is_file() else [file for file in published.files if not _find(place, file)]
+        if not lacking:
+            return list(_read(place, published))
+        if len(lacking) < len(published.files):
+            why = why or f" ({place} lacks {lacking[0]})"
     raise ProblemError(
         f"data_dir={str(folder)!r} does not hold {published.title}'s training files{why}. Add "
-        f"{_wanted(published)}, leave --data-dir out to download them, or run on --data digits."
+        f"{published.wanted}, leave --data-dir out to download them, or run on --data digits."
     )
 
 
-def _wanted(published: PublishedSet) -> str:
-    if CIFAR_ARCHIVE in published.downloads:
-        return f"{CIFAR_ARCHIVE}, or the folder {CIFAR_FOLDER} that it holds"
-    names = " and ".join(file.name for file in published.files)
-    return f"{names} (.gz or not) to it or to a folder {published.folders[0]} in it"
+def _find(place: Path, file: str) -> Path | None:
+    return next((path for path in (place / file, place / f"{file}.gz") if path.is_file()), None)
 
 
-def _read(path: Path, file: PublishedFile, published: PublishedSet) -> NDArray[np.uint8]:
+def _read(place: Path, published: PublishedSet) -> Iterator[NDArray[np.uint8]]:
+    """The values of every file of a folder or an archive, once its md5 is known to be the published one."""
+    label = str(place)
     try:
+        for label, file, stream in _open_files(place, list(published.files)):
+            md5, header, shape = published.files[file]
+            length = header + math.prod(shape)
+            content = stream.read(length + 1)  # one byte more, so that gzip's own checksum is read
+            if _md5(content) != md5:
+                found = f"more than {length:,}" if len(content) > length else f"{len(content):,}"
+                raise ProblemError(
+                    f"{label} is not {published.title}'s {file}: it has {found} bytes and md5 {_md5(content)}"
+                    f", and the published file {length:,} bytes and md5 {md5}. {WAYS_OUT}"
+                )
+            yield np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    except (tarfile.TarError, KeyError, OSError, EOFError, zlib.error) as error:
+        raise ProblemError(f"{label} cannot be read ({error}). {WAYS_OUT}") from error
+
+
+def _open_files(place: Path, files: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+    if place.is_file():
+        with tarfile.open(place) as archive:
+            for file in files:
+                member = f"{CIFAR_FOLDER}/{file}"
+                yield f"{place}, {member},", file, archive.extractfile(member) or io.BytesIO()
+        return
+    for file in files:
+        path = _find(place, file) or place / file
         with open(path, "rb") as stream:
             # By the first bytes: browsers unpack a download and leave it its `.gz`.
             packed = stream.peek(2)[:2] == b"\x1f\x8b"
-            return _decode(gzip.open(stream) if packed else stream, str(path), file, published)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ProblemError(f"{path} cannot be read ({error}). {WAYS_OUT}") from error
-
-
-def _read_archive(path: Path, published: PublishedSet) -> list[NDArray[np.uint8]]:
-    values = []
-    try:
-        with tarfile.open(path) as archive:
-            for file in published.files:
-                member = f"{CIFAR_FOLDER}/{file.name}"
-                stream = archive.extractfile(member)
-                if stream is None:
-                    raise KeyError(f"{member} is not a file")
-                values.append(_decode(stream, f"{path}, {member},", file, published))
-    except (tarfile.TarError, KeyError, OSError, EOFError, zlib.error) as error:
-        raise ProblemError(f"{path} cannot be read ({error}). {WAYS_OUT}") from error
-    return values
-
-
-def _decode(stream: Any, label: str, file: PublishedFile, published: PublishedSet) -> NDArray[np.uint8]:
-    """The values of a file, once its md5 is known to be the published one."""
-    content = stream.read(file.length + 1)  # one byte more, so that gzip's own checksum is read
-    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if md5 != file.md5:
-        length = f"more than {file.length:,}" if len(content) > file.length else f"{len(content):,}"
-        raise ProblemError(
-            f"{label} is not {published.title}'s {file.name}: it has {length} bytes and md5 {md5}, and the "
-            f"published file {file.length:,} bytes and md5 {file.md5}. {WAYS_OUT}"
-        )
-    return np.frombuffer(content, np.uint8, offset=file.header).reshape(file.shape)
+            yield str(path), file, gzip.GzipFile(fileobj=stream) if packed else stream
 
 
 def _download(name: str, published: PublishedSet) -> Path:
     """The cache folder with all files of the set, each with its checksum."""
-    ways = f"pass --data-dir FOLDER with {_wanted(published)}, or run on the embedded --data digits."
+    ways = f"pass --data-dir FOLDER with {published.wanted}, or run on the embedded --data digits."
     try:
         import pooch
         import requests

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
-from hessinit.errors import choose
+from hessinit.results.result import Plain
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 POOLS: dict[str, type[nn.Module]] = {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
 SMALL = 12  # images of fewer pixels to a side would vanish under two kernels of 5 and two pools
+
+
+def build(described: Mapping[str, Plain], shape: tuple[int, int, int], activation: str) -> nn.Sequential:
+    """The network that a record describes: `dense` with these hidden layers, or a `lenet`."""
+    for key in ("hidden widths", "hidden units"):
+        if key in described:
+            return dense([math.prod(shape), *described[key], 10], activation)
+    sizes = {key: described[key] for key in ("channels", "kernel", "pool")}
+    return lenet(shape, **sizes, head=described.get("head", described.get("dense")), activation=activation)
 
 
 def dense(widths: Sequence[int], activation: str) -> nn.Sequential:
@@ -38,8 +47,6 @@ def lenet(
     >>> lenet((3, 32, 32)).dense1  # LeNet-5: 32 − 4 = 28, halved 14, − 4 = 10, halved 5
     Linear(in_features=400, out_features=120, bias=True)
     """
-    choose("activation", activation, list(ACTIVATIONS))
-    choose("pool", pool, list(POOLS))
     kernel, padding = (3, 1) if min(shape[1:]) < SMALL else (kernel, 0)
     sides = list(shape[1:])
     model = nn.Sequential()
@@ -55,7 +62,6 @@ def lenet(
 
 
 def _add_dense(model: nn.Sequential, widths: Sequence[int], activation: str) -> nn.Sequential:
-    choose("activation", activation, list(ACTIVATIONS))
     for number, (before, after) in enumerate(itertools.pairwise(widths), start=1):
         model.add_module(f"dense{number}", nn.utils.skip_init(nn.Linear, before, after))
         if number < len(widths) - 1:

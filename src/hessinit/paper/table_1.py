@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessinit.errors import ProblemError
-from hessinit.paper.experiments import Experiment, PaperSetting, round_numbers
+from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.images import load_images
-from hessinit.paper.reference import judged_cell, make_table, mean_cell
-from hessinit.results.reproduction import Findings, PaperTable
-from hessinit.results.result import Plain, read_number
+from hessinit.paper.reference import Measured, make_table, mean, percentage
+from hessinit.results.reproduction import Findings
+from hessinit.results.result import Plain, read_numbers
 from hessinit.training.seeds import generator
 from hessinit.training.workers import Job
 
@@ -33,7 +32,6 @@ SHUFFLES = 40
 NETWORKS_AT_ONCE = 250  # their first weights, some 8 MB, stay near the processor
 SECONDS_PER_SAMPLE = 4e-5
 SIGNIFICANCE = 0.05
-Results = Mapping[str, Sequence[Plain]]  # of all seeds, by row
 
 
 class CorrelationTable(Experiment):
@@ -65,7 +63,6 @@ class CorrelationTable(Experiment):
         ]
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
-        """r, its p-value and the predicted r, by activation; and p-values of shuffled samples."""
         row, seed = parameters["row"], parameters["seed"]
         drawn = draw_all(setting, row, seed)
         found: dict[str, Plain] = {}
@@ -78,9 +75,40 @@ class CorrelationTable(Experiment):
         return round_numbers({**found, "shuffled p": [pearson(one, each)[1] for each in shuffled]})
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
+        """The paper's table, the correlations beside their predictions, and the control."""
+        counts, correlations, control = {}, {}, {}
         plan = self.plan(setting)
-        by_row = {row: [results[job.key] for job in plan if job.parameters["row"] == row] for row in SAMPLES}
-        return Findings(tables=tuple(make_tables(setting, by_row)))
+        for row in SAMPLES:
+            seeds = [results[job.key] for job in plan if job.parameters["row"] == row]
+            for activation, name in (("relu", row), ("tanh", f"{row}; tanh")):
+                columns = ("p", "r", "expected r")
+                p, r, expected = (read_numbers([each[activation][key] for each in seeds]) for key in columns)
+                # The paper counts so.
+                found = Measured(10 * sum(value < SIGNIFICANCE for value in p) / len(p), None, len(p))
+                correlations[name, "r"], correlations[name, "expected r"] = mean(r), mean(expected)
+                correlations[name, "dependent"] = found
+                if activation == "relu":
+                    counts[row, "dependent"], counts[row, "mean p"] = found, mean(p)
+            shuffled = [value < SIGNIFICANCE for seed in seeds for value in read_numbers(seed["shuffled p"])]
+            control[row, "dependent"] = percentage(shuffled)
+        tables = (
+            make_table(
+                "Pearson's r at 95 %: in how many of ten seeds a dependence is detected", "Gradients", counts,
+                "dependent counts the seeds with p < 0.05, out of ten; the components were fixed beforehand "
+                "(outputs 0 and 1, and output 0 by unit 0 of the layer before).",
+                experiment=self.name, data=setting.data,
+            ),
+            make_table(
+                "The correlations themselves, and with tanh in place of ReLU", "Gradients", correlations,
+                "expected r comes from formulas that hold over initializations, with averages of single "
+                "variables put in; ± is the standard error over seeds.",
+            ),
+            make_table(
+                "Control: the same samples with one gradient shuffled, where there is nothing to detect",
+                "Gradients", control, "The share of shuffles with p < 0.05; a correct test gives 5 %.",
+            ),
+        )  # fmt: skip
+        return Findings(tables=tables)
 
 
 @dataclass(frozen=True)
@@ -188,78 +216,35 @@ def expect(variant: str, row: str, samples: Samples) -> float:
         return math.sqrt(2 / (HIDDEN[-1] + CLASSES)) * slope / math.sqrt(first)
     # Mean and variance of y/p from the class's own images: brighter ones have probabilities further apart.
     inverse = [1 / p[samples.targets[:, label] == 1] for label in (0, 1)]
-    mean = [share * float(values.mean()) for share, values in zip(shares, inverse, strict=True)]
-    variance = [shares[label] * float(inverse[label].square().mean()) - mean[label] ** 2 for label in (0, 1)]
+    means = [share * float(values.mean()) for share, values in zip(shares, inverse, strict=True)]
+    variance = [shares[label] * float(inverse[label].square().mean()) - means[label] ** 2 for label in (0, 1)]
     if row == OUTPUTS:
         # −y₀/p₀ and −y₁/p₁ are never both nonzero: the covariance is minus the product of their means.
-        return -mean[0] * mean[1] / math.sqrt(variance[0] * variance[1])
+        return -means[0] * means[1] / math.sqrt(variance[0] * variance[1])
     # With the label 0, −y₀/p₀ and p₀(1 − p₀) both rise with p₀; without it, the first is 0.
     derivative = p * (1 - p)
     of_label = p[samples.targets[:, 0] == 1]
-    covariance = mean[0] * float(derivative.mean()) - shares[0] * float((1 - of_label).mean())
+    covariance = means[0] * float(derivative.mean()) - shares[0] * float((1 - of_label).mean())
     return covariance / math.sqrt(variance[0] * float(derivative.var(unbiased=False)))
 
 
-def detected(p: Sequence[float]) -> float:
-    """How many are significant, out of ten: the paper counts so.
-
-    >>> detected([0.01] * 9 + [0.2]), detected([0.01, 0.2])
-    (9.0, 5.0)
-    """
-    return 10 * sum(value < SIGNIFICANCE for value in p) / len(p)
-
-
-def column_of(seeds: Sequence[Plain], activation: str, column: str) -> list[float]:
-    return [read_number(seed[activation][column]) for seed in seeds]
-
-
-def make_tables(setting: PaperSetting, results: Results) -> Iterator[PaperTable]:
-    """The paper's table, the correlations beside their predictions, and the control."""
-    of_paper, correlations, control = [], [], []
-    for row, seeds in results.items():
-        p, n = column_of(seeds, "relu", "p"), len(seeds)
-        beside = {"experiment": "table-1", "data": setting.data}
-        of_paper.append(judged_cell(row, "dependent", detected(p), n, error=None, **beside))
-        of_paper.append(mean_cell(row, "mean p", p, **beside))
-        for activation, name in (("relu", row), ("tanh", f"{row}; tanh")):
-            for column in ("r", "expected r"):
-                correlations.append(mean_cell(name, column, column_of(seeds, activation, column)))
-            count = detected(column_of(seeds, activation, "p"))
-            correlations.append(judged_cell(name, "dependent", count, n, error=None))
-        shuffled = [read_number(value) < SIGNIFICANCE for seed in seeds for value in seed["shuffled p"]]
-        share = statistics.fmean(shuffled)
-        error = 100 * math.sqrt(share * (1 - share) / len(shuffled))
-        control.append(judged_cell(row, "dependent", 100 * share, len(shuffled), error=error, unit="%"))
-    yield make_table(
-        "Pearson's r at 95 %: in how many of ten seeds a dependence is detected", "Gradients", of_paper,
-        "dependent counts the seeds with p < 0.05, out of ten; the components were fixed beforehand (outputs "
-        "0 and 1, and output 0 by unit 0 of the layer before).",
-    )  # fmt: skip
-    yield make_table(
-        "The correlations themselves, and with tanh in place of ReLU", "Gradients", correlations,
-        "expected r comes from formulas that hold over initializations, with averages of single variables "
-        "put in; ± is the standard error over seeds.",
-    )  # fmt: skip
-    yield make_table(
-        "Control: the same samples with one gradient shuffled, where there is nothing to detect", "Gradients",
-        control, "The share of shuffles with p < 0.05; a correct test gives 5 %.",
-    )  # fmt: skip
-
-
+NETWORK = "ReLU, 32 and 32 hidden units"
+LOGITS = "Output6 is the last dense layer's, the logits, so Output6/Output5 is its weight."
 EXPERIMENTS = [
     CorrelationTable(
         name="table-1",
         title="Table 1: gradients at the output correlate over initializations",
         data=("mnist", "digits"),
         variants={
-            "one-image": "Only the initialization is drawn again: all samples of a seed see one image. ReLU, "
-            "32 and 32 hidden units; Output6 is the last dense layer's, the logits, so Output6/Output5 is "
-            "its weight.",
-            "new-image": "Every sample draws an image, too. ReLU, 32 and 32 hidden units; Output6 is the "
-            "last dense layer's, the logits, so Output6/Output5 is its weight.",
-            "softmax-layer": "Activations count as layers and the softmax is the sixth, so Output6 is the "
-            "probabilities and Output6/Output5 the softmax's derivative. ReLU, 32 and 32 hidden units, a new "
-            "image for every sample.",
+            "one-image": Variant(
+                "Only the initialization is drawn again: all samples of a seed see one image. "
+                f"{NETWORK}; {LOGITS}"
+            ),
+            "new-image": Variant(f"Every sample draws an image, too. {NETWORK}; {LOGITS}"),
+            "softmax-layer": Variant(
+                "Activations count as layers and the softmax is the sixth, so Output6 is the probabilities "
+                f"and Output6/Output5 the softmax's derivative. {NETWORK}, a new image for every sample."
+            ),
         },
         seeds=10,
     )

@@ -9,59 +9,45 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.paper.experiments import Experiment, PaperSetting
+from hessinit.paper.experiments import Experiment, PaperSetting, Variant
 from hessinit.paper.images import load_images
-from hessinit.paper.networks import dense, glorot_, lenet
-from hessinit.paper.reference import judged_cell, make_table
+from hessinit.paper.networks import build, glorot_
+from hessinit.paper.reference import Measured, make_table, percentage
 from hessinit.results.reproduction import Findings, PaperTable
-from hessinit.results.result import Plain, read_number, to_plain
+from hessinit.results.result import Plain, read_numbers, to_plain
 from hessinit.training.seeds import derive, generator
 from hessinit.training.workers import Job
 
 RESTARTS_PER_JOB = 50
 APPROXIMATION, EXACT = "approximation", "exact value"
 # Activation and batch size of each case. The same seed has the same weights and directions in all.
-CASES = {
-    "tanh": ("tanh", 32),
-    "sgd": ("tanh", 1),
-    "relu": ("relu", 32),
-    "gelu": ("gelu", 32),
-    "silu": ("silu", 32),
-}
-LABELS = {"relu": "ReLU: ", "gelu": "GELU: ", "silu": "SiLU: "}
+CASES = {"tanh": ("tanh", 32), "sgd": ("tanh", 1), **{name: (name, 32) for name in ("relu", "gelu", "silu")}}
+# The cases of each table, and what stands before a layer's name.
 TITLES = {
-    "tanh, mini-batches of 32": ["tanh"],
-    "SGD: tanh, batches of one": ["sgd"],
-    "Other activations, mini-batches of 32": ["relu", "gelu", "silu"],
+    "tanh, mini-batches of 32": {"tanh": ""},
+    "SGD: tanh, batches of one": {"sgd": ""},
+    "Other activations, mini-batches of 32": {"relu": "ReLU: ", "gelu": "GELU: ", "silu": "SiLU: "},
 }
-Ratios = Mapping[str, Mapping[str, Sequence[float]]]  # by case and layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuadraticFormTable(Experiment):
     """Shares of restarts within a relative error; the paper's errors seem to be divided by `relative_to`."""
 
-    networks: Mapping[str, Mapping[str, Plain]]  # by variant
     rows: Mapping[str, str]  # each layer's name in the paper
     tolerances: tuple[float, ...]
     relative_to: str
     seconds: float  # of a restart, about
 
-    def build(self, variant: str, shape: tuple[int, int, int], activation: str) -> nn.Module:
-        network = self.networks[variant]
-        if "hidden widths" in network:
-            return dense([math.prod(shape), *network["hidden widths"], 10], activation)
-        return lenet(shape, activation=activation, **network)
-
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         return {
-            "network": dict(self.networks[setting.variant]),
+            "network": dict(self.variants[setting.variant].network),
             "layers": list(self.rows),
             "initialization": "Glorot uniform, biases zero",
             "inputs": "pixels in [0, 1]",
@@ -83,7 +69,8 @@ class QuadraticFormTable(Experiment):
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """exact / approximation by layer, one for each restart."""
         images, (activation, size) = load_images(setting.data, setting.data_dir), CASES[parameters["case"]]
-        model, layers = self.build(setting.variant, images.shape, activation), list(self.rows)
+        model = build(self.variants[setting.variant].network, images.shape, activation)
+        layers = list(self.rows)
         ratios: dict[str, list[float]] = {layer: [] for layer in layers}
         for seed in parameters["seeds"]:
             glorot_(model, generator(seed, "weights"))
@@ -96,55 +83,50 @@ class QuadraticFormTable(Experiment):
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
         """The paper's table first, then the other way to divide, SGD, and other activations both ways."""
-        ratios: dict[str, dict[str, list[float]]] = {
-            case: {layer: [] for layer in self.rows} for case in CASES
-        }
-        for job in self.plan(setting):
-            for layer, found in ratios[job.parameters["case"]].items():
-                found += map(read_number, results[job.key][layer])
-        other = EXACT if self.relative_to == APPROXIMATION else APPROXIMATION
-        ways = (self.relative_to, other)
-        tables = [self.make_table(setting, ratios, title, way) for title in TITLES for way in ways]
-        return Findings(tables=tuple(tables), sentences=tuple(self.write_sentences(ratios, *tables[:2])))
+        ratios: dict[tuple[str, str], list[float]] = {}
+        for job, layer in itertools.product(self.plan(setting), self.rows):
+            of_layer = ratios.setdefault((job.parameters["case"], layer), [])
+            of_layer += read_numbers(results[job.key][layer])
+        ways = sorted((APPROXIMATION, EXACT), key=lambda way: way != self.relative_to)
+        tables = [self.table(setting.data, ratios, *which) for which in itertools.product(TITLES, ways)]
+        first, other = tables[:2]
+        sentences = []
+        if first.cells[0].within is not None:  # else the printed shares are of other data
+            printed = [cell.paper or 0.0 for cell in first.cells]
+            usual, otherwise = (
+                statistics.fmean(abs(cell.ours - paper) for cell, paper in zip(cells, printed, strict=True))
+                for cells in (first.cells, other.cells)
+            )
+            sentences.append(
+                "The paper does not say what its relative error is relative to. Our shares are on average "
+                f"{usual:.0f} points from the printed ones when it is the {self.relative_to}, and "
+                f"{otherwise:.0f} otherwise."
+            )
+        off = max(abs(ratio - 1) for layer in self.rows for ratio in ratios["relu", layer])
+        sentences.append(
+            "With ReLU the approximation is the exact Hessian, as Theorem 1 says: over "
+            f"{first.cells[0].n} restarts the two differ by at most {off:.1g} of it, in all layers."
+        )
+        return Findings(tables=tuple(tables), sentences=tuple(sentences))
 
-    def make_table(self, setting: PaperSetting, ratios: Ratios, title: str, relative_to: str) -> PaperTable:
-        cases, is_papers = TITLES[title], "tanh" in TITLES[title] and relative_to == self.relative_to
-        cells = []
-        for case, layer, tolerance in itertools.product(cases, self.rows, self.tolerances):
-            found = ratios[case][layer]
-            share, error = share_within(found, tolerance, relative_to)
-            row, name = LABELS.get(case, "") + self.rows[layer], self.name if is_papers else ""
-            beside = {"experiment": name, "data": setting.data, "unit": "%"}
-            cells.append(judged_cell(row, f"rtol ≤ {tolerance:g}", share, len(found), error=error, **beside))
+    def table(
+        self, data: str, ratios: Mapping[tuple[str, str], Sequence[float]], title: str, relative_to: str
+    ) -> PaperTable:
+        cells = {
+            (label + row, f"rtol ≤ {tolerance:g}"): share_within(ratios[case, layer], tolerance, relative_to)
+            for case, label in TITLES[title].items()
+            for layer, row in self.rows.items()
+            for tolerance in self.tolerances
+        }
+        title = f"{title}; errors relative to the {relative_to}"
+        if not (title.startswith("tanh") and relative_to == self.relative_to):
+            return make_table(title, "Layer", cells)
         note = (
             "The share of restarts in which the quadratic form by Theorem 1 along a random direction is "
             f"within rtol of the exact one, |exact − approximation| / |{relative_to.split()[0]}| ≤ rtol; ± "
             "is the binomial standard error."
         )
-        title = f"{title}; errors relative to the {relative_to}"
-        return make_table(title, "Layer", cells, note if is_papers else "")
-
-    def write_sentences(
-        self, ratios: Ratios, first: PaperTable, divided_otherwise: PaperTable
-    ) -> Iterator[str]:
-        if first.cells[0].within is not None:  # else the printed shares are of other data
-            usual, other = (
-                statistics.fmean(
-                    abs(cell.ours - (beside.paper or 0.0))
-                    for cell, beside in zip(table.cells, first.cells, strict=True)
-                )
-                for table in (first, divided_otherwise)
-            )
-            yield (
-                "The paper does not say what its relative error is relative to. Our shares are on average "
-                f"{usual:.0f} points from the printed ones when it is the {self.relative_to}, and "
-                f"{other:.0f} otherwise."
-            )
-        off = max(abs(ratio - 1) for found in ratios["relu"].values() for ratio in found)
-        yield (
-            "With ReLU the approximation is the exact Hessian, as Theorem 1 says: over "
-            f"{first.cells[0].n} restarts the two differ by at most {off:.1g} of it, in all layers."
-        )
+        return make_table(title, "Layer", cells, note, experiment=self.name, data=data)
 
 
 def divide(exact: float, approximation: float) -> float:
@@ -169,14 +151,13 @@ def relative_error(ratio: float, relative_to: str) -> float:
     return abs(1 - 1 / ratio) if ratio != 0 else math.inf
 
 
-def share_within(ratios: Sequence[float], tolerance: float, relative_to: str) -> tuple[float, float]:
+def share_within(ratios: Sequence[float], tolerance: float, relative_to: str) -> Measured:
     """The share of restarts in per cent within the tolerance, and its binomial standard error.
 
-    >>> share_within([1.0, 1.4, 0.5, -1.0], 0.5, APPROXIMATION)
-    (75.0, 21.650635094610966)
+    >>> print(share_within([1.0, 1.4, 0.5, -1.0], 0.5, APPROXIMATION))
+    75 ± 2e+01
     """
-    share = statistics.fmean(relative_error(ratio, relative_to) <= tolerance for ratio in ratios)
-    return 100 * share, 100 * math.sqrt(share * (1 - share) / len(ratios))
+    return percentage([relative_error(ratio, relative_to) <= tolerance for ratio in ratios])
 
 
 EXPERIMENTS = [
@@ -185,14 +166,15 @@ EXPERIMENTS = [
         title="Table 2: how near Theorem 1 comes to the exact Hessian: a dense network",
         data=("mnist", "digits"),
         variants={
-            "narrow-first": "Hidden widths of 32, 256, 32 and 16. The paper gives none; these were found by "
-            "trying until the printed jump from Dense 1 to Dense 2 appeared, and are not the only ones that "
-            "have it.",
-            "funnel": "Hidden widths of 512, 256, 128 and 64, a usual choice where none are given.",
-        },
-        networks={
-            "narrow-first": {"hidden widths": [32, 256, 32, 16]},
-            "funnel": {"hidden widths": [512, 256, 128, 64]},
+            "narrow-first": Variant(
+                "Hidden widths of 32, 256, 32 and 16. The paper gives none; these were found by trying until "
+                "the printed jump from Dense 1 to Dense 2 appeared, and are not the only ones that have it.",
+                {"hidden widths": [32, 256, 32, 16]},
+            ),
+            "funnel": Variant(
+                "Hidden widths of 512, 256, 128 and 64, a usual choice where none are given.",
+                {"hidden widths": [512, 256, 128, 64]},
+            ),
         },
         rows={f"dense{number}": f"Dense {number}" for number in range(1, 6)},
         tolerances=(0.5, 1.0, 1.5),
@@ -205,15 +187,17 @@ EXPERIMENTS = [
         title="Table 3: how near Theorem 1 comes to the exact Hessian: a LeNet",
         data=("cifar-10", "digits"),
         variants={
-            "3x3": "The network that fits the paper's Table 5, for no sizes are given: 32 and 32 kernels of "
-            "3×3, each followed by a maximum over 2×2, then 120, 84 and 10 units. It and what errors are "
-            "relative to were chosen with the printed shares in sight.",
-            "lenet-5": "LeNet-5 as it was published: 6 and 16 kernels of 5×5, each followed by an average "
-            "over 2×2, then 120, 84 and 10 units.",
-        },
-        networks={
-            "3x3": {"channels": [32, 32], "kernel": 3, "pool": "max", "head": [120, 84]},
-            "lenet-5": {"channels": [6, 16], "kernel": 5, "pool": "average", "head": [120, 84]},
+            "3x3": Variant(
+                "The network that fits the paper's Table 5, for no sizes are given: 32 and 32 kernels of "
+                "3×3, each followed by a maximum over 2×2, then 120, 84 and 10 units. It and what errors are "
+                "relative to were chosen with the printed shares in sight.",
+                {"channels": [32, 32], "kernel": 3, "pool": "max", "head": [120, 84]},
+            ),
+            "lenet-5": Variant(
+                "LeNet-5 as it was published: 6 and 16 kernels of 5×5, each followed by an average over 2×2, "
+                "then 120, 84 and 10 units.",
+                {"channels": [6, 16], "kernel": 5, "pool": "average", "head": [120, 84]},
+            ),
         },
         rows={"conv1": "Convolution 1", "conv2": "Convolution 2"},
         tolerances=(1.0, 2.0, 5.0),

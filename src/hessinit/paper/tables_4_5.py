@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from hessinit.paper.experiments import Experiment, PaperSetting, round_numbers
+from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.images import ImageSet, load_images
-from hessinit.paper.networks import default_, dense, glorot_, lenet, normal_
-from hessinit.paper.reference import make_table, mean_and_error, mean_cell, rank_correlation
+from hessinit.paper.networks import build, default_, glorot_, normal_
+from hessinit.paper.reference import make_table, mean, rank_correlation
 from hessinit.problem.problem import Loss
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
-from hessinit.results.result import Plain, read_number, read_numbers
+from hessinit.results.result import Plain, read_numbers
 from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
 from hessinit.training.seeds import derive, generator
 from hessinit.training.workers import Job
@@ -35,6 +35,8 @@ BATCH = 32  # on which Hessians are measured, and which hessinit sees
 MOST_POINTS = 60  # of a curve, so that records stay small
 CLIP = 1e-7  # Keras' epsilon
 LEARNING_RATE, EPOCHS = 0.01, 2
+HESSIANS, LOSS = ("Hessian 1", "Hessian 2"), "Training loss"
+Values = Mapping[str, Sequence[float]]  # of a row by column: over all initializations, or over the seeds
 
 
 def clipped_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -47,16 +49,16 @@ def clipped_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Network:
-    """A variant's network, as the record describes it, and how it is trained."""
+class TrainedNetwork(Variant):
+    """A variant's network, and how it is trained."""
 
-    described: Mapping[str, Plain]
-    batch: int
-    digits_epochs: int  # the embedded images are few: as many epochs as make about as many steps
+    batch: int = 32
+    digits_epochs: int = 30  # the embedded images are few: as many epochs as make about as many steps
 
     @property
     def flat(self) -> bool:
-        return "hidden units" in self.described
+        """Whether the layers are dense."""
+        return "hidden units" in self.network
 
     @property
     def swept(self) -> tuple[str, str]:
@@ -65,17 +67,13 @@ class Network:
 
     @property
     def loss(self) -> Loss:
-        clipped = "clipped" in self.described["loss"]
+        """The loss that is trained."""
+        clipped = "clipped" in self.network["loss"]
         return clipped_cross_entropy if clipped else nn.functional.cross_entropy
 
     def initialize(self, images: ImageSet, row: str, seed: int) -> nn.Sequential:
         """A new network whose weights are drawn with the std of the row, or written by hessinit."""
-        if self.flat:
-            model = dense([math.prod(images.shape), *self.described["hidden units"], 10], "relu")
-        else:
-            keys = {"channels": "channels", "kernel": "kernel", "pool": "pool", "dense": "head"}
-            sizes = {name: self.described[key] for key, name in keys.items()}
-            model = lenet(images.shape, activation="relu", **sizes)
+        model = build(self.network, images.shape, "relu")
         if row == OURS:
             default_(model, generator(seed, "default weights"))
             batch = images.batch(images.draw(BATCH, generator(seed, "start batch")), self.flat)
@@ -105,13 +103,14 @@ class Network:
 
     def measure(self, images: ImageSet, row: str, seed: int) -> dict[str, Plain]:
         """Norms of both weights' blocks, approximate and exact, and of all weights together, on one batch."""
-        inputs, targets = images.batch(images.draw(BATCH, generator(seed, "hessian batch")), self.flat)
-        return measure_norms(self.initialize(images, row, seed), self.loss, (inputs, targets), self.swept)
+        batch = images.batch(images.draw(BATCH, generator(seed, "hessian batch")), self.flat)
+        return measure_norms(self.initialize(images, row, seed), self.loss, batch, self.swept)
 
 
 def measure_norms(
     model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], layers: tuple[str, str]
 ) -> dict[str, Plain]:
+    """The norms of the weights of `layers` by Theorem 1 and exactly, and of the network by Gauss-Newton."""
     # In float64: where the softmax is nearly saturated, 1 − p has few digits in float32.
     model, batch = copy.deepcopy(model).double(), (batch[0].double(), batch[1])
     outputs = model(batch[0]).detach().requires_grad_()
@@ -127,32 +126,11 @@ def measure_norms(
     return dict(round_numbers(norms))
 
 
-@dataclass(frozen=True)
-class Row:
-    """Norms of both weights over all initializations, and training losses over the seeds."""
-
-    approximate: tuple[tuple[float, ...], ...]
-    exact: tuple[tuple[float, ...], ...]
-    network: tuple[float, ...]
-    losses: tuple[float, ...]
-
-    @property
-    def loss(self) -> float:
-        """The mean; infinite if a training broke off, so that it ranks last."""
-        mean = statistics.fmean(self.losses)
-        return mean if math.isfinite(mean) else math.inf
-
-    @property
-    def norms(self) -> list[float]:
-        """The means of both weights, by Theorem 1."""
-        return list(map(statistics.fmean, self.approximate))
-
-
 @dataclass(frozen=True, kw_only=True)
 class StdTable(Experiment):
     """Hessian norms and training loss by the std of two weights; the stds are named as printed."""
 
-    networks: Mapping[str, Network]
+    variants: Mapping[str, TrainedNetwork]
     figure: str
     figure_title: str
     log_loss: bool  # whether the figure's losses need a logarithmic axis
@@ -164,15 +142,17 @@ class StdTable(Experiment):
 
     @property
     def rows(self) -> tuple[str, ...]:
+        """The stds, and hessinit."""
         return (*self.stds, OURS)
 
     def epochs(self, setting: PaperSetting) -> int:
-        return self.networks[setting.variant].digits_epochs if setting.data == "digits" else EPOCHS
+        """Epochs of a training."""
+        return self.variants[setting.variant].digits_epochs if setting.data == "digits" else EPOCHS
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
-        network = self.networks[setting.variant]
+        network = self.variants[setting.variant]
         return {
-            "network": dict(network.described),
+            "network": dict(network.network),
             "activation": "relu",
             "weights with the std": list(network.swept),
             "other weights": "Glorot uniform",
@@ -200,7 +180,7 @@ class StdTable(Experiment):
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         row, seed = str(parameters["row"]), int(parameters["seed"])
-        images, network = load_images(setting.data, setting.data_dir), self.networks[setting.variant]
+        images, network = load_images(setting.data, setting.data_dir), self.variants[setting.variant]
         if parameters["part"] == "norms":
             seeds = [seed, *(derive(seed, f"restart {number}") for number in range(1, self.restarts))]
             found = [network.measure(images, row, each) for each in seeds]
@@ -208,92 +188,94 @@ class StdTable(Experiment):
         losses = network.train(images, row, seed, self.epochs(setting))
         steps = self.epochs(setting) * (images.examples // network.batch)
         final, curve = final_loss(losses, self.last), chunk_means(losses, math.ceil(steps / MOST_POINTS))
-        return round_numbers({"steps": steps, "losses": len(losses), "training loss": final, "curve": curve})
+        return round_numbers({"steps": steps, "losses": len(losses), LOSS.lower(): final, "curve": curve})
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
-        rows, curves = {}, []
+        rows: dict[str, Values] = {}
+        curves = []
         for name in self.rows:
             norms = [results[f"norms {name} seed {seed}"] for seed in setting.seeds]
             trainings = [results[f"training {name} seed {seed}"] for seed in setting.seeds]
             approximate, exact = (
-                tuple(zip(*(read_numbers(pair) for part in norms for pair in part[kind]), strict=True))
+                list(zip(*(read_numbers(pair) for part in norms for pair in part[kind]), strict=True))
                 for kind in ("approximate", "exact")
             )
-            network = tuple(read_number(norm) for part in norms for norm in part["network"])
-            losses = tuple(read_number(training["training loss"]) for training in trainings)
-            rows[name] = Row(approximate, exact, network, losses)
+            losses = read_numbers([each[LOSS.lower()] for each in trainings])
+            network = read_numbers([norm for part in norms for norm in part["network"]])
+            columns = (*HESSIANS, LOSS, "exact 1", "exact 2", "network")
+            rows[name] = dict(zip(columns, (*approximate, losses, *exact, network), strict=True))
             label = name if name == OURS else f"std {name}"
             curves.append(mean_curve(label, trainings[0]["steps"], [each["curve"] for each in trainings]))
         figure = PaperFigure(
             name=self.figure, title=self.figure_title, x_label="step", y_label="loss of a mini-batch",
             curves=tuple(curves), log_y=self.log_loss,
         )  # fmt: skip
-        tables, sentences = tuple(self.make_tables(setting, rows)), tuple(self.write_sentences(rows))
-        return Findings(tables=tables, figures=(figure,), sentences=sentences)
+        tables = tuple(self.make_tables(setting, rows))
+        return Findings(tables=tables, figures=(figure,), sentences=tuple(self.write_sentences(rows)))
 
-    def make_tables(self, setting: PaperSetting, rows: Mapping[str, Row]) -> Iterator[PaperTable]:
-        columns = ("Hessian 1", "Hessian 2", "Training loss", "exact 1", "exact 2")
-        beside = {"experiment": self.name, "data": setting.data}
-        cells = [
-            mean_cell(name, column, values, **beside)
-            for name, row in rows.items()
-            for column, values in zip(columns, (*row.approximate, row.losses, *row.exact), strict=True)
-        ]
+    def make_tables(self, setting: PaperSetting, rows: Mapping[str, Values]) -> Iterator[PaperTable]:
+        """The paper's table, how the norms grow with the std, and the norms of the network."""
         yield make_table(
-            "Hessians at initialization and training loss", "Weights std.", cells,
+            "Hessians at initialization and training loss", "Weights std.",
+            {
+                (name, column): mean(values)
+                for name, row in rows.items() for column, values in row.items() if column != "network"
+            },
             f"Hessian: largest |eigenvalue| of the weight's block on a random batch of {BATCH}, by Theorem "
             f"1; exact: without approximation. Training loss: mean of the last {self.last} mini-batches of "
-            f"{self.epochs(setting)} epochs.",
+            f"{self.epochs(setting)} epochs.", experiment=self.name, data=setting.data,
         )  # fmt: skip
-        cells = []
-        for weight in (0, 1):
-            column = f"Hessian {weight + 1} / std²"
+        growth = {}
+        for column in HESSIANS:
+            label = f"{column} / std²"
             for name in self.stds:
-                ratios = [norm / float(name) ** 2 for norm in rows[name].approximate[weight]]
-                cells.append(mean_cell(name, column, ratios))
-            cells.append(mean_cell("power of the std", column, self.power_of_std(rows, weight)))
+                growth[name, label] = mean([norm / float(name) ** 2 for norm in rows[name][column]])
+            growth["power of the std", label] = mean(self.power_of_std(rows, column))
         yield make_table(
-            "How the Hessians grow with the std", "Weights std.", cells,
+            "How the Hessians grow with the std", "Weights std.", growth,
             f"Power: least squares in logarithms over {', '.join(self.scaling)}, for each initialization; "
             "exactly two weights that carry the std give 2.",
         )  # fmt: skip
-        factors = {"network": 1.0, "lr · network": LEARNING_RATE}
-        cells = [
-            mean_cell(name, column, [factor * norm for norm in row.network])
-            for name, row in rows.items()
-            for column, factor in factors.items()
-        ]
         yield make_table(
-            "All weights together", "Weights std.", cells,
+            "All weights together", "Weights std.",
+            {
+                (name, column): mean([factor * norm for norm in row["network"]])
+                for name, row in rows.items()
+                for column, factor in {"network": 1.0, "lr · network": LEARNING_RATE}.items()
+            },
             "Largest eigenvalue of the Gauss-Newton matrix of all weights; descent on that batch is stable "
             "up to lr · network = 2.",
         )  # fmt: skip
 
-    def power_of_std(self, rows: Mapping[str, Row], weight: int) -> list[float]:
+    def power_of_std(self, rows: Mapping[str, Values], column: str) -> list[float]:
         """The power a of norm ∝ std^a by least squares in logarithms, for each initialization."""
         logarithms = [math.log(float(row)) for row in self.scaling]
         slopes = [
             statistics.linear_regression(logarithms, [math.log(norm) for norm in norms]).slope
-            for norms in zip(*(rows[row].approximate[weight] for row in self.scaling), strict=True)
+            for norms in zip(*(rows[row][column] for row in self.scaling), strict=True)
             if min(norms) > 0
         ]
         return slopes or [math.nan]
 
-    def write_sentences(self, rows: Mapping[str, Row]) -> Iterator[str]:
-        best = min(self.stds, key=lambda name: rows[name].loss)
-        theirs, ours = rows[best], rows[OURS]
-        away = max(max(norm, 1 / norm) if norm else math.inf for norm in theirs.norms)
+    def write_sentences(self, rows: Mapping[str, Values]) -> Iterator[str]:
+        """Whether norms near 1 train best, over the stds; and how hessinit compares with the best of them."""
+        means = {name: {key: statistics.fmean(row[key]) for key in row} for name, row in rows.items()}
+        # A training that broke off ranks last.
+        losses = {name: loss if math.isfinite(loss := means[name][LOSS]) else math.inf for name in self.stds}
+        best = min(self.stds, key=losses.__getitem__)
+        theirs, ours = rows[best][LOSS], rows[OURS][LOSS]
+        norms = [means[best][column] for column in HESSIANS]
+        away = max(max(norm, 1 / norm) if norm else math.inf for norm in norms)
         yield (
-            f"Of the standard deviations {best} ends with the lowest training loss, "
-            f"{show_mean(theirs.losses)} (n = {len(theirs.losses)}). The paper says that the best have norms "
-            f"close to 1: those of {best} are {theirs.norms[0]:.3g} and {theirs.norms[1]:.3g}, "
-            f"within a factor of {away:.2g} of it."
+            f"Of the standard deviations {best} ends with the lowest training loss, {mean(theirs)} (n = "
+            f"{len(theirs)}). The paper says that the best have norms close to 1: those of {best} are "
+            f"{norms[0]:.3g} and {norms[1]:.3g}, within a factor of {away:.2g} of it."
         )
         found = []
-        for weight, name in enumerate(("first", "second")):
-            norms = [rows[row].norms[weight] for row in self.stds]
+        for column, name in zip(HESSIANS, ("first", "second"), strict=True):
+            norms = [means[row][column] for row in self.stds]
             distances = [abs(math.log(norm)) if norm else math.inf for norm in norms]
-            ranked = rank_correlation(distances, [rows[row].loss for row in self.stds])
+            ranked = rank_correlation(distances, list(losses.values()))
             found.append(f"ρ = {ranked.rho:.2f} (p = {ranked.p:.2g}) for the {name} weight")
         yield (
             "Distance of the norm from 1, |ln ‖H‖|, and training loss have a rank correlation (Spearman) of "
@@ -301,62 +283,50 @@ class StdTable(Experiment):
             "orders); a positive ρ supports the paper."
         )
         # Seed by seed: the mini-batches are the same.
-        differences = [one - other for one, other in zip(ours.losses, theirs.losses, strict=True)]
-        rates = [f"{LEARNING_RATE * statistics.fmean(row.network):.2g}" for row in (ours, theirs)]
+        differences = [one - other for one, other in zip(ours, theirs, strict=True)]
+        rates = [f"{LEARNING_RATE * means[name]['network']:.2g}" for name in (OURS, best)]
         yield (
-            f"Initialized by hessinit for lr = {LEARNING_RATE:g}, the network ends with "
-            f"{show_mean(ours.losses)} (n = {len(ours.losses)}); the difference from std {best}, the best of "
-            f"{len(self.stds)}, is {show_mean(differences)}, seed by seed. It has lr · ‖H‖ = {rates[0]} for "
-            f"all weights together, and std {best} has {rates[1]}; other learning rates were not tried."
+            f"Initialized by hessinit for lr = {LEARNING_RATE:g}, the network ends with {mean(ours)} (n = "
+            f"{len(ours)}); the difference from std {best}, the best of {len(self.stds)}, is "
+            f"{mean(differences)}, seed by seed. It has lr · ‖H‖ = {rates[0]} for all weights together, and "
+            f"std {best} has {rates[1]}; other learning rates were not tried."
         )
 
 
 def mean_curve(name: str, steps: int, curves: Sequence[Plain]) -> Curve:
     """The mean over seeds, up to where the first breaks off; x is the middle of each chunk of steps."""
-    points = [
-        point for point in zip(*map(read_numbers, curves), strict=False) if all(map(math.isfinite, point))
-    ]
-    means, errors = zip(*map(mean_and_error, points), strict=True) if points else ((), ())
+    points = zip(*map(read_numbers, curves), strict=False)
+    means = [mean(point) for point in points if all(map(math.isfinite, point))]
     length = math.ceil(steps / MOST_POINTS)
     middles = [(first + min(first + length, steps)) / 2 for first in range(0, steps, length)]
-    known = errors if len(curves) > 1 else None
-    return Curve(name=name, x=tuple(middles[: len(points)]), y=means, error=known)
+    errors = tuple(each.error or 0.0 for each in means) if len(curves) > 1 else None
+    return Curve(
+        name=name, x=tuple(middles[: len(means)]), y=tuple(each.ours for each in means), error=errors
+    )
 
 
-def show_mean(values: Sequence[float]) -> str:
-    """
-    >>> show_mean([1.0, 1.1, 1.2]), show_mean([2.0])
-    ('1.1 ± 0.06', '2')
-    """
-    mean, error = mean_and_error(values)
-    return f"{mean:.3g} ± {error:.1g}" if math.isfinite(error) else f"{mean:.3g}"
-
-
-def _dense(hidden: list[int], loss: str = "cross-entropy") -> Network:
-    return Network({"hidden units": hidden, "loss": loss}, batch=32, digits_epochs=30)
-
-
-def _convolutions(channels: list[int], kernel: int, pool: str, batch: int, digits_epochs: int) -> Network:
-    sizes = {"channels": channels, "kernel": kernel, "pool": pool, "dense": [120, 84]}
-    return Network({**sizes, "loss": "cross-entropy"}, batch, digits_epochs)
-
-
+DENSE = {"hidden units": [64, 64], "loss": "cross-entropy"}
+CONVOLUTIONS = {"channels": [32, 32], "kernel": 3, "pool": "max", "dense": [120, 84], "loss": "cross-entropy"}
 EXPERIMENTS = [
     StdTable(
         name="table-4",
         title="Table 4 and Figure 1: Hessian norms and training loss by the std of the weights",
         data=("mnist", "fashion-mnist", "digits"),
         variants={
-            "two-hidden": "Two hidden layers of 64, whose weights carry the std, as the text's “2 hidden "
-            "layers” and “hidden layer weights” say; the output layer is Glorot uniform.",
-            "one-hidden": "One hidden layer of 80; both weights carry the std, that of the output layer too.",
-            "clipped": "As two-hidden, but probabilities are clipped to [1e-7, 1 − 1e-7] before the "
-            "logarithm, as Keras does, so that examples beyond have no gradient.",
-        },
-        networks={
-            "two-hidden": _dense([64, 64]),
-            "one-hidden": _dense([80]),
-            "clipped": _dense([64, 64], "cross-entropy of clipped probabilities"),
+            "two-hidden": TrainedNetwork(
+                "Two hidden layers of 64, whose weights carry the std, as the text's “2 hidden layers” and "
+                "“hidden layer weights” say; the output layer is Glorot uniform.",
+                DENSE,
+            ),
+            "one-hidden": TrainedNetwork(
+                "One hidden layer of 80; both weights carry the std, that of the output layer too.",
+                {**DENSE, "hidden units": [80]},
+            ),
+            "clipped": TrainedNetwork(
+                "As two-hidden, but probabilities are clipped to [1e-7, 1 − 1e-7] before the logarithm, as "
+                "Keras does, so that examples beyond have no gradient.",
+                {**DENSE, "loss": "cross-entropy of clipped probabilities"},
+            ),
         },
         figure="figure-1",
         figure_title="Loss during training by the std of the initial weights",
@@ -373,14 +343,18 @@ EXPERIMENTS = [
         title="Table 5 and Figure 2: Hessian norms and training loss by the std of the kernels",
         data=("cifar-10", "fashion-mnist", "digits"),
         variants={
-            "3x3": "Two convolutions of 32 kernels of 3×3, each with a max pool, then 120–84–10; "
-            "mini-batches of 128.",
-            "lenet-5": "LeNet-5's convolutions, 6 and 16 kernels of 5×5 with average pools, then 120–84–10; "
-            "mini-batches of 32.",
-        },
-        networks={
-            "3x3": _convolutions([32, 32], 3, "max", batch=128, digits_epochs=56),
-            "lenet-5": _convolutions([6, 16], 5, "average", batch=32, digits_epochs=30),
+            "3x3": TrainedNetwork(
+                "Two convolutions of 32 kernels of 3×3, each with a max pool, then 120–84–10; mini-batches "
+                "of 128.",
+                CONVOLUTIONS,
+                batch=128,
+                digits_epochs=56,
+            ),
+            "lenet-5": TrainedNetwork(
+                "LeNet-5's convolutions, 6 and 16 kernels of 5×5 with average pools, then 120–84–10; "
+                "mini-batches of 32.",
+                {**CONVOLUTIONS, "channels": [6, 16], "kernel": 5, "pool": "average"},
+            ),
         },
         figure="figure-2",
         figure_title="Loss during training by the std of the initial kernels",

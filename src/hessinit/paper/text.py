@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import html
@@ -14,6 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, groupby, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hessinit.errors import ProblemError, choose
+from hessinit.errors import ProblemError
 from hessinit.results.result import replacing
 
-TEXTS = ["wikipedia", "python-topics"]
-THRESHOLD = 1e-3  # more frequent words are thinned: the default of word2vec.c and gensim
+WINDOW, THRESHOLD = 5, 1e-3  # more frequent words are thinned; both as in word2vec.c and gensim
 CLAUSES_AT_ONCE = 10_000
 MOST_COUNTED = 500_000  # with more distinct words (some 80 MB) the rarest are dropped
 LONGEST_LINE = 1 << 20  # a text may be one line of gigabytes; it is read in pieces
@@ -34,8 +35,9 @@ CORPUS_NAME = re.compile(r"(?!readme|licen[cs]e|\.).*\.txt(\.(xz|bz2|gz))?", re.
 TITLE = re.compile(r'title="(.*)">$')
 BREAK, TAG = re.compile(r"<br\s*/?>", re.IGNORECASE), re.compile(r"</?[a-zA-Z][^<>]*>")
 HOW_TO_GET = (
-    "a Wikipedia text is files *.txt, also packed (.xz, .bz2, .gz), of plain text or of the <doc> blocks "
-    "that WikiExtractor makes of a dump. Without one, --data digits takes the topics of Python's help"
+    "word2vec needs a Wikipedia text, which is not downloaded: files *.txt, also packed (.xz, .bz2, .gz), of "
+    "plain text or of the <doc> blocks that WikiExtractor makes of a dump from dumps.wikimedia.org. Pass "
+    "their folder as --data-dir (data_dir), or leave word2vec out"
 )
 Pairs = NDArray[np.int32]
 
@@ -49,8 +51,6 @@ class Vocabulary:
     Vocabulary(words=('the', 'cat'), counts=(3, 2), total=6)
     >>> vocabulary.keep_probability(0.125)
     array([0.5       , 0.61237244])
-    >>> vocabulary.noise(power=1)
-    array([0.6, 0.4])
     """
 
     words: tuple[str, ...]
@@ -65,9 +65,9 @@ class Vocabulary:
         frequency = np.asarray(self.counts, dtype=np.float64) / self.total
         return np.minimum(1.0, np.sqrt(threshold / frequency))
 
-    def noise(self, power: float = 0.75) -> NDArray[np.float64]:
-        """Probabilities ∝ count^power, to draw negative samples from; 3/4 is Mikolov et al.'s (2013)."""
-        weights = np.asarray(self.counts, dtype=np.float64) ** power
+    def noise(self) -> NDArray[np.float64]:
+        """Probabilities ∝ count^0.75, to draw negative samples from, as Mikolov et al. (2013)."""
+        weights = np.asarray(self.counts, dtype=np.float64) ** 0.75
         return weights / weights.sum()
 
 
@@ -80,62 +80,43 @@ class Corpus:
     source: str
 
 
-def load_text(
-    name: str,
-    data_dir: str | None = None,
-    *,
-    vocabulary: int,
-    pairs: int,
-    window: int = 5,
-    cache: str | None = None,
-) -> Corpus:
-    """Read `name` twice: once to count its words, once to draw pairs. Memory does not grow with the corpus.
+@lru_cache(maxsize=2)
+def load_text(data_dir: str | None, *, vocabulary: int, pairs: int, cache: str | None = None) -> Corpus:
+    """Read the text in `data_dir` twice: once to count its words, once to draw pairs, 2.5 MB a second.
 
-    "wikipedia" is read from `data_dir` (its folder, or the file itself), some 2.5 MB of text a second;
-    "python-topics" comes with Python. `vocabulary` and `pairs` are upper limits: a small corpus has fewer.
+    Memory does not grow with the corpus. `vocabulary` and `pairs` are upper limits: a small corpus has fewer.
     The result is kept in the folder `cache`, for the processes that need it next.
     """
-    choose("name", name, TEXTS)
-    files = find_corpus(data_dir) if name == "wikipedia" else {}
-    version = f"Python {platform.python_version()}"
-    source = _describe(files) if files else f"topics of the help of {version}"
+    files = find_corpus(data_dir)
+    source = ", ".join(f"{name} (md5 {_md5(path)})" for name, path in files.items())
     kept = None
     if cache is not None:
         # Python's tables of letters and NumPy's random streams may change between versions.
-        known_by = repr((source, vocabulary, pairs, window, version, np.__version__))
-        kept = Path(cache) / f"{name}-{hashlib.sha256(known_by.encode()).hexdigest()[:16]}.npz"
-        if text := _read_kept(kept):
-            return text
+        known_by = repr((source, vocabulary, pairs, platform.python_version(), np.__version__))
+        kept = Path(cache) / f"wikipedia-{hashlib.sha256(known_by.encode()).hexdigest()[:16]}.npz"
+        # A damaged file may raise nearly anything; the text is then read again. np.load leaves it open.
+        with contextlib.suppress(Exception), kept.open("rb") as file, np.load(file) as data:
+            *counts, total = data["counts"].tolist()
+            known = Vocabulary(tuple(data["words"].tolist()), tuple(counts), total)
+            return Corpus(known, data["pairs"], source)
 
     def clauses() -> Iterator[list[str]]:
-        lines = chain.from_iterable(map(read_lines, files.values())) if files else _read_topics()
-        return chain.from_iterable(map(split_clauses, lines))
+        return chain.from_iterable(map(split_clauses, chain.from_iterable(map(read_lines, files.values()))))
 
     counted = count_words(clauses(), size=vocabulary)
-    drawn = collect_pairs(clauses(), counted, window=window, threshold=THRESHOLD, seed=0, most=pairs)
+    drawn = collect_pairs(clauses(), counted, most=pairs)
     if len(drawn) == 0:
         raise ProblemError(
             f"{source} holds {counted.total} words in clauses of two or more, and no pair of neighbours is "
             "left for skip-gram; pass a longer running text."
         )
-    text = Corpus(counted, drawn, source)
     if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(kept) as temporary, open(temporary, "wb") as stream:
-            words, counts = np.array(counted.words), np.array([*counted.counts, counted.total])
-            np.savez_compressed(stream, pairs=drawn, words=words, counts=counts, source=np.array(source))
-    return text
-
-
-def _read_kept(path: Path) -> Corpus | None:
-    try:
-        # Opened here: np.load leaves a damaged file open.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as kept:
-            *counts, total = kept["counts"].tolist()
-            vocabulary = Vocabulary(tuple(kept["words"].tolist()), tuple(counts), total)
-            return Corpus(vocabulary, kept["pairs"], str(kept["source"]))
-    except Exception:  # a damaged file may raise nearly anything; the text is then read again
-        return None
+        with contextlib.suppress(OSError):  # then it is counted again
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(kept) as temporary, open(temporary, "wb") as stream:
+                counts = np.array([*counted.counts, counted.total])
+                np.savez_compressed(stream, pairs=drawn, words=np.array(counted.words), counts=counts)
+    return Corpus(counted, drawn, source)
 
 
 def find_corpus(data_dir: str | None) -> dict[str, Path]:
@@ -144,14 +125,13 @@ def find_corpus(data_dir: str | None) -> dict[str, Path]:
     Files named for Wikipedia win over other texts; of `a.txt` and `a.txt.xz`, the plain one is taken.
     """
     if data_dir is None:
-        raise ProblemError(f"Wikipedia is not downloaded; pass data_dir, the folder with it: {HOW_TO_GET}.")
+        raise ProblemError(f"{HOW_TO_GET}.")
     folder = Path(data_dir).expanduser()
     if folder.is_file():
         return {folder.name: folder}
+    places = [folder, *(place for place in [folder / "wikipedia"] if place.is_dir())]
     try:
-        paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
-        if (folder / "wikipedia").is_dir():
-            paths += [path for path in sorted((folder / "wikipedia").iterdir()) if path.is_file()]
+        paths = [path for place in places for path in sorted(place.iterdir()) if path.is_file()]
     except OSError as failure:
         raise ProblemError(f"data_dir={str(folder)!r} cannot be read ({failure.strerror}).") from failure
     named = {path.relative_to(folder).as_posix(): path for path in paths if CORPUS_NAME.fullmatch(path.name)}
@@ -161,29 +141,15 @@ def find_corpus(data_dir: str | None) -> dict[str, Path]:
     return {name: path for name, path in found.items() if name.removesuffix(path.suffix) not in found}
 
 
-def _describe(files: dict[str, Path]) -> str:
-    """Names and md5 of the files as they lie there, for the record; no absolute path."""
-    sums = {name: hashlib.md5(usedforsecurity=False) for name in files}
-    for name, path in files.items():
-        try:
-            with path.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    sums[name].update(block)
-        except OSError as failure:
-            raise ProblemError(
-                f"{path} cannot be read ({failure.strerror}); pass a file that can."
-            ) from failure
-    return ", ".join(f"{name} (md5 {md5.hexdigest()})" for name, md5 in sums.items())
-
-
-def _read_topics() -> Iterator[str]:
-    """The paragraphs of the topics that Python's help() explains: English that comes with Python."""
+def _md5(path: Path) -> str:
+    found = hashlib.md5(usedforsecurity=False)
     try:
-        from pydoc_data.topics import topics
-    except ImportError as failure:
-        raise ProblemError(f"this Python comes without the topics of its help; {HOW_TO_GET}.") from failure
-    for name in sorted(topics):
-        yield from (" ".join(paragraph.split()) for paragraph in topics[name].split("\n\n"))
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                found.update(block)
+    except OSError as failure:
+        raise ProblemError(f"{path} cannot be read ({failure.strerror}); pass a file that can.") from failure
+    return found.hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -282,14 +248,9 @@ def count_words(clauses: Iterable[list[str]], *, size: int, most_counted: int = 
 
 
 def collect_pairs(
-    clauses: Iterable[list[str]],
-    vocabulary: Vocabulary,
-    *,
-    window: int,
-    threshold: float,
-    seed: int,
-    most: int,
-) -> Pairs:
+    clauses: Iterable[list[str]], vocabulary: Vocabulary, *, window: int = WINDOW,
+    threshold: float = THRESHOLD, seed: int = 0, most: int,
+) -> Pairs:  # fmt: skip
     """At most `most` (centre, context) pairs of word numbers, shape (n, 2), every pair equally likely.
 
     As in word2vec.c, words outside the vocabulary go first, then the subsampled ones, and only then the

@@ -7,7 +7,6 @@ import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 
 import torch
@@ -18,11 +17,11 @@ from torch.nn.utils import skip_init
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from hessinit.paper.experiments import Experiment, PaperSetting, round_numbers
-from hessinit.paper.reference import RankCorrelation, judged_cell, make_table, mean_cell, rank_correlation
-from hessinit.paper.text import THRESHOLD, Corpus, load_text
-from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable
-from hessinit.results.result import Plain, read_number, to_plain
+from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
+from hessinit.paper.reference import Measured, RankCorrelation, make_table, mean, rank_correlation
+from hessinit.paper.text import THRESHOLD, WINDOW, Corpus, load_text
+from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
+from hessinit.results.result import Plain, read_numbers, to_plain
 from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
 from hessinit.training.seeds import derive, generator
 from hessinit.training.workers import Job
@@ -31,12 +30,12 @@ OURS = "hessinit"
 STDS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 ROWS: tuple[str, ...] = (*(f"{std:g}" for std in STDS), OURS)
 BATCH = 100
-WINDOW = 5
 # Mikolov et al. (2013): 5 to 20 for small corpora, 2 to 5 for large ones; 5 is word2vec.c's default.
 NEGATIVES = 5
 CURVE_POINTS = 10  # of every run: the record of all of them is to stay small
 TOLERANCE = 1e-2  # a percent is enough: the norms of the sweep span seven orders of magnitude
 SIGNIFICANT = 0.05
+MODELS = {"softmax": "full softmax", "negative": "negative sampling"}
 NORMS = {"centre": "centre", "context": "context", "network": "network", "exact": "network, exact"}
 # What may be near 1: the norm of the loss averaged over a batch, of the loss summed over it, or lr·‖H‖.
 LEVELS = {
@@ -45,27 +44,6 @@ LEVELS = {
     "lr·‖H‖": "lr·‖H‖ near 1, our version of it",
 }
 Batch = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Design:
-    """The sizes for one text.
-
-    `rates` are for one pair, as word2vec.c states them (its default for skip-gram is 0.025). It steps pair by
-    pair; for the mean over a batch the learning rate is `BATCH` times as large. Both models also train at 0.1
-    and learn faster there; from 0.4 they diverge, whatever the initialization.
-    """
-
-    vocabulary: Mapping[str, int]
-    dimensions: tuple[int, ...]
-    rates: tuple[float, ...]
-    steps: int
-
-
-DESIGNS = {
-    "wikipedia": Design({"softmax": 1_000, "negative": 10_000}, (16, 64, 128), (0.025, 0.1), 4_000),
-    "python-topics": Design({"softmax": 500, "negative": 2_000}, (16, 64), (0.1,), 1_000),
-}
 
 
 class SkipGram(nn.Module):
@@ -134,9 +112,6 @@ class SkipGram(nn.Module):
         return finite + [math.inf] * (len(batches) - len(finite))
 
 
-MODELS = {"softmax": "full softmax", "negative": "negative sampling"}
-
-
 def draw_batches(model: str, text: Corpus, *, steps: int, seed: int) -> Iterator[Batch]:
     """Inputs and targets of every step for that model: the text's pairs in a random order, again if they end.
 
@@ -160,32 +135,40 @@ def draw_batches(model: str, text: Corpus, *, steps: int, seed: int) -> Iterator
             yield torch.cat([chosen, noise], dim=1), labels
 
 
-@lru_cache(maxsize=2)
-def read_text(data: str, data_dir: str | None, cache: str | None, model: str) -> Corpus:
-    """The text as that model reads it; counted once in a process, or once in the folder `cache`."""
-    design = DESIGNS[data]
-    # As many pairs as are trained on: each is seen once, so that a loss is always that of new pairs.
-    vocabulary, pairs = design.vocabulary[model], design.steps * BATCH
-    return load_text(data, data_dir, vocabulary=vocabulary, pairs=pairs, window=WINDOW, cache=cache)
-
-
+@dataclass(frozen=True, kw_only=True)
 class Word2Vec(Experiment):
-    """Skip-gram from several standard deviations: do initializations with ‖H‖ near 1 train best?"""
+    """Skip-gram from several standard deviations: do initializations with ‖H‖ near 1 train best?
+
+    `rates` are for one pair, as word2vec.c states them (its default for skip-gram is 0.025). It steps pair by
+    pair; for the mean over a batch the learning rate is `BATCH` times as large. Both models also train at 0.1
+    and learn faster there; from 0.4 they diverge, whatever the initialization.
+    """
+
+    vocabulary: Mapping[str, int]
+    dimensions: tuple[int, ...]
+    rates: tuple[float, ...]
+    steps: int
+
+    def read_text(self, setting: PaperSetting, model: str) -> Corpus:
+        """The text with as many pairs as are trained on: a loss is always that of new pairs."""
+        vocabulary, pairs = self.vocabulary[model], self.steps * BATCH
+        return load_text(setting.data_dir, vocabulary=vocabulary, pairs=pairs, cache=setting.cache)
 
     def prepare(self, setting: PaperSetting) -> str:
-        texts = [read_text(setting.data, setting.data_dir, setting.cache, model) for model in MODELS]
-        return texts[0].source
+        return {self.read_text(setting, model).source for model in MODELS}.pop()
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
-        design = DESIGNS[setting.data]
         plain: dict[str, Plain] = to_plain(
             {
-                **vars(design),
+                "vocabulary": self.vocabulary,
+                "dimensions": self.dimensions,
+                "rates": self.rates,
+                "steps": self.steps,
                 "stds": STDS,
                 "batch": BATCH,
-                "learning rates": [rate * BATCH for rate in design.rates],
+                "learning rates": [rate * BATCH for rate in self.rates],
                 "optimizer": "plain SGD",
-                "pairs": design.steps * BATCH,
+                "pairs": self.steps * BATCH,
                 "window": WINDOW,
                 "subsampling threshold": THRESHOLD,
                 "negatives": NEGATIVES,
@@ -198,22 +181,20 @@ class Word2Vec(Experiment):
         return plain
 
     def plan(self, setting: PaperSetting) -> list[Job]:
-        design, names = DESIGNS[setting.data], ("model", "dimension", "row", "seed")
-        jobs = []
-        for values in product(MODELS, design.dimensions, ROWS, setting.seeds):
-            seconds = len(design.rates) * design.steps / 1000
-            jobs.append(Job("-".join(map(str, values)), dict(zip(names, values, strict=True)), seconds))
-        return jobs
+        names, seconds = ("model", "dimension", "row", "seed"), len(self.rates) * self.steps / 1000
+        return [
+            Job("-".join(map(str, values)), dict(zip(names, values, strict=True)), seconds)
+            for values in product(MODELS, self.dimensions, ROWS, setting.seeds)
+        ]
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """Initial norms and losses by rate; hessinit's weights depend on the rate, the others do not."""
         model, row, seed = (parameters[key] for key in ("model", "row", "seed"))
-        design = DESIGNS[setting.data]
-        text = read_text(setting.data, setting.data_dir, setting.cache, model)
-        batches = list(draw_batches(model, text, steps=design.steps, seed=seed))
+        text = self.read_text(setting, model)
+        batches = list(draw_batches(model, text, steps=self.steps, seed=seed))
         runs: dict[str, Plain] = {}
         initial: dict[str, Plain] = {}
-        for rate in design.rates:
+        for rate in self.rates:
             network = SkipGram(len(text.vocabulary.words), parameters["dimension"], model == "negative")
             remark = network.initialize_(batches[0], row, rate * BATCH, seed)
             if row == OURS or not initial:
@@ -225,58 +206,50 @@ class Word2Vec(Experiment):
         return round_numbers(runs)
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
-        design = DESIGNS[setting.data]
+        """Norms and losses, how they correlate and a figure for each model; and how each claim fares."""
         tables: list[PaperTable] = []
-        figures: list[PaperFigure] = []
-        sweeps: list[Sweep] = []
+        figures, sweeps = [], []
         for model in MODELS:
-            found = [read_sweep(setting, results, model, rate) for rate in design.rates]
-            tables += [norms_table(found, dimension) for dimension in design.dimensions]
+            found = []
+            for rate in self.rates:
+                points = {}
+                for place in product(self.dimensions, ROWS):
+                    keys = ["-".join(map(str, (model, *place, seed))) for seed in setting.seeds]
+                    runs = [results[key][f"{rate:g}"] for key in keys]
+                    points[place] = {
+                        key: read_numbers([run[key] for run in runs]) for key in (*NORMS, "final")
+                    }
+                found.append(Sweep(model, rate, self.dimensions, points))
+            tables += [norms_table(found, dimension) for dimension in self.dimensions]
             tables += map(claim_table, found)
             figures.append(points_figure(found))
             sweeps += found
-        sentences = tuple(describe_claims(sweeps))
-        return Findings(tables=tuple(tables), figures=tuple(figures), sentences=sentences)
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """One initialization of the sweep over all seeds: a point of the rank correlation."""
-
-    dimension: int
-    row: str
-    norms: Mapping[str, tuple[float, ...]]
-    final: tuple[float, ...]
-
-    def norm(self, name: str) -> float:
-        """The geometric mean: norms differ by factors."""
-        return math.exp(statistics.fmean(map(math.log, self.norms[name])))
-
-    @property
-    def loss(self) -> float:
-        return statistics.fmean(self.final)
+        sentences = []
+        for level, words in LEVELS.items():
+            verdicts = [sweep.verdict(level) for sweep in sweeps]
+            sentences.append(
+                f"Of {len(sweeps)} sweeps, each one model at one rate, {verdicts.count(1)} support and "
+                f"{verdicts.count(-1)} contradict that the best initializations have {words}; the rest show "
+                f"nothing at p < {SIGNIFICANT:g}."
+            )
+        return Findings(tables=tuple(tables), figures=tuple(figures), sentences=tuple(sentences))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One model trained at one rate."""
+    """One model trained at one rate: norms and final losses of all seeds, by dimension and row."""
 
     model: str
     rate: float
-    points: tuple[SweepPoint, ...]
+    dimensions: tuple[int, ...]
+    points: Mapping[tuple[int, str], Mapping[str, tuple[float, ...]]]
 
-    @property
-    def drawn(self) -> list[SweepPoint]:
-        """The points of the standard deviations."""
-        return [point for point in self.points if point.row != OURS]
-
-    @property
-    def dimensions(self) -> list[int]:
-        return list(dict.fromkeys(point.dimension for point in self.points))
-
-    def factor(self, level: str) -> float:
-        """By what a norm is multiplied before it is compared with 1."""
-        return {"‖H‖": 1.0, "summed ‖H‖": float(BATCH), "lr·‖H‖": self.rate * BATCH}[level]
+    def drawn(self, norm: str, dimension: int | None = None) -> tuple[list[float], list[float]]:
+        """Geometric means of a norm, and mean final losses, of the standard deviations."""
+        places = [place for place in self.points if place[1] != OURS and dimension in (None, place[0])]
+        logarithms = [statistics.fmean(map(math.log, self.points[place][norm])) for place in places]
+        losses = [statistics.fmean(self.points[place]["final"]) for place in places]
+        return list(map(math.exp, logarithms)), losses
 
     def correlate(self, norm: str, level: str, dimension: int | None = None) -> RankCorrelation:
         """The distance of a norm from 1, |ln(factor · ‖H‖)|, against the final loss, over the drawn points.
@@ -284,10 +257,10 @@ class Sweep:
         A positive ρ supports the claim that norms near 1 train best. A norm is nearly a function of the
         standard deviation, whatever the dimension, which p takes into account.
         """
-        points = [point for point in self.drawn if dimension in (None, point.dimension)]
-        distances = [abs(math.log(self.factor(level) * point.norm(norm))) for point in points]
-        blocks = len(self.dimensions) if dimension is None else 1
-        return rank_correlation(distances, [point.loss for point in points], blocks=blocks)
+        factor = dict(zip(LEVELS, (1.0, float(BATCH), self.rate * BATCH), strict=True))[level]
+        norms, losses = self.drawn(norm, dimension)
+        distances = [abs(math.log(factor * each)) for each in norms]
+        return rank_correlation(distances, losses, blocks=len(self.dimensions) if dimension is None else 1)
 
     def verdict(self, level: str) -> int:
         """1 if the claim is supported, −1 if contradicted, 0 if neither: by all points and each dimension."""
@@ -298,25 +271,14 @@ class Sweep:
         return 1 if pooled.rho > 0 else -1
 
 
-def read_sweep(setting: PaperSetting, results: Mapping[str, Plain], model: str, rate: float) -> Sweep:
-    points = []
-    for dimension, row in product(DESIGNS[setting.data].dimensions, ROWS):
-        runs = [results[f"{model}-{dimension}-{row}-{seed}"][f"{rate:g}"] for seed in setting.seeds]
-        norms = {name: tuple(read_number(run[name]) for run in runs) for name in NORMS}
-        final = tuple(read_number(run["final"]) for run in runs)
-        points.append(SweepPoint(dimension, row, norms, final))
-    return Sweep(model, rate, tuple(points))
-
-
 def norms_table(sweeps: Sequence[Sweep], dimension: int) -> PaperTable:
     """Norms and final losses by standard deviation; hessinit's weights have other norms at every rate."""
-    cells: list[PaperCell] = []
-    for sweep in sweeps:
-        for point in (each for each in sweep.points if each.dimension == dimension):
-            row = point.row if point.row != OURS else f"{OURS}, {sweep.rate:g}"
-            if sweep is sweeps[0] or point.row == OURS:
-                cells += [mean_cell(row, f"‖H‖ {label}", point.norms[name]) for name, label in NORMS.items()]
-            cells.append(mean_cell(row, f"loss at {sweep.rate:g}", point.final))
+    cells: dict[tuple[str, str], Measured] = {}
+    for sweep, row in product(sweeps, ROWS):
+        point, label = sweep.points[dimension, row], row if row != OURS else f"{OURS}, {sweep.rate:g}"
+        if sweep is sweeps[0] or row == OURS:
+            cells |= {(label, f"‖H‖ {name}"): mean(point[norm]) for norm, name in NORMS.items()}
+        cells[label, f"loss at {sweep.rate:g}"] = mean(point["final"])
     title = f"Skip-gram, {MODELS[sweeps[0].model]}, dimension {dimension}: initial norms and training loss"
     return make_table(
         title, "std", cells,
@@ -327,15 +289,15 @@ def norms_table(sweeps: Sequence[Sweep], dimension: int) -> PaperTable:
 
 def claim_table(sweep: Sweep) -> PaperTable:
     """Spearman's ρ and its p for every norm and what may be near 1; the network's by dimension too."""
-    cells: list[PaperCell] = []
+    cells = {}
     # Within a dimension the matrices' norms rank as the network's do, or nearly.
     choices: list[tuple[str, int | None]] = [("centre", None), ("context", None), ("network", None)]
     choices += [*(("network", dimension) for dimension in sweep.dimensions), ("exact", None)]
     for (name, dimension), level in product(choices, LEVELS):
         row = NORMS[name] if dimension is None else f"{NORMS[name]}, dimension {dimension}"
         found = sweep.correlate(name, level, dimension)
-        for letter, value in (("ρ", found.rho), ("p", found.p)):
-            cells.append(judged_cell(row, f"{letter}, {level}", value, found.n, error=None))
+        cells[row, f"ρ, {level}"] = Measured(found.rho, None, found.n)
+        cells[row, f"p, {level}"] = Measured(found.p, None, found.n)
     title = f"Skip-gram, {MODELS[sweep.model]}, rate {sweep.rate:g}: distance of a norm from 1 against loss"
     return make_table(
         title, "norm", cells,
@@ -349,9 +311,8 @@ def points_figure(sweeps: Sequence[Sweep]) -> PaperFigure:
     """The network's initial norm against the final loss."""
     curves = []
     for sweep, dimension in product(sweeps, sweeps[0].dimensions):
-        points = [point for point in sweep.drawn if point.dimension == dimension]
-        x, y = (point.norm("network") for point in points), (point.loss for point in points)
-        curves.append(Curve(name=f"dimension {dimension}, rate {sweep.rate:g}", x=tuple(x), y=tuple(y)))
+        x, y = map(tuple, sweep.drawn("network", dimension))
+        curves.append(Curve(name=f"dimension {dimension}, rate {sweep.rate:g}", x=x, y=y))
     return PaperFigure(
         name=f"word2vec-{sweeps[0].model}",
         title=f"Skip-gram, {MODELS[sweeps[0].model]}: initial norm and training loss",
@@ -364,27 +325,22 @@ def points_figure(sweeps: Sequence[Sweep]) -> PaperFigure:
     )
 
 
-def describe_claims(sweeps: Sequence[Sweep]) -> Iterator[str]:
-    """How each version of the claim fares in all sweeps, by the network's Gauss-Newton norm."""
-    for level, words in LEVELS.items():
-        verdicts = [sweep.verdict(level) for sweep in sweeps]
-        yield (
-            f"Of {len(sweeps)} sweeps, each one model at one rate, {verdicts.count(1)} support and "
-            f"{verdicts.count(-1)} contradict that the best initializations have {words}; the rest show "
-            f"nothing at p < {SIGNIFICANT:g}."
-        )
-
-
 EXPERIMENTS = [
     Word2Vec(
         name="word2vec",
         title="Word2vec: skip-gram's Hessian at initialization and its training",
-        data=("wikipedia", "python-topics"),
+        data=("wikipedia",),
         variants={
-            "mean": "The loss is averaged over the pairs of a batch, as in the paper's other experiments; "
-            "norms of the loss summed over the batch, which is how word2vec steps, are those times the "
-            "batch's size."
+            "mean": Variant(
+                "The loss is averaged over the pairs of a batch, as in the paper's other experiments; norms "
+                "of the loss summed over the batch, which is how word2vec steps, are those times the batch's "
+                "size."
+            )
         },
         seeds=3,
+        vocabulary={"softmax": 1_000, "negative": 10_000},
+        dimensions=(16, 64, 128),
+        rates=(0.025, 0.1),
+        steps=4_000,
     )
 ]

@@ -261,7 +261,7 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
             replace(text, page_only=True),
         ]
     runs = doc.Paragraph(_describe_runs(comparison), "small")
-    return [*blocks, runs, *doc.notes(collect_notes(comparison))]
+    return [*blocks, runs, *w.note_paragraphs(collect_notes(comparison))]
 
 
 def _describe_runs(comparison: Comparison) -> str:
@@ -302,7 +302,7 @@ def _columns(comparison: Comparison, *, errors: bool = True) -> list[doc.Column]
     schemes, rates = rank_schemes(comparison), comparison.learning_rates
     best_rates = [comparison.best_rate(scheme) for scheme in schemes]
     best = 0 if math.isnan(best_rates[0]) else rates.index(best_rates[0])
-    columns = [doc.names("scheme", schemes)]
+    columns = [w.name_column("scheme", schemes)]
     for at, rate in enumerate(rates):
         # A narrow terminal leaves out the rates farthest from the best one, and never that one.
         importance = 8 if at == best else max(1, 7 - abs(at - best))
@@ -370,10 +370,7 @@ def _chart_sections(comparison: Comparison) -> list[doc.Section]:
     sections = [doc.Section("Scheme and learning rate", [] if is_sweep else [_heat_map(comparison)])]
     if is_sweep:
         sections = [doc.Section("Curvature and loss", [_final_losses(comparison), *norms])]
-    curves: list[doc.Block] = [*_best_rates_chart(comparison)]
-    if by_rate := _rate_charts(comparison):  # a heading, or the first chart would be as small as the others
-        curves += [doc.Paragraph("All schemes at each learning rate", "heading", page_only=True), *by_rate]
-    if curves:
+    if curves := _curve_blocks(comparison):
         legend = "Lines are medians over seeds, bands their ranges; crosses mark divergence."
         sections.append(doc.Section("Loss curves", [doc.Paragraph(legend, page_only=True), *curves]))
     return (
@@ -464,30 +461,25 @@ def _looks(comparison: Comparison) -> dict[str, Any]:
     return {scheme: {"color": color} for scheme, color in colors}
 
 
-def _rate_charts(comparison: Comparison) -> list[doc.LineChart]:
-    """Return the loss curves of all schemes, one chart for each of several learning rates, on one axis."""
-    order, charts = rank_schemes(comparison), []
-    for rate in comparison.learning_rates:
-        caption = f"lr {w.format_number(rate)}"
-        charts.append(_loss_chart(comparison, caption, caption, dict.fromkeys(order, rate)))
-    return _on_one_axis(comparison, charts) if len(charts) > 1 else []
-
-
-def _best_rates_chart(comparison: Comparison) -> list[doc.LineChart]:
-    """Return the schemes that train, each at its own best rate; all of them if there is one rate."""
+def _curve_blocks(comparison: Comparison) -> list[doc.Block]:
+    """Return each scheme that trains at its own best rate, and all schemes at each of several rates."""
     order, (first, *others) = _order(comparison), comparison.learning_rates
     rates = {scheme: comparison.best_rate(scheme) if others else first for scheme in order}
     rates = {scheme: rate for scheme, rate in rates.items() if not math.isnan(rate)}
-    caption = (
-        "Each scheme at its own best learning rate" if others else f"Loss at lr {w.format_number(first)}"
-    )
-    chart = _loss_chart(comparison, "losses", caption, rates)
-    if others:
-        named = [
-            replace(one, name=f"{one.name}, lr {w.format_number(rates[one.name])}") for one in chart.series
-        ]
-        chart = replace(chart, series=named)
-    return _on_one_axis(comparison, [chart])
+    caption = f"Loss at lr {w.format_number(first)}"
+    if not others:
+        return [*_on_one_axis(comparison, [_loss_chart(comparison, "losses", caption, rates)])]
+    best = _loss_chart(comparison, "losses", "Each scheme at its own best learning rate", rates)
+    named = [replace(one, name=f"{one.name}, lr {w.format_number(rates[one.name])}") for one in best.series]
+    charts = []
+    for rate in comparison.learning_rates:
+        caption = f"lr {w.format_number(rate)}"
+        charts.append(_loss_chart(comparison, caption, caption, dict.fromkeys(order, rate)))
+    # A heading, or the first chart would be as small as the others.
+    heading = doc.Paragraph("All schemes at each learning rate", "heading", page_only=True)
+    by_rate = _on_one_axis(comparison, charts)
+    blocks: list[doc.Block] = [*_on_one_axis(comparison, [replace(best, series=named)])]
+    return [*blocks, heading, *by_rate] if by_rate else blocks
 
 
 def _loss_chart(comparison: Comparison, name: str, caption: str, rates: Mapping[str, float]) -> doc.LineChart:

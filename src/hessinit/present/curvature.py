@@ -35,7 +35,7 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     pairs = w.write_pairs({name: getattr(report, name) for name in settings} | report.versions)
     cost = doc.Paragraph(describe_cost(report), "small")
     facts = doc.Facts("Settings and versions", pairs)
-    measured: list[doc.Block] = [cost, *doc.notes(report.notes), facts]
+    measured: list[doc.Block] = [cost, *w.note_paragraphs(report.notes), facts]
     return doc.Document(
         title="Curvature report",
         verdict=[conclude(report), *conclude_details(report)],
@@ -93,7 +93,7 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
     norms = texts(lambda row: w.format_estimate(row.estimate))
     norms[-1] = norms[-1] or f"≥ {w.format_number(report.network.norm)}"
     columns = [
-        doc.names("layer", w.name_rows(rows)),
+        w.name_column("layer", w.name_rows(rows)),
         doc.Column("weight", shapes, 4, is_number=False, keys=[float(row.parameters) for row in rows]),
         doc.Column("‖H‖", norms, 9, keys=[row.norm for row in rows]),
     ]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hessinit.present import document as doc
+from hessinit.present import words as w
 from hessinit.present.comparison import describe_comparison
 from hessinit.present.initialization import describe_initialization
 from hessinit.present.track_record import Runs, conclude_tracking, step_charts
-from hessinit.present.words import format_number, format_times
 from hessinit.results.comparison import Comparison, window
 from hessinit.results.initialization import Initialization
 from hessinit.results.track_record import Tracking
@@ -63,7 +63,7 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     return doc.Document(
         title="Two initializations of one network",
         verdict=[*first.verdict, *seeds.verdict],
-        numbers=[doc.KeyNumber("learning rate", format_number(comparison.learning_rates[0])), *final],
+        numbers=[doc.KeyNumber("learning rate", w.format_number(comparison.learning_rates[0])), *final],
         tone=first.tone,
         picture=("loss", "sharpness"),
         sections=[
@@ -82,11 +82,11 @@ def describe_training(runs: Runs, accuracy: Mapping[str, float]) -> doc.Document
     curves = [[loss for _, loss in run.losses] for _, run in runs]
     finals = [final_loss(run) for _, run in runs]
     shown = [f"{100 * accuracy[name]:.1f} %" for name in names]
-    weights = doc.Column("weights", names, 9, is_number=False)
-    bars = doc.Column("training loss", draw_bars(curves, COLUMNS), 5, is_number=False)
+    weights = w.name_column("weights", names)
+    bars = w.name_column("training loss", draw_bars(curves, COLUMNS), 5)
     numbers = [
-        doc.Column("first loss", [format_number(curve[0]) for curve in curves], 6),
-        doc.Column("final loss", [format_number(loss) for loss in finals], 9, keys=finals),
+        doc.Column("first loss", [w.format_number(curve[0]) for curve in curves], 6),
+        doc.Column("final loss", [w.format_number(loss) for loss in finals], 9, keys=finals),
         doc.Column("held-out accuracy", shown, 8, keys=[accuracy[name] for name in names]),
     ]
     caption = "Loss and accuracy of both"
@@ -104,7 +104,7 @@ def describe_training(runs: Runs, accuracy: Mapping[str, float]) -> doc.Document
     elif max(their_loss, our_loss) == math.inf:
         said = f"Training diverges from the weights of {behind}, and not from those of {ahead}."
     else:
-        much = f"{format_times(times)} times as high from those of {behind}"
+        much = f"{w.format_times(times)} times as high from those of {behind}"
         said = f"The final loss is lower from the weights of {ahead}; it is {much}."
     tone = "good" if ratio > TIE else "fair" if our_loss < math.inf else "bad"
     return doc.Document(title="Training", verdict=[said], sections=[doc.Section("", tables)], tone=tone)

@@ -6,7 +6,7 @@ in a chart may be nan or infinite (it is drawn at the edge of the axis and named
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -130,11 +130,6 @@ class Column:
     links: Sequence[str] | None = None  # anchors in the page, "#table-1"; "" for none
 
 
-def names(heading: str, cells: Iterable[str], importance: int = 9, *, wraps: bool = False) -> Column:
-    """Return a column of words."""
-    return Column(heading, list(cells), importance, is_number=False, wraps=wraps)
-
-
 @dataclass(frozen=True)
 class Table:
     """A table that a page sorts by any column; the last `fixed` rows (a network, a mean) stay at the end."""
@@ -155,11 +150,6 @@ class Paragraph:
     tone: str = "plain"
     page_only: bool = False
     text_only: bool = False
-
-
-def notes(texts: Iterable[str]) -> list[Paragraph]:
-    """Return a paragraph for each note of a result."""
-    return [Paragraph(f"Note: {text}", "note") for text in texts]
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,6 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
         found = list(axes) if hasattr(axes, "__len__") else [axes]  # type: ignore[arg-type]
     if len(found) != len(charts):
         raise ValueError(f"there are {len(charts)} charts for {len(found)} axes; pass one for each.")
-    ranges = {getattr(chart, "y_range", None) for chart in charts}
-    shared = axes is None and len(charts) > 1 and len(ranges) == 1 and None not in ranges
     for chart, ax in zip(charts, found, strict=True):
         if isinstance(chart, LineChart):
             _draw_lines(ax, chart)
@@ -39,9 +37,7 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
             _draw_heat_map(ax, chart)
         else:
             _draw_rates(ax, chart)
-        _finish(ax, chart, has_legend=not shared)
-    if shared:
-        _share_legend(found)
+        _finish(ax, chart)
     for upper, lower, ax in zip(charts, charts[1:], found, strict=False):
         layers = getattr(upper, "layers", None)
         if axes is None and layers and layers == getattr(lower, "layers", None):  # named below the lower one
@@ -67,19 +63,6 @@ def _new_axes(charts: Sequence[Chart]) -> list[Axes]:
     for ax in flat[len(charts) :]:
         ax.remove()
     return flat[: len(charts)]
-
-
-def _share_legend(axes: Sequence[Axes]) -> None:
-    """Draw one legend for panels with the same y axis, and its numbers at the left only."""
-    handles: dict[str, Any] = {}
-    for ax in axes:
-        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
-        if not ax.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-            ax.set_ylabel("")
-            ax.tick_params(labelleft=False, which="both")
-    names = [shorten(printable(name), LONGEST_NAME) for name in handles]
-    small: dict[str, Any] = {"fontsize": POINTS, "frameon": False, "loc": "outside right upper"}
-    axes[0].figure.legend(list(handles.values()), names, **small)
 
 
 def _size(chart: Chart) -> tuple[float, float]:
@@ -196,10 +179,9 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
     scale = (LogNorm if chart.log_color else Normalize)(low, high if high > low else low * 1.01 + 1e-12)
     palette = colormaps["YlGnBu_r"]  # dark is low
     image = ax.imshow(values, norm=scale, cmap=palette, aspect="auto")
-    for between in range(1, len(chart.columns)):
-        ax.axvline(between - 0.5, color="white", linewidth=2, zorder=0.5)
-    for between in range(1, len(chart.rows)):
-        ax.axhline(between - 0.5, color="white", linewidth=2, zorder=0.5)
+    for line, number in ((ax.axvline, len(chart.columns)), (ax.axhline, len(chart.rows))):
+        for between in range(1, number):
+            line(between - 0.5, color="white", linewidth=2, zorder=0.5)
     for down, row in enumerate(values):
         for across, value in enumerate(row):
             corner = (across - 0.5, down - 0.5)
@@ -241,7 +223,7 @@ def _draw_rates(ax: Axes, chart: RateLine) -> None:
     ax.set_yticks([])
 
 
-def _finish(ax: Axes, chart: Chart, *, has_legend: bool = True) -> None:
+def _finish(ax: Axes, chart: Chart) -> None:
     """Label the axes and place caption and legend above, where they hide nothing."""
     from matplotlib.text import Text
 
@@ -257,7 +239,7 @@ def _finish(ax: Axes, chart: Chart, *, has_legend: bool = True) -> None:
     ax.tick_params(labelsize=POINTS, which="both")
     caption = printable(chart.caption)
     handles, labels = ax.get_legend_handles_labels()
-    if has_legend and (len(handles) > 1 or isinstance(chart, RateLine)):
+    if len(handles) > 1 or isinstance(chart, RateLine):
         inches = float(ax.get_window_extent().width / ax.figure.dpi)
         shown = [shorten(printable(label), LONGEST_NAME) for label in labels]
         columns = max(1, int(inches / (LETTER * (max(map(len, shown)) + 5))))

@@ -55,7 +55,10 @@ def _sections(result: Initialization) -> list[doc.Section]:
         texts.append(doc.Paragraph(describe_cost(after), "small", page_only=True))
     settings = ("scheme", "rule", "scaling", "target", "tolerance", "lr", "kappa", "seed")
     facts = doc.Facts("Settings", w.write_pairs({name: getattr(result, name) for name in settings}))
-    return [*sections, doc.Section("Procedure", [*texts, *doc.notes(result.notes), facts], "procedure")]
+    return [
+        *sections,
+        doc.Section("Procedure", [*texts, *w.note_paragraphs(result.notes), facts], "procedure"),
+    ]
 
 
 def _network_norms(result: Initialization) -> tuple[str, str]:
@@ -116,7 +119,7 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
     factors = [result.scales.get(name) for name in rows[:-1]]
     scales = ["" if factor is None else f"× {w.format_number(factor)}" for factor in factors]
     return [
-        doc.names("layer", rows),
+        w.name_column("layer", rows),
         doc.Column("scale", [*scales, ""], 8),
         doc.Column("‖H‖ before", norms(result.before), 8),
         doc.Column("after", norms(result.after), 9),
@@ -192,7 +195,7 @@ def describe_plan(plan: SchemePlan) -> doc.Document:
     written = sum(not row.unchanged for row in plan)
     rest = f"; {len(plan) - written} unchanged" if written < len(plan) else ""
     verdict = f"{plan.scheme}{drawn}: {w.count(written, 'weight')}{rest}."
-    section = doc.Section("Weights", [_plan_table(plan), *doc.notes(plan.notes)], "weights")
+    section = doc.Section("Weights", [_plan_table(plan), *w.note_paragraphs(plan.notes)], "weights")
     return doc.Document(title="Scheme", verdict=[verdict], sections=[section])
 
 
@@ -207,19 +210,19 @@ def _plan_table(plan: SchemePlan) -> doc.Table:
         return [doc.Column(heading, cells, importance)] if any(read(row) != 1 for row in plan) else []
 
     columns = [
-        doc.names("layer", w.name_rows(plan)),
-        doc.names("weight", [str(row.shape) for row in plan], 4),
-        doc.names("fans", texts(_write_fans), 8),
-        doc.names("upstream", texts(lambda row: row.upstream), 5),
+        w.name_column("layer", w.name_rows(plan)),
+        w.name_column("weight", [str(row.shape) for row in plan], 4),
+        w.name_column("fans", texts(_write_fans), 8),
+        w.name_column("upstream", texts(lambda row: row.upstream), 5),
     ]
     if plan.scheme in ("backward", "compromise"):
-        columns.append(doc.names("downstream", texts(lambda row: row.downstream), 5))
+        columns.append(w.name_column("downstream", texts(lambda row: row.downstream), 5))
     columns.append(doc.Column("gain", texts(lambda row: w.format_number(row.gain)), 8))
     columns += factors("dropout", lambda row: row.dropout_factor, 8)
     columns += factors("correction", lambda row: row.variance_correction, 7)
     columns.append(doc.Column("std", texts(lambda row: _write_range(row.std) if row.std else "from data"), 9))
     remarks = [row.unchanged or _remark(row) for row in plan]
-    columns += [doc.names("remark", remarks, 7, wraps=True)] if any(remarks) else []
+    columns += [w.name_column("remark", remarks, 7, wraps=True)] if any(remarks) else []
     return doc.Table(f"Weights drawn by {plan.scheme}.", columns)
 
 

@@ -22,8 +22,6 @@ UNREMARKABLE = (
     "within a factor of 100."
 )
 
-Diagnosed = Sequence[tuple[str, Diagnostics]]
-
 
 def layer_chart(
     name: str,
@@ -133,14 +131,14 @@ def _jacobian_table(report: CurvatureReport) -> doc.Table:
 
     norms = [w.format_estimate(_gauss_newton(row) or row.estimate) for row in report]
     columns = [
-        doc.names("layer", report.names),
+        w.name_column("layer", report.names),
         column("forward", "forward", 8),
         column("‖A‖", "activation", 4),
         column("backward", "backward", 8),
         doc.Column("‖H‖" if report.curvature != "both" else "‖H‖ (GN)", norms, 8),
         column("rigorous", "rigorous_bound", 7),
         column("paper", "paper_bound", 6),
-        doc.names("reason", [one or "" for one in _jacobians(report, "reason")], 3, wraps=True),
+        w.name_column("reason", [one or "" for one in _jacobians(report, "reason")], 3, wraps=True),
     ]
     caption = (
         "Jacobian norms from the input to the layer (forward), of its activation (‖A‖) and from there to the "
@@ -211,7 +209,7 @@ def _diagnostics_blocks(report: CurvatureReport) -> list[doc.Block]:
         "fraction of dead units and saturated entries."
     )
     columns = _diagnostics_columns(rows)
-    table = doc.Table(caption, [doc.names("layer", report.names), *columns], show_caption=True)
+    table = doc.Table(caption, [w.name_column("layer", report.names), *columns], show_caption=True)
     return [sizes, *([idle] if idle.series else []), *([table] if columns else [])]
 
 
@@ -223,7 +221,7 @@ def _diagnostics_columns(rows: Sequence[Diagnostics]) -> list[doc.Column]:
         return doc.Column(heading, ["" if value is None else write(value) for value in found], importance)
 
     columns = [
-        doc.names("activation", [row.activation for row in rows], 6),
+        w.name_column("activation", [row.activation for row in rows], 6),
         column("mean", "activation_mean", 4),
         column("std", "activation_std", 8),
         column("std before", "preactivation_std", 3),
@@ -240,41 +238,32 @@ def _conclude_diagnostics(report: CurvatureReport) -> str:
     rows = [(w.call_layer(layer.name), layer.diagnostics or Diagnostics()) for layer in report]
     if all(row.activation_std is None for _, row in rows):
         return ""
-    found = [
-        *_name_without_gradient(rows),
-        *_name_most(rows, "dead", DEAD_FROM),
-        *_name_most(rows, "saturated", SATURATED_FROM),
-        *_name_uneven(rows),
-    ]
-    return " ".join(map(w.begin_sentence, found[:MOST_SENTENCES])) or UNREMARKABLE
+    said = [w.begin_sentence(sentence) for sentence in _name_problems(rows)]
+    return " ".join(said[:MOST_SENTENCES]) or UNREMARKABLE
 
 
-def _name_without_gradient(rows: Diagnosed) -> Iterator[str]:
+def _name_problems(rows: Sequence[tuple[str, Diagnostics]]) -> Iterator[str]:
     if names := [name for name, row in rows if row.weight_gradient_norm == 0]:
         verb, pronoun = w.agree(names, "gets", "get"), w.agree(names, "it", "they")
         yield f"{w.join_names(names)} {verb} no gradient: {pronoun} cannot learn from this batch."
-
-
-def _name_most(rows: Diagnosed, field: str, limit: float) -> Iterator[str]:
-    found = [(value, name, row) for name, row in rows if (value := getattr(row, field)) is not None]
-    value, name, row = max(found, default=(0.0, "", Diagnostics()), key=lambda one: one[0])
-    if value >= limit:
-        others = sum(other >= limit for other, _, _ in found) - 1
-        more = f"; {format_fraction(limit)} or more in {w.count(others, 'other layer')}" if others else ""
-        units = "ReLUs" if row.activation == "relu" else "units"
-        dead, saturated = f"{units} are dead on this batch", f"{row.activation} entries are saturated"
-        yield f"{name}: {format_fraction(value)} of its {dead if field == 'dead' else saturated}{more}."
-
-
-def _name_uneven(rows: Diagnosed) -> Iterator[str]:
-    """Compare the layers that an activation follows; the others give logits or residuals."""
+    for field, limit in (("dead", DEAD_FROM), ("saturated", SATURATED_FROM)):
+        found = [(value, name, row) for name, row in rows if (value := getattr(row, field)) is not None]
+        value, name, row = max(found, default=(0.0, "", Diagnostics()), key=lambda one: one[0])
+        if value >= limit:
+            others = sum(other >= limit for other, _, _ in found) - 1
+            more = f"; {format_fraction(limit)} or more in {w.count(others, 'other layer')}" if others else ""
+            what = f"{row.activation} entries are saturated"
+            if field == "dead":
+                what = f"{'ReLUs' if row.activation == 'relu' else 'units'} are dead on this batch"
+            yield f"{name}: {format_fraction(value)} of its {what}{more}."
+    # Compare the layers that an activation follows; the others give logits or residuals.
     for what, field in (("activations", "activation_std"), ("gradients", "gradient_std")):
         sizes = [(getattr(row, field), name) for name, row in rows if row.activation]
         finite = [(size, name) for size, name in sizes if size is not None and 0 < size < math.inf]
         if len(finite) > 1 and max(finite)[0] >= UNEVEN_FROM * min(finite)[0]:
-            (least, where_least), (most, where_most) = min(finite), max(finite)
+            (least, smallest), (most, largest) = min(finite), max(finite)
             times = w.format_times(most / least)
-            yield f"{where_most}'s {what} are {times} times as large as {where_least}'s."
+            yield f"{largest}'s {what} are {times} times as large as {smallest}'s."
 
 
 def format_fraction(value: float) -> str:

@@ -22,15 +22,15 @@ def describe_forms(forms: QuadraticForms) -> doc.Document:
         f"{w.tell_batches(forms.batches)}; loss {w.format_number(forms.loss)}."
     )
     table, explained = doc.Table(_explain(forms), _columns(forms)), [_explain(forms), _conclude(forms)]
-    blocks: list[doc.Block] = [table, doc.Paragraph(cost, "small"), *doc.notes(forms.notes)]
+    blocks: list[doc.Block] = [table, doc.Paragraph(cost, "small"), *w.note_paragraphs(forms.notes)]
     section = doc.Section("Layers", blocks, "layers")
     return doc.Document(title="Quadratic forms", verdict=explained, sections=[section])
 
 
 def _columns(forms: QuadraticForms) -> list[doc.Column]:
     columns = [
-        doc.names("layer", w.name_rows(forms)),
-        doc.names("weight", [str(row.shape) for row in forms], 4),
+        w.name_column("layer", w.name_rows(forms)),
+        w.name_column("weight", [str(row.shape) for row in forms], 4),
         doc.Column("exact", [_write_mean(row.exact) for row in forms], 9),
         doc.Column("Theorem 1", [_write_mean(row.theorem1) for row in forms], 9),
         doc.Column("ratio", [w.format_ratio(row.ratio) for row in forms], 8),

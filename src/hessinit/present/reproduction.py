@@ -87,10 +87,10 @@ def _overview(ordered: Sequence[Reproduction]) -> doc.Section:
     links = [f"#experiment-{at}" for at in range(len(ordered))]
     keys = [float(at) for at in range(len(ordered))]
     columns = [
-        replace(doc.names("experiment", [name for name, _, _ in titles]), keys=keys, links=links),
-        doc.names("about", [about for _, _, about in titles], 2),
-        doc.names("data", [each.data for each in ordered], 7),
-        doc.names("variant", [each.variant for each in ordered], 6),
+        replace(w.name_column("experiment", [name for name, _, _ in titles]), keys=keys, links=links),
+        w.name_column("about", [about for _, _, about in titles], 2),
+        w.name_column("data", [each.data for each in ordered], 7),
+        w.name_column("variant", [each.variant for each in ordered], 6),
         doc.Column("seeds", [str(len(each.seeds)) for each in ordered], 3),
         doc.Column("within / claimed", within, 8, keys=shares),
     ]
@@ -144,7 +144,7 @@ def _table_blocks(table: PaperTable, title: str) -> list[doc.Block]:
         keys = [float(row) for row in table.rows]  # 0.5 before 1.000
     except ValueError:
         keys = [float(at) for at in range(len(table.rows))]  # names stay in their order
-    names = replace(doc.names(table.corner, table.rows), keys=keys)
+    names = replace(w.name_column(table.corner, table.rows), keys=keys)
     compares = any(cell.paper is not None or cell.within is not None for cell in table.cells)
     wide, blocks = [names], [[names]]
     for name in table.columns:

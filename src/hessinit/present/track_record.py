@@ -246,7 +246,10 @@ def _layer_charts(tracking: Tracking) -> list[doc.Chart]:
 
 def _point_blocks(tracking: Tracking) -> list[doc.Block]:
     points, few = tracking.points, w.spread_out(tracking.points, MOST_ROWS)
-    blocks, tables = doc.notes(tracking.notes), [doc.Table("Measurements", _columns(few))] if few else []
+    blocks, tables = (
+        w.note_paragraphs(tracking.notes),
+        [doc.Table("Measurements", _columns(few))] if few else [],
+    )
     if len(few) < len(points):
         whole = _columns(w.spread_out(points, MOST_PAGE_ROWS))
         shown = f"{len(few)} of {len(points)} measurements are shown; .points has all."
@@ -279,7 +282,7 @@ def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
         marks = ["diverged" if key >= 1 else "" for key in keys] if field == "lr_over_limit" else None
         columns.append(doc.Column(heading, cells, importance, keys=keys, marks=marks))
     sharpest = [max(point.layers, key=point.layers.__getitem__) if point.layers else "" for point in points]
-    columns.append(doc.names("sharpest layer", sharpest, 2))
+    columns.append(w.name_column("sharpest layer", sharpest, 2))
     return [column for column in columns if any(column.cells)]
 
 

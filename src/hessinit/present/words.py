@@ -1,4 +1,4 @@
-"""Numbers and names as people read them, and the colours of curves."""
+"""Numbers and names as people read them, columns of names, notes, and the colours of curves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
+from hessinit.present.document import Column, Paragraph
 from hessinit.results.estimates import Estimate
 
 LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
@@ -149,6 +150,16 @@ def join_names(names: Sequence[str], most: int = 3) -> str:
     if len(shown) > most + 1:
         shown = [*shown[:most], f"{len(shown) - most} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def name_column(heading: str, cells: Iterable[str], importance: int = 9, *, wraps: bool = False) -> Column:
+    """Return a column of words."""
+    return Column(heading, list(cells), importance, is_number=False, wraps=wraps)
+
+
+def note_paragraphs(texts: Iterable[str]) -> list[Paragraph]:
+    """Return a paragraph for each note of a result."""
+    return [Paragraph(f"Note: {text}", "note") for text in texts]
 
 
 def write_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -53,7 +53,6 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
 
 
 def _first_of(nodes: Iterable[Any], tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of a tensor that one of the nodes accumulates gradients for."""
     owners = {id(tensor): name for name, tensor in tensors.items()}
     found = (owners.get(id(getattr(node, "variable", None))) for node in nodes)
     return next((name for name in found if name is not None), None)
@@ -77,7 +76,6 @@ def custom_functions(output: Tensor, stop: Tensor | None = None) -> list[str]:
 
 
 def _nodes(top: Any, stop: Any = None) -> Iterator[Any]:
-    """Every node below `top`, which comes first; nothing below `stop`."""
     seen, waiting = {top}, [top]
     while waiting:
         node = waiting.pop()
@@ -106,7 +104,11 @@ def check_forward(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor, bool]
     output, loss, draws_forward, draws_loss = problem.output_and_loss(
         batch, lambda output: _check_finite_output(problem, batch, output)
     )
-    _check_finite_loss(batch, loss)
+    if not all_finite(loss.detach()):
+        bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in tensors_in(batch.targets))
+        cause = f"the targets hold {bad} NaN or inf; clean them" if bad else "check the targets and the loss"
+        kind = ProblemError if bad else WeightsError
+        raise kind(f"the loss is {loss.item()} though the model's output is finite: {cause}.")
     check_graph(problem, output, loss)
     _check_loss_repeats(problem, batch, output, loss, draws_loss)
     frozen = problem.dropout == "freeze"
@@ -188,14 +190,6 @@ def _check_finite_output(problem: Problem, batch: Batch, output: Tensor) -> None
             "its weights down or measure with dtype=torch.float64; if not, look for a division or a "
             "logarithm of zero there."
         )
-
-
-def _check_finite_loss(batch: Batch, loss: Tensor) -> None:
-    if not all_finite(loss.detach()):
-        bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in tensors_in(batch.targets))
-        cause = f"the targets hold {bad} NaN or inf; clean them" if bad else "check the targets and the loss"
-        kind = ProblemError if bad else WeightsError
-        raise kind(f"the loss is {loss.item()} though the model's output is finite: {cause}.")
 
 
 def first_not_finite(problem: Problem, batch: Batch) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -122,16 +122,11 @@ class Hardsigmoid(torch.autograd.Function):
         return gradient * slope, None
 
 
-def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    result: Tensor = Hardsigmoid.apply(input, inplace)  # type: ignore[no-untyped-call]
-    return result
-
-
-_SUBSTITUTES = {
+_SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch._weight_norm: _weight_norm,
     F.embedding: _embedding,
     F.embedding_bag: _embedding_bag,
-    F.hardsigmoid: _hardsigmoid,
+    F.hardsigmoid: lambda input, inplace=False: Hardsigmoid.apply(input, inplace),  # type: ignore[no-untyped-call]
 }
 
 

@@ -178,7 +178,6 @@ def check_apart(model: nn.Module) -> None:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two views of a storage share an element, also where they interleave."""
     first, second = sorted((one, other), key=lambda view: view.storage_offset())
     length = sum((n - 1) * step for n, step in zip(first.shape, first.stride(), strict=True))
     if first.storage_offset() + length < second.storage_offset():
@@ -199,7 +198,6 @@ def _sharded(name: str, kind: str) -> str:
 
 
 def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
-    """Real, dense and finite."""
     for layer in layers:
         parameter = model.get_parameter(layer.parameter)
         if not parameter.is_floating_point():

@@ -163,7 +163,6 @@ class StandIns:
         return self._made[id(value)]
 
     def drew(self) -> bool:
-        """Whether any of the generators was drawn from."""
         return any(_draw(stand_in) != _draw(twin) for stand_in, twin in self._twins)
 
     def _make(self, value: Any) -> Any:
@@ -329,7 +328,6 @@ class _Holder:
         return list(one)
 
     def replaceable(self) -> Iterator[tuple[Any, Any]]:
-        """The places whose values need a stand-in, with these values."""
         one = self.store
         if isinstance(one, (dict, _Names)):
             pairs = list(one.items()) if type(one) in (*_PLAIN, _Names) else []

@@ -258,7 +258,6 @@ class Problem:
 
     @contextlib.contextmanager
     def _with_model(self, weights: Mapping[str, Tensor], draw: int) -> Iterator[None]:
-        """Stand-ins for all that the model and `forward` hold."""
         dtype = next(iter(weights.values())).dtype
 
         def convert(tensor: Tensor) -> Tensor:

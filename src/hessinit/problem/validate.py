@@ -35,7 +35,6 @@ def check_model(model: Any, forward: Any) -> None:
 def check_arguments(
     model: Any, loss: Any, forward: Any, dtype: Any, dropout: str, reduction: str = "auto", check: Any = True
 ) -> None:
-    """Refuse arguments of a wrong type or value."""
     check_model(model, forward)
     if isinstance(loss, type):
         raise ProblemError(f"loss is the class {loss.__name__}; pass an instance: {loss.__name__}().")
@@ -63,7 +62,6 @@ def check_whole(name: str, value: Any, at_least: int) -> int:
 
 
 def check_switches(**switches: Any) -> None:
-    """Refuse switches other than True and False."""
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ProblemError(f"{name}={value!r} must be True or False.")

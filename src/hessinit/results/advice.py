@@ -146,11 +146,9 @@ def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = F
         reason = say.NO_RATE
     elif rate <= stable:
         reason = say.slow_enough(rate, stable, given=lr is not None)
-    elif flat:
-        reason = say.too_fast_when_flat(rate, stable)
     else:
-        reason = say.too_fast(rate, stable, is_hopeless=rate > RESCUED_BELOW * stable)
-        steps = min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
+        reason = say.too_fast(rate, stable, is_flat=flat, is_hopeless=rate > RESCUED_BELOW * stable)
+        steps = 0 if flat else min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
     return WarmupAdvice(advised=steps > 0, steps=steps, reason=reason)
 
 

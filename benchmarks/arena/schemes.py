@@ -1,4 +1,4 @@
-"""The starts that meet in the arena, as functions that any worker process can load."""
+"""The schemes that meet in the arena, as functions that any worker process can load."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from hessinit.init.apply_scheme import apply_scheme_
 OURS = "hessinit"
 OWN_RATE = "hessinit, own rate"
 BATCHES = 8  # of GradInit
-# On the GPU the learned starts get fewer iterations: their double backward of 110 layers is dear.
+# On the GPU the learned schemes get fewer iterations: their double backward of 110 layers is dear.
 ITERATIONS = {"cpu": (150, 100), "cuda": (60, 40)}
 
 
-def starts_of(task: Task) -> dict[str, str | Callable[..., Any]]:
-    """All starts that apply to the task, by name."""
-    starts: dict[str, str | Callable[..., Any]] = {
+def schemes_of(task: Task) -> dict[str, str | Callable[..., Any]]:
+    """All schemes that apply to the task, by name."""
+    schemes: dict[str, str | Callable[..., Any]] = {
         name: name
         for name in (
             "default", "he", "glorot", "orthogonal", "lsuv",
             "default+warmup", "he+warmup", "lsuv+warmup", OURS,
         )
     }  # fmt: skip
-    starts["gradinit"] = functools.partial(_gradinit, task.name)
-    starts["metainit"] = functools.partial(_metainit, task.name)
+    schemes["gradinit"] = functools.partial(_gradinit, task.name)
+    schemes["metainit"] = functools.partial(_metainit, task.name)
     if hasattr(task.build(), "residual_branches"):
-        starts["fixup"] = _fixup
-    return starts
+        schemes["fixup"] = _fixup
+    return schemes
 
 
 def _gradinit(task_name: str, model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:
