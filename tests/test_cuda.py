@@ -1,4 +1,4 @@
-"""On a GPU: the numbers of the CPU, generators and switches left as found, and what happens without memory."""
+"""On a GPU: the numbers of the CPU, generators and switches left as found, and running out of memory."""
 
 from __future__ import annotations
 
