@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.init.trace import Derived, Kind, Shape, Signal, Trace, TracedCall, WeightUse, leaves_of
+from hessinit.init.trace import Derived, Kind, ReplayableCall, Shape, Signal, Trace, WeightUse, leaves_of
 
 _ATTENTION = (
     "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
@@ -196,7 +196,7 @@ def _recurrent_layer(trace: Trace, kind: str, weights: list[Derived], data: Any,
     def activate(sum: Signal) -> Signal:
         if activation is None:
             return sum
-        call = TracedCall(activation, (sum,))
+        call = ReplayableCall(activation, (sum,))
         return trace.add(activation.__name__, "elementwise", (sum.index,), call=call)
 
     earlier = tuple(leaf.index for leaf in leaves_of(state) if isinstance(leaf, Signal))
