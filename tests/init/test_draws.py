@@ -9,7 +9,6 @@ import torch
 from scipy.stats import kstest, norm, truncnorm, uniform
 from torch import nn
 
-from hessinit.errors import ProblemError
 from hessinit.init.draws import DISTRIBUTIONS, TRUNCATED_STD, draw_, draw_delta_orthogonal_, draw_orthogonal_
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -36,14 +35,11 @@ LAWS = {  # of unit standard deviation: the law, its kurtosis, its end
 }
 
 
-def test_the_truncated_normals_factor_is_scipys():
-    assert truncnorm(-2, 2).std() == pytest.approx(TRUNCATED_STD, rel=1e-12)
-
-
 @pytest.mark.parametrize("std", [0.02, 5.0])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_block_has_the_law_asked_for(distribution, std):
     law, kurtosis, end = LAWS[distribution]
+    assert truncnorm(-2, 2).std() == pytest.approx(TRUNCATED_STD, rel=1e-12)
     block = torch.empty(1000, 1000, dtype=torch.float64)
     draw_(block, std, distribution, seeded())
     unit = block.flatten() / std
@@ -114,11 +110,6 @@ def test_the_callers_settings_do_not_reach_the_numbers(kind, setting):
     assert torch.equal(plain, block)
 
 
-def test_an_unknown_distribution_is_answered_with_the_nearest():
-    with pytest.raises(ProblemError, match="distribution='unifrom' is unknown.*Did you mean 'uniform'?"):
-        draw_(torch.empty(2, 2), 1.0, "unifrom")
-
-
 SHAPES = [(16, 64), (64, 16), (32, 32), (64, 3, 5, 5), (8, 16, 3), (1, 7), (7, 1)]
 
 
@@ -164,16 +155,13 @@ def test_a_delta_orthogonal_convolution_keeps_the_norm_of_its_input(dtype):
     assert (ratios - 1).abs().max() > 0.05
 
 
-def test_delta_orthogonal_is_zero_off_the_middle_tap():
+def test_delta_orthogonal_is_zero_off_the_middle_and_orthogonal_without_a_kernel():
     weight = torch.full((4, 4, 3, 4), 7.0)
     draw_delta_orthogonal_(weight, 2.0, seeded())
     middle = weight[:, :, 1, 2].clone()
     assert torch.allclose(middle @ middle.T, 4 * torch.eye(4), atol=1e-5)
     weight[:, :, 1, 2] = 0
     assert not weight.any()
-
-
-def test_delta_orthogonal_without_taps_is_orthogonal():
     delta, plain = torch.empty(5, 9), torch.empty(5, 9)
     draw_delta_orthogonal_(delta, 1.3, seeded())
     draw_orthogonal_(plain, 1.3, seeded())

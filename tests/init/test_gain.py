@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.integrate import quad
-from scipy.special import expit
 from scipy.stats import norm
 from torch import nn
 
@@ -86,70 +82,14 @@ def test_moments_agree_with_closed_forms(case):
     assert gain(function, backward=True) == pytest.approx(slope**-0.5, rel=1e-9)
 
 
-def mish_slope(z: float) -> float:
-    t = math.tanh(math.log1p(math.exp(z)))
-    return t + z * (1 - t**2) * float(expit(z))
-
-
-# Value and slope in numpy and scipy, and the kinks.
-QUADRATURE = {
-    "gelu": (lambda z: z * norm.cdf(z), lambda z: norm.cdf(z) + z * norm.pdf(z), []),
-    "silu": (lambda z: z * expit(z), lambda z: expit(z) * (1 + z * expit(-z)), []),
-    "mish": (lambda z: z * math.tanh(math.log1p(math.exp(z))), mish_slope, []),
-    "tanh": (math.tanh, lambda z: 1 - math.tanh(z) ** 2, []),
-    "sigmoid": (expit, lambda z: expit(z) * expit(-z), []),
-    "softplus": (lambda z: math.log1p(math.exp(z)), expit, []),
-    "logsigmoid": (lambda z: -math.log1p(math.exp(-z)), lambda z: expit(-z), []),
-    "softsign": (lambda z: z / (1 + abs(z)), lambda z: (1 + abs(z)) ** -2, [0]),
-    "tanhshrink": (lambda z: z - math.tanh(z), lambda z: math.tanh(z) ** 2, []),
-    "hardswish": (
-        lambda z: z * min(max(z + 3, 0), 6) / 6,
-        lambda z: (2 * z + 3) / 6 if abs(z) < 3 else float(z > 0),
-        [-3, 3],
-    ),
-    "hardsigmoid": (lambda z: min(max(z + 3, 0), 6) / 6, lambda z: float(abs(z) < 3) / 6, [-3, 3]),
-    "celu": (lambda z: max(z, math.expm1(min(z, 0))), lambda z: math.exp(min(z, 0)), [0]),
-}  # fmt: skip
-
-
-def mean_square(function: Callable[[float], float], kinks: list[float]) -> float:
-    edges = [-12, *kinks, 12]
-    return sum(
-        quad(lambda z: function(z) ** 2 * norm.pdf(z), left, right, epsabs=0, epsrel=1e-11, limit=200)[0]
-        for left, right in zip(edges, edges[1:], strict=False)
-    )
-
-
-@pytest.mark.parametrize("name", QUADRATURE)
-def test_moments_agree_with_scipy(name):
-    value, slope, kinks = QUADRATURE[name]
-    assert second_moment(name) == pytest.approx(mean_square(value, kinks), rel=1e-9)
-    near = 1e-7 if name == "hardsigmoid" else 1e-9  # torch has the slope 1/6 in fp32
-    assert slope_moment(name) == pytest.approx(mean_square(slope, kinks), rel=near)
-
-
-def test_gains_differ_from_torchs_where_torchs_are_rules_of_thumb():
-    def torchs(name):
-        return nn.init.calculate_gain(name)
-
-    assert gain("relu") == pytest.approx(torchs("relu"), rel=1e-9)
-    assert gain(nn.LeakyReLU()) == pytest.approx(torchs("leaky_relu"), rel=1e-9)
-    assert gain("conv_transpose2d") == torchs("conv_transpose2d") == 1
-    assert torchs("tanh") / gain("tanh") == pytest.approx(1.0466, abs=1e-4)  # 5/3
-    assert gain("sigmoid") / torchs("sigmoid") == pytest.approx(1.8462, abs=1e-4)
-    assert gain("selu") / torchs("selu") == pytest.approx(4 / 3, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     "function", [nn.GELU(), nn.GELU, F.gelu, "gelu", lambda z: F.gelu(z), nn.GELU().forward]
 )
 def test_a_module_its_class_a_function_and_a_name_have_the_same_gain(function):
     assert gain(function) == pytest.approx(gain("gelu"), rel=1e-14)
     assert gain(function, backward=True) == pytest.approx(gain("gelu", backward=True), rel=1e-14)
-
-
-def test_the_class_of_a_random_activation_counts_in_eval_mode():
     assert gain(nn.RReLU) == gain("rrelu") == pytest.approx(math.sqrt(2 / (1 + RRELU**2)), rel=1e-12)
+    assert gain("conv_transpose2d") == nn.init.calculate_gain("conv_transpose2d") == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -218,28 +158,6 @@ def test_the_callers_settings_do_not_reach_the_gain(setting):
         assert gain(lambda z: z * torch.ones(1)) == pytest.approx(1, rel=1e-12)
 
 
-class Learned(nn.Module):
-    """A function of one number by a small network: elementwise all the same."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, z):
-        return self.net(z.unsqueeze(-1)).squeeze(-1)
-
-
-def test_a_learned_activation_has_a_gain_also_under_autocast():
-    torch.manual_seed(0)
-    module = Learned()
-    z = torch.linspace(-12, 12, 100_001, dtype=torch.float64)
-    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
-    with torch.no_grad():
-        truth = float((copy.deepcopy(module).double()(z).square() * density).sum())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert second_moment(module) == pytest.approx(truth, rel=1e-9)
-
-
 def test_an_activation_that_computes_in_single_precision_still_has_six_digits():
     assert gain(lambda z: torch.tanh(z.float())) == pytest.approx(gain("tanh"), rel=1e-6)
     assert gain(lambda z: torch.tanh(z.float()), backward=True) == pytest.approx(
@@ -276,23 +194,11 @@ def test_gains_follow_what_changes_and_training_mode_is_not_eval_mode():
 
 COUPLED = {
     "softmax": (nn.Softmax(-1), r"Softmax\(dim=-1\) is not elementwise: its value at one unit depends on"),
-    "softmax over another dimension": (
-        nn.Softmax(1),
-        r"Softmax\(dim=1\) could not be evaluated on an fp64 vector",
-    ),
-    "log-softmax": (lambda z: z.log_softmax(0), "<lambda> is not elementwise"),
     "layer norm": (nn.LayerNorm(64), "LayerNorm.* could not be evaluated .*function of one number"),
     "gated": (nn.GLU(), r"GLU\(dim=-1\) is not elementwise: it does not give one real number for each"),
-    "running sum": (
-        lambda z: z.cumsum(0),
-        "not elementwise: its value at one unit depends on the other units",
-    ),
-    "normalized": (lambda z: F.normalize(z, dim=0), "not elementwise"),
-    "centred": (lambda z: z - z.mean(), "not elementwise"),
+    "running sum": (lambda z: z.cumsum(0), "not elementwise: its value at one unit depends on the other"),
     "clipped at a share of its largest": (lambda z: z.clamp(max=0.9 * z.max().item()), "not elementwise"),
     "sorted": (lambda z: z.sort().values, "not elementwise"),
-    "smoothed": (lambda z: (z + z.roll(1) + z.roll(-1)) / 3, "not elementwise"),
-    "doubled in size": (lambda z: torch.cat([z.relu(), (-z).relu()]), "not elementwise"),
     "a pair": (lambda z: (z, z), "not elementwise"),
     "complex": (lambda z: z * 1j, "one real number"),
     "slopes for channels": (nn.Sequential(nn.PReLU(4)), "could not be evaluated"),
@@ -323,10 +229,6 @@ own_generator = torch.Generator().manual_seed(0)
 def test_what_is_random_is_refused(function):
     with pytest.raises(ProblemError, match="is random: two calls differ.*Call .eval"):
         gain(function)
-
-
-def test_dropout_in_eval_mode_is_the_identity():
-    assert gain(nn.Dropout(0.5).eval()) == pytest.approx(1, rel=1e-12)
 
 
 def test_a_function_that_lets_nothing_through_has_no_gain():

@@ -32,7 +32,6 @@ from torch.nn.utils import parametrizations
 
 from dense import dense_curvature, ends
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
-from hessinit.init import initialize, scales
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
 from hessinit.init.initialize import initialize_
@@ -111,9 +110,8 @@ def test_what_is_scaled_depends_on_the_network() -> None:
         normalized(), LOSS, digits(), target=2.0
     )  # before a norm, the scheme's scale is kept
     assert [scale == 1 for scale in behind.scales.values()] == [True, True, True, False]
-    factors = [
-        max(initialize_(mlp(10), LOSS, digits(), lr=rate).scales.values()) for rate in (0.1, 1.0, 10.0)
-    ]
+    found = [initialize_(mlp(10), LOSS, digits(), lr=rate).scales for rate in (0.1, 1.0, 10.0)]
+    factors = [max(one.values()) for one in found]
     assert factors[0] > factors[1] > factors[2]  # flatter for larger rates
 
 
@@ -204,13 +202,6 @@ def test_weights_that_overflow_underflow_or_saturate_are_brought_back() -> None:
     assert list(result.scales.values()) == pytest.approx([1 / 8] * 4, rel=0.02)
 
 
-@sweep
-def test_fifty_six_plain_residual_blocks_drawn_by_he_start_with_a_small_loss() -> None:
-    result = initialize_(residual(56), LOSS, digits(), lr=0.1, scheme="he", residual="plain")
-    assert result.converged, result.reason
-    assert result.after.loss < 3
-
-
 def test_a_target_beyond_saturation_is_capped_and_said() -> None:
     model = mlp(3, nn.Tanh)
     before = state(model)
@@ -253,21 +244,6 @@ def test_several_batches_count_together() -> None:
     assert measure(model, LOSS, (images, targets)).network.norm == pytest.approx(3.0, rel=0.05)
 
 
-def test_the_cost_is_a_few_measurements_and_many_cheap_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    forwards = 0
-    original = scales.ScaledModel.output
-
-    def count(self: Any) -> Any:
-        nonlocal forwards
-        forwards += 1
-        return original(self)
-
-    monkeypatch.setattr(scales.ScaledModel, "output", count)
-    result = initialize_(mlp(10), LOSS, digits(), lr=0.3)
-    assert len(result.measurements) <= 4
-    assert forwards <= 20
-
-
 # --- rule="layers" ---
 
 SCHEMES = ["he", "glorot", "lecun", "orthogonal", "lsuv", "forward", "backward", "compromise", "default"]
@@ -276,14 +252,10 @@ LAYER_CASES = [
     for kind, depth in (("mlp", 3), ("mlp", 10), ("cnn", 3), ("cnn", 10))
     for target in (0.1, 1.0)
     for scheme in SCHEMES
-] + [
-    ("mlp", 30, 1.0, "he"), ("mlp", 30, 0.1, "glorot"), ("mlp", 30, 1.0, "default"),
-    ("mlp", 30, 10.0, "lsuv"),
-    ("cnn", 30, 1.0, "he"), ("cnn", 30, 1.0, "default"), ("mlp", 10, 10.0, "he"),
-    ("cnn", 10, 10.0, "orthogonal"),
-]  # fmt: skip
+]
+LAYER_CASES += [("mlp", 30, 1.0, "he"), ("mlp", 30, 10.0, "lsuv"), ("cnn", 30, 1.0, "default")]
 LAYER_CASES = [
-    case if at % 7 == 0 else pytest.param(*case, marks=sweep) for at, case in enumerate(LAYER_CASES)
+    case if at % 8 == 0 else pytest.param(*case, marks=sweep) for at, case in enumerate(LAYER_CASES)
 ]
 
 
@@ -298,14 +270,6 @@ def test_every_layer_meets_the_target(kind: str, depth: int, target: float, sche
     assert len(again) == len(result.scales)
     for layer in again:
         assert layer.norm == pytest.approx(target, rel=0.05)
-
-
-def test_tanh_networks_meet_it_too() -> None:
-    model, batch = mlp(3, nn.Tanh), digits()
-    result = initialize_(model, LOSS, batch, target=0.5, rule="layers")
-    assert result.converged, result.reason
-    for layer in measure(model, LOSS, batch, tolerance=1e-4):
-        assert layer.norm == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.mark.parametrize("build", [lambda: mlp(3, nn.Sigmoid), lambda: mlp(10, nn.Tanh)])
@@ -327,13 +291,9 @@ def test_weights_that_were_closer_are_put_back() -> None:
     model, batch = mlp(3, nn.Sigmoid), digits()
     initialize_(model, LOSS, batch, scheme="lsuv", target=5.0)
     kept = state(model)
-    options = {
-        "target": measure(model, LOSS, batch)["3"].norm * 0.9,
-        "scheme": "glorot",
-        "max_measurements": 1,
-    }
+    options = {"target": measure(model, LOSS, batch)["3"].norm * 0.9, "scheme": "glorot"}
     with pytest.warns(ConvergenceWarning, match="farther from the target than they were, so the old weights"):
-        result = initialize_(model, LOSS, batch, rule="layers", **options)
+        result = initialize_(model, LOSS, batch, rule="layers", max_measurements=1, **options)
     assert state(model) == kept
     assert result.after == result.before
 
@@ -372,8 +332,10 @@ def test_undo_and_dry_run_bit_for_bit(rule: str) -> None:
     assert state(model) == before
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("moment", [1, 2, 6, 11])
+@pytest.mark.parametrize(
+    ("failure", "moment"),
+    [(KeyboardInterrupt, 1), (RuntimeError, 2), (KeyboardInterrupt, 6), (RuntimeError, 11)],
+)
 def test_whatever_is_raised_the_model_is_as_found(failure: type[BaseException], moment: int) -> None:
     model = mlp(4, nn.Tanh)
     before, count = state(model), raise_from(2 * moment, failure("stopped"))
@@ -384,18 +346,6 @@ def test_whatever_is_raised_the_model_is_as_found(failure: type[BaseException], 
 
     with pytest.raises(failure, match="stopped"):
         initialize_(model, loss, digits(), lr=1.0)
-    assert state(model) == before
-
-
-def test_an_error_at_the_end_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("at the end")
-
-    model = normalized()
-    before = state(model)
-    monkeypatch.setattr(initialize, "Initialization", fail)
-    with pytest.raises(RuntimeError, match="at the end"):
-        initialize_(model, LOSS, digits())
     assert state(model) == before
 
 
@@ -641,19 +591,15 @@ def test_a_forward_that_differentiates_by_its_weights_is_told_the_way_out_and_it
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.1, "target": 2.0}, r"lr=0.1 and target=2.0 both set the norm .* pass one of them"),
     ({"lr": 0.0}, "lr=0.0 must be a positive, finite number"),
-    ({"lr": float("nan")}, "lr=nan must be a positive"),
     ({"lr": "0.1"}, "lr='0.1' must be a positive"),
-    ({"lr": True}, "lr=True must be a positive"),
     ({"target": -1}, "target=-1 must be a positive"),
     ({"rule": "layer"}, "rule='layer' is unknown; .* Did you mean 'layers'"),
     ({"scheme": "kaiming"}, "scheme='kaiming' is unknown; .* Did you mean 'he'"),
     ({"scaling": "gain"}, "scaling='gain' is unknown; choose from 'auto', 'all', 'last'"),
     ({"scaling": "last", "rule": "layers"}, "scaling='last' has no meaning for rule='layers'"),
     ({"rule": "layers", "lr": 0.1, "optimizer": "adam"}, "rule='layers' with optimizer='adam'.*pass target="),
-    ({"optimizer": "lbfgs"}, "optimizer='lbfgs' is unknown"),
     ({"momentum": 1.0}, "momentum=1.0 must be a number from 0"),
     ({"curvature": "both"}, "curvature='both' is unknown"),
-    ({"biases": "none"}, "biases='none' is unknown"),
     ({"residual": "scale"}, "residual='scale' is unknown; .* Did you mean 'scaled'"),
     ({"dropout": "off"}, "dropout='off' is unknown"),
     ({"tolerance": 0}, "tolerance=0 must be a relative error"),
@@ -661,7 +607,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_sharpening": 0.5}, "max_sharpening=0.5 must be 1 or more"),
     ({"seed": -1}, "seed=-1 must be a whole number"),
     ({"dry_run": 1}, "dry_run=1 must be True or False"),
-    ({"strict": "yes"}, "strict='yes' must be True or False"),
     ({"layers": "fc9"}, "layers='fc9' fits no parameter"),
     ({"layers": "1.bias"}, "no weight of two or more dimensions can be set"),
 ]

@@ -39,36 +39,28 @@ def test_of_two_roots_the_smaller_one() -> None:
     assert search(lambda t: 1 - (t + 1.5 - 2) ** 2).run().reason == ""
 
 
-def test_a_top_below_the_target_is_the_answer() -> None:
-    found = search(lambda t: -1 - (t - 1) ** 2).run()
-    assert "rises no further" in found.reason
-    assert found.t == pytest.approx(1.0, abs=0.6)
-
-
-def test_the_ceiling_stops_the_way_up() -> None:
-    found = search(lambda t: t - 5, ceiling=1.3).run()
-    assert "saturate" in found.reason
-    assert 1.2 < found.t <= 1.3
-
-
-def test_what_is_not_finite_is_too_sharp() -> None:
-    found = search(lambda t: t + 2 if t < -0.5 else math.inf, ceiling=-0.2).run()
-    assert found.t == pytest.approx(-2, abs=0.01)
-
-
-def test_a_floor_above_the_target_ends_the_way_down() -> None:
-    found = search(lambda t: 1 + 3 * math.exp(min(2 * t, 50))).run()
-    assert "falls no further" in found.reason
+@pytest.mark.parametrize(
+    ("curve", "ceiling", "reason", "least", "most"),
+    [
+        (lambda t: -1 - (t - 1) ** 2, math.inf, "rises no further", 0.4, 1.6),
+        (lambda t: t - 5, 1.3, "saturate", 1.2, 1.3),
+        (lambda t: t + 2 if t < -0.5 else math.inf, -0.2, "", -2.01, -1.99),  # not finite is too sharp
+        (lambda t: 1 + 3 * math.exp(min(2 * t, 50)), math.inf, "falls no further", -math.inf, 0),
+        (lambda t: math.inf, -1e9, "however small", 0, 0),
+    ],
+)
+def test_ceilings_floors_and_tops_are_said(
+    curve: object, ceiling: float, reason: str, least: float, most: float
+) -> None:
+    found = search(curve, ceiling=ceiling).run()
+    assert (reason in found.reason) if reason else not found.reason
+    assert least <= found.t <= most
 
 
 def test_no_more_measurements_than_allowed() -> None:
     one = search(lambda t: 5 * (t - 1) ** 3, most=3)
     assert "3 measurements were not enough" in one.run().reason
     assert len(one.points) == 3
-
-
-def test_never_finite_is_said() -> None:
-    assert "however small" in search(lambda t: math.inf, ceiling=-1e9).run().reason
 
 
 def test_a_softmax_in_common_is_learned() -> None:

@@ -98,14 +98,6 @@ def test_he_keeps_it_with_other_activations(stack: str, activation: type[nn.Modu
     assert mean_variances(stack, activation) == pytest.approx([1, 1], abs=0.03)
 
 
-@sweep
-def test_nine_weights_a_channel_leave_a_tanh_five_percent_short() -> None:
-    # A depthwise channel has the variance of its own nine weights: 0.5 here, 1.6 there, and tanh is concave.
-    first, second = mean_variances("depthwise", nn.Tanh)
-    assert first == pytest.approx(1, abs=0.03)
-    assert second == pytest.approx(0.95, abs=0.02)
-
-
 @pytest.mark.parametrize(
     ("activation", "dropout"),
     [
@@ -132,30 +124,24 @@ def test_twenty_layers_with_dropout_keep_the_variance(dropout: float, activation
     assert not 0.5 <= end_variance(0, dropout=False) <= 2
 
 
-def test_every_part_of_a_fused_projection_has_the_std_of_its_own_fans() -> None:
-    attention = nn.MultiheadAttention(256, 4)
-    signal = torch.randn(5, 2, 256)
-    apply_scheme_(
-        attention, "glorot", sample=signal, forward=lambda model, x: model(x, x, x)[0], generator=seeded(0)
-    )
-    for block in attention.in_proj_weight.detach().chunk(3):
-        assert float(block.std()) == pytest.approx((2 / 512) ** 0.5, rel=0.02)
-
-
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
-def test_every_gate_has_the_std_of_its_own_fans(kind: type[nn.RNNBase], gates: int) -> None:
+def test_every_gate_and_every_part_of_a_fused_projection_has_its_own_fans(
+    kind: type[nn.RNNBase], gates: int
+) -> None:
     layer = kind(300, 200)
     apply_scheme_(layer, "glorot", sample=torch.randn(5, 2, 300), generator=seeded(0))
     for weight, fan_in in ((layer.weight_ih_l0, 300), (layer.weight_hh_l0, 200)):
         for gate in weight.detach().chunk(gates):
             assert float(gate.std()) == pytest.approx((2 / (fan_in + 200)) ** 0.5, rel=0.02)
-
-
-def test_orthogonal_gates_are_orthogonal_each() -> None:
-    layer = nn.LSTM(16, 16)
+    layer = kind(16, 16)
     apply_scheme_(layer, "orthogonal", sample=torch.randn(5, 2, 16), generator=seeded(0))
-    for gate in layer.weight_hh_l0.chunk(4):
+    for gate in layer.weight_hh_l0.chunk(gates):
         assert torch.allclose(gate @ gate.T, torch.eye(16), atol=1e-5)
+    attention, signal = nn.MultiheadAttention(256, 4), torch.randn(5, 2, 256)
+    options = {"sample": signal, "forward": lambda model, x: model(x, x, x)[0], "generator": seeded(0)}
+    apply_scheme_(attention, "glorot", **options)
+    for block in attention.in_proj_weight.detach().chunk(3):
+        assert float(block.std()) == pytest.approx((2 / 512) ** 0.5, rel=0.02)
 
 
 def test_lsuv_gives_every_layer_unit_variance() -> None:
@@ -238,25 +224,14 @@ def test_the_mean_variance_stays_near_one_where_a_gain_alone_lets_it_grow(
     assert 0.4 < statistics.median(end_variances(activation, dropout, corrected=True)) < 2.5
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.ELU])
-def test_activations_that_heal_or_keep_deviations_need_none(activation: type[nn.Module]) -> None:
-    plan = apply_scheme_(deep(activation, 0.4, 256), "he", dry_run=True)
-    assert {layer.variance_correction for layer in plan} == {1.0}
-
-
-def test_shallow_and_convolutional_networks_keep_the_formula() -> None:
-    shallow = apply_scheme_(deep(nn.GELU, 0.4, 64, layers=3), "he", dry_run=True)
-    convolutions = nn.Sequential(*(part for _ in range(20) for part in (nn.Conv2d(8, 8, 3), nn.SiLU())))
-    for plan in (shallow, apply_scheme_(convolutions, "he", dry_run=True)):
+def test_homogeneous_bounded_shallow_convolutional_and_normalized_networks_need_no_correction() -> None:
+    activations = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.ELU)
+    normalized = [part for _ in range(20) for part in (nn.Linear(64, 64), nn.LayerNorm(64), nn.SiLU())]
+    convolutions = [part for _ in range(20) for part in (nn.Conv2d(8, 8, 3), nn.SiLU())]
+    models = [*(deep(one, 0.4, 256) for one in activations), deep(nn.GELU, 0.4, 64, layers=3)]
+    for model in (*models, nn.Sequential(*convolutions), nn.Sequential(*normalized)):
+        plan = apply_scheme_(model, "he", dry_run=True)
         assert {layer.variance_correction for layer in plan} == {1.0}
-
-
-def test_a_normalization_starts_afresh() -> None:
-    layers: list[nn.Module] = []
-    for _ in range(20):
-        layers += [nn.Linear(64, 64), nn.LayerNorm(64), nn.SiLU()]
-    plan = apply_scheme_(nn.Sequential(*layers), "he", dry_run=True)
-    assert {layer.variance_correction for layer in plan} == {1.0}
 
 
 def test_the_factor_is_its_own_column_beside_the_true_gain() -> None:
@@ -292,7 +267,7 @@ def test_the_growth_of_the_gradient_is_brought_down_to_what_it_may_be() -> None:
     assert growth == pytest.approx(MAX_GROWTH, rel=0.06)
 
 
-def test_the_start_has_the_sizes_asked_for() -> None:
+def test_the_initialization_has_the_sizes_asked_for() -> None:
     model = mlp(30, nn.Tanh)
     initialize_(model, LOSS, digits(), lr="auto")
     (std,) = set(stds(model).values())

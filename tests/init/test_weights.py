@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from hessinit.errors import ProblemError
-from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.trace import BY_SHAPE, Context, WeightUse
 from hessinit.init.weights import TracedWeights, block_views, fans_of, find_weight_uses
 from tiny import Net
@@ -67,14 +66,6 @@ def sigmoid(z: float) -> float:
 
 def silu(z: float) -> float:
     return z * sigmoid(z)
-
-
-def gelu(z: float) -> float:
-    return z * (1 + math.erf(z / math.sqrt(2))) / 2
-
-
-def gelu_slope(z: float) -> float:
-    return (1 + math.erf(z / math.sqrt(2))) / 2 + z * math.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
 
 
 # --- Activations between two weights ---
@@ -149,26 +140,19 @@ def test_writing_where_a_condition_holds_is_noted() -> None:
     assert "input of last comes from an unknown function" in found.notes[0]
 
 
-class Masked(nn.Module):
-    """A mask that comes with the data."""
+def test_a_mask_that_comes_with_the_data_is_looked_through() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+            return self.last(torch.relu(self.first(features)).masked_fill(mask.unsqueeze(-1) == 0, 0.0))
 
-    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
-        return self.last(torch.relu(self.first(features)).masked_fill(mask.unsqueeze(-1) == 0, 0.0))
-
-
-def test_a_mask_of_another_signal_is_looked_through() -> None:
     for sample in (None, (torch.randn(5, 4), torch.ones(5))):
         forward = None if sample is None else lambda model, given: model(*given)
         context = find_weight_uses(Masked(), sample, forward).uses[1].upstream
         assert (context.words, context.end) == ("relu", "weight")
-
-
-def test_an_outer_product_of_a_signal_with_itself_is_no_function_of_one_number() -> None:
-    assert around(lambda x: (torch.tanh(x.unsqueeze(1)) * x.unsqueeze(2)).mean(1))[0].end == "product"
 
 
 @BOTH
@@ -292,7 +276,6 @@ def test_what_is_divided_by_its_length_is_not_of_size_one(function: Any, with_sa
 
 BENT = {
     "tanh": (torch.tanh, math.tanh, lambda z: 1 / math.cosh(z) ** 2),
-    "gelu": (F.gelu, gelu, gelu_slope),
     "sigmoid": (torch.sigmoid, sigmoid, lambda z: sigmoid(z) * (1 - sigmoid(z))),
 }
 
@@ -345,14 +328,8 @@ def test_without_dropout_it_is_named_and_counts_for_nothing() -> None:
 @BOTH
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_counts_in_either_mode_and_alpha_dropout_does_not(with_sample: bool, training: bool) -> None:
-    layers = [
-        nn.Conv2d(2, 4, 3),
-        nn.Dropout2d(0.2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Dropout(0.5),
-        nn.Linear(36, 3),
-    ]
+    layers = [nn.Conv2d(2, 4, 3), nn.Dropout2d(0.2), nn.ReLU()]
+    layers += [nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3)]
     uses = uses_of(nn.Sequential(*layers).train(training), torch.randn(3, 2, 5, 5), with_sample)
     up, down = uses["5"].upstream, uses["0"].downstream
     assert up.words == down.words == "dropout 0.2, relu, dropout 0.5"
@@ -361,21 +338,6 @@ def test_dropout_counts_in_either_mode_and_alpha_dropout_does_not(with_sample: b
     assert up.moment == pytest.approx(0.5)
     alpha, _ = around(nn.Sequential(nn.SELU(), nn.AlphaDropout(0.3)), with_sample)
     assert (alpha.keep, alpha.words, round(alpha.moment, 5)) == (1.0, "selu, alpha_dropout 0.3", 1.0)
-
-
-@pytest.mark.parametrize(("activation", "p", "depth"), [(nn.Tanh, 0.8, 20), (nn.GELU, 0.4, 1)])
-def test_data_keep_their_size_behind_dropout_and_an_activation(
-    activation: type[nn.Module], p: float, depth: int
-) -> None:
-    layers: list[nn.Module] = [nn.Linear(256, 256)]
-    for _ in range(depth):
-        layers += [nn.Dropout(p), activation(), nn.Linear(256, 256)]
-    model = nn.Sequential(*layers)
-    apply_scheme_(model, "he", generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        size = float(model(torch.randn(2000, 256)).square().mean())
-    assert (0.5 < size < 2) if depth > 1 else (0.95 < size < 1.05)
 
 
 @BOTH
@@ -448,23 +410,19 @@ def test_zeros_added_change_nothing(with_sample: bool) -> None:
     assert (context.end, context.trouble, context.moment) == ("weight", "", pytest.approx(0.5))
 
 
-REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": lambda x: x.sum(1),
-    "norm": lambda x: x.norm(dim=1),
-    "prod": lambda x: x.prod(1),
-    "logsumexp": lambda x: x.logsumexp(1),
-    "cumsum": lambda x: x.cumsum(1),
-    "sum_and_relu": lambda x: torch.relu(x.sum(1)),
-}
+REDUCTIONS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.sum(1), lambda x: x.norm(dim=1), lambda x: x.prod(1), lambda x: x.logsumexp(1),
+    lambda x: x.cumsum(1),
+]  # fmt: skip
 
 
 @BOTH
-@pytest.mark.parametrize("name", REDUCTIONS)
-def test_a_reduction_that_changes_the_size_is_noted(name: str, with_sample: bool) -> None:
-    found = traced(between(REDUCTIONS[name]), torch.randn(2, 5, 4), with_sample)
-    assert found.uses[1].upstream.end == found.uses[0].downstream.end == "unknown"
-    assert "input of last comes from an unknown function" in found.notes[0]
-    assert found.uses[1].upstream.moment == pytest.approx(0.5 if name == "sum_and_relu" else 1.0)
+def test_a_reduction_that_changes_the_size_is_noted(with_sample: bool) -> None:
+    for function in (*REDUCTIONS, lambda x: torch.relu(x.sum(1))):
+        found = traced(between(function), torch.randn(2, 5, 4), with_sample)
+        assert found.uses[1].upstream.end == found.uses[0].downstream.end == "unknown"
+        assert "input of last comes from an unknown function" in found.notes[0]
+        assert found.uses[1].upstream.moment == pytest.approx(1.0 if function in REDUCTIONS else 0.5)
 
 
 @BOTH
@@ -530,11 +488,8 @@ def test_residual_blocks_are_closed_by_their_second_convolution(with_sample: boo
     uses = uses_of(nn.Sequential(pre_activation(), pre_activation()), torch.randn(2, 4, 5, 5), with_sample)
     assert closing(uses) == ["0.conv2", "1.conv2"]
     for use in uses.values():
-        assert (use.upstream.words, use.upstream.end, use.upstream.moment) == (
-            "relu",
-            "norm",
-            pytest.approx(0.5),
-        )
+        assert (use.upstream.words, use.upstream.end) == ("relu", "norm")
+        assert use.upstream.moment == pytest.approx(0.5)
     assert [use.norm_follows for use in uses.values()] == [True, False, True, False]
 
 
@@ -555,12 +510,6 @@ def test_transformer_encoder(norm_first: bool, training: bool, with_sample: bool
     second = uses["layers.0.linear2"].upstream
     assert (second.words, second.keep, second.dropout_active) == ("gelu, dropout 0.1", 0.9, training)
     assert second.moment == pytest.approx(1 / 1.5335**2, rel=1e-4)
-
-
-def test_a_decoder_closes_three_branches() -> None:
-    model = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
-    found = find_weight_uses(model, torch.randn(2, 3, 8), lambda model, x: model(x, x)).uses
-    assert sum(use.closes_residual for use in found) == 3
 
 
 def self_attention(style: str) -> Net:

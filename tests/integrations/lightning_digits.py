@@ -66,6 +66,11 @@ def trainer_of(package: Any, folder: Any, *callbacks: Any, **settings: Any) -> A
     )
 
 
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
 def fit_from(
     checkpoint: Any, trainer: Any, module: Any, data: DataLoader[Any], *, weights_only: bool
 ) -> None:

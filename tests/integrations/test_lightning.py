@@ -19,7 +19,6 @@ from torch import nn
 import hessinit
 from adamw_truth import dense_adamw_limit
 from hessinit.integrations.lightning_callback import CurvatureCallback
-from hessinit.training.track import Budget
 from integrations.lightning_digits import (
     LOSS,
     digits,
@@ -28,6 +27,7 @@ from integrations.lightning_digits import (
     loader,
     make_network,
     plain_network,
+    same_weights,
     trainer_of,
 )
 
@@ -37,17 +37,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These runs last milliseconds; that the share is kept is tested with the tracker."""
-    monkeypatch.setattr(Budget, "affords", lambda self: True)
-
-
-def same_weights(one: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize(
@@ -101,23 +90,38 @@ def test_weights_are_initialized_for_the_optimizers_rate_before_the_first_step(t
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "lr", "kind"),
+    ("make", "lr", "target", "rates"),
     [
-        (lambda weights: torch.optim.SGD(weights, lr=0.2, momentum=0.8), 0.2, "sgd"),
-        (lambda weights: torch.optim.AdamW(weights, lr=1e-3), 1e-3, "adamw"),
+        # Steps of momentum last 1/(1 − 0.8) = 5 times as long; for AdamW the scheme alone decides.
+        (lambda weights: torch.optim.SGD(weights, lr=0.2, momentum=0.8), 0.2, 4 / (5 * 0.2), [0.2] * 3),
+        (lambda weights: torch.optim.AdamW(weights, lr=1e-3), 1e-3, None, [1e-3] * 3),
+        (lambda weights: torch.optim.SGD(weights, lr=0.4), 0.4, 4 / 0.4, [0, 0.04, 0.08]),
     ],
+    ids=["momentum", "adamw", "warmup"],
 )
-def test_momentum_and_adam_are_told_apart(optimizer: Any, lr: float, kind: str, tmp_path: Path) -> None:
+def test_the_initialization_is_for_the_optimizer_and_the_rate_that_a_schedule_works_towards(
+    make: Any, lr: float, target: float | None, rates: list[float], tmp_path: Path
+) -> None:
     module = digits_module(lightning, plain_network())
-    module.configure_optimizers = lambda: optimizer(module.parameters())
-    callback = CurvatureCallback(LOSS, initialize=True)
-    trainer_of(lightning, tmp_path, callback, max_steps=1).fit(module, loader())
+
+    def configure() -> Any:
+        optimizer = make(module.parameters())
+        warming = rates[0] == 0
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda k: min(1.0, k / 10) if warming else 1.0
+        )
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    module.configure_optimizers = configure
+    callback = CurvatureCallback(LOSS, initialize=True, every=1, warn=False)
+    trainer_of(lightning, tmp_path, callback, max_steps=2).fit(module, loader())
     result = callback.initialization
     assert result.lr == lr
-    if kind == "sgd":  # steps last 1/(1 − 0.8) = 5 times as long
-        assert result.target == pytest.approx(4 / (5 * lr))
-    else:  # the scheme alone decides: nothing is scaled
+    if target is None:
         assert set(result.scales.values()) == {1.0}
+    else:
+        assert result.target == pytest.approx(target)
+    assert [point.lr for point in callback.tracking.points] == pytest.approx(rates)
 
 
 def test_groups_of_adamw_have_the_dense_limit(tmp_path: Path) -> None:
@@ -134,21 +138,6 @@ def test_groups_of_adamw_have_the_dense_limit(tmp_path: Path) -> None:
     trainer_of(lightning, tmp_path, callback, max_steps=1, precision="64-true").fit(module, loader())
     point = callback.tracking.points[0]
     assert (point.lr, point.stable_learning_rate) == (4e-3, pytest.approx(limit, rel=1e-6))
-
-
-def test_the_rate_that_a_schedule_works_towards_counts(tmp_path: Path) -> None:
-    module = digits_module(lightning, plain_network())
-
-    def warming_up() -> Any:
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.4)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 10))
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    module.configure_optimizers = warming_up
-    callback = CurvatureCallback(LOSS, initialize=True, every=1)
-    trainer_of(lightning, tmp_path, callback, max_steps=2).fit(module, loader())
-    assert callback.initialization.lr == 0.4
-    assert [point.lr for point in callback.tracking.points] == pytest.approx([0, 0.04, 0.08])
 
 
 def test_a_resumed_run_is_not_initialized_again(tmp_path: Path) -> None:
@@ -235,18 +224,6 @@ def test_a_training_step_with_another_loss_is_noted(
     assert all(f"where loss(output, target) is {measured:.3g}" in note for note in noted)
 
 
-@pytest.mark.sweep
-def test_the_edge_of_stability_is_announced_unless_it_should_not(tmp_path: Path) -> None:
-    def fit(**options: Any) -> None:
-        module = digits_module(lightning, plain_network(), lr=1000.0)
-        callback = CurvatureCallback(LOSS, **options)
-        trainer_of(lightning, tmp_path, callback, max_steps=1).fit(module, loader())
-
-    with pytest.warns(hessinit.EdgeOfStabilityWarning, match="step 0"):
-        fit()
-    fit(warn=False)
-
-
 def test_scalars_go_to_every_logger_and_lines_to_the_folder_of_the_first(tmp_path: Path) -> None:
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -301,26 +278,20 @@ def test_several_optimizers_leave_the_sharpness_without_a_rate(tmp_path: Path) -
         trainer_of(lightning, tmp_path, refusing, max_epochs=1).fit(module, loader(32))
 
 
-@pytest.mark.sweep
 def test_the_batch_may_be_given_or_made_from_the_first_one(tmp_path: Path) -> None:
-    given = []
-    for batch in (digits(8), lambda caught: (caught[0][:8], caught[1][:8])):
-        callback = CurvatureCallback(LOSS, batch=batch)
+    norms = []
+    for batch in (digits(8), lambda caught: (caught[0][:8], caught[1][:8]), digits(8)[0]):
         torch.manual_seed(0)
-        trainer_of(lightning, tmp_path, callback, max_steps=1).fit(
-            digits_module(lightning, plain_network()), loader()
-        )
+        callback, module = CurvatureCallback(LOSS, batch=batch), digits_module(lightning, plain_network())
+        trainer = trainer_of(lightning, tmp_path, callback, max_steps=1)
+        if isinstance(batch, torch.Tensor):  # one that cannot be measured ends the run at once
+            with pytest.raises(hessinit.ProblemError, match="batch is a Tensor"):
+                trainer.fit(module, loader())
+            continue
+        trainer.fit(module, loader())
         assert callback.tracking.examples == 8
-        given.append(callback.tracking.points[0].norm)
-    assert given[0] == given[1]
-
-
-def test_a_batch_that_cannot_be_measured_ends_the_run_at_once(tmp_path: Path) -> None:
-    callback = CurvatureCallback(LOSS, batch=digits(8)[0])
-    with pytest.raises(hessinit.ProblemError, match="batch is a Tensor"):
-        trainer_of(lightning, tmp_path, callback, max_steps=1).fit(
-            digits_module(lightning, plain_network()), loader()
-        )
+        norms.append(callback.tracking.points[0].norm)
+    assert norms[0] == norms[1]
 
 
 @pytest.mark.parametrize(

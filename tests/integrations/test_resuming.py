@@ -13,7 +13,6 @@ import hessinit
 from hessinit import ProblemError, Tracking
 from hessinit.integrations.lightning_callback import CurvatureCallback
 from hessinit.integrations.trainer_callback import CurvatureTrainerCallback
-from hessinit.training.track import Budget
 from integrations.lightning_digits import (
     LOSS,
     digits,
@@ -31,11 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:GPU available but not used"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Budget, "affords", lambda self: True)
 
 
 def fit(

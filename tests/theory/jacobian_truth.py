@@ -37,17 +37,17 @@ class DenseProducts:
     forward: float
     backward: float
     activation: float
-    reach: float
+    weight_map: float
     loss: float
     input_length: float
 
     @property
     def rigorous(self) -> float:
-        return self.loss * (self.backward * self.activation * self.reach) ** 2
+        return self.loss * (self.backward * self.activation * self.weight_map) ** 2
 
-    def paper(self, taps: int) -> float:
+    def paper(self, overlap: int) -> float:
         factor = self.backward * self.activation * self.forward * self.input_length
-        return self.loss * taps * factor**2
+        return self.loss * overlap * factor**2
 
 
 def run(
@@ -81,14 +81,14 @@ def dense_products(
     loss: Callable[[Tensor, Tensor], Tensor],
     batch: tuple[Tensor, Tensor],
     *,
-    together: bool = False,
+    joint: bool = False,
 ) -> list[DenseProducts]:
-    """One row for each example; one for all with `together`."""
+    """One row for each example; one for all with `joint`."""
     model, (inputs, targets) = model.double(), batch
     inputs = inputs.double()
     targets = targets.double() if targets.is_floating_point() else targets
     output, seen, given, behind = run(model, layer, after, inputs)
-    groups = [slice(0, len(inputs))] if together else [slice(i, i + 1) for i in range(len(inputs))]
+    groups = [slice(0, len(inputs))] if joint else [slice(i, i + 1) for i in range(len(inputs))]
     zero = [torch.zeros_like(one) for one in behind]
     curvature = jacrev(jacrev(lambda z: loss(z, targets)))(output.detach())
 
@@ -104,13 +104,13 @@ def dense_products(
         def tail(x: Tensor, group: slice = group) -> Tensor:
             return stacked(run(model, layer, after, x)[1], group)
 
-        def reach(weight: Tensor, group: slice = group) -> Tensor:
+        def weight_map(weight: Tensor, group: slice = group) -> Tensor:
             calls = [functional_call(layer, {"weight": weight}, (one[group].detach(),)) for one in seen]
             return torch.cat([call.flatten() for call in calls])
 
         backward = torch.cat([part[:, group].flatten(1) for part in jacrev(head)(zero)], dim=1)
         forward = jacrev(tail)(inputs)[:, group].flatten(1)
-        reached = jacrev(reach)(layer.weight.detach()).flatten(1)
+        reached = jacrev(weight_map)(layer.weight.detach()).flatten(1)
         width = output[group].numel()
         block = curvature[(group, *[slice(None)] * (output.ndim - 1), group)].reshape(width, width)
         rows.append(

@@ -44,11 +44,9 @@ class Seen:
         self.values: list[Tensor] = []
         self.gradients: list[Tensor] = []
 
-    def value(self) -> Tensor:
-        return torch.cat([value.flatten() for value in self.values])
-
-    def gradient(self) -> Tensor:
-        return torch.cat([gradient.flatten() for gradient in self.gradients])
+    def both(self) -> tuple[Tensor, Tensor]:
+        values, gradients = (torch.cat([one.flatten() for one in x]) for x in (self.values, self.gradients))
+        return values, gradients
 
 
 def watch(
@@ -68,21 +66,19 @@ def watch(
     return seen, model
 
 
-def assert_like(found: Diagnostics, value: Tensor, gradient: Tensor, before: Tensor | None = None) -> None:
+def assert_like(found: Diagnostics, value: Tensor, gradient: Tensor, own: Tensor | None = None) -> None:
     """Means and standard deviations to six figures of what they are made of."""
-    pairs = [
+    for mean, std, given in (
         (found.activation_mean, found.activation_std, value),
         (found.gradient_mean, found.gradient_std, gradient),
-    ]
-    for mean, std, given in pairs:
-        truth = given.detach()
-        size = float(truth.double().square().mean().sqrt())
+    ):
+        truth = given.detach().double()
+        size = float(truth.square().mean().sqrt())
         assert size > 0
-        assert abs(mean - float(truth.double().mean())) < 2e-6 * size
-        assert abs(std - float(truth.double().std(correction=0))) < 2e-6 * size
-    if before is not None:
-        truth_before = float(before.double().std(correction=0))
-        assert abs(found.preactivation_std - truth_before) < 2e-6 * truth_before
+        assert abs(mean - float(truth.mean())) < 2e-6 * size
+        assert abs(std - float(truth.std(correction=0))) < 2e-6 * size
+    if own is not None:
+        assert found.preactivation_std == pytest.approx(float(own.double().std(correction=0)), rel=2e-6)
 
 
 def labels(*shape: int) -> Tensor:
@@ -152,7 +148,7 @@ def test_numbers_are_those_that_hooks_see(kind: str) -> None:
     after, worked = watch(model, LOSS, batch, [last for _, last in places.values()])
     for name, (own, last) in places.items():
         assert (found[name].activation != "") == (own != last)
-        assert_like(found[name], after[last].value(), after[last].gradient(), before[own].value())
+        assert_like(found[name], *after[last].both(), before[own].both()[0])
         norm = float(worked.get_parameter(f"{name}.weight").grad.norm())
         assert found[name].weight_gradient_norm == pytest.approx(norm, rel=1e-5)
 
@@ -164,25 +160,18 @@ def test_attention_and_the_transformers_own_activation_are_found() -> None:
     found = diagnosis(model, LOSS, batch)
     own, _ = watch(model, LOSS, batch, ["0.linear1"])
     assert found["0.linear1"].activation == "relu"
-    expected = F.relu(own["0.linear1"].value()).double()
+    expected = F.relu(own["0.linear1"].both()[0]).double()
     assert found["0.linear1"].activation_mean == pytest.approx(float(expected.mean()), rel=1e-5)
-    attention = model[0].self_attn
+    attention, fused = model[0].self_attn, found["0.self_attn.in_proj_weight"]
     qkv = F.linear(batch[0], attention.in_proj_weight, attention.in_proj_bias).detach().double()
-    assert found["0.self_attn.in_proj_weight"].activation_mean == pytest.approx(float(qkv.mean()), rel=1e-4)
-    assert found["0.self_attn.in_proj_weight"].activation_std == pytest.approx(
-        float(qkv.std(correction=0)), rel=1e-5
-    )
+    assert fused.activation_mean == pytest.approx(float(qkv.mean()), rel=1e-4)
+    assert fused.activation_std == pytest.approx(float(qkv.std(correction=0)), rel=1e-5)
 
 
 def test_the_gates_of_an_lstm_are_those_of_one_written_by_hand() -> None:
-    def last_net() -> Net:
-        return Net(
-            lambda net, x: net.head(net.lstm(x)[0][:, -1]),
-            lstm=nn.LSTM(2, 3, batch_first=True),
-            head=nn.Linear(3, 3),
-        )
-
-    model, batch = last_net(), (torch.randn(5, 4, 2), labels(5))
+    parts = {"lstm": nn.LSTM(2, 3, batch_first=True), "head": nn.Linear(3, 3)}
+    model = Net(lambda net, x: net.head(net.lstm(x)[0][:, -1]), **parts)
+    batch = torch.randn(5, 4, 2), labels(5)
     found = diagnosis(model, LOSS, batch)
     lstm, state, cell = model.lstm, torch.zeros(5, 3), torch.zeros(5, 3)
     from_input, from_state = [], []
@@ -200,41 +189,30 @@ def test_the_gates_of_an_lstm_are_those_of_one_written_by_hand() -> None:
         assert_like(found[name], torch.stack(gates).detach(), torch.stack([gate.grad for gate in gates]))
 
 
-class Functional(nn.Module):
+def test_a_functional_model_is_seen_through_in_spite_of_overwriting() -> None:
     """No submodule at all: matrices, einsum, a bias added apart, everything overwritten in place."""
+    taken: dict[str, Tensor] = {}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.bias = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(6))
-        self.second, self.third = nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(5, 3))
-        self.taken: dict[str, Tensor] = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        own = (x @ self.first).add_(self.bias)
-        self.taken["first before"] = own.detach().clone()
-        hidden = own.view(2, -1, 6).relu_().view(-1, 6)
-        self.taken["first"] = hidden
-        mixed = torch.einsum("ni,oi->no", hidden, self.second)
-        self.taken["second before"] = mixed.detach().clone()
-        mixed = torch.tanh(mixed)
-        self.taken["second"] = mixed
-        output = mixed @ self.third
-        self.taken["third before"] = output.detach().clone()
+    def run(net: Any, x: Tensor) -> Tensor:
+        own = (x @ net.first).add_(net.bias)
+        taken["first"] = own.detach().clone()
+        mixed = torch.einsum("ni,oi->no", own.view(2, -1, 6).relu_().view(-1, 6), net.second)
+        taken["second"] = mixed.detach().clone()
+        taken["tanh"] = torch.tanh(mixed)
+        output = taken["tanh"] @ net.third
+        taken["third"] = output.detach().clone()
         return output.mul_(2.0)
 
-
-def test_a_functional_model_is_seen_through_in_spite_of_overwriting() -> None:
-    model, batch = Functional(), (torch.randn(8, 4), labels(8))
+    shapes = {"first": (4, 6), "bias": (6,), "second": (5, 6), "third": (5, 3)}
+    model = Net(run, **{name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()})
+    batch = torch.randn(8, 4), labels(8)
     found = diagnosis(model, LOSS, batch)
-    loss = LOSS(model(batch[0]), batch[1])
-    gradients = torch.autograd.grad(loss, [model.taken["first"], model.taken["second"]])
+    (gradient,) = torch.autograd.grad(LOSS(model(batch[0]), batch[1]), [taken["tanh"]])
     assert found["second"].activation == "tanh"
-    assert_like(found["second"], model.taken["second"], gradients[1], model.taken["second before"])
+    assert_like(found["second"], taken["tanh"], gradient, taken["second"])
     # Written into through a view: torch's graph has no single node for the activation.
-    third = model.taken["third before"].double()
-    assert found["third"].activation_std == pytest.approx(float(third.std(correction=0)), rel=1e-6)
-    first = model.taken["first before"].double()
-    assert found["first"].preactivation_std == pytest.approx(float(first.std(correction=0)), rel=1e-6)
+    for name, std in (("third", found["third"].activation_std), ("first", found["first"].preactivation_std)):
+        assert std == pytest.approx(float(taken[name].double().std(correction=0)), rel=1e-6)
 
 
 class Doubling(torch.autograd.Function):
@@ -249,16 +227,11 @@ class Doubling(torch.autograd.Function):
         return 2 * gradient @ weight.t(), 2 * x.t() @ gradient
 
 
-def custom() -> Net:
-    return Net(
-        lambda net, x: net.head(Doubling.apply(x, net.weight).relu_()),
-        weight=nn.Parameter(torch.randn(4, 5)),
-        head=nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)),
-    )
-
-
 def test_a_function_of_ones_own_and_a_normalized_weight_are_followed_to_the_data() -> None:
-    model, batch = custom(), (torch.randn(8, 4), labels(8))
+    parts = {"weight": nn.Parameter(torch.randn(4, 5))}
+    parts["head"] = nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))
+    model = Net(lambda net, x: net.head(Doubling.apply(x, net.weight).relu_()), **parts)
+    batch = torch.randn(8, 4), labels(8)
     found = diagnosis(model, LOSS, batch)
     own = (2 * batch[0] @ model.weight).detach()
     hidden = own.relu().requires_grad_()
@@ -271,41 +244,26 @@ def test_a_function_of_ones_own_and_a_normalized_weight_are_followed_to_the_data
         assert_like(found[f"head.parametrizations.weight.{part}"], output.detach(), output.grad)
 
 
-def test_an_embedding_is_its_rows_not_their_sum_with_the_positions() -> None:
-    def words() -> Net:
-        return Net(
-            lambda net, x: net.head((net.words(x) + net.positions).mean(dim=1)),
-            words=nn.Embedding(7, 4),
-            head=nn.Linear(4, 3),
-            positions=nn.Parameter(torch.randn(2, 4)),
-        )
-
-    model, batch = words(), (torch.randint(7, (6, 2)), labels(6))
+def test_an_embedding_is_its_rows_not_their_sum_with_the_positions_and_tied_weights_pool_their_uses() -> None:
+    parts = {
+        "words": nn.Embedding(7, 4),
+        "head": nn.Linear(4, 3),
+        "positions": nn.Parameter(torch.randn(2, 4)),
+    }
+    model = Net(lambda net, x: net.head((net.words(x) + net.positions).mean(dim=1)), **parts)
+    batch = torch.randint(7, (6, 2)), labels(6)
     found = diagnosis(model, LOSS, batch)
-    seen, _ = watch(model, LOSS, batch, ["words"])
-    assert_like(found["words"], seen["words"].value(), seen["words"].gradient())
-    summed = seen["words"].value() + model.positions.detach().repeat(6, 1).flatten()
-    assert_like(found["positions"], summed, seen["words"].gradient())
-
-
-def test_tied_weights_pool_their_uses() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
-            self.head.weight = self.words.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.words(x))
-
-    model, batch = Tied(), (torch.randint(5, (6,)), torch.randint(5, (6,)))
-    found = diagnosis(model, LOSS, batch)
-    seen, _ = watch(model, LOSS, batch, ["words", "head"])
-    assert list(found) == ["words"]
+    values, gradients = watch(model, LOSS, batch, ["words"])[0]["words"].both()
+    assert_like(found["words"], values, gradients)
+    assert_like(found["positions"], values + model.positions.detach().repeat(6, 1).flatten(), gradients)
+    tied = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    tied[1].weight = tied[0].weight
+    batch = torch.randint(5, (6,)), torch.randint(5, (6,))
+    found = diagnosis(tied, LOSS, batch)
+    seen, _ = watch(tied, LOSS, batch, ["0", "1"])
+    assert list(found) == ["0"]
     assert_like(
-        found["words"],
-        torch.cat([seen["words"].value(), seen["head"].value()]),
-        torch.cat([seen["words"].gradient(), seen["head"].gradient()]),
+        found["0"], *(torch.cat(pair) for pair in zip(seen["0"].both(), seen["1"].both(), strict=True))
     )
 
 
@@ -364,21 +322,12 @@ def test_a_unit_that_one_example_wakes_is_alive() -> None:
     assert diagnosis(model, SQUARED, batches[:1])["0"].dead == 1.0
 
 
-def test_a_convolutions_units_are_its_channels() -> None:
-    model = nn.Sequential(kill(nn.Conv2d(2, 5, 3), 2), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 9, 2))
-    assert diagnosis(model, SQUARED, (torch.randn(4, 2, 5, 5), torch.randn(4, 2)))["0"].dead == 2 / 5
-
-
-def test_a_sequences_units_are_its_features() -> None:
-    def turned() -> Net:
-        return Net(
-            lambda net, x: net.head(net.dense(x).transpose(1, 2).relu().mean(dim=1)),
-            dense=kill(nn.Linear(4, 6), 1),
-            head=nn.Linear(7, 2),
-        )
-
-    model = turned()
-    assert diagnosis(model, SQUARED, (torch.randn(3, 7, 4), torch.randn(3, 2)))["dense"].dead == 1 / 6
+def test_units_are_the_channels_of_a_convolution_and_the_features_of_a_sequence() -> None:
+    images = nn.Sequential(kill(nn.Conv2d(2, 5, 3), 2), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 9, 2))
+    assert diagnosis(images, SQUARED, (torch.randn(4, 2, 5, 5), torch.randn(4, 2)))["0"].dead == 2 / 5
+    parts = {"dense": kill(nn.Linear(4, 6), 1), "head": nn.Linear(7, 2)}
+    turned = Net(lambda net, x: net.head(net.dense(x).transpose(1, 2).relu().mean(dim=1)), **parts)
+    assert diagnosis(turned, SQUARED, (torch.randn(3, 7, 4), torch.randn(3, 2)))["dense"].dead == 1 / 6
 
 
 BOUNDED: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Tensor]]] = {
@@ -386,15 +335,8 @@ BOUNDED: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Tensor]]] =
     "sigmoid": (nn.Sigmoid, torch.sigmoid),
     "hardtanh": (lambda: nn.Hardtanh(-0.7, 1.3), lambda u: u.clamp(-0.7, 1.3)),
     "hardsigmoid": (nn.Hardsigmoid, nn.functional.hardsigmoid),
+    "erf": (lambda: Net(lambda net, x: torch.erf(x)), torch.erf),
 }
-
-
-class Erf(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.erf(x)
-
-
-BOUNDED["erf"] = (Erf, torch.erf)
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -440,15 +382,13 @@ def test_others_have_neither(name: str, activation: nn.Module, inplace: bool) ->
     assert (found.activation, found.dead, found.saturated) == (name, None, None)
 
 
-def test_an_activation_that_others_share_its_input_with_is_not_the_layers() -> None:
-    def gated() -> Net:
-        def run(net: Any, x: Any) -> Tensor:
-            own = net.dense(x)
-            return own * own.sigmoid()
+def test_an_activation_that_is_not_the_only_consumer_is_not_the_layers() -> None:
+    def shared(net: Any, x: Tensor) -> Tensor:
+        own = net.dense(x)
+        return own * own.sigmoid()
 
-        return Net(run, dense=nn.Linear(4, 2))
-
-    assert diagnosis(gated(), SQUARED, (torch.randn(9, 4), torch.randn(9, 2)))["dense"].activation == ""
+    gated = Net(shared, dense=nn.Linear(4, 2))
+    assert diagnosis(gated, SQUARED, (torch.randn(9, 4), torch.randn(9, 2)))["dense"].activation == ""
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -463,15 +403,12 @@ def test_units_behind_a_normalization_are_judged_by_what_the_activation_gets(tra
         model[1].bias[:2] = -50.0  # dead because of it
     batch = torch.randn(9, 1, 6, 6), torch.randint(3, (9,))
     assert diagnosis(model, nn.CrossEntropyLoss(), batch)["0"].dead == 0.5
-
-
-def test_saturation_behind_a_normalization() -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3))
+    tanh = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3)).train(training)
     with torch.no_grad():
-        model[1].weight.fill_(100.0)
-        model[0].weight.mul_(1e-3)
+        tanh[1].weight.fill_(100.0)
+        tanh[0].weight.mul_(1e-3)
     batch = torch.randn(50, 5), torch.randint(3, (50,))
-    assert diagnosis(model, nn.CrossEntropyLoss(), batch)["0"].saturated > 0.9
+    assert diagnosis(tanh, LOSS, batch)["0"].saturated > 0.9
 
 
 def test_an_identity_gives_its_inputs_on() -> None:
@@ -487,32 +424,19 @@ def test_an_identity_gives_its_inputs_on() -> None:
     assert found.weight_gradient_norm == pytest.approx(float((2 * inputs.T @ inputs).norm()))
 
 
-def test_an_unused_weight_has_nothing_but_a_reason() -> None:
+def test_unused_weights_those_without_data_and_biases() -> None:
+    batch = torch.randn(9, 3), torch.randn(9, 2)
     model = nn.Sequential(nn.Linear(3, 2))
     model.add_module("spare", nn.Linear(4, 4))
-    found = diagnosis(
-        model, nn.MSELoss(), (torch.randn(9, 3), torch.randn(9, 2)), forward=lambda net, x: net[0](x)
-    )
+    found = diagnosis(model, SQUARED, batch, forward=lambda net, x: net[0](x))
     assert found["spare"] == Diagnostics(reason="the forward does not use it")
     assert found["0"].activation_std is not None
-
-
-def test_a_weight_that_never_meets_the_batch_says_so() -> None:
-    model = nn.Embedding(3, 2)
-    found = diagnosis(
-        model, nn.MSELoss(), (torch.randn(3, 2), torch.randn(3, 2)), forward=lambda net, x: net.weight
-    )["weight"]
-    assert found.activation_std is None
-    assert found.weight_gradient_norm > 0
-    assert found.reason == "it never meets the batch"
-
-
-def test_biases_are_diagnosed_when_they_are_asked_for() -> None:
+    alone = diagnosis(nn.Embedding(9, 2), SQUARED, batch, forward=lambda net, x: net.weight)["weight"]
+    assert (alone.activation_std, alone.reason) == (None, "it never meets the batch")
+    assert alone.weight_gradient_norm > 0
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    batch = torch.randn(9, 3), torch.randn(9, 2)
-    found = diagnosis(model, nn.MSELoss(), batch, layers=["0.bias", "0.weight"])
-    weight, bias = found["0"], found["0.bias"]
-    assert (bias.activation, bias.activation_std) == ("relu", weight.activation_std)
+    found = diagnosis(model, SQUARED, batch, layers=["0.bias", "0.weight"])
+    assert (found["0.bias"].activation, found["0.bias"].activation_std) == ("relu", found["0"].activation_std)
 
 
 SOME = [
@@ -553,7 +477,7 @@ def test_nothing_is_kept_alive_afterwards() -> None:
     gc.collect()
     gc.disable()
     try:
-        diagnosis(model, nn.MSELoss(), (torch.randn(9, 3), torch.randn(9, 2)), forward=forward)
+        diagnosis(model, SQUARED, (torch.randn(9, 3), torch.randn(9, 2)), forward=forward)
         assert [hidden() for hidden in seen] == [None] * len(seen)
     finally:
         gc.enable()
@@ -572,7 +496,7 @@ def test_the_model_comes_back_when_the_forward_raises() -> None:
     batch = torch.randn(9, 3), torch.randn(9, 2)
     before = snapshot(model, None, batch)
     with pytest.raises(ZeroDivisionError, match="while it is watched"):
-        diagnosis(model, nn.MSELoss(), batch, forward=forward)
+        diagnosis(model, SQUARED, batch, forward=forward)
     assert differences(before, snapshot(model, None, batch)) == []
     assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 0
 
@@ -580,7 +504,7 @@ def test_the_model_comes_back_when_the_forward_raises() -> None:
 def test_a_model_in_half_precision_is_diagnosed_in_single() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).bfloat16()
     inputs, targets = torch.randn(9, 3), torch.randn(9, 2)
-    found = diagnosis(model, nn.MSELoss(), (inputs, targets))["0"]
+    found = diagnosis(model, SQUARED, (inputs, targets))["0"]
     dense, head = (nn.Linear(3, 4), nn.Linear(4, 2))
     for single, half in ((dense, model[0]), (head, model[2])):
         single.load_state_dict({name: value.float() for name, value in half.state_dict().items()})

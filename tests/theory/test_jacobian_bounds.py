@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hessinit
-from hessinit.theory import jacobians
 from tiny import Net
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot
@@ -24,13 +23,8 @@ from zoo.truth import true_layers
 
 
 def residual_net() -> Net:
-    return Net(
-        lambda net, stream: net.head(stream + net.second(net.act(net.first(stream)))),
-        first=nn.Linear(4, 6),
-        act=nn.SiLU(),
-        second=nn.Linear(6, 4),
-        head=nn.Linear(4, 3),
-    )
+    parts = {"first": nn.Linear(4, 6), "act": nn.SiLU(), "second": nn.Linear(6, 4), "head": nn.Linear(4, 3)}
+    return Net(lambda net, x: net.head(x + net.second(net.act(net.first(x)))), **parts)
 
 
 def used_thrice(shared: nn.Module, head: nn.Module) -> Net:
@@ -52,24 +46,17 @@ def recurrent() -> Net:
     return Net(run, enter=nn.Linear(2, 4), stay=nn.Linear(4, 4, bias=False), head=nn.Linear(4, 3))
 
 
-class Block(nn.Module):
-    """A transformer block; its rows are the tokens, its examples the sequences."""
+def transformer_block() -> Net:
+    """Its rows are the tokens, its examples the sequences."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.query, self.key, self.value = nn.LayerNorm(4), *(nn.Linear(4, 4) for _ in range(3))
-        self.wide, self.act, self.narrow, self.head = (
-            nn.Linear(4, 7),
-            nn.GELU(),
-            nn.Linear(7, 4),
-            nn.Linear(4, 3),
-        )
+    def run(net: Any, stream: Any) -> Tensor:
+        inner = net.norm(stream)
+        stream = stream + F.softmax(net.query(inner) @ net.key(inner).mT, dim=-1) @ net.value(inner)
+        return net.head(stream + net.narrow(net.act(net.wide(stream))))
 
-    def forward(self, stream: Tensor) -> Tensor:
-        inner = self.norm(stream)
-        mixed = F.softmax(self.query(inner) @ self.key(inner).mT, dim=-1) @ self.value(inner)
-        stream = stream + mixed
-        return self.head(stream + self.narrow(self.act(self.wide(stream))))
+    parts = {"norm": nn.LayerNorm(4), **{name: nn.Linear(4, 4) for name in ("query", "key", "value")}}
+    parts |= {"wide": nn.Linear(4, 7), "act": nn.GELU(), "narrow": nn.Linear(7, 4), "head": nn.Linear(4, 3)}
+    return Net(run, **parts)
 
 
 def weighted_steps(time_first: bool) -> Net:
@@ -78,9 +65,9 @@ def weighted_steps(time_first: bool) -> Net:
     def run(net: Any, sequence: Any) -> Tensor:
         steps = net.act(net.each(sequence))
         weights = torch.arange(1.0, 4.0, dtype=steps.dtype)
-        return net.head(torch.einsum("tnd,t->nd" if net.time_first else "ntd,t->nd", steps, weights))
+        return net.head(torch.einsum("tnd,t->nd" if time_first else "ntd,t->nd", steps, weights))
 
-    return Net(run, each=nn.Linear(3, 5), act=nn.Tanh(), head=nn.Linear(5, 2), time_first=time_first)
+    return Net(run, each=nn.Linear(3, 5), act=nn.Tanh(), head=nn.Linear(5, 2))
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ class Case:
     inputs: tuple[int, ...]
     layers: dict[str, str]
     classes: int = 3
-    together: tuple[str, ...] = ()
+    joint: tuple[str, ...] = ()
 
 
 def mlp(*widths: int, bias: bool = True) -> nn.Sequential:
@@ -128,7 +115,7 @@ CASES = {
     ),
     "recurrent": Case(recurrent, (4, 3, 2), {"enter": "enter", "stay": "stay", "head": "head"}),
     "transformer": Case(
-        Block,
+        transformer_block,
         (3, 4, 4),
         {"query": "query", "value": "value", "wide": "act", "narrow": "narrow", "head": "head"},
     ),
@@ -138,7 +125,7 @@ CASES = {
         ),
         (6, 4),
         {"0": "0"},
-        together=("0",),
+        joint=("0",),
     ),
 }  # fmt: skip
 
@@ -161,7 +148,7 @@ def truth(name: str, layer: str) -> list[DenseProducts]:
     case, model, batch = build(name)
     modules = dict(model.named_modules())
     return dense_products(
-        model, modules[layer], modules[case.layers[layer]], loss, batch, together=layer in case.together
+        model, modules[layer], modules[case.layers[layer]], loss, batch, joint=layer in case.joint
     )
 
 
@@ -190,7 +177,7 @@ def test_norms_and_rigorous_bound_are_those_of_the_whole_jacobians(name: str, la
 
 
 @pytest.mark.parametrize(
-    ("name", "layer", "taps"),
+    ("name", "layer", "overlap"),
     [
         ("mlp", "2", 1),
         ("wide", "2", 1),
@@ -205,15 +192,15 @@ def test_norms_and_rigorous_bound_are_those_of_the_whole_jacobians(name: str, la
         ("convolution used thrice", "shared", 9),
     ],
 )
-def test_the_papers_bound_is_the_sum_of_the_examples_products(name: str, layer: str, taps: int) -> None:
-    expected = sum(row.paper(taps) for row in truth(name, layer))
+def test_the_papers_bound_is_the_sum_of_the_examples_products(name: str, layer: str, overlap: int) -> None:
+    expected = sum(row.paper(overlap) for row in truth(name, layer))
     assert measured(name)[layer].paper_bound == pytest.approx(expected, rel=1e-4)
 
 
 def test_after_batchnorm_only_the_forward_product_sees_the_batch_as_one() -> None:
     _, model, batch = build("batchnorm in train mode")
     modules = dict(model.named_modules())
-    whole = dense_products(model, modules["3"], modules["3"], loss, batch, together=True)
+    whole = dense_products(model, modules["3"], modules["3"], loss, batch, joint=True)
     each = dense_products(model, modules["3"], modules["3"], loss, batch)
     found = measured("batchnorm in train mode")["3"]
     assert found.forward.value == pytest.approx(whole[0].forward, rel=1e-5)
@@ -237,30 +224,6 @@ def test_time_first_gives_the_numbers_of_batch_first() -> None:
             assert getattr(other[layer], name) == pytest.approx(getattr(one[layer], name), rel=1e-6)
 
 
-def test_lanczos_and_unit_vectors_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jacobians, "_FEW", 0)
-    monkeypatch.setattr(jacobians, "_PASSES_PER_LAYER", 0)
-    for name in ("mlp", "convolutions", "used thrice", "transformer", "batchnorm in train mode"):
-        _, model, batch = build(name)
-        for layer, other in measured_bounds(model, loss, batch, tolerance=1e-7).items():
-            one = measured(name)[layer]
-            assert "settled" in other.backward.reason
-            assert other.backward.value == pytest.approx(one.backward.value, rel=1e-5)
-            assert other.forward.value == pytest.approx(one.forward.value, rel=1e-5)
-            assert other.rigorous_bound == pytest.approx(one.rigorous_bound, rel=1e-4)
-
-
-def test_unit_vectors_may_go_a_few_layers_and_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jacobians, "_BYTES_AT_ONCE", 1)
-    monkeypatch.setattr(jacobians, "_NUMBERS_AT_ONCE", 1)
-    _, model, batch = build("convolutions")
-    for layer, other in measured_bounds(model, loss, batch, tolerance=1e-7).items():
-        assert other.backward.value == pytest.approx(
-            measured("convolutions")[layer].backward.value, rel=1e-12
-        )
-        assert other.forward.value == pytest.approx(measured("convolutions")[layer].forward.value, rel=1e-9)
-
-
 # --- Tokens, several inputs, several batches, unknown uses ---
 
 LOSS = nn.MSELoss(reduction="sum")  # H_z = 2
@@ -273,26 +236,30 @@ def bare(*shape: int) -> nn.Linear:
 def bag(positions: bool = False, padding: int | None = None) -> Net:
     def run(net: Any, tokens: Any) -> Tensor:
         stream = net.words(tokens)
-        if net.positions is not None:
+        if positions:
             stream = stream + net.positions(torch.arange(3))
         return net.head(stream.flatten(1))
 
-    return Net(
-        run,
-        words=nn.Embedding(7, 4, padding_idx=padding),
-        head=bare(12, 2),
-        positions=nn.Embedding(3, 4) if positions else None,
-    )
+    parts = {"words": nn.Embedding(7, 4, padding_idx=padding), "head": bare(12, 2)}
+    return Net(run, **parts, positions=nn.Embedding(3, 4) if positions else None)
 
 
 TOKENS = torch.tensor([[1, 1, 2], [3, 4, 5], [0, 0, 0]])
 
 
-def test_an_embedding_counts_with_its_most_frequent_token() -> None:
-    model = bag().double()
-    found = measured_bounds(model, LOSS, (TOKENS, torch.zeros(3, 2)), tolerance=1e-9)
-    norm = torch.linalg.matrix_norm(model.head.weight.detach(), 2).item()
-    words = found["words"]
+def closed(model: nn.Module, inputs: Any, target: Any = None) -> Any:
+    target = torch.zeros(3, 2) if target is None else target
+    return measured_bounds(model.double(), LOSS, (inputs, target), tolerance=1e-9)
+
+
+def spectral(matrix: Tensor) -> float:
+    return torch.linalg.matrix_norm(matrix.detach(), 2).item()
+
+
+def test_an_embedding_counts_with_its_most_frequent_token_and_padding_does_not_move() -> None:
+    model = bag()
+    found = closed(model, TOKENS)
+    norm, words = spectral(model.head.weight), found["words"]
     assert words.forward.value == 1.0
     assert words.backward.value == pytest.approx(norm)
     assert words.rigorous_bound == pytest.approx(2 * norm**2 * (2 + 1 + 3))
@@ -300,48 +267,29 @@ def test_an_embedding_counts_with_its_most_frequent_token() -> None:
     # The network starts from the embedding's output.
     length = model.words(TOKENS).detach().pow(2).sum().item()
     assert found["head"].forward.value == pytest.approx(1.0)
-    assert found["head"].rigorous_bound == pytest.approx(2 * length)
-    assert found["head"].paper_bound == pytest.approx(2 * length)
-
-
-def test_padding_does_not_move() -> None:
-    model = bag(padding=0).double()
-    found = measured_bounds(model, LOSS, (TOKENS, torch.zeros(3, 2)), tolerance=1e-9)
-    norm = torch.linalg.matrix_norm(model.head.weight.detach(), 2).item()
-    assert found["words"].rigorous_bound == pytest.approx(2 * norm**2 * (2 + 1 + 0))
-
-
-def test_a_batch_of_padding_alone_has_no_reach() -> None:
-    found = measured_bounds(bag(padding=0), LOSS, (torch.zeros(3, 3, dtype=torch.long), torch.zeros(3, 2)))
-    assert found["words"].rigorous_bound == 0
+    assert found["head"].rigorous_bound == found["head"].paper_bound == pytest.approx(2 * length)
+    model.words.requires_grad_(False)  # frozen, it is a start too
+    found = closed(model, TOKENS)
+    assert (list(found), found["head"].paper_bound) == (["head"], pytest.approx(2 * length))
+    padded = bag(padding=0)
+    found = closed(padded, TOKENS)["words"]
+    assert found.rigorous_bound == pytest.approx(2 * spectral(padded.head.weight) ** 2 * (2 + 1 + 0))
+    assert closed(padded, torch.zeros(3, 3, dtype=torch.long))["words"].rigorous_bound == 0
 
 
 def test_a_table_of_positions_counts_as_a_bias() -> None:
-    model = bag(positions=True).double()
-    found = measured_bounds(model, LOSS, (TOKENS, torch.zeros(3, 2)), tolerance=1e-9)
-    words = model.words(TOKENS).detach().pow(2).sum().item()
-    assert found["head"].note == ""
-    assert found["head"].forward.value == pytest.approx(1.0)
-    assert found["head"].paper_bound == pytest.approx(2 * words)
+    model = bag(positions=True)
+    found = closed(model, TOKENS)
+    assert (found["head"].note, found["head"].forward.value) == ("", pytest.approx(1.0))
+    assert found["head"].paper_bound == pytest.approx(2 * model.words(TOKENS).detach().pow(2).sum().item())
     # All positions are one table for the whole batch.
     assert found["positions"].note.startswith("the examples depend on each other")
 
 
-def test_a_frozen_embedding_is_a_start_too() -> None:
-    model = bag().double()
-    model.words.requires_grad_(False)
-    found = measured_bounds(model, LOSS, (TOKENS, torch.zeros(3, 2)), tolerance=1e-9)
-    assert list(found) == ["head"]
-    assert found["head"].paper_bound == pytest.approx(2 * model.words(TOKENS).pow(2).sum().item())
-
-
-def tied_head() -> Net:
-    return Net(lambda net, tokens: net.words(tokens).sum(1) @ net.words.weight.t(), words=nn.Embedding(5, 3))
-
-
-def test_an_embedding_tied_to_the_head_adds_both_reaches() -> None:
-    model, tokens = tied_head().double(), torch.tensor([[1, 1, 2]])
-    found = measured_bounds(model, LOSS, (tokens, torch.zeros(1, 5)), tolerance=1e-9)["words"]
+def test_an_embedding_tied_to_the_head_adds_both_uses() -> None:
+    model = Net(lambda net, x: net.words(x).sum(1) @ net.words.weight.t(), words=nn.Embedding(5, 3))
+    tokens = torch.tensor([[1, 1, 2]])
+    found = closed(model, tokens, torch.zeros(1, 5))["words"]
     weight, summed = model.words.weight.detach(), model.words(tokens).sum(1).detach()
 
     def pushes(change: Tensor) -> Tensor:
@@ -351,26 +299,18 @@ def test_an_embedding_tied_to_the_head_adds_both_reaches() -> None:
         first, second = moved[:9].view(1, 3, 3), moved[9:].view(1, 5)
         return ((weight[tokens] + first).sum(1) @ weight.T + second).flatten()
 
-    reach = torch.linalg.matrix_norm(torch.func.jacrev(pushes)(weight).flatten(1), 2).item()
-    backward = torch.linalg.matrix_norm(torch.func.jacrev(output)(torch.zeros(14).double()), 2).item()
+    weight_map = spectral(torch.func.jacrev(pushes)(weight).flatten(1))
+    backward = spectral(torch.func.jacrev(output)(torch.zeros(14).double()))
     assert found.backward.value == pytest.approx(backward)
-    assert found.rigorous_bound == pytest.approx(2 * (backward * reach) ** 2)
+    assert found.rigorous_bound == pytest.approx(2 * (backward * weight_map) ** 2)
 
 
-def two_inputs() -> Net:
-    return Net(
-        lambda net, pair: net.head(net.left(pair["a"]) + net.right(pair["b"])),
-        left=bare(2, 3),
-        right=bare(4, 3),
-        head=bare(3, 1),
-    )
-
-
-def test_several_inputs_are_one_start() -> None:
-    model, inputs = two_inputs().double(), {"a": torch.randn(5, 2), "b": torch.randn(5, 4)}
-    found = measured_bounds(model, LOSS, (inputs, torch.zeros(5, 1)), tolerance=1e-9)
-    both = torch.cat((model.left.weight, model.right.weight), dim=1).detach()
-    forward = torch.linalg.matrix_norm(both, 2).item()
+def test_several_inputs_are_taken_as_one() -> None:
+    parts = {"left": bare(2, 3), "right": bare(4, 3), "head": bare(3, 1)}
+    model = Net(lambda net, pair: net.head(net.left(pair["a"]) + net.right(pair["b"])), **parts)
+    inputs = {"a": torch.randn(5, 2), "b": torch.randn(5, 4)}
+    found = closed(model, inputs, torch.zeros(5, 1))
+    forward = spectral(torch.cat((model.left.weight, model.right.weight), dim=1))
     length = inputs["a"].pow(2).sum().item() + inputs["b"].pow(2).sum().item()
     assert found["head"].forward.value == pytest.approx(forward)
     assert found["head"].paper_bound == pytest.approx(2 * forward**2 * length, rel=1e-6)
@@ -380,177 +320,121 @@ def test_several_inputs_are_one_start() -> None:
 def test_uneven_batches_add_up_by_their_examples() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    inputs, labels = torch.randn(7, 3), torch.randint(2, (7,))
-    whole = measured_bounds(model, nn.CrossEntropyLoss(), (inputs, labels))
-    parts = measured_bounds(
-        model, nn.CrossEntropyLoss(), [(inputs[:2], labels[:2]), (inputs[2:], labels[2:])]
-    )
+    x, y, loss = torch.randn(7, 3), torch.randint(2, (7,)), nn.CrossEntropyLoss()
+    whole, split = (measured_bounds(model, loss, one) for one in ((x, y), [(x[:2], y[:2]), (x[2:], y[2:])]))
     for layer in ("0", "2"):
-        one, other = whole[layer], parts[layer]
+        one, other = whole[layer], split[layer]
         for name in ("rigorous_bound", "paper_bound", "activation", "backward_largest"):
             assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-9)
         assert other.backward.value == pytest.approx(one.backward.value, rel=1e-9)
         assert other.forward.value == pytest.approx(one.forward.value, rel=1e-9)
 
 
-def quadratic() -> Net:
-    return Net(
-        lambda net, features: net.head(features @ net.weight.pow(2)),
-        weight=nn.Parameter(torch.randn(3, 3)),
-        head=bare(3, 2),
-    )
-
-
-def test_an_unknown_use_has_a_reason_and_no_numbers() -> None:
-    found = measured_bounds(quadratic(), LOSS, (torch.randn(4, 3), torch.zeros(4, 2)))
-    row = found["weight"]
-    assert (
-        row.reason
-        == "the weight goes into PowBackward0, none of the known uses (dense, convolution, embedding)"
-    )
-    assert (row.forward, row.backward, row.activation) == (None, None, None)
-    assert (row.rigorous_bound, row.paper_bound) == (None, None)
-    assert found["head"].reason == ""
-
-
-def refuses_gradients() -> Net:
-    return Net(lambda net, features: net.head(torch.from_numpy(features.numpy())), head=bare(3, 2))
-
-
-def test_a_forward_that_cannot_be_differentiated_by_its_inputs_keeps_the_rigorous_bound() -> None:
+def test_what_has_no_bound_has_a_reason() -> None:
     inputs = torch.randn(4, 3).double()
-    row = measured_bounds(refuses_gradients(), LOSS, (inputs, torch.zeros(4, 2)), tolerance=1e-9)["head"]
-    assert row.forward is None
-    assert row.paper_bound is None
+    squared = Net(
+        lambda net, x: net.head(x @ net.weight.pow(2)), weight=nn.Parameter(torch.eye(3)), head=bare(3, 2)
+    )
+    found = closed(squared, inputs, torch.zeros(4, 2))
+    row = found["weight"]
+    assert row.reason.startswith("the weight goes into PowBackward0, none of the known uses (dense,")
+    assert (row.forward, row.backward, row.activation) == (None, None, None)
+    assert (row.rigorous_bound, row.paper_bound, found["head"].reason) == (None, None, "")
+    refusing = Net(lambda net, x: net.head(torch.from_numpy(x.numpy())), head=bare(3, 2))
+    row = closed(refusing, inputs, torch.zeros(4, 2))["head"]
+    assert (row.forward, row.paper_bound) == (None, None)
     assert row.reason.startswith("the forward fails on inputs that require gradients")
     assert row.rigorous_bound == pytest.approx(2 * inputs.pow(2).sum().item())
-
-
-def test_a_layer_on_a_constant_has_no_forward_product() -> None:
-    def on_constant() -> Net:
-        return Net(
-            lambda net, features: (
-                net.head(features) + net.bias(torch.ones(len(features), 2, dtype=features.dtype))
-            ),
-            bias=bare(2, 3),
-            head=bare(3, 3),
-        )
-
-    row = measured_bounds(on_constant(), LOSS, (torch.randn(4, 3), torch.zeros(4, 3)), tolerance=1e-9)["bias"]
+    constant = Net(
+        lambda net, x: net.head(x) + net.bias(torch.ones(len(x), 2, dtype=x.dtype)),
+        bias=bare(2, 3), head=bare(3, 3),
+    )  # fmt: skip
+    row = closed(constant, inputs, torch.zeros(4, 3))["bias"]
     assert row.reason == "the layer's input does not depend on the network's input"
     assert row.rigorous_bound == pytest.approx(2 * 2 * 4)
 
 
-def scaled_into_activation(repeated: bool) -> Net:
-    """The activation sees ten times the layer's output, or sees it three times."""
-
-    def run(net: Any, features: Any) -> Tensor:
-        shift = torch.zeros(3, dtype=features.dtype)
-        if net.repeated:
-            return net.head(torch.relu(net.inner(features) + shift))
-        return net.head(torch.relu(torch.add(shift[:1], net.inner(features), alpha=10)).expand(-1, 3))
-
-    return Net(run, inner=bare(3, 1), head=bare(3, 2), repeated=repeated)
+def energy(output: Tensor, target: None) -> Tensor:
+    return (output - 1) ** 2
 
 
-@pytest.mark.parametrize("repeated", [True, False])
-def test_what_changes_lengths_before_the_activation_belongs_to_the_backward_product(repeated: bool) -> None:
+def repeating(net: Any, x: Tensor) -> Tensor:
+    return net.head(torch.relu(net.a(x) + torch.zeros(3, dtype=x.dtype)))
+
+
+def tenfold(net: Any, x: Tensor) -> Tensor:
+    return net.head(torch.relu(torch.add(torch.zeros(1, dtype=x.dtype), net.a(x), alpha=10)).expand(-1, 3))
+
+
+ABOVE_THE_NORM: dict[str, Any] = {
+    "no output dimension": (lambda net, x: net.a(x).tanh().sum(), (4, 1), energy, torch.randn(9, 4), None),
+    "no input dimension": (
+        lambda net, x: net.a(x[0]) * x[1], (4, 3), nn.CrossEntropyLoss(),
+        (torch.randn(6, 4), torch.tensor(2.0)), torch.randint(3, (6,)),
+    ),
+    # The activation sees the layer's output three times, or ten times as large.
+    "repeated": (repeating, (3, 1), LOSS, torch.randn(16, 3), torch.zeros(16, 2)),
+    "scaled": (tenfold, (3, 1), LOSS, torch.randn(16, 3), torch.zeros(16, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ABOVE_THE_NORM)
+def test_bounds_of_odd_shapes_and_scaled_activations_are_above_the_norm(name: str) -> None:
     torch.manual_seed(0)
-    parts = scaled_into_activation(repeated), LOSS, (torch.randn(4, 3), torch.zeros(4, 2))
-    norm = hessinit.measure(*parts, dtype=torch.float64, network=False)["inner"].norm
-    assert norm > 0
-    assert measured_bounds(*parts)["inner"].rigorous_bound >= norm
+    run, shape, loss, inputs, target = ABOVE_THE_NORM[name]
+    model = Net(run, a=nn.Linear(*shape), head=bare(3, 2))
+    row = hessinit.measure(model, loss, (inputs, target), layers="a", jacobians=True)["a"]
+    assert row.jacobians.rigorous_bound >= row.norm > 0
 
 
-def test_coupled_losses_count_as_a_whole() -> None:
-    def squared_mean(output: Tensor, target: Tensor) -> Tensor:
-        return output.mean(0).pow(2).sum()
-
+def test_coupled_losses_count_as_a_whole_and_a_dead_network_has_bounds_of_zero() -> None:
     inputs = torch.randn(5, 3).double()
-    found = measured_bounds(nn.Sequential(bare(3, 2)), squared_mean, (inputs, torch.zeros(5)), tolerance=1e-9)
+    found = measured_bounds(
+        nn.Sequential(bare(3, 2)), lambda output, _: output.mean(0).pow(2).sum(), (inputs, torch.zeros(5)),
+        tolerance=1e-9,
+    )  # fmt: skip
     assert found["0"].rigorous_bound == pytest.approx(2 / 5 * inputs.pow(2).sum().item(), rel=1e-6)
-
-
-def test_a_dead_network_has_bounds_of_zero() -> None:
     model = nn.Sequential(bare(3, 4), nn.ReLU(), bare(4, 2))
     nn.init.constant_(model[0].weight, -1.0)
-    found = measured_bounds(model, LOSS, (torch.rand(4, 3), torch.zeros(4, 2)))
+    found = closed(model, torch.rand(4, 3), torch.zeros(4, 2))
     assert found["0"].activation == 0
     assert found["0"].rigorous_bound == found["2"].rigorous_bound == 0
     assert not math.isnan(found["2"].paper_bound)
 
 
-def energy() -> Net:
-    return Net(lambda net, x: net.a(x).tanh().sum(), a=nn.Linear(4, 1))
-
-
-def test_an_output_without_dimensions_has_products() -> None:
-    def loss(output: Tensor, target: None) -> Tensor:
-        return (output - 1) ** 2
-
-    row = hessinit.measure(energy(), loss, (torch.randn(9, 4), None), jacobians=True)["a"]
-    assert row.jacobians.rigorous_bound >= row.norm
-
-
-def tempered() -> Net:
-    return Net(lambda net, x: net.a(x[0]) * x[1], a=nn.Linear(4, 3))
-
-
-def test_an_input_without_dimensions_is_no_obstacle() -> None:
-    batch = (torch.randn(6, 4), torch.tensor(2.0)), torch.randint(3, (6,))
-    row = hessinit.measure(tempered(), nn.CrossEntropyLoss(), batch, jacobians=True)["a"]
-    assert row.jacobians.rigorous_bound >= row.norm
-
-
-def checkpointed() -> Net:
-    return Net(
-        lambda net, x: net.b(torch.tanh(checkpoint(net.a, x, use_reentrant=True))),
-        a=nn.Linear(4, 4),
-        b=nn.Linear(4, 3),
-    )
-
-
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_reentrant_checkpoints_are_refused_in_words() -> None:
-    batch = torch.randn(6, 4), torch.randint(3, (6,))
+    model = Net(
+        lambda net, x: net.b(torch.tanh(checkpoint(net.a, x, use_reentrant=True))),
+        a=nn.Linear(4, 4), b=nn.Linear(4, 3),
+    )  # fmt: skip
+    problem = model, nn.CrossEntropyLoss(), (torch.randn(6, 4), torch.randint(3, (6,)))
     # No gradient reaches the layer inside, since its inputs have none: torch warns, and the check refuses it.
     with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
-        hessinit.measure(checkpointed(), nn.CrossEntropyLoss(), batch)
+        hessinit.measure(*problem)
     with pytest.raises(hessinit.ProblemError, match="reentrant checkpoints"):
-        hessinit.measure(checkpointed(), nn.CrossEntropyLoss(), batch, jacobians=True, check=False)
-
-
-def sloped() -> Net:
-    return Net(lambda net, x: F.prelu(x, net.a(x).view(-1)), a=nn.Linear(5, 5))
+        hessinit.measure(*problem, jacobians=True, check=False)
 
 
 def test_a_layer_that_gives_the_slope_of_an_activation_does_not_have_it() -> None:
+    model = Net(lambda net, x: F.prelu(x, net.a(x).view(-1)), a=nn.Linear(5, 5))
     batch = -torch.rand(1, 5), torch.randint(5, (1,))
-    report = hessinit.measure(sloped(), nn.CrossEntropyLoss(), batch, jacobians=True, diagnostics=True)
-    assert report["a"].jacobians.activation == 1.0
-    assert report["a"].jacobians.rigorous_bound >= report["a"].norm * 0.999
-    assert report["a"].diagnostics.activation == ""
+    row = hessinit.measure(model, nn.CrossEntropyLoss(), batch, jacobians=True, diagnostics=True)["a"]
+    assert (row.jacobians.activation, row.diagnostics.activation) == (1.0, "")
+    assert row.jacobians.rigorous_bound >= row.norm * 0.999
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
-def test_an_unfinished_search_gives_no_bound() -> None:
+def test_unfinished_searches_and_norms_beyond_range_are_not_compared() -> None:
     weights = torch.ones(300).double()
     weights[7] = 1.5
-    model, x = nn.Linear(4, 300, bias=False).double(), torch.randn(1, 4).double()
-    report = hessinit.measure(
-        model, lambda output, _: (weights * output**2).sum(), (x, None), jacobians=True, max_iterations=1
-    )
-    found = report[0].jacobians
+    problem = bare(4, 300).double(), lambda z, _: (weights * z**2).sum(), (torch.randn(1, 4).double(), None)
+    found = hessinit.measure(*problem, jacobians=True, max_iterations=1)[0].jacobians
     assert found.rigorous_bound is None
     assert "did not converge; raise max_iterations" in found.reason
-
-
-@pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
-def test_a_norm_beyond_range_is_not_compared_with_its_bounds() -> None:
-    layers = [nn.Linear(5, 5, bias=False) for _ in range(20)]
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(*(bare(5, 5) for _ in range(20)))
     with torch.no_grad():
-        for layer in layers:
+        for layer in model:
             layer.weight.mul_(1e3)
     report = hessinit.measure(model, nn.MSELoss(), (torch.zeros(3, 5), torch.zeros(3, 5)), jacobians=True)
     assert math.isclose(report[0].norm, 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 from collections.abc import Callable
@@ -228,6 +227,9 @@ def test_weights_without_gradient_do_not_count() -> None:
     nn.init.zeros_(model.weight)
     advice = advise(model, nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)), optimizer="adam")
     assert (advice.frozen, advice.learning_rate, advice.stable_learning_rate) == (2, math.inf, math.inf)
+    flat = advise(model, nn.MSELoss(), (torch.zeros(3, 2), torch.zeros(3, 1)))
+    assert flat.learning_rate == flat.stable_learning_rate == math.inf
+    assert "sets no limit" in flat.learning_rate_reason
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     nn.init.constant_(model[0].bias[:2], -100.0)  # two dead units: 8 weights before them, 6 after
     advice = advise(model, LOSS, batch(), optimizer="adam")
@@ -263,6 +265,10 @@ def test_adams_decay_is_left_out_with_a_note_and_that_of_adamw_counts() -> None:
     assert decoupled.learning_rate == pytest.approx(1 / (plain.norm.value + 0.1))
 
 
+class Renamed(torch.optim.AdamW):
+    """Counts as its parent, for it steps as that does."""
+
+
 INSTANCES: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), {}),
     "weight decay": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2), {"weight_decay": 0.2}),
@@ -275,7 +281,7 @@ INSTANCES: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, Any
         lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.99), eps=1e-4),
         {"optimizer": "adam", "betas": (0.8, 0.99), "eps": 1e-4},
     ),
-    "adamw": (lambda p: torch.optim.AdamW(p, lr=0.1), {"optimizer": "adamw"}),
+    "adamw": (lambda p: Renamed(p, lr=0.1), {"optimizer": "adamw"}),
 }
 
 
@@ -375,18 +381,9 @@ def test_the_length_of_a_warmup_and_its_reasons() -> None:
     assert [judge_warmup(lr, 0.05, 0.1).steps for lr in (0.1001, 1e8)] == [51, 2000]
 
 
-class Renamed(torch.optim.Adam):
-    pass
-
-
 class Stepping(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         pass
-
-
-def test_a_subclass_counts_if_it_steps_as_its_parent() -> None:
-    model = network()
-    assert advise(model, LOSS, batch(), optimizer=Renamed(model.parameters())).optimizer.startswith("Adam(")
 
 
 @pytest.mark.parametrize(
@@ -453,18 +450,3 @@ def test_a_norm_that_did_not_converge_warns_or_raises() -> None:
     assert "~" in str(advice)
     with pytest.raises(ConvergenceError, match="did not reach tolerance=1e-09"):
         advise(network(), LOSS, batch(), strict=True, **hasty)
-
-
-def test_the_same_seed_gives_the_same_bits_as_plain_data() -> None:
-    one, two = (advise(network(), LOSS, batch(), optimizer="adam", lr=100.0) for _ in range(2))
-    assert {**one.to_dict(), "seconds": 0} == {**two.to_dict(), "seconds": 0}
-    plain = json.loads(one.to_json())
-    assert (plain["kind"], plain["learning_rate"]) == ("hessinit learning-rate advice", one.learning_rate)
-    assert all(reason.endswith(".") for reason in (one.learning_rate_reason, one.stable_reason))
-
-
-def test_a_flat_loss_sets_no_limit() -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False))
-    advice = advise(model, nn.MSELoss(), (torch.zeros(3, 2), torch.zeros(3, 2)))
-    assert advice.learning_rate == advice.stable_learning_rate == math.inf
-    assert "sets no limit" in advice.learning_rate_reason

@@ -470,6 +470,13 @@ _GRADIENTS_PER_BLOCK = 18.0
 _MOST_ROWS = 16_384
 
 
+def build_engine(evaluations: Sequence[Evaluation], curvature: str, settings: LanczosSettings) -> Engine:
+    """The engine of a single curvature, "gauss-newton" or "hessian"."""
+    if curvature == "hessian":
+        return hessian_engine(evaluations, settings)
+    return gauss_newton_engine(evaluations, settings, "auto")
+
+
 def hessian_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -> Engine:
     """The engine of the exact Hessian, after the check of its derivatives."""
     for evaluation in evaluations:

@@ -37,7 +37,7 @@ _LARGEST_MATRIX = 384
 
 
 @dataclass
-class TracedCall:
+class CallSignals:
     """A call, the gradients that reached its output, and how its rows belong to the examples.
 
     `signals` is (examples, columns, outputs per example). Rows are the examples' positions one after the
@@ -57,7 +57,7 @@ class TracedCall:
 
 
 def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
-    """A call's output as (examples, outputs per example): the reverse of `TracedCall.rows`."""
+    """A call's output as (examples, outputs per example): the reverse of `CallSignals.rows`."""
     if time_first:
         rows = rows.view(rows.shape[0] // examples, examples, *rows.shape[1:]).transpose(0, 1)
     return rows.reshape(examples, -1)
@@ -66,7 +66,7 @@ def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
 class LayerGram(LinearOperator):
     """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block itself."""
 
-    def __init__(self, traced: Sequence[TracedCall], weight_shape: tuple[int, ...], scale: float) -> None:
+    def __init__(self, traced: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> None:
         self.traced, self.weight_shape, self.scale = list(traced), weight_shape, scale
         first = self.traced[0].signals
         self.examples, self.columns = first.shape[0], first.shape[1]
@@ -249,7 +249,7 @@ class SignalCollector:
         for one in collectors:
             first, *others = one._calls
             call = first.on(torch.cat([some.inputs for some in one._calls])) if others else first
-            traced.append(TracedCall(call, one._time_first, one._signals))
+            traced.append(CallSignals(call, one._time_first, one._signals))
         return LayerGram(traced, weight_shape, scale)
 
 

@@ -419,7 +419,6 @@ def _words(context: Context) -> str:
 
 
 def _resolve_gains(targets: Sequence[Target], gains: Mapping[str, float] | None) -> dict[str, float]:
-    """The user's gains by weight; a name or glob that fits no weight is refused."""
     if gains is not None and not isinstance(gains, Mapping):
         raise ProblemError(f"gains is a {type(gains).__name__}; it must map names to gains: {{'fc2': 1.5}}.")
     found: dict[str, float] = {}

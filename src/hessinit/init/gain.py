@@ -79,7 +79,15 @@ def _moment(activation: Activation, *, slope: bool) -> float:
             return 1.0
         if forward is nn.PReLU.forward:
             return _prelu_moment(cast(nn.PReLU, function))
-    return _integrate(function, slope)
+    with elementwise(function) as evaluate:
+        try:
+            return normal_mean_square(_slope_of(evaluate) if slope else evaluate)
+        except ArithmeticError as error:
+            what = "f'(z)²" if slope else "f(z)²"
+            raise ProblemError(
+                f"E {what} of {name_of(function)}, z ~ N(0, 1), cannot be found: {error}. Pass an activation "
+                "that is finite everywhere and grows no faster than exp(2z)."
+            ) from error
 
 
 def _resolve(activation: Activation) -> Function | nn.Module:
@@ -112,23 +120,9 @@ def _prelu_moment(module: nn.PReLU) -> float:
     if module.weight.is_meta:
         raise ProblemError(f"{name_of(module)} has no gain on the meta device: give its slopes values.")
     moment = (1 + float(module.weight.detach().cpu().double().square().mean())) / 2
-    if not math.isfinite(moment):
-        raise ProblemError(
-            f"{name_of(module)} has no gain: its slopes are not finite. Give them values first."
-        )
-    return moment
-
-
-def _integrate(function: Function | nn.Module, slope: bool) -> float:
-    with elementwise(function) as evaluate:
-        try:
-            return normal_mean_square(_slope_of(evaluate) if slope else evaluate)
-        except ArithmeticError as error:
-            what = "f'(z)²" if slope else "f(z)²"
-            raise ProblemError(
-                f"E {what} of {name_of(function)}, z ~ N(0, 1), cannot be found: {error}. Pass an activation "
-                "that is finite everywhere and grows no faster than exp(2z)."
-            ) from error
+    if math.isfinite(moment):
+        return moment
+    raise ProblemError(f"{name_of(module)} has no gain: its slopes are not finite. Give them values first.")
 
 
 # --- A user's activation as a function of fp64 vectors, checked to be elementwise -------------------------
@@ -140,12 +134,8 @@ def elementwise(function: Function | nn.Module) -> Iterator[Function]:
 
     Refuses what is random or not elementwise. A module is copied; it and the generators stay as they were.
     """
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        untouched_random_state(CPU),
-        CPU,  # the default device for tensors that `function` makes
-    ):
+    # `CPU` is the default device for tensors that `function` makes.
+    with torch.inference_mode(False), torch.no_grad(), untouched_random_state(CPU), CPU:
         evaluate = _evaluation(function)
         _refuse_unless_elementwise(evaluate, name_of(function))
         yield evaluate
@@ -184,10 +174,10 @@ def _evaluation(function: Function | nn.Module) -> Function:
             "A gain belongs to a function of one number; pass that function, of tensors of any shape, alone."
         )
 
+    call: Callable[[Tensor], Any] = function
     try:
-        call: Callable[[Tensor], Any] = (
-            _own_copy(function).forward if isinstance(function, nn.Module) else function
-        )
+        if isinstance(function, nn.Module):
+            call = _own_copy(function).forward
     except Exception as error:
         raise failure(error) from error
 
@@ -205,10 +195,8 @@ def _evaluation(function: Function | nn.Module) -> Function:
 
 def _own_copy(module: nn.Module) -> nn.Module:
     """A copy in fp64 on the CPU, without the user's hooks, which may hold on to anything."""
-    hooks = [
-        value for part in module.modules() for name, value in vars(part).items() if name.endswith("_hooks")
-    ]
-    memo: dict[int, Any] = {id(one): OrderedDict() for one in hooks}
+    held = [entry for part in module.modules() for entry in vars(part).items()]
+    memo: dict[int, Any] = {id(value): OrderedDict() for name, value in held if name.endswith("_hooks")}
     return copy.deepcopy(module, memo).to(device=CPU, dtype=torch.float64)
 
 

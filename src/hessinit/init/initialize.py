@@ -171,15 +171,13 @@ def _initialize(factory: ProblemFactory, targets: list[Target], config: Config) 
     if stuck:
         notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
     scalable = [one for one in targets if one.name not in stuck]
-    if config.rule == "network":
-        goal, outcome, scaling = _solve_network(model, scalable, uses, traits, config)
-    else:
-        (goal, outcome), scaling = _solve_layers(model, scalable, uses, traits, config), None
+    solve = _solve_layers if every_layer else _solve_network
+    goal, outcome, scaling = solve(model, scalable, uses, traits, config)
     after, scales = model.report(every_layer), model.scales
     why_back = ""
     if old is not None:
         why_back = _reason_to_restore(old, after, goal, outcome, asked, sizes, _sizes(targets))
-    if old is not None and why_back:
+    if why_back and old is not None:
         restore()
         after, scales = old, dict.fromkeys(scales, 1.0)
         put_back = f"{why_back}, so the old weights were put back"
@@ -253,12 +251,12 @@ def _solve_network(
 
 def _solve_layers(
     model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
-) -> tuple[Goal, Outcome]:
+) -> tuple[Goal, Outcome, None]:
     norm = model.network_norm() if config.lr == "auto" and model.output().is_finite else math.inf
     goal = config.goal(traits, norm, unscaled=True)
     met = {use.parameter for use in uses}
     names = [one.name for one in targets if not met or one.key in met]
-    return goal, LayersRule(model, names, goal.target, config).run()
+    return goal, LayersRule(model, names, goal.target, config).run(), None
 
 
 def _draw_scheme_(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.init.trace import Derived, Kind, Shape, Signal, Trace, TracedCall, WeightUse, leaves_of
+from hessinit.init.trace import Derived, Kind, ReplayableCall, Shape, Signal, Trace, WeightUse, leaves_of
 
 _ATTENTION = (
     "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
@@ -59,10 +59,9 @@ def _other_use(
 
 def _linear(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
     given = arguments(args, kwargs, "input weight bias")
-    weight = given["weight"]
-    if not isinstance(weight, Derived) or isinstance(given["input"], Derived):
+    if not isinstance(given["weight"], Derived) or isinstance(given["input"], Derived):
         return None
-    return use_weight(trace, name, weight, "dense", given["input"], shape)
+    return use_weight(trace, name, given["weight"], "dense", given["input"], shape)
 
 
 def _convolution(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
@@ -171,10 +170,10 @@ def _attention(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
         if isinstance(given.get(bias), Derived):
             trace.other_uses.setdefault(given[bias].name, f"added as a {role} by {name}")
     if given.get("use_separate_proj_weight"):
-        weights = [given[f"{part}_proj_weight"] for part in "qkv"]
+        pairs = zip("qkv", data, strict=True)
         projected = [
-            use_weight(trace, name, weight, "dense", [signal], inside=name)
-            for weight, signal in zip(weights, data, strict=True)
+            use_weight(trace, name, given[f"{part}_proj_weight"], "dense", [signal], inside=name)
+            for part, signal in pairs
         ]
     else:
         weight = given["in_proj_weight"]
@@ -184,11 +183,10 @@ def _attention(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
     return use_weight(trace, name, given["out_proj_weight"], "dense", [mixed], inside=name), mixed
 
 
-def _recurrent_layer(
-    trace: Trace, kind: str, weights: list[Derived], data: Signal, state: Any = None
-) -> Signal:
+def _recurrent_layer(trace: Trace, kind: str, weights: list[Derived], data: Any, state: Any = None) -> Signal:
     """One layer of a recurrent module in one direction; `weights` are ih, hh and perhaps the projection."""
     activation, gates = _ACTIVATIONS.get(kind), GATES[kind]
+    data = data if isinstance(data, Signal) else trace.add("constant", "constant")
 
     def weigh(weight: Derived, source: Signal, gates: int) -> Signal:
         rows = 0 if weight.value is None else weight.value.shape[0] // gates
@@ -198,7 +196,7 @@ def _recurrent_layer(
     def activate(sum: Signal) -> Signal:
         if activation is None:
             return sum
-        call = TracedCall(activation, (sum,))
+        call = ReplayableCall(activation, (sum,))
         return trace.add(activation.__name__, "elementwise", (sum.index,), call=call)
 
     earlier = tuple(leaf.index for leaf in leaves_of(state) if isinstance(leaf, Signal))
@@ -217,7 +215,7 @@ def _recurrent(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
     weights = [weight for weight in flat if weight.value is not None and weight.value.ndim > 1]
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
-    state, data = args[2] if packed else args[1], _signal(trace, args[0])
+    state, data = args[2] if packed else args[1], args[0]
     for layer in range(layers):
         if layer and dropout:
             words = f"dropout {dropout:g}"
@@ -231,13 +229,9 @@ def _recurrent(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
 
 def _cell(trace: Trace, name: str, args: Any, kwargs: Any) -> Signal | tuple[Signal, Signal]:
     given = arguments(args, kwargs, "input hx w_ih w_hh")
-    kind, data = name.removesuffix("_cell"), _signal(trace, given["input"])
-    hidden = _recurrent_layer(trace, kind, [given["w_ih"], given["w_hh"]], data, given["hx"])
+    kind = name.removesuffix("_cell")
+    hidden = _recurrent_layer(trace, kind, [given["w_ih"], given["w_hh"]], given["input"], given["hx"])
     return (hidden, hidden) if kind == "lstm" else hidden
-
-
-def _signal(trace: Trace, given: Any) -> Signal:
-    return given if isinstance(given, Signal) else trace.add("constant", "constant")
 
 
 COMPOSITES: dict[str, Callable[[Trace, str, Any, Any], Any]] = {

@@ -15,10 +15,10 @@ from hessinit.init.trace import (
     BY_SHAPE,
     Derived,
     Noise,
+    ReplayableCall,
     Shape,
     Signal,
     Trace,
-    TracedCall,
     Unknown,
     leaves_of,
     map_leaves,
@@ -58,7 +58,7 @@ class Recorder:
         leaves = leaves_of([args, kwargs])
         signals = [leaf for leaf in leaves if isinstance(leaf, Signal)]
         parameters = [leaf for leaf in leaves if isinstance(leaf, Derived)]
-        call = TracedCall(function, args, kwargs)
+        call = ReplayableCall(function, args, kwargs)
         given = bool(signals or parameters)
         if name in ops.DRAWING or (not given and any(isinstance(leaf, Noise) for leaf in leaves)):
             return Noise()
@@ -92,17 +92,17 @@ class Recorder:
 
     def part(self, whole: Signal, place: int, shape: Shape = None) -> Signal:
         """One entry of a step that returns a tuple."""
-        call = TracedCall(operator.getitem, (whole, place))
+        call = ReplayableCall(operator.getitem, (whole, place))
         return self.trace.add("part", "rearrange", (whole.index,), call=call, shape=shape)
 
-    def _step(self, name: str, call: TracedCall, signals: list[Signal], shape: Shape) -> Signal:
+    def _step(self, name: str, call: ReplayableCall, signals: list[Signal], shape: Shape) -> Signal:
         if name == "where" and isinstance((*call.args, None)[0], Signal):
             signals = [*signals[1:], signals[0]]  # the condition is not what goes on
         kind, sources = ops.kind_of(name), tuple(dict.fromkeys(signal.index for signal in signals))
         constants = any(isinstance(leaf, Tensor) for leaf in leaves_of(call.args))
         if kind == "mix" and len(sources) == 1 and constants:
             kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
-        passed = TracedCall.identity(sources[0])
+        passed = ReplayableCall.identity(sources[0])
         if kind == "dropout":
             given = arguments(call.args, call.kwargs, "input p training")
             p, active = given.get("p", 0.5), bool(given.get("training", True))
@@ -123,9 +123,9 @@ class Recorder:
             return self.trace.add(name, kind, sources[:1], call=kept, shape=shape)
         return self.trace.add(name, kind, sources, call=call, shape=shape)
 
-    def _elementwise(self, name: str, call: TracedCall, sources: tuple[int, ...], shape: Shape) -> Signal:
+    def _elementwise(self, name: str, call: ReplayableCall, sources: tuple[int, ...], shape: Shape) -> Signal:
         def rearranged(words: str) -> Signal:
-            passed = TracedCall.identity(sources[0])
+            passed = ReplayableCall.identity(sources[0])
             return self.trace.add(words, "rearrange", sources[:1], call=passed, shape=shape)
 
         given: Any = map_leaves(lambda leaf: _as_number(leaf, name), [call.args, dict(call.kwargs)])
@@ -160,7 +160,7 @@ class Recorder:
         args, kwargs = map_leaves(plain, given)
         if name == "rrelu":  # its slope is drawn in train mode; the mean slope stands for it
             args, kwargs = args[:3], {key: kwargs[key] for key in ("lower", "upper") if key in kwargs}
-        call = TracedCall(function, args, kwargs)
+        call = ReplayableCall(function, args, kwargs)
         return self.trace.add(name, "elementwise", sources, call=call, shape=shape)
 
 

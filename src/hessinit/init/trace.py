@@ -177,12 +177,12 @@ class Noise:
 class Unknown:
     """A shape, or a tensor made from one, that is unknown without a sample; `call` would compute it."""
 
-    call: TracedCall
+    call: ReplayableCall
     name: str = ""
 
 
 @dataclass(frozen=True)
-class TracedCall:
+class ReplayableCall:
     """A call that can be run again with other values of the signals in its arguments."""
 
     function: Callable[..., Any]
@@ -201,7 +201,7 @@ class TracedCall:
         return self.function(*map_leaves(put, self.args), **map_leaves(put, dict(self.kwargs)))
 
     @classmethod
-    def identity(cls, source: int) -> TracedCall:
+    def identity(cls, source: int) -> ReplayableCall:
         """The call of a step that returns its input; a condition becomes numbers."""
 
         def same(value: Any) -> Any:
@@ -312,7 +312,7 @@ class Step:
     name: str
     kind: str
     sources: tuple[int, ...] = ()
-    call: TracedCall | None = None
+    call: ReplayableCall | None = None
     use: WeightUse | None = None
     keep: float = 1.0
     active: bool = False
@@ -378,13 +378,13 @@ def _rewritten(trace: Trace, step: Step) -> Step:
     source, scales, sums = step.sources[0], step.name in SCALINGS, step.name in SUMS
     resizes = any(inner.resizes for inner in between)
     if root is None and step.name == "masked_fill":
-        return replace(step, kind="rearrange", sources=(source,), call=TracedCall.identity(source))
+        return replace(step, kind="rearrange", sources=(source,), call=ReplayableCall.identity(source))
     if root is None:
         return replace(step, kind="product" if step.name == "mul" else "sum" if sums else "unknown")
     if not any(_reduces(inner) for inner in between):
         steps = [*between, step]
         words = ", ".join(inner.name for inner in steps if inner.kind != "rearrange")
-        call = TracedCall(_composite(steps, root), (Signal(root),))
+        call = ReplayableCall(_composite(steps, root), (Signal(root),))
         return replace(step, name=words, sources=(root,), call=call)
     if scales and resizes:  # x / ‖x‖ is of size 1 as a whole, and of 1/√n in each unit
         return replace(step, name="normalize by hand", kind="normalizing", sources=(root,))
@@ -413,7 +413,7 @@ def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
         inside = passes or reduces or latest.kind in ("elementwise", "centre")
         if not inside or not latest.sources:
             return None, []
-        between.append(replace(latest, call=TracedCall.identity(latest.sources[0])) if passes else latest)
+        between.append(replace(latest, call=ReplayableCall.identity(latest.sources[0])) if passes else latest)
         frontier = frontier - {latest.index} | set(latest.sources)
     return frontier.pop(), between[::-1]
 

@@ -251,10 +251,9 @@ def _arrivals(
 
 def _moved(trace: Trace, consumer: Step, step: Step, value: Any, around: tuple[int, ...]) -> Any:
     def value_of(signal: Signal) -> Any:
-        if signal.index == step.index:
-            return value
-        known = trace[signal.index].shape
-        return torch.empty(around if known is None else known, device="meta")
+        shape = trace[signal.index].shape
+        other = torch.empty(around if shape is None else shape, device="meta")
+        return value if signal.index == step.index else other
 
     assert consumer.call is not None
     if consumer.name.startswith(("expand", "broadcast")):
@@ -263,10 +262,8 @@ def _moved(trace: Trace, consumer: Step, step: Step, value: Any, around: tuple[i
 
 
 def _distinct(value: Any) -> frozenset[float]:
-    if not isinstance(value, Tensor):
-        raise TypeError("a tuple was not taken apart")
-    if not value.numel():
-        raise ValueError("nothing is left: the dimension is not what was assumed")
+    if not isinstance(value, Tensor) or not value.numel():
+        raise ValueError("a tuple was not taken apart, or the dimension is not what was assumed")
     return frozenset(value.unique().tolist())
 
 
@@ -314,16 +311,16 @@ class Target:
     @property
     def reason_unchanged(self) -> str:
         """Why this weight cannot be written; "" if it can."""
-        if not all(parameter.requires_grad for parameter in self.stored):
-            return "frozen"
-        if not all(parameter.is_floating_point() for parameter in self.stored):
-            return "not real numbers"
-        if any(parameter.layout is not torch.strided for parameter in self.stored):
-            return "a sparse tensor"
-        if any(parameter.is_inference() for parameter in self.stored):
-            return "made under inference_mode: clone it outside"
-        writable = all(hasattr(step, "right_inverse") for step in self._parametrization)
-        return "" if writable else "its parametrization has no right_inverse"
+        reasons = {
+            "frozen": any(not one.requires_grad for one in self.stored),
+            "not real numbers": any(not one.is_floating_point() for one in self.stored),
+            "a sparse tensor": any(one.layout is not torch.strided for one in self.stored),
+            "made under inference_mode: clone it outside": any(one.is_inference() for one in self.stored),
+            "its parametrization has no right_inverse": any(
+                not hasattr(step, "right_inverse") for step in self._parametrization
+            ),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     @property
     def _parametrization(self) -> tuple[nn.Module, ...]:

@@ -66,17 +66,7 @@ def logits_problem(
     given = [_with_labels(inner, chosen, *reading) for reading in readings]
     pairs = [(inputs, _targets(chosen, labels)) for inputs, labels in given]
     loss = _find_loss(chosen, inner, pairs[0][1])
-    own = _find_own_loss(inner, *given[0])
-    if own is not None:
-        logits, value, rounding = own
-        ours = _evaluate(loss, logits, chosen, pairs[0][1])
-        is_own = math.isclose(ours, value, rel_tol=rounding, abs_tol=_ABSOLUTE)
-        if not is_own and not (math.isnan(ours) and math.isnan(value)):
-            raise ProblemError(
-                f"{type(inner).__name__}'s own loss of this batch is {value:.6g}, and that of "
-                f"task={chosen!r} {ours:.6g}: what is measured would not be what is trained. "
-                f"{_OTHERWISE[0].upper()}{_OTHERWISE[1:]}."
-            )
+    _check_own_loss(inner, *given[0], loss, chosen, pairs[0][1])
     return model, loss, pairs if several else pairs[0], {"forward": call_for_logits}
 
 
@@ -290,38 +280,44 @@ def squared_error(outputs: Tensor, values: Tensor) -> Tensor:
     return F.mse_loss(outputs.reshape(values.shape), values.to(outputs.dtype))
 
 
-def _find_own_loss(model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor, float, float] | None:
-    """The model's logits in eval mode, its own loss of them, and its rounding; None without a loss."""
+def _check_own_loss(
+    model: nn.Module, inputs: Any, labels: Tensor, loss: Loss, task: str, targets: Tensor
+) -> None:
+    """Refuse a model whose own loss of its logits, in eval mode, is another one; it need not have one."""
     first = next(model.parameters(), None)
     has_loss = "labels" in inspect.signature(model.forward).parameters
     if not has_loss or not isinstance(inputs, Mapping) or first is None:
-        return None
+        return
     call = cast({**inputs, "labels": labels}, first.dtype, first.device)
     call["labels"] = labels.to(first.device)  # in their own dtype: labels of several classes may be doubles
     try:
         with _preserved(model, first.device):
             output = model(**call)
     except Exception:
-        return None
-    loss, logits = getattr(output, "loss", None), getattr(output, "logits", None)
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not isinstance(logits, Tensor):
-        return None
+        return
+    found, logits = getattr(output, "loss", None), getattr(output, "logits", None)
+    if not isinstance(found, Tensor) or found.numel() != 1 or not isinstance(logits, Tensor):
+        return
     if logits.dtype in (torch.float16, torch.bfloat16):  # most models compute the loss in float32
         logits = logits.float()
-    rounding = 8 * torch.finfo(loss.dtype).eps if loss.is_floating_point() else 0.0
-    return logits, loss.item(), max(_RELATIVE, rounding)
-
-
-def _evaluate(loss: Loss, logits: Tensor, task: str, labels: Tensor) -> float:
     try:
-        return float(loss(logits, labels.to(logits.device)))
+        ours = float(loss(logits, targets.to(logits.device)))
     except (IndexError, RuntimeError, ValueError) as refusal:
         if isinstance(refusal, ProblemError):
             raise
         raise ProblemError(
-            f"logits of shape {tuple(logits.shape)} and labels of {tuple(labels.shape)} do not fit "
+            f"logits of shape {tuple(logits.shape)} and labels of {tuple(targets.shape)} do not fit "
             f"task={task!r}: {refusal} Pass another task=, or {_OTHERWISE}."
         ) from refusal
+    rounding = 8 * torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+    own, relative = found.item(), max(_RELATIVE, rounding)
+    is_same = math.isclose(ours, own, rel_tol=relative, abs_tol=_ABSOLUTE)
+    if not is_same and not (math.isnan(ours) and math.isnan(own)):
+        raise ProblemError(
+            f"{type(model).__name__}'s own loss of this batch is {own:.6g}, and that of task={task!r} "
+            f"{ours:.6g}: what is measured would not be what is trained. "
+            f"{_OTHERWISE[0].upper()}{_OTHERWISE[1:]}."
+        )
 
 
 @contextlib.contextmanager

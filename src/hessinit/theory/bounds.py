@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,20 +60,17 @@ def jacobian_bounds(
     outputs a backward pass for each, with few inputs a pass for each; with many, some 30 to 100 passes for
     each layer's product. All in all 6 to 25 plain measurements (benchmarks/products_cost.py).
     """
-    found: list[dict[str, _BatchBounds]] = []
-    reasons: dict[str, str] = {}
-    for evaluation in evaluations:
-        bounds, missing = _batch_bounds(evaluation, settings)
-        found.append(bounds)
-        reasons |= missing
+    batches = [_batch_bounds(evaluation, settings) for evaluation in evaluations]
+    found, reasons = (
+        [one for one, _ in batches],
+        {name: why for _, one in batches for name, why in one.items()},
+    )
     return {
-        name: _no_bounds(reasons[name]) if name in reasons else _joined([one[name] for one in found])
+        name: JacobianBounds(reason=reasons[name])
+        if name in reasons
+        else _joined([one[name] for one in found])
         for name in problem.leaves
     }
-
-
-def _no_bounds(reason: str) -> JacobianBounds:
-    return JacobianBounds(reason=reason)
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,9 @@ def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
     backward = [one.backward for one in batches]
     return JacobianBounds(
         forward=_mean(forward) if complete else None,
-        forward_largest=_largest(forward) if complete else None,
+        forward_largest=float(max(one.values.max() for one in forward)) if complete else None,
         backward=_mean(backward),
-        backward_largest=_largest(backward),
+        backward_largest=float(max(one.values.max() for one in backward)),
         activation=max(one.activation for one in batches),
         paper_bound=_total([one.paper_bound for one in batches]),
         rigorous_bound=_total([one.rigorous_bound for one in batches]),
@@ -113,10 +110,6 @@ def _mean(pieces: Sequence[SingularValues]) -> Estimate:
     loose = [one for one in pieces if not one.converged]
     reason, products = (loose or pieces)[0].reason, sum(one.products for one in pieces)
     return Estimate(float(values.mean()), float(errors.mean()), not loose, reason, products)
-
-
-def _largest(pieces: Sequence[SingularValues]) -> float:
-    return float(max(one.values.max() for one in pieces))
 
 
 def _total(bounds: Sequence[float | None]) -> float | None:
@@ -227,9 +220,7 @@ def _norms_with_tokens(forward: _Forward | None, tokens: Array) -> SingularValue
     if forward is None:
         ones, zeros = np.ones(len(tokens)), np.zeros(len(tokens))
         return SingularValues(ones, zeros, True, "tokens are looked up as they are", 0)
-    norms = forward.norms
-    values = np.maximum(norms.values, 1.0)
-    return SingularValues(values, norms.errors, norms.converged, norms.reason, norms.products)
+    return replace(forward.norms, values=np.maximum(forward.norms.values, 1.0))
 
 
 def _token_counts(layer: LayerUses) -> Array:
@@ -336,14 +327,12 @@ def weight_map_norms(layer: LayerUses, settings: LanczosSettings) -> SingularVal
     found = [_stacked(uses, layer.size, settings) for uses in kinds.values()]
     if len(found) == 1:
         return found[0]
-    values, upper = _hypotenuse([one.values for one in found]), _hypotenuse([one.upper for one in found])
+    values, upper = (
+        np.sqrt(np.sum(np.square(sides), axis=0))
+        for sides in ([one.values for one in found], [one.upper for one in found])
+    )
     converged, products = all(one.converged for one in found), sum(one.products for one in found)
     return SingularValues(values, upper - values, converged, found[0].reason, products)
-
-
-def _hypotenuse(sides: list[Array]) -> Array:
-    total: Array = np.sqrt(np.sum(np.square(sides), axis=0))
-    return total
 
 
 def _kind(use: LayerUse) -> tuple[object, ...]:

@@ -76,7 +76,7 @@ class _Gathered:
 
     def __init__(self) -> None:
         self._own, self._after, self._gradient = Moments(), Moments(), Moments()
-        self._names: list[str] = []
+        self._names: dict[str, None] = {}
         self._alive: dict[int, Tensor] = {}
         self._saturated, self._saturable = 0, 0
         self._weight_gradient: Tensor | None = None
@@ -85,9 +85,7 @@ class _Gathered:
         self._own.add(values.own.value)
         self._after.add(values.after.value)
         self._gradient.add(gradient)
-        name = _activation_name(values.activation)
-        if name not in self._names:
-            self._names.append(name)
+        self._names[_activation_name(values.activation)] = None
         alive = _living_units(values)
         if alive is not None:
             # As many units as in another use are the same units: those of a cell at its next step, say.
@@ -300,11 +298,10 @@ class _Recorder(TorchDispatchMode):
         written = list(_written(func, args, kwargs))
         self._save_from_overwriting(written)
         result = func(*args, **kwargs)
-        if not arguments:
-            for tensor in tensors_in(result):
-                # Made for the batch: the positions of its words, its first hidden state.
-                if not tensor.is_floating_point() or self._examples in tensor.shape:
-                    self._mark(tensor)
+        for tensor in () if arguments else tensors_in(result):
+            # Made for the batch: the positions of its words, its first hidden state.
+            if not tensor.is_floating_point() or self._examples in tensor.shape:
+                self._mark(tensor)
         if data:
             others = [tensor for tensor in arguments if not self._depends_on_data.get(tensor, False)]
             # Two summands that depend on the data make a residual connection; a matrix is a layer of its own.
@@ -333,15 +330,11 @@ class _Recorder(TorchDispatchMode):
         self._find_weights(spot, kind, tensor)
         if not any(source in self._open for source in node.next_functions):
             return
-        if (
-            kind in REARRANGING
-            or (kind == "AddBackward0" and self._biased.get(tensor, False))
-            or kind in NORMALIZING
-        ):
+        biased = kind == "AddBackward0" and self._biased.get(tensor, False)
+        passed = biased or kind in REARRANGING or kind in NORMALIZING
+        if passed:
             self._open.add(spot)
-            self._followers.add(spot)
-            self._values[spot] = tensor.detach()
-        elif activation_kind(node) is not None:
+        if passed or activation_kind(node) is not None:
             self._followers.add(spot)
             self._values[spot] = tensor.detach()
 
@@ -355,17 +348,14 @@ class _Recorder(TorchDispatchMode):
             untouched |= names if plain else set()
         if not carried or tensor.layout is not torch.strided:
             return
-        if self._depends_on_data.get(tensor, False):
-            for name in carried:
-                self.uses[name].append(spot)
-            self._open.add(spot)
-            self._values[spot] = tensor.detach()
-            return
-        rearranged = kind in REARRANGING and untouched == carried
-        self._carriers[spot] = (carried, rearranged)
-        if untouched and not rearranged:
-            for name in untouched:
-                self.first_uses[name].append(spot)
+        used, uses = carried, self.uses
+        if not self._depends_on_data.get(tensor, False):
+            rearranged = kind in REARRANGING and untouched == carried
+            self._carriers[spot] = (carried, rearranged)
+            used, uses = set() if rearranged else untouched, self.first_uses
+        for name in used:
+            uses[name].append(spot)
+        if used:
             self._open.add(spot)
             self._values[spot] = tensor.detach()
 

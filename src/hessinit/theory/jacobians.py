@@ -7,6 +7,7 @@ is used, which activation follows it, and which numbers belong to which example.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -385,11 +386,8 @@ class Jacobian:
 def _gradients(
     outputs: Any, inputs: Any, vectors: Sequence[Tensor], batched: bool, create_graph: bool = False
 ) -> list[Tensor | None]:
-    found = torch.autograd.grad(
-        outputs, inputs, vectors, retain_graph=True, create_graph=create_graph, allow_unused=True,
-        is_grads_batched=batched,
-    )  # fmt: skip
-    return list(found)
+    options: dict[str, bool] = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
+    return list(torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=batched, **options))
 
 
 @dataclass(frozen=True)
@@ -408,7 +406,7 @@ class JacobianMap:
     @property
     def each(self) -> int:
         """How many numbers an example has at the end."""
-        return sum(place.each for place in self.end)
+        return _each(self.end)
 
     @property
     def end_lengths(self) -> Tensor:
@@ -441,29 +439,21 @@ def backward_maps(traced: TracedOutput, layers: Sequence[LayerUses]) -> list[Jac
 
 
 def _output_points(layer: LayerUses) -> tuple[GraphPoint, ...]:
-    size = layer.size
+    orders = [use.call.rows // layer.size if use.after_time_first else 0 for use in layer.uses]
     return tuple(
-        GraphPoint(
-            use.after,
-            shape_behind(use.after.node),
-            size,
-            use.call.rows // size if use.after_time_first else 0,
-        )
-        for use in layer.uses
+        GraphPoint(use.after, shape_behind(use.after.node), layer.size, steps)
+        for use, steps in zip(layer.uses, orders, strict=True)
     )
 
 
 def _input_points(layer: LayerUses, size: int) -> tuple[GraphPoint, ...]:
-    return tuple(
-        GraphPoint(
-            use.source,
-            shape_behind(use.source.node, use.source.output_nr),
-            size,
-            use.call.rows // size if use.time_first and size > 1 else 0,
-        )
-        for use in layer.uses
-        if use.source is not None
-    )
+    found = []
+    for use in layer.uses:
+        if use.source is not None:
+            steps = use.call.rows // size if use.time_first and size > 1 else 0
+            shape = shape_behind(use.source.node, use.source.output_nr)
+            found.append(GraphPoint(use.source, shape, size, steps))
+    return tuple(found)
 
 
 def forward_maps(traced: TracedOutput, layers: Sequence[LayerUses], seed: int) -> list[JacobianMap]:
@@ -562,20 +552,15 @@ def spectral_norms(maps: JacobianMap, settings: LanczosSettings) -> dict[str, Si
     like = maps.jacobian.like
     looser = dataclasses.replace(settings, tolerance=min(_LOOSER * settings.tolerance, _LOOSEST))
     for name, places in layers.items():
-        found[name] = largest_singular_values(
-            _as_map(maps, places), dtype=like.dtype, device=like.device, **looser.options
+
+        def push(vectors: Tensor, places: GraphPoints = places) -> Tensor:
+            return gather_all(places, maps.out(places, vectors))
+
+        batched = BatchedMap(
+            maps.examples, maps.each, _each(places), push, functools.partial(maps.back, places)
         )
+        found[name] = largest_singular_values(batched, dtype=like.dtype, device=like.device, **looser.options)
     return found
-
-
-def _as_map(maps: JacobianMap, places: GraphPoints) -> BatchedMap:
-    def push(vectors: Tensor) -> Tensor:
-        return gather_all(places, maps.out(places, vectors))
-
-    def pull(vectors: Tensor) -> Tensor:
-        return maps.back(places, vectors)
-
-    return BatchedMap(maps.examples, maps.each, _each(places), push, pull)
 
 
 def _each(places: GraphPoints) -> int:
@@ -640,8 +625,7 @@ def exact_norms(matrices: Tensor) -> SingularValues:
         found = torch.where(finite, top[:, None, None] * scales, torch.full_like(scales, math.inf))
         values[first : first + step] = found[:, 0, 0].cpu().numpy()
     all_finite = bool(np.isfinite(values).all())
-    reason = "exact up to rounding"
-    if not all_finite:
-        reason = "a product was not finite (inf or nan); use torch.float64"
+    overflow = "a product was not finite (inf or nan); use torch.float64"
+    reason = "exact up to rounding" if all_finite else overflow
     errors = 8 * float(torch.finfo(matrices.dtype).eps) * values
     return SingularValues(values, errors, all_finite, reason, min(rows, columns))

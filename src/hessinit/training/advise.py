@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hessinit.curvature.engines import build_engine
 from hessinit.curvature.evaluation import evaluate
-from hessinit.curvature.preconditioner import AdamRule, build_engine
+from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.measurement.measure import (
     in_running_order,

@@ -40,7 +40,6 @@ from hessinit.results.curvature_report import (
     CurvatureReport,
     LayerCurvature,
 )
-from hessinit.training.advise import advise
 from hessinit.training.optimizer_rules import require_known_optimizer
 
 Finding = tuple[str, list[str]]  # what is wrong, and the ways out
@@ -134,6 +133,8 @@ def _judge_rate(
 ) -> LearningRateAdvice:  # fmt: skip
     if isinstance(optimizer, str) and optimizer in DESCENTS:
         return report.advice(optimizer, lr=rate)
+    from hessinit.training.advise import advise  # not needed for the common case
+
     shared = {name: options[name] for name in _SHARED_WITH_ADVISE if name in options}
     matrix = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
     # check=False: `measure` has checked the derivatives.

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.engines import LanczosSettings
+from hessinit.curvature.engines import LanczosSettings, build_engine
 from hessinit.curvature.evaluation import evaluate
-from hessinit.curvature.preconditioner import build_engine
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError
 from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit

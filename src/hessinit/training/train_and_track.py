@@ -17,7 +17,6 @@ from hessinit.results.track_record import Tracking
 from hessinit.training import loop
 from hessinit.training.data import copy_to, device_of, read_data
 from hessinit.training.seeds import seed_everything
-from hessinit.training.track import track
 
 
 def train_and_track(
@@ -44,6 +43,8 @@ def train_and_track(
     is called after every step. The end is measured whatever the `max_overhead`, as the start is. The same
     seed gives the same weights, and the caller's random generators are not touched.
     """
+    from hessinit.training.track import track
+
     check_arguments(model, loss, forward, None, "freeze")
     rate = loop.read_positive("lr", lr)
     at_least_one = {"steps": steps, "batch_size": batch_size, "examples": examples}
