@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.curvature.rounding import Difference
+from hessinit.curvature.rounding_error import Difference
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 DOUBLE: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}

@@ -40,7 +40,7 @@ from hessinit.curvature.operators import (
     split,
 )
 from hessinit.curvature.probes import Operator, random_like
-from hessinit.curvature.rounding import CAUTION, RoundingError
+from hessinit.curvature.rounding_error import CAUTION, RoundingError
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 from hessinit.errors import ProblemError
 from hessinit.results.estimates import Estimate

@@ -1,1 +1,1 @@
-"""The verbs that measure a model: `measure` and `quadratic_form`."""
+"""The verbs that measure a model: curvature, quadratic forms, Jacobian bounds, diagnostics."""

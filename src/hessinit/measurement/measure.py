@@ -26,15 +26,13 @@ from hessinit.curvature.engines import (
     with_rounding,
 )
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
-from hessinit.curvature.rounding import Rounding, relative_rounding
+from hessinit.curvature.rounding_error import Rounding, relative_rounding
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.layers import EVERYTHING, Layer
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.validate import check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, LayerCurvature
 from hessinit.results.estimates import Estimate, Spread
-from hessinit.theory.bounds import jacobian_bounds
-from hessinit.theory.diagnostics import diagnose
 
 
 def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> list[Layer]:
@@ -317,8 +315,12 @@ def measure(
         whole = measuring.network() if network else measuring.bounded_network(rows)
         further: dict[str, Mapping[str, Any]] = {}
         if jacobians:
+            from hessinit.measurement.bounds import jacobian_bounds
+
             further["jacobians"] = jacobian_bounds(problem, evaluations, settings)
         if diagnostics:
+            from hessinit.measurement.diagnostics import diagnose
+
             further["diagnostics"] = diagnose(problem, evaluations)
         rows = tuple(
             replace(row, **{field: found[layer.parameter] for field, found in further.items()})

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+import hessinit
 from hessinit.errors import ConvergenceWarning
-from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.images import ImageSet, load_images
@@ -77,7 +77,7 @@ class TrainedNetwork(Variant):
             batch = images.batch(images.draw(BATCH, generator(seed, "start batch")), self.flat)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # the norms say what was reached
-                initialize_(model, self.loss, batch, lr=LEARNING_RATE, seed=derive(seed, "start"))
+                hessinit.initialize_(model, self.loss, batch, lr=LEARNING_RATE, seed=derive(seed, "start"))
             return model
         glorot_(model, generator(seed, "other weights"))
         for name in self.swept:

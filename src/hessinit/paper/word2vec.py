@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
+import hessinit
 from hessinit.errors import ConvergenceWarning
-from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.reference import Measured, RankCorrelation, make_table, mean, rank_correlation
@@ -85,7 +85,9 @@ class SkipGram(nn.Module):
             return ""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the reason says the same
-            found = initialize_(self, self.loss, batch, lr=learning_rate, seed=derive(seed, "hessinit"))
+            found = hessinit.initialize_(
+                self, self.loss, batch, lr=learning_rate, seed=derive(seed, "hessinit")
+            )
         return found.reason
 
     def measure(self, batch: Batch, seed: int) -> dict[str, Plain]:

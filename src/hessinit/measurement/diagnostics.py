@@ -20,10 +20,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
 from hessinit.curvature.layer_uses import Node
+from hessinit.measurement.jacobians import REARRANGING, Consumers, activation_kind
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Diagnostics
-from hessinit.theory.jacobians import REARRANGING, Consumers, activation_kind
 
 Spot = tuple[Node, int]  # a node and which of its outputs
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hessinit.curvature.evaluation import evaluate
+from hessinit.measurement.diagnostics import SATURATED_BELOW, diagnose
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Diagnostics
-from hessinit.theory.diagnostics import SATURATED_BELOW, diagnose
 from tiny import Net
 from zoo import PROBLEMS
 from zoo.problem import Problem as ZooProblem

@@ -13,9 +13,9 @@ from torch.func import functional_call, jacrev
 
 from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
+from hessinit.measurement.bounds import jacobian_bounds
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import JacobianBounds
-from hessinit.theory.bounds import jacobian_bounds
 
 Parts = tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]
 

@@ -27,10 +27,7 @@ from hessinit.curvature.layer_uses import (
 )  # fmt: skip
 from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
-from hessinit.problem.problem import Problem
-from hessinit.results.curvature_report import JacobianBounds
-from hessinit.results.estimates import Estimate
-from hessinit.theory.jacobians import (
+from hessinit.measurement.jacobians import (
     GraphPoint,
     LayerUse,
     LayerUses,
@@ -43,6 +40,9 @@ from hessinit.theory.jacobians import (
     spectral_norms,
     trace_from_inputs,
 )  # fmt: skip
+from hessinit.problem.problem import Problem
+from hessinit.results.curvature_report import JacobianBounds
+from hessinit.results.estimates import Estimate
 
 if TYPE_CHECKING:
     from hessinit.curvature.engines import LanczosSettings

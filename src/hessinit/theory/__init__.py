@@ -1,1 +1,0 @@
-"""What theory says about a layer: Jacobian bounds on its curvature, and signal-propagation diagnostics."""
