@@ -17,10 +17,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Direction, Evaluation, output_and_gradients_at, output_at
+from hessinit.curvature.evaluation import (
+    Direction,
+    Evaluation,
+    evaluate_in_double,
+    output_and_gradients_at,
+    output_at,
+)
 from hessinit.curvature.operators import HessianOperator, join, split
 from hessinit.curvature.probes import random_like
-from hessinit.curvature.rounding_error import evaluate_in_double
 from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions
 

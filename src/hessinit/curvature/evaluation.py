@@ -190,6 +190,16 @@ class Evaluation:
         return torch.autograd.grad(self.output, leaves, cotangent, retain_graph=True, materialize_grads=True)
 
 
+def evaluate_in_double(evaluation: Evaluation) -> Evaluation:
+    """The same batch at the same weights, in float64; with a graph of its own."""
+    return evaluate_at(evaluation, weights_in(evaluation.problem, torch.float64))
+
+
+def evaluate_at(evaluation: Evaluation, weights: Mapping[str, Tensor]) -> Evaluation:
+    leaves = {name: weights[name].requires_grad_() for name in evaluation.leaves}
+    return Evaluation(evaluation.problem, evaluation.batch, weights={**weights, **leaves})
+
+
 def evaluate(problem: Problem) -> list[Evaluation]:
     """One evaluation for each batch, weighted by its examples if the loss is a mean."""
     evaluations = [Evaluation.inspected(problem, batch) for batch in problem.batches]

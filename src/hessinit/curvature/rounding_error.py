@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Evaluation, weights_in
+from hessinit.curvature.evaluation import Evaluation, evaluate_at, evaluate_in_double, weights_in
 from hessinit.curvature.operators import HessianOperator, join, split
 from hessinit.curvature.probes import random_like
 
@@ -118,16 +118,6 @@ def _judge(found: Mapping[str, Difference]) -> Rounding:
     return Rounding(layers, Difference.of_all(list(found.values())).judge())
 
 
-def evaluate_in_double(evaluation: Evaluation) -> Evaluation:
-    """The same batch at the same weights, in float64; with a graph of its own."""
-    return _evaluate_at(evaluation, weights_in(evaluation.problem, torch.float64))
-
-
-def _evaluate_at(evaluation: Evaluation, weights: Mapping[str, Tensor]) -> Evaluation:
-    leaves = {name: weights[name].requires_grad_() for name in evaluation.leaves}
-    return Evaluation(evaluation.problem, evaluation.batch, weights={**weights, **leaves})
-
-
 def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     single = _product(evaluation, curvature)
     try:
@@ -138,7 +128,7 @@ def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], 
         for name, leaf in problem.leaves.items():
             digit = torch.finfo(leaf.dtype).eps * _random(leaf, problem.seed).sign()
             weights[name] = weights[name] * (1 + digit)
-        again = _product(_evaluate_at(evaluation, weights), curvature)
+        again = _product(evaluate_at(evaluation, weights), curvature)
     first, second = (
         {name: evaluation.weight * one.double() for name, one in product.items()}
         for product in (single, again)
