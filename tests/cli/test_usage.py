@@ -163,7 +163,7 @@ WRONG = [
     ("reproduce table-2 --variant x --data digits", "variant='x' is unknown; choose from"),
     ("reproduce table-2 --seeds 0", "Invalid value for '--seeds'"),
     ("reproduce table-2 --data-dir nowhere", "nowhere"),
-    ("reproduce table-2 --data digits --folder net.py", "folder='net.py' cannot be used"),
+    ("reproduce table-2 --data digits --folder net.py", "folder='net.py/table-2-digits' cannot be used"),
     ("demo --folder net.py", "--folder net.py is not a folder; give another name."),
     ("demo --folder no/d", "--folder no/d cannot be made: no does not exist. Create it first."),
     ("demo --lr fast", "Invalid value for '--lr'"),

@@ -366,15 +366,19 @@ def tenfold(net: Any, x: Tensor) -> Tensor:
     return net.head(torch.relu(torch.add(torch.zeros(1, dtype=x.dtype), net.a(x), alpha=10)).expand(-1, 3))
 
 
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
 ABOVE_THE_NORM: dict[str, Any] = {
-    "no output dimension": (lambda net, x: net.a(x).tanh().sum(), (4, 1), energy, torch.randn(9, 4), None),
+    "no output dimension": (lambda net, x: net.a(x).tanh().sum(), (4, 1), energy, drawn(9, 4), None),
     "no input dimension": (
         lambda net, x: net.a(x[0]) * x[1], (4, 3), nn.CrossEntropyLoss(),
-        (torch.randn(6, 4), torch.tensor(2.0)), torch.randint(3, (6,)),
+        (drawn(6, 4), torch.tensor(2.0)), torch.arange(6) % 3,
     ),
     # The activation sees the layer's output three times, or ten times as large.
-    "repeated": (repeating, (3, 1), LOSS, torch.randn(16, 3), torch.zeros(16, 2)),
-    "scaled": (tenfold, (3, 1), LOSS, torch.randn(16, 3), torch.zeros(16, 2)),
+    "repeated": (repeating, (3, 1), LOSS, drawn(16, 3), torch.zeros(16, 2)),
+    "scaled": (tenfold, (3, 1), LOSS, drawn(16, 3), torch.zeros(16, 2)),
 }  # fmt: skip
 
 

@@ -231,6 +231,7 @@ def test_hovering_touching_and_the_listing_show_the_exact_value(browser, pages):
         assert page.locator(".tip:visible").count() == 0
         figure = page.locator("figure").first
         figure.get_by_text("Numbers").click()
+        figure.locator(".listing tr").nth(3).wait_for()
         rows = [row.split("\t") for row in figure.locator(".listing tr").all_inner_texts()]
         assert (rows[0], rows[3]) == (
             ["layer", "curvature ‖H‖", "more"],
