@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature.derivative_check import (
-    GraphLinearization,
-    check_gradients,
-    check_loss,
-    check_outputs,
-    seed_of_check,
-)
+from hessinit.curvature import derivative_check, operators
 from hessinit.curvature.eigenpairs import top_eigenpairs
 from hessinit.curvature.evaluation import (
     Direction,
@@ -31,14 +25,6 @@ from hessinit.curvature.evaluation import (
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, trace_grams
 from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue
 from hessinit.curvature.layer_uses import Call, DenseCall, read_call
-from hessinit.curvature.operators import (
-    GaussNewtonOperator,
-    HessianOperator,
-    LinearOperator,
-    add_up,
-    join,
-    split,
-)
 from hessinit.curvature.probes import Operator, random_like
 from hessinit.curvature.rounding_error import CAUTION, RoundingError
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
@@ -90,7 +76,7 @@ class Engine(ABC):
         """The extremes of the block of these leaves together."""
 
     @abstractmethod
-    def operator(self, names: Sequence[str]) -> LinearOperator:
+    def operator(self, names: Sequence[str]) -> operators.LinearOperator:
         """The block itself, acting on flat weights."""
 
 
@@ -142,7 +128,7 @@ class SpectrumOptions:
 
 
 def measure_spectrum(
-    operator: LinearOperator, options: SpectrumOptions, settings: LanczosSettings
+    operator: operators.LinearOperator, options: SpectrumOptions, settings: LanczosSettings
 ) -> dict[str, Any]:
     """The numbers asked for, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
@@ -166,14 +152,14 @@ class LanczosEngine(Engine):
 
     def __init__(
         self,
-        build: Callable[[Sequence[str]], LinearOperator],
+        build: Callable[[Sequence[str]], operators.LinearOperator],
         settings: LanczosSettings,
         reason: str,
         rank: int | None = None,
     ) -> None:
         self._build, self._settings, self.reason, self._rank = build, settings, reason, rank
 
-    def operator(self, names: Sequence[str]) -> LinearOperator:
+    def operator(self, names: Sequence[str]) -> operators.LinearOperator:
         return self._build(names)
 
     def extremes(self, names: Sequence[str]) -> Extremes:
@@ -218,7 +204,7 @@ class OutputHessian:
         return found if self._weight == 1.0 else found * self._weight
 
 
-class CallHessian(LinearOperator):
+class CallHessian(operators.LinearOperator):
     """`Aᵀ H_a A` on the flat weight, summed over batches."""
 
     def __init__(self, calls: Sequence[tuple[Call, OutputHessian]], leaf: Tensor) -> None:
@@ -229,12 +215,12 @@ class CallHessian(LinearOperator):
 
     def _product(self, vector: Tensor) -> Tensor:
         weight = vector.view(self._weight_shape)
-        return add_up(
+        return operators.add_up(
             [call.pull(hessian.product(call.push(weight))).reshape(-1) for call, hessian in self._calls]
         )
 
 
-class SeenHessian(LinearOperator):
+class SeenHessian(operators.LinearOperator):
     """`Lᵀ H_a L` for a dense call, where `L Lᵀ` are the inner products of its inputs: a smaller matrix."""
 
     def __init__(self, call: DenseCall, hessian: OutputHessian) -> None:
@@ -268,8 +254,8 @@ class HessianEngine(Engine):
         self._unused = unused_leaves(evaluations)
         self._calls = [_single_calls(evaluation) for evaluation in evaluations]
 
-    def operator(self, names: Sequence[str]) -> LinearOperator:
-        return HessianOperator(self._evaluations, names)
+    def operator(self, names: Sequence[str]) -> operators.LinearOperator:
+        return operators.HessianOperator(self._evaluations, names)
 
     def extremes(self, names: Sequence[str]) -> Extremes:
         if all(name in self._unused for name in names):
@@ -279,7 +265,7 @@ class HessianEngine(Engine):
         weights = sum(self._evaluations[0].problem.leaves[name].numel() for name in names)
         return found if operator is None or operator.shape[0] == weights else _with_zero(found)
 
-    def _through_output(self, name: str) -> LinearOperator | None:
+    def _through_output(self, name: str) -> operators.LinearOperator | None:
         if not all(name in calls for calls in self._calls):
             return None
         found = [calls[name] for calls in self._calls]
@@ -329,7 +315,7 @@ def _with_zero(extremes: Extremes) -> Extremes:
 _LARGEST_MATRIX = 2048
 
 
-class GramCurvature(LinearOperator):
+class GramCurvature(operators.LinearOperator):
     """`VᵀV` on the weights of one or several layers, summed over batches: the Gauss-Newton block."""
 
     def __init__(self, per_batch: Sequence[Sequence[LayerGram]]) -> None:
@@ -340,18 +326,18 @@ class GramCurvature(LinearOperator):
         self.shape, self.dtype, self.device = (size, size), first[0].dtype, first[0].device
 
     def _product(self, vector: Tensor) -> Tensor:
-        weights = split(vector, self.shapes)
+        weights = operators.split(vector, self.shapes)
         total: list[Tensor] | None = None
         for grams in self.per_batch:
-            moved = add_up([gram.push(weight) for gram, weight in zip(grams, weights, strict=True)])
+            moved = operators.add_up([gram.push(weight) for gram, weight in zip(grams, weights, strict=True)])
             moved = moved * grams[0].scale
             pulled = [gram.pull(moved) for gram in grams]
             total = pulled if total is None else [a + b for a, b in zip(total, pulled, strict=True)]
         assert total is not None
-        return join(total)
+        return operators.join(total)
 
 
-class GramLinearization(GraphLinearization):
+class GramLinearization(derivative_check.GraphLinearization):
     """The Jacobian as the Gram engine computes it, in the coordinates `Sᵀz` of the output."""
 
     def __init__(self, evaluation: Evaluation, root: LossFactor, grams: Mapping[str, LayerGram]) -> None:
@@ -374,7 +360,7 @@ class GramLinearization(GraphLinearization):
         found = {}
         if others:
             numbers = self._columns.reshape(*self._columns.shape[:2], -1)[..., 0]
-            factors = random_like(numbers, seed_of_check(self.evaluation))
+            factors = random_like(numbers, derivative_check.seed_of_check(self.evaluation))
             cotangent = torch.einsum("cn,cn...->n...", factors, self._columns)
             found = self.effects_from(others, cotangent)
         return {**found, **{name: float(change.double().norm()) for name, change in known.items()}}
@@ -406,7 +392,7 @@ class GramEngine(Engine):
         used = [name for name in names if name not in self._unused]
         return used if all(name in grams for name in used for grams in self._grams) else None
 
-    def operator(self, names: Sequence[str]) -> LinearOperator:
+    def operator(self, names: Sequence[str]) -> operators.LinearOperator:
         known = self._known(names)
         if not known or len(known) < len(names):
             return self._general.operator(names)
@@ -432,7 +418,7 @@ class GramEngine(Engine):
         per_batch = [[grams[name] for name in known] for grams in self._grams]
         if self._is_small(names):
             (single,) = per_batch
-            gram: LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
+            gram: operators.LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
             return self._from_gram(lanczos(gram, which="top", **self._settings.options).top, single)
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
@@ -480,8 +466,8 @@ def build_engine(evaluations: Sequence[Evaluation], curvature: str, settings: La
 def hessian_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -> Engine:
     """The engine of the exact Hessian, after the check of its derivatives."""
     for evaluation in evaluations:
-        check_loss(evaluation)
-        check_gradients(evaluation)
+        derivative_check.check_loss(evaluation)
+        derivative_check.check_gradients(evaluation)
     return HessianEngine(evaluations, settings)
 
 
@@ -490,7 +476,7 @@ def gauss_newton_engine(
 ) -> Engine:
     """The Gram engine where examples and outputs allow it and it is cheaper, Lanczos otherwise."""
     for evaluation in evaluations:
-        check_loss(evaluation)
+        derivative_check.check_loss(evaluation)
     reason = "estimator='lanczos' was asked for"
     if estimator != "lanczos":
         reason = _why_not_gram(evaluations, cost_matters=estimator == "auto")
@@ -512,8 +498,8 @@ def gauss_newton_engine(
             )
     for evaluation in evaluations:
         check_curved(evaluation)
-        check_outputs(evaluation)
-    return LanczosEngine(lambda names: GaussNewtonOperator(evaluations, names), settings, reason)
+        derivative_check.check_outputs(evaluation)
+    return LanczosEngine(lambda names: operators.GaussNewtonOperator(evaluations, names), settings, reason)
 
 
 def _gram_engine(
@@ -527,18 +513,18 @@ def _gram_engine(
     cause = "calls mix the examples, or are none of dense, convolution, embedding"
     alone = len(others) == len(leaves)
     general = LanczosEngine(
-        lambda names: GaussNewtonOperator(evaluations, names),
+        lambda names: operators.GaussNewtonOperator(evaluations, names),
         settings,
         f"{'no layer is known: their' if alone else 'its'} {cause}",
         rank,
     )
     if alone:
         for evaluation in evaluations:
-            check_outputs(evaluation)
+            derivative_check.check_outputs(evaluation)
         return general
     for evaluation, root, gram in zip(evaluations, roots, grams, strict=True):
         known = {name: one for name, one in gram.items() if name not in others}
-        check_outputs(evaluation, GramLinearization(evaluation, root, known))
+        derivative_check.check_outputs(evaluation, GramLinearization(evaluation, root, known))
     columns = roots[0].columns.shape[0]
     reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
     if others:

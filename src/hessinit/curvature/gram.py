@@ -17,18 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from hessinit.curvature import layer_uses
 from hessinit.curvature.evaluation import Evaluation, LossFactor
-from hessinit.curvature.layer_uses import (
-    Call,
-    ConvolutionCall,
-    DenseCall,
-    Use,
-    batched_grad,
-    find_uses,
-    in_proportion,
-    probe_examples,
-    read_call,
-)
 from hessinit.curvature.operators import LinearOperator, add_up
 from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.determinism import agree
@@ -44,7 +34,7 @@ class CallSignals:
     other, or, with `time_first`, position by position (as inside `nn.MultiheadAttention`).
     """
 
-    call: Call
+    call: layer_uses.Call
     time_first: bool
     signals: Tensor
 
@@ -85,7 +75,7 @@ class LayerGram(LinearOperator):
     def _inner_products(self) -> Tensor | None:
         """The inputs' inner products, when going through them is cheaper than going through the weight."""
         (one, *others) = self.traced
-        if others or not isinstance(one.call, DenseCall) or one.call.rows != self.examples:
+        if others or not isinstance(one.call, layer_uses.DenseCall) or one.call.rows != self.examples:
             return None
         inputs = one.call.inputs
         return inputs @ inputs.T if self.examples <= 2 * inputs.shape[1] else None
@@ -160,23 +150,25 @@ class KnownCall:
     """
 
     name: str
-    call: Call
+    call: layer_uses.Call
     edge: GradientEdge
     time_first: bool = False
 
 
-def known_calls(uses: dict[str, list[Use]], leaves: dict[str, Tensor], size: int) -> list[KnownCall]:
+def known_calls(
+    uses: dict[str, list[layer_uses.Use]], leaves: dict[str, Tensor], size: int
+) -> list[KnownCall]:
     """The calls of the leaves whose every use is known, with the same number of rows for each example."""
     calls: list[KnownCall] = []
     for name, found in uses.items():
-        known = [(use, read_call(use, leaves[name])) for use in found]
+        known = [(use, layer_uses.read_call(use, leaves[name])) for use in found]
         if all(call is not None and call.rows % size == 0 for _, call in known):
             calls += [KnownCall(name, call, GradientEdge(use.node, 0)) for use, call in known if call]
     return calls
 
 
 def plan_calls(
-    output: Tensor, uses: dict[str, list[Use]], leaves: dict[str, Tensor], seed: int
+    output: Tensor, uses: dict[str, list[layer_uses.Use]], leaves: dict[str, Tensor], seed: int
 ) -> list[KnownCall]:
     """The known calls of the leaves none of whose calls mixes examples."""
     calls = known_calls(uses, leaves, output.shape[0])
@@ -194,14 +186,14 @@ def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[
     size = output.shape[0]
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
     probe = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device).draw()
-    for whole, shared, factors in probe_examples(
+    for whole, shared, factors in layer_uses.probe_examples(
         lambda cotangent: backward(output, calls, cotangent), probe[size:].view_as(output), probe[:size]
     ):
         for one, orders, base, gradient in zip(calls, fitting, whole, shared, strict=True):
             first, second = base.reshape(one.call.rows, -1), gradient.reshape(one.call.rows, -1)
             for order in list(orders):
                 expected, found = (rows_by_example(rows, size, order) for rows in (first, second))
-                if not in_proportion(expected, found, factors):
+                if not layer_uses.in_proportion(expected, found, factors):
                     orders.remove(order)
     return [orders[0] if orders else None for orders in fitting]
 
@@ -225,13 +217,13 @@ _MOST_WRITTEN = 2**16
 class SignalCollector:
     """The signals of one call, (examples, columns, outputs per example), collected piece by piece."""
 
-    def __init__(self, call: Call, time_first: bool, size: int, like: Tensor) -> None:
+    def __init__(self, call: layer_uses.Call, time_first: bool, size: int, like: Tensor) -> None:
         outputs = int(torch.Size(call.output_shape).numel()) // size
         self._time_first, self._part = time_first, slice(0, size)
         self._signals = like.new_empty(size, like.shape[0], outputs)
-        self._calls: list[Call] = []
+        self._calls: list[layer_uses.Call] = []
 
-    def begin(self, call: Call, part: slice) -> None:
+    def begin(self, call: layer_uses.Call, part: slice) -> None:
         self._calls.append(call)
         self._part = part
 
@@ -256,12 +248,12 @@ class SignalCollector:
 class WeightGradientCollector(SignalCollector):
     """For layers with fewer weights than outputs: stores the weight gradient of every signal."""
 
-    def __init__(self, call: ConvolutionCall, size: int, like: Tensor) -> None:
+    def __init__(self, call: layer_uses.ConvolutionCall, size: int, like: Tensor) -> None:
         self._size = size
         self._factor = like.new_empty(size, like.shape[0] * call.weight.shape[0], call.weight[0].numel())
 
-    def begin(self, call: Call, part: slice) -> None:
-        assert isinstance(call, ConvolutionCall)
+    def begin(self, call: layer_uses.Call, part: slice) -> None:
+        assert isinstance(call, layer_uses.ConvolutionCall)
         self._call, self._part = call, part
         self._columns: list[Tensor] = []
 
@@ -289,7 +281,7 @@ class WeightGradientCollector(SignalCollector):
 def collector_for(one: KnownCall, size: int, like: Tensor, uses: int) -> SignalCollector:
     """Stores weight gradients where they are smaller and fast to compute, else signals."""
     call = one.call
-    if isinstance(call, ConvolutionCall):
+    if isinstance(call, layer_uses.ConvolutionCall):
         outputs = int(torch.Size(call.output_shape).numel()) // size
         small = call.weight.numel() <= min(outputs, _MOST_WRITTEN)
         unfolds = call.inputs.ndim == 4 and not call.transposed and call.groups == 1  # by F.unfold
@@ -387,7 +379,7 @@ def _gather_piece(
         return False  # the model needs the whole batch
     if output.shape != whole[part].shape or not agree(output, whole[part]):
         return False
-    calls = known_calls(find_uses(output, problem.leaves), problem.leaves, size)
+    calls = known_calls(layer_uses.find_uses(output, problem.leaves), problem.leaves, size)
     plan = [one for one in calls if one.name in names]
     rounding = float(torch.finfo(whole.dtype).eps) ** 0.6  # as in `agree`
     if len(plan) != len(outlines) or not all(
@@ -423,6 +415,6 @@ def _backward_all(output: Tensor, plan: Sequence[KnownCall], columns: Tensor) ->
     edges = [one.edge for one in plan]
     if not all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
         return None
-    found = batched_grad(output, edges, columns) or ()
+    found = layer_uses.batched_grad(output, edges, columns) or ()
     arrived = [one for one in found if one is not None]
     return arrived if arrived and len(arrived) == len(found) else None

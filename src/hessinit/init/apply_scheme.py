@@ -20,21 +20,11 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, choose, did_you_mean
+from hessinit.init import weights
 from hessinit.init.context import is_homogeneous
 from hessinit.init.draws import DISTRIBUTIONS, Draft, Drawn, draw_values
 from hessinit.init.mean_field import variance_corrections
 from hessinit.init.trace import BY_SHAPE, Context, WeightUse
-from hessinit.init.weights import (
-    Fans,
-    Target,
-    TracedWeights,
-    block_views,
-    fans_of,
-    find_targets,
-    find_weight_uses,
-    snapshot,
-    widths_change,
-)
 from hessinit.problem.layers import check_present
 from hessinit.problem.problem import Forward
 from hessinit.problem.validate import check_model, check_switches, unwrap
@@ -118,12 +108,12 @@ def apply_scheme_(
         )
     model = unwrap(model)
     check_present(model)
-    targets = find_targets(model, layers)
+    targets = weights.find_targets(model, layers)
     if not targets:
         where = "the model has" if layers is None else f"layers={layers!r} names"
         raise ProblemError(f"{where} no weight of two or more dimensions, so a scheme has nothing to set.")
     with _ONE_AT_A_TIME:
-        traced = find_weight_uses(model, sample, forward, dropout=dropout)
+        traced = weights.find_weight_uses(model, sample, forward, dropout=dropout)
     drafts = _draft_all(targets, traced, _Options(scheme, dropout, residual, gains))
     notes = *traced.notes, *(one.note for one in drafts if one.note), *_advice(drafts, scheme, residual)
     name = (distribution or "normal") if scheme in CLOSED_FORM else None
@@ -152,7 +142,7 @@ def _advice(drafts: list[Draft], scheme: str, residual: str) -> list[str]:
         )
     functions = {use.upstream.words: use.upstream.function for use in uses}
     bent = [words for words, one in functions.items() if one is not None and not is_homogeneous(one)]
-    if scheme in BY_NORMS and bent and widths_change(uses):
+    if scheme in BY_NORMS and bent and weights.widths_change(uses):
         advice.append(
             f"{scheme!r} keeps lengths, so units change in size where widths do, but the gain of {bent[0]} "
             "is that of size 1: lengths are kept only roughly. 'he' keeps the size of units."
@@ -173,7 +163,7 @@ def _restored(generator: torch.Generator | None) -> Iterator[None]:
 
 def _write_(drawn: Drawn) -> Callable[[], None]:
     """All or nothing: a parametrization may refuse a value. Returns the way back."""
-    restore = snapshot([target for target, _ in drawn.weights])
+    restore = weights.snapshot([target for target, _ in drawn.weights])
     try:
         for target, value in drawn.weights:
             target.write_(value)
@@ -216,7 +206,7 @@ class Factors:
     keep_downstream: float = 1.0
 
 
-def variance(scheme: str, fans: Fans, factors: Factors) -> float:
+def variance(scheme: str, fans: weights.Fans, factors: Factors) -> float:
     """The variance of the weight's entries under one of the closed forms.
 
     >>> variance("he", Fans(50, 20), Factors(2**0.5)), variance("forward", Fans(50, 20), Factors())
@@ -244,7 +234,10 @@ def gain_used(scheme: str, factors: Factors) -> float:
     if scheme == "backward":
         return factors.gain_downstream
     if scheme == "compromise":
-        return variance(scheme, Fans(1, 1), Factors(factors.gain_upstream, factors.gain_downstream)) ** 0.5
+        return (
+            variance(scheme, weights.Fans(1, 1), Factors(factors.gain_upstream, factors.gain_downstream))
+            ** 0.5
+        )
     return factors.gain_upstream
 
 
@@ -259,7 +252,9 @@ class _Options:
     gains: Mapping[str, float] | None
 
 
-def _draft_all(targets: Sequence[Target], traced: TracedWeights, options: _Options) -> list[Draft]:
+def _draft_all(
+    targets: Sequence[weights.Target], traced: weights.TracedWeights, options: _Options
+) -> list[Draft]:
     """A draft for each target, in execution order; weights that the forward does not use come last."""
     uses = traced.uses
     by_key: dict[str, list[WeightUse]] = {}
@@ -268,7 +263,9 @@ def _draft_all(targets: Sequence[Target], traced: TracedWeights, options: _Optio
     gains = _resolve_gains(targets, options.gains)
     branches = len({use.parameter for use in uses if use.closes_residual})
     # A rule by norms lets the size of units change with the widths, which the correction does not know.
-    by_units = options.scheme in _UNIT_RULES or (options.scheme == "forward" and not widths_change(uses))
+    by_units = options.scheme in _UNIT_RULES or (
+        options.scheme == "forward" and not weights.widths_change(uses)
+    )
     corrections = variance_corrections(uses) if by_units else {}
     drafts = []
     for target in targets:
@@ -291,7 +288,7 @@ def _draft_all(targets: Sequence[Target], traced: TracedWeights, options: _Optio
     return sorted(drafts, key=lambda draft: met.get(draft.target.key, math.inf))
 
 
-def _as_written(target: Target, use: WeightUse) -> WeightUse:
+def _as_written(target: weights.Target, use: WeightUse) -> WeightUse:
     """The use with the shape of the weight as it is written.
 
     A parametrization may transpose inside, as the orthogonal ones do with wide weights.
@@ -316,13 +313,18 @@ def _most_cautious(candidates: Sequence[Draft]) -> Draft:
 
 
 def _draft(
-    target: Target, use: WeightUse, options: _Options, gain: float | None, correction: float, branches: int
+    target: weights.Target,
+    use: WeightUse,
+    options: _Options,
+    gain: float | None,
+    correction: float,
+    branches: int,
 ) -> Draft:
     scheme = options.scheme
     plain = _factors(target, use, options, gain)
     factors = replace(plain, gain_upstream=plain.gain_upstream * (correction if gain is None else 1.0))
     undropped = Factors(factors.gain_upstream, factors.gain_downstream)
-    fans = fans_of(use)
+    fans = weights.fans_of(use)
     branch = math.sqrt(branches) if options.residual == "scaled" and use.closes_residual else 1.0
     if scheme in CLOSED_FORM:
         factor = math.sqrt(variance(scheme, fans[0], factors) / variance(scheme, fans[0], undropped))
@@ -363,7 +365,7 @@ def _unit_std(scheme: str, use: WeightUse) -> tuple[float, ...]:
     if use.kind == "embedding":
         return (1.0,)
     roots = []
-    for groups in block_views(use, torch.empty(use.shape, device="meta")):
+    for groups in weights.block_views(use, torch.empty(use.shape, device="meta")):
         outputs, inputs, *kernel = groups[0].shape
         spread = math.prod(kernel) * inputs if scheme == "orthogonal" else inputs
         rest = 1 if scheme == "orthogonal" else math.prod(kernel)
@@ -371,7 +373,7 @@ def _unit_std(scheme: str, use: WeightUse) -> tuple[float, ...]:
     return tuple(roots)
 
 
-def _factors(target: Target, use: WeightUse, options: _Options, gain: float | None) -> Factors:
+def _factors(target: weights.Target, use: WeightUse, options: _Options, gain: float | None) -> Factors:
     scheme = options.scheme
     uses_up, uses_down = scheme != "backward", scheme in ("backward", "compromise")
     keeps = [
@@ -390,7 +392,7 @@ def _factors(target: Target, use: WeightUse, options: _Options, gain: float | No
     )
 
 
-def _gain(target: Target, context: Context, side: str, needed: bool, given: float | None) -> float:
+def _gain(target: weights.Target, context: Context, side: str, needed: bool, given: float | None) -> float:
     if not needed or given is not None:
         return given if needed and given is not None else 1.0
     if context.trouble == BY_SHAPE:
@@ -418,7 +420,7 @@ def _words(context: Context) -> str:
     return ", ".join([*met[:2], "…", met[-1]] if len(met) > 4 else met) or _ENDS.get(context.end, context.end)
 
 
-def _resolve_gains(targets: Sequence[Target], gains: Mapping[str, float] | None) -> dict[str, float]:
+def _resolve_gains(targets: Sequence[weights.Target], gains: Mapping[str, float] | None) -> dict[str, float]:
     if gains is not None and not isinstance(gains, Mapping):
         raise ProblemError(f"gains is a {type(gains).__name__}; it must map names to gains: {{'fc2': 1.5}}.")
     found: dict[str, float] = {}

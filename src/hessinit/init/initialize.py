@@ -26,17 +26,10 @@ from hessinit.init.search import LayersRule, NetworkRule, Outcome
 from hessinit.init.trace import WeightUse
 from hessinit.init.weights import Target, find_targets, find_weight_uses, snapshot
 from hessinit.measurement.measure import note_unchecked
+from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
 from hessinit.problem.layers import check_present
 from hessinit.problem.problem import Forward, Loss, ProblemOptions
-from hessinit.problem.validate import (
-    check_arguments,
-    check_dropout,
-    check_finite_inputs,
-    check_switches,
-    check_whole,
-    unwrap,
-)  # fmt: skip
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan
 from hessinit.results.result import replacing
@@ -109,22 +102,22 @@ def initialize_(
     (True, True)
     """
     started = time.perf_counter()
-    check_arguments(model, loss, forward, None, dropout, reduction, check)
-    check_switches(dry_run=dry_run, strict=strict)
-    seed = check_whole("seed", seed, at_least=0)
+    validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
+    validate.check_switches(dry_run=dry_run, strict=strict)
+    seed = validate.check_whole("seed", seed, at_least=0)
     config = Config(
         lr, target, optimizer, momentum, rule, scheme, scaling, curvature, biases, residual, tolerance,
         max_measurements, max_sharpening,
     )  # fmt: skip
-    inside = unwrap(model)
+    inside = validate.unwrap(model)
     check_present(inside)
-    check_dropout(inside, dropout)
+    validate.check_dropout(inside, dropout)
     named = layers if layers is None or isinstance(layers, str) else list(layers)
     options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
     options |= {"reduction": reduction, "seed": seed}
     factory = ProblemFactory(inside, loss, read_once(batch), options, curvature, check)
     for place, one in read_batches(factory.batch):  # before a scheme meets them in some layer
-        check_finite_inputs(one.inputs, one, place)
+        validate.check_finite_inputs(one.inputs, one, place)
     targets = find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
     if not writable:

@@ -9,20 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hessinit.init import trace
 from hessinit.init import trace as ops
 from hessinit.init.layer_functions import COMPOSITES, WEIGHT_FUNCTIONS, arguments
-from hessinit.init.trace import (
-    BY_SHAPE,
-    Derived,
-    Noise,
-    ReplayableCall,
-    Shape,
-    Signal,
-    Trace,
-    Unknown,
-    leaves_of,
-    map_leaves,
-)  # fmt: skip
 
 _TURNING = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")
 _TRANSPOSING = (*_TURNING, "t", "T", "mT", "H", "mH", "adjoint")
@@ -41,7 +30,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.trace = Trace()
+        self.trace = trace.Trace()
 
     def call(
         self,
@@ -50,24 +39,24 @@ class Recorder:
         kwargs: dict[str, Any],
         *,
         name: str = "",
-        shape: Shape = None,
+        shape: trace.Shape = None,
         value: Any = None,
     ) -> Any:
         """`value` is the result itself where it is known."""
         name = name or ops.name_of(function)
-        leaves = leaves_of([args, kwargs])
-        signals = [leaf for leaf in leaves if isinstance(leaf, Signal)]
-        parameters = [leaf for leaf in leaves if isinstance(leaf, Derived)]
-        call = ReplayableCall(function, args, kwargs)
+        leaves = trace.leaves_of([args, kwargs])
+        signals = [leaf for leaf in leaves if isinstance(leaf, trace.Signal)]
+        parameters = [leaf for leaf in leaves if isinstance(leaf, trace.Derived)]
+        call = trace.ReplayableCall(function, args, kwargs)
         given = bool(signals or parameters)
-        if name in ops.DRAWING or (not given and any(isinstance(leaf, Noise) for leaf in leaves)):
-            return Noise()
-        unknown = name in ops.SHAPE_QUERIES or any(isinstance(leaf, Unknown) for leaf in leaves)
+        if name in ops.DRAWING or (not given and any(isinstance(leaf, trace.Noise) for leaf in leaves)):
+            return trace.Noise()
+        unknown = name in ops.SHAPE_QUERIES or any(isinstance(leaf, trace.Unknown) for leaf in leaves)
         if name in _FILLS and unknown:
             return torch.tensor(_FILLS[name])
         if name in ops.SHAPE_QUERIES or not given:
-            return Unknown(call, name) if unknown else None
-        if name in _MODULES and args and isinstance(args[0], Derived) and len(parameters) > 1:
+            return trace.Unknown(call, name) if unknown else None
+        if name in _MODULES and args and isinstance(args[0], trace.Derived) and len(parameters) > 1:
             # A learned input, as the queries of a Perceiver: what a layer is called on is a signal.
             for used in args[0].parameters:
                 self.trace.other_uses.setdefault(used, "a learned input, not a map of a signal")
@@ -86,23 +75,27 @@ class Recorder:
             for used in parameter.parameters:
                 self.trace.other_uses.setdefault(used, name)
         others = (*args[1:2], *kwargs.values())
-        if name in ("max", "min") and any(isinstance(other, (Signal, Tensor, Derived)) for other in others):
+        if name in ("max", "min") and any(
+            isinstance(other, (trace.Signal, Tensor, trace.Derived)) for other in others
+        ):
             name = f"{name}imum"  # of two tensors, not over a dimension
         return self._step(name, call, signals, shape)
 
-    def part(self, whole: Signal, place: int, shape: Shape = None) -> Signal:
+    def part(self, whole: trace.Signal, place: int, shape: trace.Shape = None) -> trace.Signal:
         """One entry of a step that returns a tuple."""
-        call = ReplayableCall(operator.getitem, (whole, place))
+        call = trace.ReplayableCall(operator.getitem, (whole, place))
         return self.trace.add("part", "rearrange", (whole.index,), call=call, shape=shape)
 
-    def _step(self, name: str, call: ReplayableCall, signals: list[Signal], shape: Shape) -> Signal:
-        if name == "where" and isinstance((*call.args, None)[0], Signal):
+    def _step(
+        self, name: str, call: trace.ReplayableCall, signals: list[trace.Signal], shape: trace.Shape
+    ) -> trace.Signal:
+        if name == "where" and isinstance((*call.args, None)[0], trace.Signal):
             signals = [*signals[1:], signals[0]]  # the condition is not what goes on
         kind, sources = ops.kind_of(name), tuple(dict.fromkeys(signal.index for signal in signals))
-        constants = any(isinstance(leaf, Tensor) for leaf in leaves_of(call.args))
+        constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
         if kind == "mix" and len(sources) == 1 and constants:
             kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
-        passed = ReplayableCall.identity(sources[0])
+        passed = trace.ReplayableCall.identity(sources[0])
         if kind == "dropout":
             given = arguments(call.args, call.kwargs, "input p training")
             p, active = given.get("p", 0.5), bool(given.get("training", True))
@@ -123,28 +116,30 @@ class Recorder:
             return self.trace.add(name, kind, sources[:1], call=kept, shape=shape)
         return self.trace.add(name, kind, sources, call=call, shape=shape)
 
-    def _elementwise(self, name: str, call: ReplayableCall, sources: tuple[int, ...], shape: Shape) -> Signal:
-        def rearranged(words: str) -> Signal:
-            passed = ReplayableCall.identity(sources[0])
+    def _elementwise(
+        self, name: str, call: trace.ReplayableCall, sources: tuple[int, ...], shape: trace.Shape
+    ) -> trace.Signal:
+        def rearranged(words: str) -> trace.Signal:
+            passed = trace.ReplayableCall.identity(sources[0])
             return self.trace.add(words, "rearrange", sources[:1], call=passed, shape=shape)
 
-        given: Any = map_leaves(lambda leaf: _as_number(leaf, name), [call.args, dict(call.kwargs)])
+        given: Any = trace.map_leaves(lambda leaf: _as_number(leaf, name), [call.args, dict(call.kwargs)])
         # One number cannot be written into in place, as the zeros that it stands for.
         written = isinstance((*given[0], None)[0], Tensor)
         function = getattr(torch, name, call.function) if written else call.function
-        leaves = leaves_of(given)
-        others = [leaf for leaf in leaves if isinstance(leaf, (Derived, Tensor))]
-        if any(isinstance(leaf, Noise) for leaf in leaves):
+        leaves = trace.leaves_of(given)
+        others = [leaf for leaf in leaves if isinstance(leaf, (trace.Derived, Tensor))]
+        if any(isinstance(leaf, trace.Noise) for leaf in leaves):
             return rearranged("noise")
-        if any(isinstance(leaf, Unknown) for leaf in leaves):
+        if any(isinstance(leaf, trace.Unknown) for leaf in leaves):
             if name in ops.SUMS:  # most likely a table of positions, cut to length
                 return self.trace.add(name, "sum", sources, shape=shape)
-            return rearranged(BY_SHAPE)
+            return rearranged(trace.BY_SHAPE)
         if name in ops.SUMS and len(sources) == 1 and any(not _is_scalar(other) for other in others):
-            if all(isinstance(other, Derived) and _is_vector(other) for other in others):
+            if all(isinstance(other, trace.Derived) and _is_vector(other) for other in others):
                 return rearranged("bias")
             return self.trace.add(name, "sum", sources, shape=shape)
-        learnable = any(isinstance(other, Derived) for other in others)
+        learnable = any(isinstance(other, trace.Derived) for other in others)
         if name in ("mul", "div") and len(sources) == 1 and learnable:
             # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to undo.
             return rearranged("scale")
@@ -155,16 +150,16 @@ class Recorder:
             return self.trace.add(name, "unknown", sources, shape=shape)
 
         def plain(leaf: Any) -> Any:
-            return _one_number(leaf, name) if isinstance(leaf, (Derived, Tensor)) else leaf
+            return _one_number(leaf, name) if isinstance(leaf, (trace.Derived, Tensor)) else leaf
 
-        args, kwargs = map_leaves(plain, given)
+        args, kwargs = trace.map_leaves(plain, given)
         if name == "rrelu":  # its slope is drawn in train mode; the mean slope stands for it
             args, kwargs = args[:3], {key: kwargs[key] for key in ("lower", "upper") if key in kwargs}
-        call = ReplayableCall(function, args, kwargs)
+        call = trace.ReplayableCall(function, args, kwargs)
         return self.trace.add(name, "elementwise", sources, call=call, shape=shape)
 
 
-def _derive(name: str, parameters: list[Derived], value: Any) -> Any:
+def _derive(name: str, parameters: list[trace.Derived], value: Any) -> Any:
     """The result of a call on parameters and constants alone."""
     first = parameters[0]
     names = frozenset().union(*(parameter.parameters for parameter in parameters))
@@ -178,8 +173,8 @@ def _derive(name: str, parameters: list[Derived], value: Any) -> Any:
     elif name not in ops.CASTS and not (name in ops.REARRANGING and same_shape):
         how = "computed"
     if name in ops.SPLITS and isinstance(value, (tuple, list)):
-        return tuple(Derived(names, entry, transposed, how) for entry in value)
-    return Derived(names, value if isinstance(value, Tensor) else None, transposed, how)
+        return tuple(trace.Derived(names, entry, transposed, how) for entry in value)
+    return trace.Derived(names, value if isinstance(value, Tensor) else None, transposed, how)
 
 
 # --- Constants among the arguments of a call --------------------------------------------------------------
@@ -197,19 +192,19 @@ def _as_number(leaf: Any, name: str) -> Any:
     return first.clone() if same else leaf
 
 
-def _is_scalar(other: Derived | Tensor) -> bool:
-    value = other.value if isinstance(other, Derived) else other
+def _is_scalar(other: trace.Derived | Tensor) -> bool:
+    value = other.value if isinstance(other, trace.Derived) else other
     return value is not None and value.numel() == 1
 
 
-def _is_vector(other: Derived) -> bool:
+def _is_vector(other: trace.Derived) -> bool:
     """At most one number for each channel, as a bias or a gain; (1, C, 1, 1) counts."""
     return other.value is not None and other.value.numel() <= max(other.value.shape, default=1)
 
 
-def _is_mask(other: Derived | Tensor) -> bool:
+def _is_mask(other: trace.Derived | Tensor) -> bool:
     """A constant of zeros and one other number: what it lets through keeps its size."""
-    if isinstance(other, Derived) or other.numel() < 2:
+    if isinstance(other, trace.Derived) or other.numel() < 2:
         return False
     if not (other.is_floating_point() or other.is_complex()):
         return True
@@ -217,9 +212,9 @@ def _is_mask(other: Derived | Tensor) -> bool:
     return rest.numel() < other.numel() and bool((rest == rest[:1]).all())
 
 
-def _one_number(other: Derived | Tensor, name: str) -> Tensor:
+def _one_number(other: trace.Derived | Tensor, name: str) -> Tensor:
     """The root mean square of a tensor of gains or slopes, which is right for second moments."""
-    value = other.value if isinstance(other, Derived) else other
+    value = other.value if isinstance(other, trace.Derived) else other
     assert value is not None
     value = value.detach().cpu()
     if value.numel() > 1:

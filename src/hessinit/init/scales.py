@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.engines import (
-    Engine,
-    LanczosSettings,
-    SpectrumOptions,
-    gauss_newton_engine,
-    hessian_engine,
-)
+from hessinit.curvature import engines
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.init import defaults
 from hessinit.init.trace import WeightUse, parametrized_name
@@ -101,7 +95,7 @@ class ScaledModel:
 
     def __init__(self, factory: ProblemFactory, targets: Sequence[Target], tolerance: float) -> None:
         self.factory = factory
-        self._settings = LanczosSettings(tolerance, 200, factory.options["seed"])
+        self._settings = engines.LanczosSettings(tolerance, 200, factory.options["seed"])
         self._base = {target.name: (target, target.value.clone(), target.snapshot()) for target in targets}
         self._factors = dict.fromkeys(self._base, 1.0)
 
@@ -185,18 +179,18 @@ class ScaledModel:
             return found
 
     @contextlib.contextmanager
-    def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, Engine]]:
+    def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, engines.Engine]]:
         problem = self.factory.problem(measured=True)
         with problem.settings():
             evaluations = evaluate(problem)
             if self.factory.curvature == "hessian":
-                yield problem, hessian_engine(evaluations, self._settings)
+                yield problem, engines.hessian_engine(evaluations, self._settings)
             else:
                 estimator = "auto" if every_layer else _network_estimator(evaluations)
                 # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
                 tolerance = TOLERANCE if estimator == "auto" else self._settings.tolerance
                 settings = replace(self._settings, tolerance=tolerance)
-                yield problem, gauss_newton_engine(evaluations, settings, estimator)
+                yield problem, engines.gauss_newton_engine(evaluations, settings, estimator)
 
     def report(self, every_layer: bool) -> CurvatureReport:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
@@ -206,8 +200,8 @@ class ScaledModel:
             evaluations = evaluate(problem)
             estimator = "auto" if every_layer else _network_estimator(evaluations)
             tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
-            settings = LanczosSettings(tolerance, 200, problem.seed)
-            rows = Rows(problem, evaluations, curvature, estimator, settings, SpectrumOptions())
+            settings = engines.LanczosSettings(tolerance, 200, problem.seed)
+            rows = Rows(problem, evaluations, curvature, estimator, settings, engines.SpectrumOptions())
             cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
             layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
             network = rows.network()

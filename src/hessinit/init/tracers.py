@@ -17,19 +17,9 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError
+from hessinit.init import trace
 from hessinit.init.layer_functions import arguments
 from hessinit.init.recorder import Recorder
-from hessinit.init.trace import (
-    SHAPE_QUERIES,
-    Derived,
-    Noise,
-    Signal,
-    Trace,
-    Unknown,
-    leaves_of,
-    map_leaves,
-    name_of,
-)  # fmt: skip
 from hessinit.problem.batches import cast, map_tensors, tensors_in
 from hessinit.problem.double_backward import twice_differentiable
 from hessinit.problem.preserve import UserState, untouched_random_state
@@ -130,7 +120,7 @@ def _plain_transformers() -> Iterator[None]:
 # --- On a sample ------------------------------------------------------------------------------------------
 
 
-def trace_run(model: nn.Module, sample: Any, forward: Forward | None) -> Trace:
+def trace_run(model: nn.Module, sample: Any, forward: Forward | None) -> trace.Trace:
     """Run the forward once on copies of the weights, the buffers and the sample, and record every call."""
     inputs = prepare_sample(model, sample)
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -161,7 +151,7 @@ class _FunctionRecorder(TorchFunctionMode):
         # The tensors are held as well, so that no two of them ever have the same id.
         self._known: dict[int, tuple[Any, Tensor]] = {}
         for name, parameter in parameters:
-            self._know(parameter, Derived(frozenset({name}), parameter))
+            self._know(parameter, trace.Derived(frozenset({name}), parameter))
         for constant in constants:
             self._know(constant, None)
         for tensor in tensors_in(inputs):
@@ -170,7 +160,7 @@ class _FunctionRecorder(TorchFunctionMode):
     def finish(self, output: Any) -> None:
         for tensor in tensors_in(output):
             stands_for = self._known.get(id(tensor), (None, tensor))[0]
-            if isinstance(stands_for, Signal):
+            if isinstance(stands_for, trace.Signal):
                 self.trace.outputs.add(stands_for.index)
 
     def as_norm(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +168,7 @@ class _FunctionRecorder(TorchFunctionMode):
 
         def normalize(*args: Any, **kwargs: Any) -> Any:
             symbols = [] if self._paused else [self._symbol(tensor) for tensor in tensors_in([args, kwargs])]
-            signals = [symbol.index for symbol in symbols if isinstance(symbol, Signal)]
+            signals = [symbol.index for symbol in symbols if isinstance(symbol, trace.Signal)]
             if not signals:
                 return forward(*args, **kwargs)
             self._paused = True
@@ -197,8 +187,8 @@ class _FunctionRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
-        name = name_of(func)
-        symbols = map_leaves(self._symbol, args), map_leaves(self._symbol, kwargs)
+        name = trace.name_of(func)
+        symbols = trace.map_leaves(self._symbol, args), trace.map_leaves(self._symbol, kwargs)
         version = args[0]._version if args and isinstance(args[0], Tensor) else None
         in_place = version is not None and _IN_PLACE.search(getattr(func, "__name__", ""))
         if in_place and symbols[0][0] is args[0]:
@@ -216,8 +206,8 @@ class _FunctionRecorder(TorchFunctionMode):
     def _write(self, name: str, args: Any, symbols: Any) -> None:
         """Into a part of a tensor, or over all of it."""
         kept = symbols[1:2] if name == "copy" else (symbols[0], symbols[-1])
-        sources = tuple(dict.fromkeys(one.index for one in kept if isinstance(one, Signal)))
-        masked = name == "setitem" and isinstance(symbols[1], Signal)  # another function on each side
+        sources = tuple(dict.fromkeys(one.index for one in kept if isinstance(one, trace.Signal)))
+        masked = name == "setitem" and isinstance(symbols[1], trace.Signal)  # another function on each side
         if sources:
             kind = "unknown" if masked and args[1].dtype is torch.bool else "cat"
             self._know(args[0], self.trace.add(name, kind, sources, shape=tuple(args[0].shape)))
@@ -237,10 +227,12 @@ class _FunctionRecorder(TorchFunctionMode):
     def _assign(self, result: Any, found: Any) -> None:
         if isinstance(result, Tensor):
             entry = found[0] if isinstance(found, tuple) else found
-            self._know(result, entry if isinstance(entry, (Signal, Derived, Noise)) else None)
+            self._know(
+                result, entry if isinstance(entry, (trace.Signal, trace.Derived, trace.Noise)) else None
+            )
         elif isinstance(result, (tuple, list)):
             for place, entry in enumerate(result):
-                if isinstance(found, Signal) and isinstance(entry, Tensor):
+                if isinstance(found, trace.Signal) and isinstance(entry, Tensor):
                     self._assign(entry, self._recorder.part(found, place, tuple(entry.shape)))
                 else:
                     self._assign(entry, found[place] if isinstance(found, tuple) else found)
@@ -249,7 +241,7 @@ class _FunctionRecorder(TorchFunctionMode):
 # --- Without a sample -------------------------------------------------------------------------------------
 
 
-def trace_symbolically(model: nn.Module) -> Trace:
+def trace_symbolically(model: nn.Module) -> trace.Trace:
     """Trace the model with torch.fx. Arguments that have a default take it."""
     signature = inspect.signature(model.forward).parameters.values()
     defaults = {one.name: one.default for one in signature if one.default is not inspect.Parameter.empty}
@@ -300,19 +292,25 @@ class _Translation:
         if node.op == "get_attr":
             return self._attribute(str(node.target))
         if node.op == "output":
-            self.trace.outputs = {leaf.index for leaf in leaves_of(args) if isinstance(leaf, Signal)}
+            self.trace.outputs = {
+                leaf.index for leaf in trace.leaves_of(args) if isinstance(leaf, trace.Signal)
+            }
             return None
         if node.op == "call_module":
             return self._module(str(node.target), args, kwargs)
         function: Any = node.target
         if not callable(function):
             function = lambda value, *args, **kwargs: getattr(value, str(node.target))(*args, **kwargs)  # noqa: E731
-        name = name_of(node.target)
+        name = trace.name_of(node.target)
         if name == "getattr" and isinstance(args[1], str):
             function, args, name = operator.attrgetter(args[1]), args[:1], args[1]
         if name == "getitem" and isinstance(args[0], tuple):
             return args[0][args[1]]
-        if name == "getitem" and isinstance(args[0], Signal) and self.trace[args[0].index].kind == "split":
+        if (
+            name == "getitem"
+            and isinstance(args[0], trace.Signal)
+            and self.trace[args[0].index].kind == "split"
+        ):
             return self._recorder.part(args[0], args[1])
         if name == "assert" or name.startswith("assert_"):
             return None
@@ -329,8 +327,8 @@ class _Translation:
         value = operator.attrgetter(target)(self._model)
         return value.detach().clone() if isinstance(value, Tensor) else value
 
-    def _parameter(self, name: str) -> Derived:
-        return Derived(frozenset({self._names[name]}), self._model.get_parameter(name).detach())
+    def _parameter(self, name: str) -> trace.Derived:
+        return trace.Derived(frozenset({self._names[name]}), self._model.get_parameter(name).detach())
 
     def _module(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self._model.get_submodule(path)
@@ -342,7 +340,7 @@ class _Translation:
         if isinstance(module, ParametrizationList):
             copies = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
             stored = (self._names[f"{path}.{name}".lstrip(".")] for name, _ in module.named_parameters())
-            return Derived(frozenset(stored), functional_call(module, copies, ()), how="computed")
+            return trace.Derived(frozenset(stored), functional_call(module, copies, ()), how="computed")
         if isinstance(module, nn.MultiheadAttention):
             names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
             given = arguments(args[:3], kwargs, "query key value") | {name: weight(name) for name in names}
@@ -360,7 +358,7 @@ class _Translation:
             kind = kind or f"rnn_{getattr(module, 'nonlinearity', 'tanh')}"
             weights = (weight("weight_ih"), weight("weight_hh"))
             return self._recorder.call(_stub, (args[0], args[1:], *weights), {}, name=f"{kind}_cell")
-        signals = [leaf for leaf in leaves_of([args, kwargs]) if isinstance(leaf, Signal)]
+        signals = [leaf for leaf in trace.leaves_of([args, kwargs]) if isinstance(leaf, trace.Signal)]
         return self.trace.add("norm", "norm", tuple(signal.index for signal in signals[:1]))
 
 
@@ -376,15 +374,15 @@ def _stub() -> None:
 
 def _evaluated(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
     """The result of a call on parameters and constants; None with a signal or a shape, or if it fails."""
-    leaves = leaves_of([args, kwargs])
-    if any(isinstance(leaf, (Signal, Unknown)) for leaf in leaves) or name in SHAPE_QUERIES:
+    leaves = trace.leaves_of([args, kwargs])
+    if any(isinstance(leaf, (trace.Signal, trace.Unknown)) for leaf in leaves) or name in trace.SHAPE_QUERIES:
         return None
 
     def value(leaf: Any) -> Any:
-        leaf = leaf.value if isinstance(leaf, Derived) else leaf
+        leaf = leaf.value if isinstance(leaf, trace.Derived) else leaf
         return leaf.clone() if isinstance(leaf, Tensor) else leaf  # a buffer may be written to
 
     try:
-        return function(*map_leaves(value, args), **map_leaves(value, kwargs))
+        return function(*trace.map_leaves(value, args), **trace.map_leaves(value, kwargs))
     except Exception:
         return None

@@ -12,19 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from hessinit.curvature import layer_uses
 from hessinit.curvature.derivative_check import check_outputs
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import rows_by_example
 from hessinit.curvature.krylov import Array
-from hessinit.curvature.layer_uses import (
-    Call,
-    ConvolutionCall,
-    DenseCall,
-    EmbeddingCall,
-    find_uses,
-    in_proportion,
-    probe_examples,
-)  # fmt: skip
 from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.measurement.jacobians import (
@@ -135,7 +127,9 @@ def _batch_bounds(
     check_outputs(evaluation)
     traced = trace_from_inputs(evaluation)
     leaves = evaluation.problem.leaves
-    layers, reasons = read_uses(traced.output, find_uses(traced.output, leaves), leaves, settings.seed)
+    layers, reasons = read_uses(
+        traced.output, layer_uses.find_uses(traced.output, leaves), leaves, settings.seed
+    )
     if not layers:
         return {}, reasons
     losses = loss_norms(evaluation, settings)
@@ -227,18 +221,18 @@ def _token_counts(layer: LayerUses) -> Array:
     """How many tokens every example looks up here, padding aside: the squared length of one-hot inputs."""
     total = np.zeros(layer.size)
     for use in layer.uses:
-        if isinstance(use.call, EmbeddingCall):
+        if isinstance(use.call, layer_uses.EmbeddingCall):
             tokens = rows_by_example(use.call.inputs, layer.size, use.time_first)
             total += (tokens != use.call.padding).sum(dim=1).cpu().numpy()
     return total
 
 
-def kernel_overlap(call: Call) -> int:
+def kernel_overlap(call: layer_uses.Call) -> int:
     """The most outputs (of one channel) that any element of the call's input takes part in; 1 unless shared.
 
     Then the map from the weight to the output is at most √overlap times as long as the input.
     """
-    if not isinstance(call, ConvolutionCall):
+    if not isinstance(call, layer_uses.ConvolutionCall):
         return 1
     kernel = call.weight.shape[2:]
     if call.transposed:
@@ -302,11 +296,11 @@ def _couples(evaluation: Evaluation, output: Tensor, seed: int) -> bool:
     size = output.shape[0]
     stream = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
     probe = stream.draw()
-    probes = probe_examples(
+    probes = layer_uses.probe_examples(
         lambda tangent: [evaluation.output_hessian(tangent)], probe[size:].view_as(output), probe[:size]
     )
     return any(
-        not in_proportion(whole.reshape(size, -1), shared.reshape(size, -1), factors)
+        not layer_uses.in_proportion(whole.reshape(size, -1), shared.reshape(size, -1), factors)
         for (whole,), (shared,), factors in probes
     )
 
@@ -337,18 +331,18 @@ def weight_map_norms(layer: LayerUses, settings: LanczosSettings) -> SingularVal
 
 def _kind(use: LayerUse) -> tuple[object, ...]:
     call = use.call
-    if isinstance(call, DenseCall):
+    if isinstance(call, layer_uses.DenseCall):
         return ("dense", call.stored_transposed)
-    if isinstance(call, ConvolutionCall):
+    if isinstance(call, layer_uses.ConvolutionCall):
         return ("convolution", call.transposed, call.groups)
     return ("embedding",)
 
 
 def _stacked(uses: list[LayerUse], size: int, settings: LanczosSettings) -> SingularValues:
     call = uses[0].call
-    if isinstance(call, EmbeddingCall):
+    if isinstance(call, layer_uses.EmbeddingCall):
         return _most_frequent_tokens(uses, size)
-    if isinstance(call, DenseCall):
+    if isinstance(call, layer_uses.DenseCall):
         rows = [rows_by_example(use.call.inputs, size, use.time_first) for use in uses]
         features = [use.call.inputs.shape[1] for use in uses]
         pieces = [one.view(size, -1, count) for one, count in zip(rows, features, strict=True)]
@@ -367,7 +361,7 @@ def _most_frequent_tokens(uses: list[LayerUse], size: int) -> SingularValues:
     """An embedding: √ of the count of an example's most frequent token; padding does not count."""
     keys = []
     for call, time_first in [(use.call, use.time_first) for use in uses]:
-        assert isinstance(call, EmbeddingCall)
+        assert isinstance(call, layer_uses.EmbeddingCall)
         tokens = rows_by_example(call.inputs, size, time_first)
         numbers = torch.arange(size, device=tokens.device).unsqueeze(1).expand_as(tokens)
         keys.append(torch.stack((numbers, tokens))[:, tokens != call.padding])
@@ -380,8 +374,10 @@ def _most_frequent_tokens(uses: list[LayerUse], size: int) -> SingularValues:
 def _convolutions(uses: list[LayerUse], size: int, settings: LanczosSettings) -> SingularValues:
     """One output channel of each group is enough: the others see the same patches."""
     calls = [(use.call, use.time_first) for use in uses]
-    patches = [Patches(call, size, later) for call, later in calls if isinstance(call, ConvolutionCall)]
-    groups = next(call.groups for call, _ in calls if isinstance(call, ConvolutionCall))
+    patches = [
+        Patches(call, size, later) for call, later in calls if isinstance(call, layer_uses.ConvolutionCall)
+    ]
+    groups = next(call.groups for call, _ in calls if isinstance(call, layer_uses.ConvolutionCall))
     found = _iterate(_stacked_patches(patches, size * groups), uses[0].call.inputs, settings)
     values = found.values.reshape(size, groups).max(axis=1)
     upper = found.upper.reshape(size, groups).max(axis=1)
@@ -395,7 +391,7 @@ class Patches:
     from a kernel of one output channel to its outputs on each example's images, without unfolding them.
     """
 
-    def __init__(self, call: ConvolutionCall, size: int, time_first: bool) -> None:
+    def __init__(self, call: layer_uses.ConvolutionCall, size: int, time_first: bool) -> None:
         inputs = call.inputs
         self._images, self._pairs = inputs.shape[0] // size, size * call.groups
         if time_first:

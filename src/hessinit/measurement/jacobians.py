@@ -21,17 +21,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
+from hessinit.curvature import layer_uses
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import KnownCall, find_layouts
-from hessinit.curvature.layer_uses import (
-    Call,
-    EmbeddingCall,
-    Node,
-    Use,
-    in_proportion,
-    probe_examples,
-    read_call,
-)  # fmt: skip
 from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.problem.batches import map_tensors
@@ -70,7 +62,7 @@ REARRANGING = {
 # --- Where the forward uses each weight, and what follows -------------------------------------------------
 
 
-def activation_kind(node: Node) -> str | None:
+def activation_kind(node: layer_uses.Node) -> str | None:
     """The name of an activation's node; None for any other node.
 
     Some in-place activations have nodes of their own: `LeakyReluBackward1` beside `LeakyReluBackward0`.
@@ -82,8 +74,8 @@ class Consumers:
     """The consumers of each node's result, over all the nodes behind `output`."""
 
     def __init__(self, output: Tensor) -> None:
-        self.of: dict[Node, list[Node]] = {}
-        waiting: list[Node] = [output.grad_fn]
+        self.of: dict[layer_uses.Node, list[layer_uses.Node]] = {}
+        waiting: list[layer_uses.Node] = [output.grad_fn]
         seen = {output.grad_fn}
         while waiting:
             node = waiting.pop()
@@ -95,7 +87,7 @@ class Consumers:
                     seen.add(source)
                     waiting.append(source)
 
-    def activation_after(self, node: Node) -> Node | None:
+    def activation_after(self, node: layer_uses.Node) -> layer_uses.Node | None:
         """The elementwise activation that alone consumes the node's result, or None.
 
         Rearranging and the addition of a bias are looked through; anything else in between ends the search.
@@ -113,7 +105,7 @@ class Consumers:
             node = found[0]
 
 
-def _adds_a_bias(addition: Node, node: Node) -> bool:
+def _adds_a_bias(addition: layer_uses.Node, node: layer_uses.Node) -> bool:
     """Whether the other summand is a constant or a weight, not something that the forward computed."""
     others = [source for source, _ in addition.next_functions if source is not node]
     if addition._saved_alpha != 1:
@@ -188,10 +180,10 @@ class LayerUse:
     `after_time_first` say how the rows of the call, and of the activation's result, belong to the examples.
     """
 
-    call: Call
+    call: layer_uses.Call
     source: GradientEdge | None
-    node: Node
-    activation: Node | None
+    node: layer_uses.Node
+    activation: layer_uses.Node | None
     after: GradientEdge
     time_first: bool = False
     after_time_first: bool = False
@@ -207,14 +199,14 @@ class LayerUses:
 
 
 def read_uses(
-    output: Tensor, uses: dict[str, list[Use]], leaves: dict[str, Tensor], seed: int
+    output: Tensor, uses: dict[str, list[layer_uses.Use]], leaves: dict[str, Tensor], seed: int
 ) -> tuple[list[LayerUses], dict[str, str]]:
     """The layers whose every use is a known call; for the others, why not."""
     consumers, size = Consumers(output), output.shape[0] if output.ndim else 1
     reasons: dict[str, str] = {}
     found: dict[str, list[LayerUse]] = {}
     for name, ones in uses.items():
-        calls = [read_call(use, leaves[name]) for use in ones]
+        calls = [layer_uses.read_call(use, leaves[name]) for use in ones]
         unknown = [use.kind for use, call in zip(ones, calls, strict=True) if call is None]
         if not ones:
             reasons[name] = "the forward does not use this weight"
@@ -228,9 +220,9 @@ def read_uses(
     return _with_rows(output, found, size, seed), reasons
 
 
-def _read(use: Use, call: Call, consumers: Consumers) -> LayerUse:
+def _read(use: layer_uses.Use, call: layer_uses.Call, consumers: Consumers) -> LayerUse:
     source = None
-    if not isinstance(call, EmbeddingCall):
+    if not isinstance(call, layer_uses.EmbeddingCall):
         # addmm(bias, inputs, weight), mm(inputs, weight), convolution(inputs, weight, bias)
         node, number = use.node.next_functions[1 if use.kind == "AddmmBackward0" else 0]
         source = None if node is None else GradientEdge(node, number)
@@ -240,7 +232,7 @@ def _read(use: Use, call: Call, consumers: Consumers) -> LayerUse:
     return LayerUse(call, source, use.node, activation, GradientEdge(activation or use.node, 0))
 
 
-def _keeps_lengths(node: Node, activation: Node, call: Call) -> bool:
+def _keeps_lengths(node: layer_uses.Node, activation: layer_uses.Node, call: layer_uses.Call) -> bool:
     """Whether the activation gets the call's own numbers: a sum on the way may repeat or scale them."""
     if math.prod(shape_behind(activation)) != math.prod(call.output_shape):
         return False
@@ -253,7 +245,7 @@ def _keeps_lengths(node: Node, activation: Node, call: Call) -> bool:
     return True
 
 
-def shape_behind(node: Node, number: int = 0) -> tuple[int, ...]:
+def shape_behind(node: layer_uses.Node, number: int = 0) -> tuple[int, ...]:
     """The shape of a node's result in the forward."""
     if type(node).__name__ == "AccumulateGrad":
         return tuple(node.variable.shape)
@@ -508,7 +500,7 @@ def _fitting(traced: TracedOutput, layers: Sequence[LayerUses], seed: int) -> li
     jacobian = Jacobian(places, whole, like)
     numbers = size * sum(place.each for place in places)
     probe = ProbeStream(size + numbers, seed=seed, dtype=like.dtype, device=like.device).draw()
-    for bases, gradients, factors in probe_examples(
+    for bases, gradients, factors in layer_uses.probe_examples(
         lambda cotangents: jacobian.pull(places, whole, cotangents), probe[size:].view(size, -1), probe[:size]
     ):
         for orders, tensor, base, gradient in zip(fitting, tensors, bases, gradients, strict=True):
@@ -516,7 +508,7 @@ def _fitting(traced: TracedOutput, layers: Sequence[LayerUses], seed: int) -> li
             orders[:] = [
                 steps
                 for steps, gather in gathers.items()
-                if in_proportion(gather(base), gather(gradient), factors)
+                if layer_uses.in_proportion(gather(base), gather(gradient), factors)
             ]
     return fitting
 

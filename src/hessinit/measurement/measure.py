@@ -15,16 +15,7 @@ import torch
 from torch import nn
 
 from hessinit._version import __version__
-from hessinit.curvature.engines import (
-    Engine,
-    Extremes,
-    LanczosSettings,
-    SpectrumOptions,
-    gauss_newton_engine,
-    hessian_engine,
-    measure_spectrum,
-    with_rounding,
-)
+from hessinit.curvature import engines
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.rounding_error import Rounding, relative_rounding
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
@@ -112,18 +103,18 @@ class Rows:
         evaluations: list[Evaluation],
         curvature: str,
         estimator: str,
-        settings: LanczosSettings,
-        options: SpectrumOptions,
+        settings: engines.LanczosSettings,
+        options: engines.SpectrumOptions,
     ) -> None:
         self._problem, self._evaluations = problem, evaluations
         self._options, self._settings = options, settings
         self._rounding: dict[str, Rounding] = {}
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
 
-        def build(kind: str, chosen: list[Evaluation]) -> Engine:
+        def build(kind: str, chosen: list[Evaluation]) -> engines.Engine:
             if kind == "hessian":
-                return hessian_engine(chosen, settings)
-            return gauss_newton_engine(chosen, settings, estimator)
+                return engines.hessian_engine(chosen, settings)
+            return engines.gauss_newton_engine(chosen, settings, estimator)
 
         self.main = build(self._kind, evaluations)
         self._approximate = build("gauss-newton", evaluations) if curvature == "both" else None
@@ -189,21 +180,21 @@ class Rows:
             **{"engine_reason": self.main.reason, **details},
         )
 
-    def _rounded(self, extremes: Extremes, curvature: str, parameter: str) -> Extremes:
+    def _rounded(self, extremes: engines.Extremes, curvature: str, parameter: str) -> engines.Extremes:
         """The extremes with the rounding error of the operator; of the whole network without a parameter."""
         if curvature not in self._rounding:
             self._rounding[curvature] = relative_rounding(self._evaluations, curvature)
         found = self._rounding[curvature]
         error = found.layers[parameter] if parameter else found.network
-        return with_rounding(extremes, error, self._settings.tolerance)
+        return engines.with_rounding(extremes, error, self._settings.tolerance)
 
     def _row(
         self,
         layer: Layer,
         names: Sequence[str],
-        extremes: Extremes,
-        approximate: Extremes | None,
-        single: Sequence[Extremes],
+        extremes: engines.Extremes,
+        approximate: engines.Extremes | None,
+        single: Sequence[engines.Extremes],
     ) -> LayerCurvature:
         extremes = self._rounded(extremes, self._kind, layer.parameter)
         if approximate is not None:
@@ -211,7 +202,7 @@ class Rows:
         norms = tuple(found.norm.value for found in single)
         spectrum: dict[str, Any] = {}
         if self._options.anything:
-            spectrum = measure_spectrum(self.main.operator(names), self._options, self._settings)
+            spectrum = engines.measure_spectrum(self.main.operator(names), self._options, self._settings)
         return LayerCurvature(
             name=layer.name,
             aliases=layer.aliases,
@@ -292,10 +283,10 @@ def measure(
         network=network, strict=strict,
     )  # fmt: skip
     seed = check_whole("seed", seed, at_least=0)
-    settings = LanczosSettings(
+    settings = engines.LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
-    options = SpectrumOptions(
+    options = engines.SpectrumOptions(
         top=check_whole("top", top, at_least=0), trace=trace, frobenius=frobenius, density=density
     )
     if top > max_iterations:

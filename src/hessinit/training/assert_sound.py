@@ -13,27 +13,13 @@ from torch import nn
 
 from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError
 from hessinit.measurement.measure import measure
-from hessinit.present import to_text
-from hessinit.present.words import (
-    call_layer,
-    format_estimate,
-    format_number,
-    format_times,
-    join_names,
-    unstopped,
-)
+from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
 from hessinit.problem.determinism import find_bad_buffer, overflows_in_own_precision
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Loss
 from hessinit.problem.validate import unwrap
-from hessinit.results.advice import (
-    DESCENTS,
-    MOST_TIMES_STABLE,
-    LearningRateAdvice,
-    check_nonnegative,
-    check_rate,
-)
+from hessinit.results import advice
 from hessinit.results.curvature_report import (
     EXPLODING_ABOVE,
     VANISHING_BELOW,
@@ -59,7 +45,7 @@ def assert_sound(
     optimizer: str | torch.optim.Optimizer = "sgd",
     smallest: float = VANISHING_BELOW,
     largest: float | None = None,
-    times_stable: float = MOST_TIMES_STABLE,
+    times_stable: float = advice.MOST_TIMES_STABLE,
     **options: Any,
 ) -> CurvatureReport:
     """Raise an AssertionError with the report's table when a layer vanishes or explodes, or `lr` is too high.
@@ -78,7 +64,7 @@ def assert_sound(
     >>> round(report.network.norm, 9)
     1.0
     """
-    rate = check_rate(lr)
+    rate = advice.check_rate(lr)
     require_known_optimizer(optimizer)
     judges_rate = rate is not None or not isinstance(optimizer, str)
     if largest is None:  # a layer is never sharper than the network, which a learning rate bounds by itself
@@ -120,7 +106,7 @@ def _write(found: Sequence[Finding], table: str) -> str:
 
 
 def _check_limits(smallest: Any, largest: Any, times_stable: Any) -> None:
-    check_nonnegative("smallest", smallest)
+    advice.check_nonnegative("smallest", smallest)
     if isinstance(largest, bool | str) or not largest > smallest:
         raise ProblemError(f"largest={largest!r} must be a number above smallest={smallest!r}.")
     if isinstance(times_stable, bool | str) or not 0 < times_stable < math.inf:
@@ -130,8 +116,8 @@ def _check_limits(smallest: Any, largest: Any, times_stable: Any) -> None:
 def _judge_rate(
     report: CurvatureReport, model: nn.Module, loss: Loss, batch: Any,
     optimizer: str | torch.optim.Optimizer, rate: float | None, options: dict[str, Any],
-) -> LearningRateAdvice:  # fmt: skip
-    if isinstance(optimizer, str) and optimizer in DESCENTS:
+) -> advice.LearningRateAdvice:  # fmt: skip
+    if isinstance(optimizer, str) and optimizer in advice.DESCENTS:
         return report.advice(optimizer, lr=rate)
     from hessinit.training.advise import advise  # not needed for the common case
 
@@ -142,7 +128,7 @@ def _judge_rate(
 
 
 def _unconverged(
-    report: CurvatureReport, judged: LearningRateAdvice | None, with_network: bool
+    report: CurvatureReport, judged: advice.LearningRateAdvice | None, with_network: bool
 ) -> list[Finding]:
     rows = [*report.layers, *([report.network] if with_network else [])]
     found = [
@@ -152,7 +138,7 @@ def _unconverged(
         found = [("the network", judged.norm.reason)]
     if not found:
         return []
-    names, reason = join_names([name for name, _ in found]), unstopped(found[0][1])
+    names, reason = words.join_names([name for name, _ in found]), words.unstopped(found[0][1])
     failure = f"{names} did not reach tolerance={report.tolerance:g} ({reason})."
     return [(failure, ["raise max_iterations= or tolerance="])]
 
@@ -181,40 +167,42 @@ def _layers(
     ]
     fit = f"fit the weights: {call}"
     found = []
-    if without := [call_layer(row.name) for row in report.layers if row.norm == 0 and smallest > 0]:
+    if without := [words.call_layer(row.name) for row in report.layers if row.norm == 0 and smallest > 0]:
         verb, it = ("does", "it") if len(without) == 1 else ("do", "them")
         asked, way = f"does the forward use {it}, or are the units around {it} dead?", fit
         if zeros:
             be, weights = ("is", "the zero weight") if len(zeros) == 1 else ("are", "the zero weights")
-            names = join_names([call_layer(name) for name in zeros])
+            names = words.join_names([words.call_layer(name) for name in zeros])
             asked = f"{be} {weights} of {names} after {it} intended, as in residual branches or LoRA?"
             way = f"if so, name the other layers in layers=, or pass smallest=0; if not, {fit}"
-        found.append((f"{join_names(without)} {verb} not change the loss at all (‖H‖ = 0): {asked}", [way]))
+        found.append(
+            (f"{words.join_names(without)} {verb} not change the loss at all (‖H‖ = 0): {asked}", [way])
+        )
     if small := [row for row in report.layers if 0 < row.norm < smallest]:
         verb, change = ("vanishes", "changes") if len(small) == 1 else ("vanish", "change")
         limit = f"{_norms(small)} is below smallest={smallest:g}"
-        names = join_names([call_layer(row.name) for row in small])
+        names = words.join_names([words.call_layer(row.name) for row in small])
         found.append((f"{names} {verb} ({limit}) and hardly {change} the loss.", [fit]))
     # nan is not at most anything, and no rate allows inf.
     rows = (*report.layers, report.network)
     if large := [row for row in rows if not row.norm <= largest or math.isinf(row.norm)]:
         verb = "explodes" if len(large) == 1 else "explode"
-        names = join_names([_name(report, row) for row in large])
+        names = words.join_names([_name(report, row) for row in large])
         most = "is not finite" if math.isinf(largest) else f"is above largest={largest:g}"
         found.append((f"{names} {verb}: {_norms(large)} {most}.", [fit]))
     return found
 
 
 def _rate(
-    judged: LearningRateAdvice, times_stable: float, optimizer: str | torch.optim.Optimizer
+    judged: advice.LearningRateAdvice, times_stable: float, optimizer: str | torch.optim.Optimizer
 ) -> list[Finding]:
     lr, stable = judged.lr, judged.stable_learning_rate
     if lr is None or lr <= times_stable * stable:
         return []
-    times = f"{format_times(lr / stable)} times" if stable > 0 else "above"
-    if times == f"{format_times(times_stable)} times":
+    times = f"{words.format_times(lr / stable)} times" if stable > 0 else "above"
+    if times == f"{words.format_times(times_stable)} times":
         times = f"just above {times}"
-    limit = f"the stable learning rate of {judged.optimizer}, {format_number(stable)}"
+    limit = f"the stable learning rate of {judged.optimizer}, {words.format_number(stable)}"
     failure = f"lr={lr:g} is {times} {limit}; at most times_stable={times_stable:g} times it is allowed."
     ways = [f"lower lr to {round_down(times_stable * stable)} or less"] if stable > 0 else []
     if not judged.optimizer.startswith("Adam"):  # the size of the weights does not change Adam's step length
@@ -229,18 +217,18 @@ def round_down(rate: float) -> str:
     ('0.034', '2', '1200')
     """
     unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
-    return format_number(math.floor(rate / unit * (1 + 1e-9)) * unit, 2)
+    return words.format_number(math.floor(rate / unit * (1 + 1e-9)) * unit, 2)
 
 
 def _norms(rows: list[LayerCurvature]) -> str:
     """‖H‖ of one, or the range of several."""
     by_size = sorted(rows, key=lambda row: (math.isnan(row.norm), row.norm))
-    low, high = (format_estimate(row.estimate) for row in (by_size[0], by_size[-1]))
+    low, high = (words.format_estimate(row.estimate) for row in (by_size[0], by_size[-1]))
     return f"‖H‖ = {low}" if low == high else f"‖H‖ = {low} … {high}"
 
 
 def _name(report: CurvatureReport, row: LayerCurvature) -> str:
-    return "the network" if row is report.network else call_layer(row.name)
+    return "the network" if row is report.network else words.call_layer(row.name)
 
 
 def _call(rate: float | None, optimizer: str | torch.optim.Optimizer) -> str:
