@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-import hessinit
 from hessinit.errors import ConvergenceWarning
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
@@ -71,13 +70,15 @@ class TrainedNetwork(Variant):
 
     def initialize(self, images: ImageSet, row: str, seed: int) -> nn.Sequential:
         """A new network whose weights are drawn with the std of the row, or written by hessinit."""
+        from hessinit.init.initialize import initialize_
+
         model = build(self.network, images.shape, "relu")
         if row == OURS:
             default_(model, generator(seed, "default weights"))
             batch = images.batch(images.draw(BATCH, generator(seed, "start batch")), self.flat)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # the norms say what was reached
-                hessinit.initialize_(model, self.loss, batch, lr=LEARNING_RATE, seed=derive(seed, "start"))
+                initialize_(model, self.loss, batch, lr=LEARNING_RATE, seed=derive(seed, "start"))
             return model
         glorot_(model, generator(seed, "other weights"))
         for name in self.swept:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
-import hessinit
 from hessinit.errors import ConvergenceWarning
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
@@ -83,11 +82,11 @@ class SkipGram(nn.Module):
                 weight.normal_(0.0, 1.0 if row == OURS else float(row), generator=source)
         if row != OURS:
             return ""
+        from hessinit.init.initialize import initialize_
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the reason says the same
-            found = hessinit.initialize_(
-                self, self.loss, batch, lr=learning_rate, seed=derive(seed, "hessinit")
-            )
+            found = initialize_(self, self.loss, batch, lr=learning_rate, seed=derive(seed, "hessinit"))
         return found.reason
 
     def measure(self, batch: Batch, seed: int) -> dict[str, Plain]:
