@@ -68,7 +68,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("document", GUIDES, ids=relative_name)
+# Pages that train for most of a minute: the demo, comparisons, two trainers.
+SLOW = ("index.md", "comparing.md", "lightning-and-trainer.md")
+RUN = [
+    pytest.param(page, id=relative_name(page), marks=pytest.mark.sweep if page.name in SLOW else ())
+    for page in GUIDES
+]
+
+
+@pytest.mark.parametrize("document", RUN)
 def test_the_code_of_a_document_runs_and_prints_what_it_shows(document: Path, folder: Path) -> None:
     if document.name == "command-line.md" and tuple(map(int, version("typer").split(".")[:2])) < (0, 29):
         pytest.skip("it shows help as typer lays it out since 0.29")

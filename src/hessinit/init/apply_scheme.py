@@ -209,7 +209,8 @@ class Factors:
 def variance(scheme: str, fans: weights.Fans, factors: Factors) -> float:
     """The variance of the weight's entries under one of the closed forms.
 
-    >>> variance("he", Fans(50, 20), Factors(2**0.5)), variance("forward", Fans(50, 20), Factors())
+    >>> fans = weights.Fans(50, 20)
+    >>> variance("he", fans, Factors(2**0.5)), variance("forward", fans, Factors())
     (0.04000000000000001, 0.05)
     """
     up, down = factors.gain_upstream**2, factors.gain_downstream**2
