@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 
@@ -169,7 +170,9 @@ def test_a_curve_of_few_or_no_numbers_is_drawn(style, y):
     curve = Curve(name="a\x1b", x=tuple(map(float, range(len(y)))), y=y)
     figure = replace(example_reproduction().findings.figures[0], curves=(curve,), style=style)
     reproduction = make_reproduction(figures=(figure,))
-    draw(reproduction, "figure-1")[0].figure.savefig("/dev/null", format="png")
+    picture = io.BytesIO()
+    draw(reproduction, "figure-1")[0].figure.savefig(picture, format="png")
+    assert picture.getvalue().startswith(b"\x89PNG")
     plt.close("all")
 
 

@@ -90,14 +90,14 @@ def initialize(
     \b
     Examples:
       hessinit initialize net.py:problem --lr 0.1
-      hessinit initialize net.py:problem --lr 0.1 --weights start.safetensors
+      hessinit initialize net.py:problem --lr 0.1 --weights weights.safetensors
       hessinit initialize net.py:problem --lr auto --optimizer momentum
       hessinit initialize net.py:problem --target 1 --rule layers
 
     \b
     In your training, before the first step:
       import safetensors.torch
-      safetensors.torch.load_model(model, "start.safetensors")
+      safetensors.torch.load_model(model, "weights.safetensors")
     or, without any file:
       hessinit.initialize_(model, loss, batch, lr=0.1)
 
@@ -110,7 +110,9 @@ def initialize(
     if weights is not None and dry_run:
         stop("--weights and --dry-run contradict each other: a dry run writes no weights. Leave one out.")
     if weights is not None and weights.suffix != ".safetensors":
-        stop(f"--weights {weights} must end in .safetensors, such as {weights.stem or 'start'}.safetensors.")
+        stop(
+            f"--weights {weights} must end in .safetensors, such as {weights.stem or 'weights'}.safetensors."
+        )
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
         scaling=scaling, optimizer=optimizer, momentum=momentum, layers=layers,
