@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from hessinit.curvature import layer_uses
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.gram import plan_calls
+from hessinit.curvature.gram import find_layouts, known_calls
 from hessinit.curvature.krylov import NOT_FINITE, Array
 from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
@@ -122,22 +122,25 @@ def read_layers(
     """The layers whose every use is a known call; for the others, why not."""
     found = layer_uses.find_uses(output, leaves)
     size, consumers = output.shape[0] if output.ndim else 1, consumers_of(output)
-    apart = plan_calls(output, found, leaves, seed) if size > 1 else []
-    names, orders = {one.name for one in apart}, {one.edge.node: one.time_first for one in apart}
+    known = known_calls(found, leaves, size) if size > 1 else []
+    layouts = find_layouts(output, known, seed) if known else []
+    orders = {one.edge.node: layout for one, layout in zip(known, layouts, strict=True)}
     layers: list[LayerUses] = []
     reasons: dict[str, str] = {}
     for name, uses in found.items():
         calls = [(use, layer_uses.read_call(use, leaves[name])) for use in uses]
         unknown = [use.kind for use, call in calls if call is None]
         if unknown:
-            known = "none of the known uses (dense, convolution, embedding)"
-            reasons[name] = f"the weight goes into {unknown[0]}, {known}"
+            reasons[name] = (
+                f"the weight goes into {unknown[0]}, none of the known uses (dense, convolution, embedding)"
+            )
         elif not uses:
             reasons[name] = "the forward does not use this weight"
         else:
-            examples = size if name in names else 1
+            apart = all(orders.get(use.node) is not None for use in uses)
+            examples = size if apart else 1
             read = [
-                _read(use, call, examples, name in names and orders[use.node], consumers)
+                _read(use, call, examples, bool(apart and orders[use.node]), consumers)
                 for use, call in calls
                 if call is not None
             ]
