@@ -111,7 +111,7 @@ def initialize_(
     options |= {"reduction": reduction, "seed": seed}
     factory = ProblemFactory(inside, loss, scales.read_once(batch), options, curvature, check)
     for place, one in read_batches(factory.batch):  # before a scheme meets them in some layer
-        validate.check_finite_inputs(one.inputs, one, place)
+        validate.check_finite_inputs(one.inputs, place)
     targets = find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
     if not writable:

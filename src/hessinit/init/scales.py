@@ -197,13 +197,13 @@ class ScaledModel:
         with problem.settings():
             evaluations = evaluate(problem)
             if self.factory.curvature == "hessian":
-                yield problem, engines.hessian_engine(evaluations, self._settings)
+                yield problem, engines.build_engine(evaluations, "hessian", self._settings)
             else:
                 estimator = "auto" if every_layer else _network_estimator(evaluations)
                 # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
                 tolerance = TOLERANCE if estimator == "auto" else self._settings.tolerance
                 settings = replace(self._settings, tolerance=tolerance)
-                yield problem, engines.gauss_newton_engine(evaluations, settings, estimator)
+                yield problem, engines.build_engine(evaluations, "gauss-newton", settings, estimator)
 
     def report(self, every_layer: bool) -> CurvatureReport:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
