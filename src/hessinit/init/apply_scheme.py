@@ -22,7 +22,7 @@ from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.init import weights
 from hessinit.init.draws import DISTRIBUTIONS, Draft, Drawn, draw_values
 from hessinit.init.mean_field import variance_corrections
-from hessinit.init.trace import BY_SHAPE, Context, WeightUse
+from hessinit.init.trace import Context, WeightUse
 from hessinit.problem.layers import check_present
 from hessinit.problem.problem import Forward
 from hessinit.problem.validate import check_model, check_switches, unwrap
@@ -300,11 +300,6 @@ def _draft(
 def _gain(target: weights.Target, context: Context, side: str, needed: bool, given: float | None) -> float:
     if not needed or given is not None:
         return given if needed and given is not None else 1.0
-    if context.trouble == BY_SHAPE:
-        raise ProblemError(
-            f"the signal {side} {target.name} is scaled by a shape, which is not known without data; pass "
-            "sample=, an input as the model gets it."
-        )
     if context.trouble:
         raise ProblemError(
             f"{context.trouble} {side} {target.name} is not elementwise, so its gain has no closed form; "
