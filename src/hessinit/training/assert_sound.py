@@ -15,7 +15,7 @@ from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError
 from hessinit.measurement.measure import measure
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
-from hessinit.problem.determinism import find_bad_buffer, overflows_in_own_precision
+from hessinit.problem.determinism import find_bad_buffer
 from hessinit.problem.layers import layer_name
 from hessinit.problem.problem import Loss
 from hessinit.problem.validate import unwrap
@@ -88,7 +88,7 @@ def assert_sound(
         judged = _judge_rate(report, model, loss, batch, optimizer, rate, options) if judges_rate else None
     found = [
         *_unconverged(report, judged, options.get("network", True)),
-        *_as_trained(model, batch, options.get("forward")),
+        *_buffers(model),
         *_layers(report, model, smallest, largest, _call(None if judged is None else judged.lr, optimizer)),
         *([] if judged is None else _rate(judged, times_stable, optimizer)),
     ]
@@ -143,18 +143,11 @@ def _unconverged(
     return [(failure, ["raise max_iterations= or tolerance="])]
 
 
-def _as_trained(model: nn.Module, batch: Any, forward: Any) -> list[Finding]:
-    """What a measurement in float32, with the statistics of the batch, does not see."""
-    found = []
-    if buffer := find_bad_buffer(unwrap(model)):
-        way = "reset it, as reset_running_stats() does for BatchNorm"
-        found.append((f"the buffer {buffer} holds NaN or inf.", [way]))
-    for _, one in read_batches(batch):
-        if dtype := overflows_in_own_precision(model, one, forward):
-            own = f"in the model's own {dtype} its output holds NaN or inf, though not in float32"
-            found.append((f"{own}.", ["train in torch.bfloat16 or float32, or scale the weights down"]))
-            break
-    return found
+def _buffers(model: nn.Module) -> list[Finding]:
+    """What a measurement with the statistics of the batch does not see."""
+    buffer = find_bad_buffer(unwrap(model))
+    way = "reset it, as reset_running_stats() does for BatchNorm"
+    return [(f"the buffer {buffer} holds NaN or inf.", [way])] if buffer else []
 
 
 def _layers(
