@@ -151,8 +151,3 @@ def test_probes_are_not_the_numbers_that_the_user_drew_from_the_same_seed(seed):
 def test_bad_arguments_are_answered_with_the_rule_and_the_way_out(estimator, arguments, message):
     with pytest.raises(ValueError, match=message):
         estimator(torch.eye(3), **arguments)
-
-
-def test_an_unknown_kind_of_probe_is_answered_with_the_known_ones():
-    with pytest.raises(ValueError, match="kind='normal' is unknown; choose from 'gaussian', 'rademacher'"):
-        ProbeStream(5, seed=0, kind="normal")

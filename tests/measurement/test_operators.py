@@ -76,7 +76,7 @@ def test_wrong_shapes_and_problems_are_answered_with_the_right_ones(make: Any) -
     with pytest.raises(hessinit.ProblemError, match="layers='fc' fits no parameter"):
         make(network(), LOSS, batch(), layers="fc")
     dropping = nn.Sequential(network(), nn.Dropout())
-    with pytest.raises(hessinit.ProblemError, match=r"layer 1 \(Dropout\) is active"):
+    with pytest.raises(hessinit.ProblemError, match=r"dropout is active \(train mode\) in 1 \(Dropout\)"):
         make(dropping, LOSS, batch())
     frozen = make(dropping, LOSS, batch(), dropout="freeze", seed=3)
     assert bool((frozen @ torch.ones(35)).isfinite().all())

@@ -112,9 +112,7 @@ class Rows:
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
 
         def build(kind: str, chosen: list[Evaluation]) -> engines.Engine:
-            if kind == "hessian":
-                return engines.hessian_engine(chosen, settings)
-            return engines.gauss_newton_engine(chosen, settings, estimator)
+            return engines.build_engine(chosen, kind, settings, estimator)
 
         self.main = build(self._kind, evaluations)
         self._approximate = build("gauss-newton", evaluations) if curvature == "both" else None

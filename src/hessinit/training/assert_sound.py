@@ -15,7 +15,7 @@ from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError
 from hessinit.measurement.measure import measure
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
-from hessinit.problem.determinism import find_bad_buffer, overflows_in_own_precision
+from hessinit.problem.determinism import find_bad_buffer
 from hessinit.problem.problem import Loss
 from hessinit.problem.validate import unwrap
 from hessinit.results import advice
@@ -43,9 +43,9 @@ def assert_sound(
     Every layer's ‖H‖ must lie between `smallest` and `largest` (1000 unless given; with a learning rate, what
     the rate allows). With `lr` or a torch optimizer, the learning rate may be at most `times_stable` times
     the stability limit of the optimizer, parameter groups included; 1 insists on the limit.
-    Weights, buffers, outputs (also in the model's own precision) and loss must be finite, and the norms
-    converged. Biases are judged only when `layers` names them. `options` are those of `measure`. The model is
-    not changed; for a sound one the report is returned.
+    Weights, buffers, outputs and loss must be finite, and the norms converged. Biases are judged only when
+    `layers` names them. `options` are those of `measure`. The model is not changed; for a sound one the
+    report is returned.
 
     Costs what `measure` does; for Adam and AdamW about ten products and a few gradients more.
 
@@ -86,11 +86,11 @@ def assert_sound(
             given["check"] = False  # `measure` has checked the derivatives
             judged = advise(model, loss, batch, optimizer=optimizer, lr=rate, **given)
     fit = _call(rate if judged is None else judged.lr, optimizer)
-    found = [
-        *_judge_layers(report, smallest, largest, options.get("network", True), fit),
-        *_judge_model(model, batch, options.get("forward")),
-        *([] if judged is None else _judge_rate(judged, times_stable, fit)),
-    ]
+    found = _judge_layers(report, smallest, largest, options.get("network", True), fit)
+    if buffer := find_bad_buffer(unwrap(model)):  # a measurement with the batch's statistics does not see it
+        found.append(f"the buffer {buffer} holds NaN or inf. Reset it, as reset_running_stats() does.")
+    if judged is not None:
+        found += _judge_rate(judged, times_stable, fit)
     if found:
         raise AssertionError(_write(found) + "\n\n" + to_text(report, WIDTH))
     return report
@@ -130,20 +130,6 @@ def _name_rows(report: reports.CurvatureReport, rows: list[reports.LayerCurvatur
     by_size = sorted(rows, key=lambda row: (math.isnan(row.norm), row.norm))
     low, high = (words.format_estimate(row.estimate) for row in (by_size[0], by_size[-1]))
     return f"{words.join_names(names)}: ‖H‖ = {low if low == high else f'{low} … {high}'}"
-
-
-def _judge_model(model: nn.Module, batch: Any, forward: Any) -> list[str]:
-    """What a measurement in float32, with the statistics of the batch, does not see."""
-    found = []
-    if buffer := find_bad_buffer(unwrap(model)):
-        found.append(f"the buffer {buffer} holds NaN or inf. Reset it, as reset_running_stats() does.")
-    dtypes = [overflows_in_own_precision(model, one, forward) for _, one in read_batches(batch)]
-    if dtype := next(filter(None, dtypes), None):
-        found.append(
-            f"in the model's own {dtype} its output holds NaN or inf, though not in float32. Train in "
-            "torch.bfloat16 or float32, or scale the weights down."
-        )
-    return found
 
 
 def _judge_rate(judged: advice.LearningRateAdvice, times_stable: float, fit: str) -> list[str]:

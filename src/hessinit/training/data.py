@@ -68,6 +68,8 @@ class Data:
 
 def read_data(data: Any, batch_size: int, steps: int) -> Data:
     """`(inputs, targets)` with all examples, or ready batches; of an iterator at most `steps` are read."""
+    if isinstance(data, Data):
+        return data
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise ProblemError(
             f"data is a {type(data).__name__}; it must be (inputs, targets) with all examples, where targets "
