@@ -26,11 +26,10 @@ from hessinit.errors import ProblemError
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: `key` names its result, `cost` is its weight in the progress bar."""
+    """One piece of work: `key` names its result."""
 
     key: str
     parameters: Any
-    cost: float = 1.0
 
 
 Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
@@ -233,11 +232,11 @@ def _interrupts_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar(
-    label: str, total: float, done: float, wanted: bool, *, counts: bool = True
+    label: str, total: float, done: float, wanted: bool
 ) -> Iterator[Callable[[str, float], None]]:
     """A bar on stderr, where stderr is a terminal; `advance(latest, amount)` moves it.
 
-    `done` of `total` was there before. `counts` shows the amounts as numbers instead of per cent.
+    `done` of `total` was there before.
     """
     # Not rich's is_terminal: FORCE_COLOR asks for colours, not for a bar in a file.
     if not wanted or not sys.stderr.isatty() or done == total:
@@ -246,9 +245,8 @@ def progress_bar(
     from rich import progress
     from rich.console import Console
 
-    how_far = progress.MofNCompleteColumn() if counts else progress.TaskProgressColumn()
     columns = (
-        progress.TextColumn(label, markup=False), progress.BarColumn(), how_far,
+        progress.TextColumn(label, markup=False), progress.BarColumn(), progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(), progress.TextColumn("{task.fields[latest]}", markup=False),
     )  # fmt: skip
     console = Console(stderr=True)
