@@ -150,18 +150,18 @@ def reproduce(
                     study = next(each for each in studies if each.setting == job.parameters[0])
                     study.store.add(job.key, result)
                     advance(f"{study.name}: {job.key}", 1)
+            found = tuple(study.conclude() for study in studies)
+            if root is not None:
+                for reproduction in found:
+                    reproduction.save(root / f"{reproduction.name}.json")
+                    write_figures(reproduction, root)
+                write_page(root)
         except (KeyboardInterrupt, WorkerLostError) as end:
             undone = sum(len(study.missing()) for study in studies)
             how = describe_interruption(root, total - undone, total)
             if isinstance(end, KeyboardInterrupt):
                 raise KeyboardInterrupt(how) from None
             raise ProblemError(f"{end} It {how}") from end.__cause__
-    found = tuple(study.conclude() for study in studies)
-    if root is not None:
-        for reproduction in found:
-            reproduction.save(root / f"{reproduction.name}.json")
-            write_figures(reproduction, root)
-        write_page(root)
     return found
 
 
