@@ -67,15 +67,15 @@ def write_weights_(
     """A scheme of `compare`; a worker process makes one run at a time, so its constants can be exchanged."""
     constants, options = (NORMALIZED if normalized else VARIANTS)[variant]
     kept = {name: getattr(defaults, name) for name in constants}
-    allowed = scales._small_and_large
+    allowed = scales.small_and_large
     if options.get("scaling") == "last or all":
-        options, scales._small_and_large = {}, lambda *_: None
+        options, scales.small_and_large = {}, lambda *_: None
     try:
         for name, value in constants.items():
             setattr(defaults, name, value)
         initialize_(model, loss, batch, lr=lr, seed=seed, **options)
     finally:
-        scales._small_and_large = allowed
+        scales.small_and_large = allowed
         for name, value in kept.items():
             setattr(defaults, name, value)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from hessinit.cli.app import app
 
 from .problem_files import NET
 
+TEMPORARY = Path(tempfile.gettempdir()).resolve()
 SOURCE = Path(__file__).parents[2] / "src"
 KNOWN = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
 ENVIRONMENT = {**KNOWN, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
@@ -42,22 +44,17 @@ def net() -> SimpleNamespace:
 
 
 @pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Result]]:
-    """Call as run("measure", "net.py:problem", columns=60); what a user's file leaves is taken away."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    modules = set(sys.modules)
-    written_by_tests = str(tmp_path_factory.getbasetemp())
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Call as run("measure", "net.py:problem", columns=60); each command imports the user's files anew."""
 
     def invoke(*arguments: object, columns: int = 100) -> Result:
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.startswith(str(TEMPORARY))])
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(str(TEMPORARY)):
+                del sys.modules[name]
         return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": str(columns)})
 
-    yield invoke
-    for name in set(sys.modules) - modules:
-        file = getattr(sys.modules[name], "__file__", None)
-        if not file or written_by_tests in file:
-            del sys.modules[name]
+    return invoke
 
 
 def run_interpreter(

@@ -51,23 +51,23 @@ def test_json_holds_what_the_library_computes_and_is_all_that_is_printed(run):
     assert initialization.lr == 0.1
     measured = measure(*demo.problem(seed=3), seed=3)
     assert initialization.before.network.norm == pytest.approx(measured.network.norm, rel=1e-3)
-    for tracking in map(Tracking.from_dict, shown["trainings"].values()):
-        assert len(tracking.losses) == 20
+    for _, tracking in shown["runs"]:
+        assert len(Tracking.from_dict(tracking).losses) == 20
     comparison = Comparison.from_dict(shown["comparison"])
     assert (comparison.seeds, comparison.learning_rates) == ((3, 4), (0.1,))
-    assert set(shown["held_out_accuracy"]) == {"PyTorch", "hessinit"}
+    assert set(shown["accuracy"]) == {"PyTorch", "hessinit"}
 
 
 @pytest.mark.usefixtures("_shortened")
-def test_ctrl_c_leaves_nothing_behind(run, folder, monkeypatch):
+def test_ctrl_c_leaves_no_file_behind(run, folder, monkeypatch):
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hessinit.compare", interrupted)
     result = run("demo")
     assert result.exit_code == 130
-    assert result.stderr == "Interrupted: the demo was not finished, and nothing was written.\n"
-    assert [path.name for path in folder.iterdir()] == ["net.py"]
+    assert result.stderr == "Interrupted: the demo was not finished.\n"
+    assert not list((folder / "demo-output").iterdir())
 
 
 @pytest.mark.usefixtures("_shortened")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
+import re
 from dataclasses import replace
 
 import pytest
@@ -51,11 +51,6 @@ def test_the_same_command_repeats_itself_and_another_seed_does_not(run):
     assert norms[0] == norms[1] != norms[2]
 
 
-def test_device_and_threads_are_taken(run):
-    result = run("measure", "net.py:problem", "--json", "--device", "cpu", "--threads", "1")
-    assert json.loads(result.stdout)["versions"]["device"] == "cpu"
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_model_and_the_batch_go_to_the_device(run):
     result = run("measure", "net.py:problem", "--json", "--device", "cuda")
@@ -82,52 +77,31 @@ def with_extremes(top: float, bottom: float = 0.0) -> CurvatureReport:
     return replace(report, network=replace(report.network, **extremes))
 
 
-def descend(top: float, bottom: float, lr: float) -> tuple[bool, bool]:
-    """Whether gradient descent on ½(top·x² + bottom·y²) stays bounded along x, and a step lowers it."""
-    x, y = 1.0, 1.0
-    before = top * x**2 + bottom * y**2
-    one = top * (x * (1 - lr * top)) ** 2 + bottom * (y * (1 - lr * bottom)) ** 2
-    return abs((1 - lr * top) ** 50) <= 1 + 1e-9, one <= before
-
-
 @pytest.mark.parametrize(
-    ("top", "bottom", "lr", "said"),
+    ("top", "lr", "said"),
     [
-        (8, 0, 0.1, "lr·‖H‖ = 0.1·8 = 0.8, below 2: gradient descent in these weights is stable at init"),
-        (8, 0, 0.25, "lr·‖H‖ = 0.25·8 = 2, at 2: gradient descent in these weights is stable at init"),
-        (8, 0, 0.5, "lr·‖H‖ = 0.5·8 = 4, above 2: gradient descent is unstable at initialization. lr = 0.5"),
-        (1, -8, 0.1, "lr·‖H‖ = 0.1·8 = 0.8, below 2: a gradient step in these weights lowers the loss at in"),
-        (1, -8, 0.5, "lr·‖H‖ = 0.5·8 = 4, above 2: a gradient step of this length is not guaranteed to low"),
+        (8, 0.1, "lr·‖H‖ = 0.8; on a quadratic, gradient descent is stable up to 2. lr = 0.1 is stable"),
+        (8, 0.25, "lr·‖H‖ = 2; .*lr = 0.25 is stable"),
+        (
+            8,
+            0.5,
+            "lr·‖H‖ = 4; .*lr = 0.5 is 2 times the stable .*\nNext: hessinit initialize n.py:p --lr 0.5",
+        ),
+        (0, 0.1, "lr·‖H‖ = 0; .*The curvature sets no limit"),
+        (math.inf, 0.1, "lr·‖H‖ = inf; .*No learning rate is stable"),
     ],
 )
-def test_a_rate_is_judged_by_what_gradient_descent_does_on_a_quadratic(top, bottom, lr, said):
-    text = judge_rate(with_extremes(top, bottom), lr, "net.py:problem")
-    assert text.startswith(said)
-    stable, lower = descend(top, bottom, lr)
-    assert ("unstable" not in text) == stable
-    assert lower or "lowers the loss" not in text
+def test_a_rate_is_judged_by_what_gradient_descent_does_on_a_quadratic(top, lr, said):
+    text = judge_rate(with_extremes(top), lr, "n.py:p")
+    assert re.match(said, text), text
+    assert (abs((1 - lr * top) ** 50) <= 1 + 1e-9) == ("Next: " not in text)  # 50 steps on ½·top·x²
 
 
-def test_no_promise_is_made_without_a_finite_curvature():
-    assert judge_rate(with_extremes(0), 0.1, "net.py:problem").startswith("lr = 0.1: the curvature is 0")
-    infinite = judge_rate(with_extremes(math.inf), 0.1, "net.py:problem")
-    assert infinite.startswith("lr = 0.1: the curvature is not finite")
+def test_a_norm_that_was_only_bounded_judges_nothing_and_next_to_json_the_sentence_goes_to_stderr(run):
     report = make_three_layers()
     bound = replace(report.network.top, converged=False, reason=ONLY_BOUNDED)
-    bounded = judge_rate(replace(report, network=replace(report.network, top=bound)), 0.01, "net.py:problem")
-    assert "not measured" in bounded
-    for said in (infinite, bounded):
-        assert "gradient descent" not in said
-
-
-def test_an_unstable_rate_names_the_command_that_helps_and_it_can_be_typed():
-    advised = judge_rate(with_extremes(8), 0.5, "my nets/it's.py:problem").split("Next: ")[1]
-    assert shlex.split(advised) == ["hessinit", "initialize", "my nets/it's.py:problem", "--lr", "0.5"]
-
-
-def test_next_to_json_the_sentence_goes_to_stderr(run):
+    bounded = judge_rate(replace(report, network=replace(report.network, top=bound)), 0.01, "n.py:p")
+    assert bounded == "lr = 0.01: the network's ‖H‖ was not measured, only bounded (network=False)."
     result = run("measure", "net.py:regression", "--lr", "0.1", "--json")
     assert CurvatureReport.from_json(result.stdout).to_json() == result.stdout
-    assert result.stderr == (
-        "lr·‖H‖ = 0.1·12.5 = 1.25, below 2: gradient descent in these weights is stable at initialization.\n"
-    )
+    assert result.stderr.startswith("lr·‖H‖ = 1.25; ")

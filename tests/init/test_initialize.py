@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -13,20 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from networks import (
-    LOSS,
-    cnn,
-    digits,
-    lstm,
-    mlp,
-    normalized,
-    residual,
-    seeded,
-    state,
-    text,
-    text_loss,
-    transformer,
-)  # fmt: skip
+from networks import LOSS, cnn, digits, lstm, mlp, normalized, residual, state, text, text_loss, transformer
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -36,13 +24,9 @@ from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from tiny import Net, labels, raise_from
+from tiny import Net, inputs, labels, raise_from
 
 sweep = pytest.mark.sweep
-
-
-def normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=seeded(1))
 
 
 # --- rule="network" ---
@@ -65,6 +49,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
 }
 
 
+def check_norm(model: nn.Module, loss: Any, batch: Any, result: Any, target: float) -> None:
+    """Measured again, tightly and in double precision, by the verb that the search does not use."""
+    assert result.converged, result.reason
+    again = measure(model, loss, batch, tolerance=1e-5, dtype=torch.float64, dropout="freeze", seed=9).network
+    assert again.norm == pytest.approx(target, rel=0.051)
+    assert result.after.network.norm == pytest.approx(again.norm, rel=6e-3)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("scaling", ["all", "last"])
 def test_the_network_norm_meets_the_target(name: str, scaling: str) -> None:
@@ -73,12 +65,8 @@ def test_the_network_norm_meets_the_target(name: str, scaling: str) -> None:
     # A last layer's own norm is a floor that it cannot lower.
     target = 4.0 if scaling == "all" or "sigmoid" in name else 30.0 if name == "residual" else 7.0
     result = initialize_(model, loss, batch, target=target, scaling=scaling)
-    assert result.converged, result.reason
+    check_norm(model, loss, batch, result, target)
     assert len(result.measurements) <= 8
-    # Measured again, tightly and in double precision, by the verb that the search does not use.
-    again = measure(model, loss, batch, tolerance=1e-5, dtype=torch.float64, dropout="freeze", seed=9).network
-    assert again.norm == pytest.approx(target, rel=0.051)
-    assert result.after.network.norm == pytest.approx(again.norm, rel=6e-3)
 
 
 @pytest.mark.parametrize("name", ["relu 3", "relu 30", "cnn", "residual"])
@@ -87,14 +75,9 @@ def test_homogeneous_networks_are_sharpened_with_a_small_output(name: str, targe
     build, loss, data = CASES[name]
     model, batch = build(), data()
     result = initialize_(model, loss, batch, target=target)
-    assert result.scaling == "small-output"
-    assert result.converged, result.reason
-    assert len(result.measurements) <= 5
-    again = measure(model, loss, batch, tolerance=1e-5, dtype=torch.float64, seed=9).network
-    assert again.norm == pytest.approx(target, rel=0.051)
-    with torch.no_grad():
-        size = float(model(batch[0]).square().mean().sqrt())
-    assert size == pytest.approx(SMALL_OUTPUT, rel=0.01)
+    check_norm(model, loss, batch, result, target)
+    assert (result.scaling, len(result.measurements) <= 5) == ("small-output", True)
+    assert float(model(batch[0]).detach().square().mean().sqrt()) == pytest.approx(SMALL_OUTPUT, rel=0.01)
     assert sum(scale < 1 for scale in result.scales.values()) == 1  # the largest, or the first on the trunk
 
 
@@ -106,9 +89,7 @@ def test_what_is_scaled_depends_on_the_network() -> None:
     assert (gain.scaling, gain.converged) == ("all", True)
     (scale,) = set(gain.scales.values())
     assert scale < 1
-    behind = initialize_(
-        normalized(), LOSS, digits(), target=2.0
-    )  # before a norm, the scheme's scale is kept
+    behind = initialize_(normalized(), LOSS, digits(), target=2.0)  # before a norm, scales are kept
     assert [scale == 1 for scale in behind.scales.values()] == [True, True, True, False]
     found = [initialize_(mlp(10), LOSS, digits(), lr=rate).scales for rate in (0.1, 1.0, 10.0)]
     factors = [max(one.values()) for one in found]
@@ -137,13 +118,6 @@ def test_a_quadratic_loss_has_a_kappa_of_its_own_and_is_not_sharpened() -> None:
     assert "quadratic" in flat.reason
     own = initialize_(model, nn.MSELoss(), data, lr="auto")
     assert own.lr * own.after.network.norm == pytest.approx(1.0, rel=0.05)
-    for _ in range(50):  # stable: the loss falls at that rate
-        value = nn.functional.mse_loss(model(data[0]), data[1])
-        gradients = torch.autograd.grad(value, list(model.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= own.lr * gradient
-    assert float(value.detach()) < own.after.loss
 
 
 def test_rates_of_every_kind() -> None:
@@ -174,30 +148,24 @@ def test_the_norm_is_right_against_a_dense_matrix(curvature: str) -> None:
     assert truth == pytest.approx(result.target, rel=0.05)
 
 
-def test_weights_that_overflow_underflow_or_saturate_are_brought_back() -> None:
-    model = residual(56)  # not finite is too sharp, never flat
+def multiply_(model: nn.Module, factor: float) -> nn.Module:
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.mul_(25) if "weight" in name else parameter.zero_()
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    return model
+
+
+def test_weights_that_overflow_or_saturate_are_brought_back() -> None:
+    model = multiply_(residual(56), 25)  # not finite is too sharp, never flat
     assert not torch.isfinite(model(digits()[0])).all()
-    result = initialize_(model, LOSS, digits(), lr=0.1, scheme="keep")
+    result = initialize_(model, LOSS, digits(), lr=0.1, scheme="keep", biases="zero")
     assert result.before is None
     assert "not finite" in " ".join(result.notes)
     assert result.converged, result.reason
     assert all(scale < 0.1 for scale in result.scales.values())
-    model = mlp(30)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.02)
-    result = initialize_(model, LOSS, digits(), target=2.0, scheme="keep", biases="zero")
-    assert result.measurements[0].norm == 0
-    assert result.converged, result.reason
     model = mlp(4)  # from beyond the top of λ the way leads down to the smallest root, not up into saturation
     initialize_(model, LOSS, digits(), target=3.0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(8)
-    result = initialize_(model, LOSS, digits(), target=3.0, scheme="keep", scaling="all")
+    result = initialize_(multiply_(model, 8), LOSS, digits(), target=3.0, scheme="keep", scaling="all")
     assert result.converged, result.reason
     assert list(result.scales.values()) == pytest.approx([1 / 8] * 4, rel=0.02)
 
@@ -220,14 +188,12 @@ def test_a_target_beyond_saturation_is_capped_and_said() -> None:
 
 
 def test_a_dead_network_and_one_that_falls_no_further_are_said() -> None:
-    for rule, words in (("network", "no curvature"), ("layers", "no layer has curvature")):
+    for rule in ("network", "layers"):
         model = mlp(3)
-        with torch.no_grad():
-            model[3].bias.fill_(-1e4)
+        nn.init.constant_(model[3].bias, -1e4)
         before = state(model)
-        with pytest.warns(ConvergenceWarning, match=words):
-            result = initialize_(model, LOSS, digits(), scheme="keep", rule=rule)
-        assert not result.converged
+        with pytest.warns(ConvergenceWarning, match="no curvature .*units are dead or numbers underflow"):
+            initialize_(model, LOSS, digits(), scheme="keep", rule=rule)
         assert state(model) == before
     model, data = mlp(6), digits()  # below its own norm, the last layer's scale cannot get
     apply_scheme_(model, "lsuv", sample=data[0])
@@ -237,32 +203,25 @@ def test_a_dead_network_and_one_that_falls_no_further_are_said() -> None:
 
 
 def test_several_batches_count_together() -> None:
-    images, targets = digits()
+    (images, targets), model = digits(), mlp(3)
     batches = [(images[:40], targets[:40]), (images[40:], targets[40:])]
-    model = mlp(3)
-    assert initialize_(model, LOSS, iter(batches), target=3.0).converged
-    assert measure(model, LOSS, (images, targets)).network.norm == pytest.approx(3.0, rel=0.05)
+    result = initialize_(model, LOSS, iter(batches), target=3.0)
+    check_norm(model, LOSS, (images, targets), result, 3.0)
 
 
 # --- rule="layers" ---
 
 SCHEMES = ["he", "glorot", "lecun", "orthogonal", "lsuv", "forward", "backward", "compromise", "default"]
-LAYER_CASES = [
-    (kind, depth, target, scheme)
-    for kind, depth in (("mlp", 3), ("mlp", 10), ("cnn", 3), ("cnn", 10))
-    for target in (0.1, 1.0)
-    for scheme in SCHEMES
-]
-LAYER_CASES += [("mlp", 30, 1.0, "he"), ("mlp", 30, 10.0, "lsuv"), ("cnn", 30, 1.0, "default")]
+LAYER_CASES: list[Any] = list(itertools.product((mlp, cnn), (3, 10), (0.1, 1.0), SCHEMES))
+LAYER_CASES += [(mlp, 30, 1.0, "he"), (mlp, 30, 10.0, "lsuv"), (cnn, 30, 1.0, "default")]
 LAYER_CASES = [
     case if at % 8 == 0 else pytest.param(*case, marks=sweep) for at, case in enumerate(LAYER_CASES)
 ]
 
 
-# measure(network=False) bounds the network's norm, and the bound is not converged; no layer warns.
-@pytest.mark.parametrize(("kind", "depth", "target", "scheme"), LAYER_CASES)
-def test_every_layer_meets_the_target(kind: str, depth: int, target: float, scheme: str) -> None:
-    model, batch = (mlp if kind == "mlp" else cnn)(depth), digits(48)
+@pytest.mark.parametrize(("build", "depth", "target", "scheme"), LAYER_CASES)
+def test_every_layer_meets_the_target(build: Any, depth: int, target: float, scheme: str) -> None:
+    model, batch = build(depth), digits(48)
     result = initialize_(model, LOSS, batch, target=target, rule="layers", scheme=scheme)
     assert result.converged, result.reason
     assert len(result.measurements) <= 6
@@ -274,17 +233,12 @@ def test_every_layer_meets_the_target(kind: str, depth: int, target: float, sche
 
 @pytest.mark.parametrize("build", [lambda: mlp(3, nn.Sigmoid), lambda: mlp(10, nn.Tanh)])
 def test_what_saturates_is_left_no_worse_than_found(build: Callable[[], nn.Module]) -> None:
-    def worst(report: Any) -> float:
-        return max(abs(math.log(row.norm / 20.0)) for row in report)
-
-    model, batch = build(), digits()
-    found = measure(model, LOSS, batch)
-    with pytest.warns(ConvergenceWarning, match=r"layers are not within 5 % of 20, the farthest"):
-        result = initialize_(model, LOSS, batch, target=20.0, rule="layers", max_measurements=5)
-    assert not result.converged
-    left = measure(model, LOSS, batch)
-    assert worst(left) <= worst(found) * 1.01
-    assert [row.norm for row in result.after] == pytest.approx([row.norm for row in left], rel=3e-3)
+    model, batch, worst = build(), digits(), []
+    for _ in range(2):
+        worst.append(max(abs(math.log(row.norm / 20.0)) for row in measure(model, LOSS, batch)))
+        with pytest.warns(ConvergenceWarning, match=r"layers are not within 5 % of 20, the farthest"):
+            initialize_(model, LOSS, batch, target=20.0, rule="layers", max_measurements=5)
+    assert worst[1] <= worst[0] * 1.01
 
 
 def test_weights_that_were_closer_are_put_back() -> None:
@@ -292,7 +246,7 @@ def test_weights_that_were_closer_are_put_back() -> None:
     initialize_(model, LOSS, batch, scheme="lsuv", target=5.0)
     kept = state(model)
     options = {"target": measure(model, LOSS, batch)["3"].norm * 0.9, "scheme": "glorot"}
-    with pytest.warns(ConvergenceWarning, match="farther from the target than they were, so the old weights"):
+    with pytest.warns(ConvergenceWarning, match="farther from the target, so the old weights"):
         result = initialize_(model, LOSS, batch, rule="layers", max_measurements=1, **options)
     assert state(model) == kept
     assert result.after == result.before
@@ -304,12 +258,6 @@ def test_weights_before_a_norm_move_the_other_way() -> None:
     with pytest.warns(ConvergenceWarning, match="1 of 4 layers are not within"):
         result = initialize_(model, LOSS, batch, target=0.3, rule="layers")
     assert [row.norm for row in result.after][:3] == pytest.approx([0.3] * 3, rel=0.05)
-    twin = normalized()
-    twin.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        twin[1].weight.mul_(3.0)
-    before, after = (measure(one, LOSS, batch, dropout="freeze")["1"].norm for one in (model, twin))
-    assert before / after == pytest.approx(9.0, rel=0.01)
 
 
 # --- In place, all or nothing, nothing else touched ---
@@ -321,30 +269,25 @@ def test_undo_and_dry_run_bit_for_bit(rule: str) -> None:
     before = state(model)
     planned = initialize_(model, LOSS, digits(), rule=rule, dry_run=True)
     assert state(model) == before
-    assert not planned.applied
     with pytest.raises(ValueError, match="nothing to undo"):
         planned.undo()
     result = initialize_(model, LOSS, digits(), rule=rule)
     assert state(model) != before
-    assert result.applied
-    assert result.scales == planned.scales
+    assert (planned.applied, result.applied, result.scales) == (False, True, planned.scales)
     result.undo()
     assert state(model) == before
 
 
-@pytest.mark.parametrize(
-    ("failure", "moment"),
-    [(KeyboardInterrupt, 1), (RuntimeError, 2), (KeyboardInterrupt, 6), (RuntimeError, 11)],
-)
-def test_whatever_is_raised_the_model_is_as_found(failure: type[BaseException], moment: int) -> None:
+@pytest.mark.parametrize("moment", [2, 4, 12, 22])
+def test_whatever_is_raised_the_model_is_as_found(moment: int) -> None:
     model = mlp(4, nn.Tanh)
-    before, count = state(model), raise_from(2 * moment, failure("stopped"))
+    before, count = state(model), raise_from(moment, KeyboardInterrupt("stopped"))
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
         count()
         return LOSS(output, target)
 
-    with pytest.raises(failure, match="stopped"):
+    with pytest.raises(KeyboardInterrupt, match="stopped"):
         initialize_(model, loss, digits(), lr=1.0)
     assert state(model) == before
 
@@ -374,23 +317,22 @@ def test_generators_modes_gradients_and_buffers_stay_and_seeds_decide() -> None:
 def test_frozen_weights_biases_and_layers_left_out_stay() -> None:
     model = mlp(4)
     model[3].requires_grad_(False)
-    kept = model[3].weight.clone(), model[3].bias.clone()
+    kept = state(model[3])
     result = initialize_(model, LOSS, digits(), target=2.0)
     assert result.converged
-    assert torch.equal(kept[0], model[3].weight)
-    assert torch.equal(kept[1], model[3].bias)
+    assert state(model[3]) == kept
     assert "3" not in result.scales
     model = mlp(3)
-    bias = model[1].bias.detach().clone()
+    kept = state(model)["1.bias"]
     for options in ({"biases": "keep"}, {"scheme": "keep"}):
         initialize_(model, LOSS, digits(), target=5.0, **options)
-        assert torch.equal(model[1].bias, bias)
+        assert state(model)["1.bias"] == kept
     initialize_(model, LOSS, digits(), target=5.0, scheme="default")
     assert not model[1].bias.any()
     model = mlp(4)
-    weight = model[1].weight.detach().clone()
+    kept = state(model[1])
     result = initialize_(model, LOSS, digits(), target=1.0, layers=["3", "7"])
-    assert torch.equal(model[1].weight, weight)
+    assert state(model[1]) == kept
     assert set(result.scales) == {"3", "7"}
     assert measure(model, LOSS, digits(), layers=["3", "7"]).network.norm == pytest.approx(1.0, rel=0.05)
 
@@ -418,20 +360,15 @@ def test_parametrized_weights_are_written_through_their_parametrization() -> Non
     model.eval()
     before = state(model)
     result = initialize_(model, LOSS, digits(), target=1.5)
-    assert result.converged, result.reason
+    check_norm(model, LOSS, digits(), result, 1.5)
     assert any("5: the parametrization removes the scale" in note for note in result.notes)
     assert result.scales["3"] != 1
-    assert measure(model, LOSS, digits()).network.norm == pytest.approx(1.5, rel=0.05)
     result.undo()
     assert state(model) == before
 
 
 def test_empty_weights_half_precision_and_active_dropout() -> None:
-    model = mlp(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(torch.nan)
-    result = initialize_(model, LOSS, digits(), target=2.0)
+    result = initialize_(multiply_(mlp(3), math.nan), LOSS, digits(), target=2.0)
     assert (result.before, result.converged) == (None, True)
     images, targets = digits()
     model = mlp(3).to(torch.bfloat16)
@@ -446,21 +383,16 @@ def test_empty_weights_half_precision_and_active_dropout() -> None:
 
 
 def test_saved_weights_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, other = transformer(tied=True), transformer(tied=True)
+    model, other, path = transformer(tied=True), transformer(tied=True), tmp_path / "w.safetensors"
     result = initialize_(model, text_loss, text(), target=2.0)
-    path = tmp_path / "w.safetensors"
     result.save_weights(path)
-    assert [one.name for one in tmp_path.iterdir()] == ["w.safetensors"]
+    assert list(tmp_path.iterdir()) == [path]
     safetensors.torch.load_model(other, path)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters(), strict=True))
     with pytest.raises(FileNotFoundError, match="does not exist. Create it first."):
         result.save_weights(tmp_path / "missing" / "w.safetensors")
-    with pytest.raises(ValueError, match="is not a file"):
-        result.save_weights(tmp_path)
-    dry = initialize_(model, text_loss, text(), dry_run=True)
     with pytest.raises(ValueError, match="no weights to save"):
-        dry.save_weights(path)
+        initialize_(model, text_loss, text(), dry_run=True).save_weights(path)
 
     def fail(model: nn.Module, filename: str) -> None:
         Path(filename).write_text("half")
@@ -476,51 +408,23 @@ def test_saved_weights_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # --- Never worse than found ---
 
 
-def layer_scaled(final_norm: bool) -> Net:
-    """A vision transformer whose branches start at 1e-5, read at a token that starts at 0."""
-    torch.manual_seed(0)
-
-    def run(net: Any, x: Tensor) -> Tensor:
-        h = torch.cat([net.token.expand(len(x), -1, -1), net.patches(x)], 1)
-        q, k, v = net.qkv(net.norm(h)).chunk(3, -1)
-        h = h + net.scale * net.out(F.scaled_dot_product_attention(q, k, v))
-        return net.head(net.final(h[:, 0]))
-
-    return Net(
-        run, token=nn.Parameter(torch.zeros(1, 1, 8)), patches=nn.Linear(12, 8), norm=nn.LayerNorm(8),
-        qkv=nn.Linear(8, 24), out=nn.Linear(8, 8), scale=nn.Parameter(1e-5 * torch.ones(8)),
-        final=nn.LayerNorm(8) if final_norm else nn.Identity(), head=nn.Linear(8, 3),
-    )  # fmt: skip
-
-
 def gated() -> Net:
     torch.manual_seed(0)
     parts = {"first": nn.Linear(6, 16), "gate": nn.Parameter(torch.tensor(1e-4)), "head": nn.Linear(16, 3)}
     return Net(lambda net, x: net.head(net.gate * torch.relu(net.first(x))), **parts)
 
 
-SMALL_BEFORE_A_WEIGHT: dict[str, Any] = {
-    "LayerScale": (lambda: layer_scaled(final_norm=False), normal(8, 4, 12)),
-    "LayerScale and a final norm": (lambda: layer_scaled(final_norm=True), normal(8, 4, 12)),
-    "a gate": (gated, normal(8, 6)),
-}
-
-
 @pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
-@pytest.mark.parametrize("kind", SMALL_BEFORE_A_WEIGHT)
 @pytest.mark.parametrize("rule", ["network", "layers"])
-def test_weights_that_would_be_worse_are_not_kept(kind: str, rule: str) -> None:
-    build, x = SMALL_BEFORE_A_WEIGHT[kind]
-    model = build()
+def test_weights_that_would_be_worse_are_not_kept(rule: str) -> None:
+    """LSUV makes up for a small factor before a weight, as a LayerScale is."""
+    model = gated()
     before = state(model)
-    result = initialize_(model, LOSS, (x, labels(8)), lr=0.1, rule=rule)
-    assert max(float(parameter.detach().std()) for parameter in model.parameters() if parameter.ndim > 1) < 10
-    if rule == "network":
-        assert not result.converged
-        assert "the old weights were put back" in result.reason
-        assert state(model) == before
-        assert result.after.network.norm == result.before.network.norm
-        assert set(result.scales.values()) == {1.0}
+    result = initialize_(model, LOSS, (inputs(8, 6), labels(8)), lr=0.1, rule=rule)
+    assert "the old weights were put back" in result.reason
+    assert any("head gets a standard deviation of" in note for note in result.plan.notes)
+    assert state(model) == before
+    assert (result.after, result.converged, set(result.scales.values())) == (result.before, False, {1.0})
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
@@ -530,7 +434,7 @@ def test_a_result_is_never_twice_as_far_from_the_target_as_what_was_found(seed: 
     depth, width = 2 + seed % 4, (8, 16, 32)[seed % 3]
     layers = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.GELU())]
     model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), *layers, nn.Linear(width, 3))
-    result = initialize_(model, LOSS, (normal(16, 6), labels(16)), lr=10.0 ** (seed % 5 - 3), seed=seed)
+    result = initialize_(model, LOSS, (inputs(16, 6), labels(16)), lr=10.0 ** (seed % 5 - 3), seed=seed)
     before, after = (abs(math.log(one.network.norm / result.target)) for one in (result.before, result.after))
     assert result.converged or result.scaling == "none" or after <= 2 * before
 
@@ -538,7 +442,7 @@ def test_a_result_is_never_twice_as_far_from_the_target_as_what_was_found(seed: 
 def test_a_loss_that_explodes_puts_the_weights_back() -> None:
     """A quadratic loss does not saturate: any norm can be reached, at any loss."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    data, before = (normal(8, 6), torch.zeros(8, 3)), state(model)
+    data, before = (inputs(8, 6), torch.zeros(8, 3)), state(model)
     options = {"target": 1e4, "scaling": "all"}
     with pytest.warns(ConvergenceWarning, match="the loss would be .* the old weights were put back"):
         initialize_(model, nn.MSELoss(), data, **options)
@@ -546,15 +450,10 @@ def test_a_loss_that_explodes_puts_the_weights_back() -> None:
     assert initialize_(model, nn.MSELoss(), data, **options, max_sharpening=math.inf).converged
 
 
-def test_lsuv_says_when_it_undoes_something_small() -> None:
-    plan = apply_scheme_(gated(), "lsuv", sample=normal(8, 6))
-    assert any("head gets a standard deviation of" in note and "LayerScale" in note for note in plan.notes)
-
-
 # --- Forwards that differentiate ---
 
 
-@pytest.mark.parametrize("scheme", ["auto", "he", "orthogonal", "keep"])
+@pytest.mark.parametrize("scheme", ["auto", "orthogonal", "keep"])
 def test_a_forward_that_differentiates_by_its_inputs_is_initialized(scheme: str) -> None:
     def physical(net: Any, x: Tensor) -> Tensor:
         x = x.requires_grad_()
@@ -564,22 +463,19 @@ def test_a_forward_that_differentiates_by_its_inputs_is_initialized(scheme: str)
 
     torch.manual_seed(0)
     model = Net(physical, inner=nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)))
-    data = normal(8, 2), torch.zeros(8, 1)
+    data = inputs(8, 2), torch.zeros(8, 1)
     result = initialize_(model, nn.MSELoss(), data, target=12.0, scheme=scheme)
-    assert result.converged
-    assert result.after.network.norm == pytest.approx(12.0, rel=0.05)
+    check_norm(model, nn.MSELoss(), data, result, 12.0)
     assert not data[0].requires_grad
 
 
 def test_a_forward_that_differentiates_by_its_weights_is_told_the_way_out_and_it_leads_out() -> None:
     def meta(net: Any, x: Tensor) -> Tensor:
-        weights = [net.first.weight, net.last.weight]
-        inner = F.linear(F.linear(x, weights[0]).tanh(), weights[1]).square().mean()
-        steps = torch.autograd.grad(inner, weights, create_graph=True)
-        return F.linear(F.linear(x, weights[0] - steps[0]).tanh(), weights[1] - steps[1])
+        (step,) = torch.autograd.grad(net.first(x).square().mean(), net.first.weight, create_graph=True)
+        return net.last(F.linear(x, net.first.weight - step).tanh())
 
     torch.manual_seed(0)
-    model, data = Net(meta, first=nn.Linear(4, 5), last=nn.Linear(5, 3)), (normal(8, 4), labels(8))
+    model, data = Net(meta, first=nn.Linear(4, 5), last=nn.Linear(5, 3)), (inputs(8, 4), labels(8))
     for scheme in ("auto", "he"):
         with pytest.raises(ProblemError, match='differentiates by its own weights.*scheme="keep"'):
             initialize_(model, LOSS, data, lr=0.1, scheme=scheme)
@@ -591,7 +487,6 @@ def test_a_forward_that_differentiates_by_its_weights_is_told_the_way_out_and_it
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.1, "target": 2.0}, r"lr=0.1 and target=2.0 both set the norm .* pass one of them"),
     ({"lr": 0.0}, "lr=0.0 must be a positive, finite number"),
-    ({"lr": "0.1"}, "lr='0.1' must be a positive"),
     ({"target": -1}, "target=-1 must be a positive"),
     ({"rule": "layer"}, "rule='layer' is unknown; .* Did you mean 'layers'"),
     ({"scheme": "kaiming"}, "scheme='kaiming' is unknown; .* Did you mean 'he'"),
@@ -601,7 +496,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"momentum": 1.0}, "momentum=1.0 must be a number from 0"),
     ({"curvature": "both"}, "curvature='both' is unknown"),
     ({"residual": "scale"}, "residual='scale' is unknown; .* Did you mean 'scaled'"),
-    ({"dropout": "off"}, "dropout='off' is unknown"),
     ({"tolerance": 0}, "tolerance=0 must be a relative error"),
     ({"max_measurements": 0}, "max_measurements=0 must be a whole number, 1 or more"),
     ({"max_sharpening": 0.5}, "max_sharpening=0.5 must be 1 or more"),

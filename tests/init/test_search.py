@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -14,29 +15,24 @@ def search(curve: object, ceiling: float = math.inf, most: int = 12) -> GainSear
     return GainSearch(curve, lambda t: t <= ceiling, lambda t: 2 * t, 0.01, most)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("offset", [-9.0, -1.0, 0.3, 8.0])
-@pytest.mark.parametrize("slope", [0.7, 2.0, 58.0])
-def test_a_straight_line_takes_three_points(offset: float, slope: float) -> None:
-    one = search(lambda t: slope * t + offset)
-    found = one.run()
-    assert found.reason == ""
-    assert slope * found.t + offset == pytest.approx(0, abs=0.01)
-    assert len(one.points) <= 4
-
-
-def test_a_bent_curve_takes_few_points() -> None:
-    """Plain false position keeps one end: it takes 10 and 36."""
-    for curve, most in ((lambda t: (t + 1) ** 5 - 3, 8), (lambda t: 0.1 - 3 * math.exp(-6 * max(t, -8)), 12)):
-        one = search(curve, most=most)
-        assert one.run().reason == ""
+def test_a_straight_line_takes_three_points_and_a_bent_one_few() -> None:
+    for offset, slope in itertools.product((-9.0, -1.0, 0.3, 8.0), (0.7, 2.0, 58.0)):
+        one = search(lambda t, slope=slope, offset=offset: slope * t + offset)
+        found = one.run()
+        assert found.reason == ""
+        assert slope * found.t + offset == pytest.approx(0, abs=0.01)
+        assert len(one.points) <= 4
+    # Plain false position keeps one end: it takes 10 and 36.
+    assert search(lambda t: (t + 1) ** 5 - 3, most=8).run().reason == ""
+    assert search(lambda t: 0.1 - 3 * math.exp(-6 * max(t, -8))).run().reason == ""
 
 
 def test_of_two_roots_the_smaller_one() -> None:
     """log λ = 1 − (t − 2)² rises through 0 at 1 and falls through it at 3."""
-    for start in (0.0, 1.5, 4.5):
+    for start in (0.0, 1.5):
         found = search(lambda t, start=start: 1 - (t + start - 2) ** 2).run()
-        assert found.t + start == pytest.approx(1.0, abs=0.01) or start == 4.5
-    assert search(lambda t: 1 - (t + 1.5 - 2) ** 2).run().reason == ""
+        assert found.reason == ""
+        assert found.t + start == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +43,7 @@ def test_of_two_roots_the_smaller_one() -> None:
         (lambda t: t + 2 if t < -0.5 else math.inf, -0.2, "", -2.01, -1.99),  # not finite is too sharp
         (lambda t: 1 + 3 * math.exp(min(2 * t, 50)), math.inf, "falls no further", -math.inf, 0),
         (lambda t: math.inf, -1e9, "however small", 0, 0),
+        (lambda t: -math.inf, math.inf, "no curvature", 0, 0),
     ],
 )
 def test_ceilings_floors_and_tops_are_said(
@@ -58,9 +55,7 @@ def test_ceilings_floors_and_tops_are_said(
 
 
 def test_no_more_measurements_than_allowed() -> None:
-    one = search(lambda t: 5 * (t - 1) ** 3, most=3)
-    assert "3 measurements were not enough" in one.run().reason
-    assert len(one.points) == 3
+    assert "3 measurements were not enough" in search(lambda t: 5 * (t - 1) ** 3, most=3).run().reason
 
 
 def test_a_softmax_in_common_is_learned() -> None:
@@ -85,7 +80,7 @@ def test_a_row_that_nothing_moves_does_not_drag_the_others() -> None:
 
     solve = CoupledSolve(measure, lambda x: True, np.array([0.0, 0.0, 1.0]), 0.05, 6)
     solved = solve.run()
-    assert "1 layer has a norm that no scale" in solved.reason
+    assert solved.reason == "no scale of the weights brings 1 of 3 norms nearer to the target"
     assert solved.distances == pytest.approx([0, 0, 0.7], abs=1e-6)
 
 

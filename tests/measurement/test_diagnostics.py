@@ -267,18 +267,6 @@ def test_an_embedding_is_its_rows_not_their_sum_with_the_positions_and_tied_weig
     )
 
 
-def test_data_that_are_no_tensors_still_show_what_the_layers_give() -> None:
-    class Holder:
-        def __init__(self, tensor: Tensor) -> None:
-            self.tensor = tensor
-
-    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    x, y = torch.randn(8, 4), labels(8)
-    plain = diagnosis(net, LOSS, (x, y))
-    held = diagnosis(net, LOSS, (Holder(x), y), forward=lambda model, holder: model(holder.tensor))
-    assert held == plain
-
-
 def kill(module: nn.Module, units: int) -> nn.Module:
     with torch.no_grad():
         module.bias.zero_()
@@ -432,7 +420,7 @@ def test_unused_weights_those_without_data_and_biases() -> None:
     assert found["spare"] == Diagnostics(reason="the forward does not use it")
     assert found["0"].activation_std is not None
     alone = diagnosis(nn.Embedding(9, 2), SQUARED, batch, forward=lambda net, x: net.weight)["weight"]
-    assert (alone.activation_std, alone.reason) == (None, "it never meets the batch")
+    assert (alone.activation_std, alone.reason) == (None, "it never meets a tensor of the batch")
     assert alone.weight_gradient_norm > 0
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     found = diagnosis(model, SQUARED, batch, layers=["0.bias", "0.weight"])

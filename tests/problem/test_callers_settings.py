@@ -267,6 +267,6 @@ def test_a_second_derivative_that_torch_lacks_is_named_and_the_way_out_leads_out
         lambda m, x: m.head(torch.exp(-torch.cdist(x, m.centres))),
         centres=nn.Parameter(torch.randn(5, 4)), head=nn.Linear(5, 3),
     )  # fmt: skip
-    with pytest.raises(hessinit.ProblemError, match="of cdist.*Leave these weights out .layers=."):
+    with pytest.raises(hessinit.ProblemError, match="of cdist.*Leave the weights before it out .layers=."):
         hessinit.measure(radial, LOSS, batch(), curvature=curvature)
     assert hessinit.measure(radial, LOSS, batch(), layers="head", curvature=curvature).network.norm > 0

@@ -198,17 +198,17 @@ def test_parameters_side_by_side_in_one_memory_are_measured() -> None:
     first, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     plain = nn.Sequential(first, nn.Tanh(), last)
     expected = hessinit.measure(plain, LOSS, batch()).network.norm
-    memory = torch.cat([first.weight.data, last.weight.data], 1)  # interleaved: every second run of four
-    first.weight.data, last.weight.data = memory[:, :4], memory[:, 4:]
+    memory = torch.cat([first.weight.data, last.weight.data])
+    first.weight.data, last.weight.data = memory[:4], memory[4:]
     assert hessinit.measure(plain, LOSS, batch()).network.norm == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("option", [{"scale_grad_by_freq": True}, {"max_norm": 0.5}])
 @pytest.mark.parametrize("estimator", ["auto", "lanczos"])
-def test_a_gradient_scaled_by_frequency_is_refused(estimator: str) -> None:
-    words = nn.Embedding(8, 4, scale_grad_by_freq=True)
+def test_an_embedding_whose_gradient_or_weight_is_rewritten_is_refused(estimator: str, option: Any) -> None:
+    words = nn.Embedding(8, 4, **option)
     model = Net(lambda m, x: m.head(torch.tanh(m.words(x).mean(1))), words=words, head=nn.Linear(4, 3))
-    tokens = torch.arange(18).remainder(5).view(6, 3)
-    with pytest.raises(
-        hessinit.ProblemError, match="scale_grad_by_freq=True.*Measure with scale_grad_by_freq=False"
-    ):
+    tokens, before = torch.arange(18).remainder(5).view(6, 3), words.weight.detach().clone()
+    with pytest.raises(hessinit.ProblemError, match="scale_grad_by_freq=.*Measure without these two"):
         hessinit.measure(model, LOSS, (tokens, labels()), estimator=estimator)
+    assert torch.equal(words.weight, before)

@@ -7,9 +7,6 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line: what the `hessinit` script calls."""
-    from hessinit.cli.failures import exit_when_interrupted
-
-    exit_when_interrupted()  # before all other imports: Ctrl-C may come while torch is imported
     from hessinit.cli.app import run
 
     run()

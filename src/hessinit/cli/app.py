@@ -1,60 +1,29 @@
-"""The commands together, their grouped help, and the entry point."""
+"""The commands together, and the entry point."""
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from hessinit._version import __version__
 from hessinit.cli.demo import demo
-from hessinit.cli.failures import WRONG_USAGE
 from hessinit.cli.initialize import initialize
 from hessinit.cli.measure import measure, show
 from hessinit.cli.problem_file import new
 from hessinit.cli.reproduce import reproduce
 from hessinit.cli.runs import compare, sweep, track
 
-GROUPS = {
-    "Begin": (demo, new),
-    "Your network": (measure, initialize, track),
-    "Many short trainings": (compare, sweep),
-    "The paper": (reproduce,),
-    "Saved results": (show,),
-}
-
-
-class GroupedHelp(TyperGroup):
-    """Lists the commands under headings."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        width = max(map(len, self.list_commands(ctx)))
-        for heading, functions in GROUPS.items():
-            commands = {function.__name__: self.get_command(ctx, function.__name__) for function in functions}
-            with formatter.section(heading):
-                formatter.write_dl(
-                    [
-                        (name.ljust(width), command.get_short_help_str(1000))  # folded, not cut
-                        for name, command in commands.items()
-                        if command is not None
-                    ]
-                )
-
-
 app = typer.Typer(
     name="hessinit",
-    cls=GroupedHelp,
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: the examples stay as they are written, on any terminal
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for functions in GROUPS.values():
-    for function in functions:
-        app.command()(function)
+for function in (demo, new, measure, initialize, track, compare, sweep, reproduce, show):
+    app.command()(function)
 
 
 def run() -> None:
@@ -62,14 +31,7 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ‖ shows a question mark
-    try:
-        app(prog_name="hessinit")
-    except OSError as failure:
-        if failure.filename is not None:  # a file's failure; stdout has no name
-            raise
-        typer.echo(f"Error: the result cannot be printed: {failure.strerror or failure}.", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
-        raise SystemExit(WRONG_USAGE) from None
+    app(prog_name="hessinit")
 
 
 def _print_version(wanted: bool) -> None:

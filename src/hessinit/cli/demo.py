@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hessinit.cli import options
-from hessinit.cli.failures import (
-    WRONG_USAGE,
-    failures_explained,
-    interruption_explained,
-    raise_when_interrupted,
-    stop,
-)
+from hessinit.cli.failures import WRONG_USAGE, failures_explained, stop
 from hessinit.cli.output import draw, print_result, print_text, progress, write_file, write_page
 
 if TYPE_CHECKING:
@@ -74,12 +68,10 @@ def demo(
         int,
         typer.Option(min=0, max=options.LARGEST_SEED, metavar="N", help="Seed of weights and mini-batches."),
     ] = 0,
-    folder: Annotated[
-        Path, typer.Option("--folder", parser=options.read_folder, metavar="DIR", help="Where the files go.")
-    ] = FOLDER,
+    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the files go.")] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Initialize a deep network twice and train it, on the embedded digits.
+    """Initialize a deep network twice and train it on real digits.
 
     Once with PyTorch's default weights, once with weights whose curvature fits the learning rate.
 
@@ -91,24 +83,19 @@ def demo(
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
-    if folder.exists() and not folder.is_dir():
-        stop(f"--folder {folder} is not a folder; give another name.")
-    if not folder.absolute().parent.is_dir():
-        stop(f"--folder {folder} cannot be made: {folder.parent} does not exist. Create it first.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        stop(f"--folder {folder} cannot be made: {failure.strerror}; give another name.")
     started = time.perf_counter()
-    with (
-        interruption_explained("the demo was not finished, and nothing was written."),
-        failures_explained("running the demo"),
-    ):
-        demonstration = _compute(lr, seed, as_json)
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as failure:
-            stop(f"--folder {folder} cannot be made: {failure.strerror or failure}.")
     page, picture = folder / PAGE, folder / PICTURE
-    if as_json:
-        typer.echo(json.dumps(_to_plain(demonstration), indent=2, allow_nan=False))
-    with interruption_explained("not everything was written."):
+    with failures_explained("running the demo", "the demo was not finished."):
+        demonstration = _compute(lr, seed, as_json)
+        if as_json:
+            from hessinit.results.result import to_plain
+
+            plain = {"kind": "hessinit demonstration", "schema": 3, **to_plain(demonstration)}
+            typer.echo(json.dumps(plain, indent=2, allow_nan=False))
         written = [write_file(page, lambda path: write_page(demonstration, path))]
         written += [write_file(picture, lambda path: draw(demonstration, path))]
     if not all(written):
@@ -139,7 +126,6 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
         from hessinit.present.demo import Demonstration, describe_training
         from hessinit.training.train_and_track import train_and_track
 
-        raise_when_interrupted()
         # So small a network gains nothing from threads, and on a busy machine they wait for each other.
         torch.set_num_threads(1)
     images, labels = load_digits()
@@ -180,14 +166,3 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
         )  # fmt: skip
     say("\n4. Five seeds, and two other schemes.\n", comparison)
     return Demonstration(initialization=initialization, runs=runs, comparison=comparison, accuracy=accuracy)
-
-
-def _to_plain(demonstration: Demonstration) -> dict[str, Any]:
-    return {
-        "kind": "hessinit demonstration",
-        "schema": 2,
-        "initialization": demonstration.initialization.to_dict(),
-        "trainings": {name: tracking.to_dict() for name, tracking in demonstration.runs},
-        "held_out_accuracy": dict(demonstration.accuracy),
-        "comparison": demonstration.comparison.to_dict(),
-    }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
+
+import typer
+
+from hessinit.errors import ConvergenceError, ProblemError
 
 NOT_CONVERGED = 1
 WRONG_USAGE = 2
@@ -22,47 +24,47 @@ LIBRARY_FOLDERS = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "p
 # Arguments of the library that no option has.
 BY_FUNCTION = re.compile(r"\b(dropout|reduction|check|forward|dtype)=")
 
-_interruptions: list[int] = []
-
 
 class UserCodeError(Exception):
-    """The user's own code failed while `doing`; the failure itself is the `__cause__`."""
-
-    def __init__(self, doing: str) -> None:
-        super().__init__(doing)  # unchanged: a worker sends it pickled, made anew from its arguments
-
-    def __str__(self) -> str:
-        return f"{self.args[0]} failed"
+    """The user's own code failed; the message says where, and the failure itself is the `__cause__`."""
 
 
 def stop(message: str, code: int = WRONG_USAGE) -> NoReturn:
     """End the command with one paragraph on stderr."""
-    import typer
-
     typer.echo(f"Error: {message}" if code == WRONG_USAGE else message, err=True)
     raise typer.Exit(code)
 
 
-@contextmanager
-def failures_explained(doing: str) -> Iterator[None]:
-    """Refusals become a paragraph, and failures of the user's code a traceback without our frames."""
-    import typer
+def import_torch() -> None:
+    """Import torch; meanwhile Ctrl-C ends the process at once, because torch may swallow an exception."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import torch  # noqa: F401
 
+    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of kill and batch systems: as Ctrl-C
+
+
+@contextmanager
+def failures_explained(doing: str, interrupted: str | None = None) -> Iterator[None]:
+    """Refusals become a paragraph, and failures of the user's code a traceback without our frames.
+
+    An interruption prints what was kept (it says so itself, or `interrupted` does), and exits with 130;
+    without `interrupted` it is left to the caller.
+    """
     try:
         yield
-    except (typer.Exit, KeyboardInterrupt):
+    except typer.Exit:
         raise
+    except KeyboardInterrupt as interruption:
+        if interrupted is None:
+            raise
+        said = str(interruption).replace("The same call", "The same command").replace("folder=", "--folder")
+        stop(f"Interrupted: {said or interrupted}", INTERRUPTED)
     except BaseException as failure:  # a user's own may be no Exception
-        if _interruptions:  # what fails after an interruption is most likely its consequence
-            raise KeyboardInterrupt from failure
         _explain(failure, doing)
 
 
 def _explain(failure: BaseException, doing: str) -> NoReturn:
-    import typer
-
-    from hessinit.errors import ConvergenceError, ProblemError
-
     if isinstance(failure, ProblemError):
         message = str(failure)
         if BY_FUNCTION.search(message):
@@ -70,8 +72,9 @@ def _explain(failure: BaseException, doing: str) -> NoReturn:
         stop(message)
     if isinstance(failure, ConvergenceError):
         stop(f"Not converged: {failure}", NOT_CONVERGED)
-    cause = failure.__cause__ if isinstance(failure, UserCodeError) and failure.__cause__ else failure
-    what = str(failure) if isinstance(failure, UserCodeError) else f"{doing} failed"
+    cause, what = failure, f"{doing} failed"
+    if isinstance(failure, UserCodeError):
+        cause, what = failure.__cause__ or failure, str(failure)
     if isinstance(cause, SystemExit):
         stop(
             f"{what}: it called sys.exit({cause.code!r}). Keep what only a script does, such as reading the "
@@ -81,10 +84,7 @@ def _explain(failure: BaseException, doing: str) -> NoReturn:
         typer.echo("".join(traceback.format_exception(failure)), err=True, nl=False)
         stop(f"{what} inside hessinit. Please report it, with the traceback above.")
     typer.echo(format_their_traceback(cause), err=True, nl=False)
-    hint = ""
-    if isinstance(cause, ImportError) and "no known parent package" in str(cause):
-        hint = " Give a file of a package as package.module:function, from the folder that holds the package."
-    stop(f"{what}, as shown above.{hint}")
+    stop(f"{what}, as shown above.")
 
 
 def format_their_traceback(failure: BaseException) -> str:
@@ -117,49 +117,3 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
 
 def _is_library(frame: traceback.FrameSummary) -> bool:
     return any(folder in Path(frame.filename).parents for folder in LIBRARY_FOLDERS)
-
-
-# Interruptions: Ctrl-C, and SIGTERM, which kill and batch systems send --------------------------------------
-
-
-def exit_when_interrupted() -> None:
-    """Until the work begins, an interruption ends the process at once.
-
-    An exception would not do: torch and numpy, interrupted while they are imported, may swallow it or crash.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):  # nohup ignores them
-            signal.signal(number, _exit)
-
-
-def raise_when_interrupted() -> None:
-    """From now on an interruption is a KeyboardInterrupt, so that everything is put in order."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is _exit:
-            signal.signal(number, _raise)
-
-
-@contextmanager
-def interruption_explained(otherwise: str) -> Iterator[None]:
-    """Print what was kept (the interruption says it, or `otherwise`), and exit with 130."""
-    import typer
-
-    try:
-        yield
-    except KeyboardInterrupt as interruption:
-        said = str(interruption).replace("The same call", "The same command").replace("folder=", "--folder")
-        typer.echo(f"Interrupted: {said or otherwise}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    with suppress(OSError):
-        if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb":
-            os.write(2, b"\r\x1b[2K\x1b[?25h")  # remove the spinner's line, show the cursor again
-        os.write(2, b"Interrupted: stopped before anything was done, and nothing was written.\n")
-    os._exit(INTERRUPTED)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    _interruptions.append(number)
-    raise KeyboardInterrupt

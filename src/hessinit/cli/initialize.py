@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from hessinit.cli import options
-from hessinit.cli.failures import NOT_CONVERGED, failures_explained, interruption_explained, stop
+from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import file_of, find_problem, load_problem, shared_keywords
+from hessinit.cli.problem_file import find_problem, load_problem, shared_keywords
 
 # What a problem may say to `measure` that means the same here.
 SHARED = ("forward", "dropout", "layers", "curvature", "reduction", "check")
@@ -69,7 +69,6 @@ def initialize(
     ] = None,
     seed: options.Seed = None,
     device: options.Device = None,
-    threads: options.Threads = None,
     weights: Annotated[
         Path | None,
         typer.Option("--weights", metavar="FILE", help="Write the new weights: a .safetensors file."),
@@ -103,33 +102,28 @@ def initialize(
 
     Exit status: 0 done, 1 target not met, 2 wrong usage, 130 interrupted.
     """
-    output = Output(as_json, html, save, picture)
-    output.check(reads=file_of(problem), more={"--weights": weights})
+    place = find_problem(problem)
+    output = Output(as_json, html, save, picture, weights)
+    output.check(reads=place.file)
     if momentum is not None and optimizer not in ("momentum", "nesterov"):
         stop(f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of them.")
     if weights is not None and dry_run:
         stop("--weights and --dry-run contradict each other: a dry run writes no weights. Leave one out.")
     if weights is not None and weights.suffix != ".safetensors":
-        stop(
-            f"--weights {weights} must end in .safetensors, such as {weights.stem or 'weights'}.safetensors."
-        )
+        stop(f"--weights {weights} must end in .safetensors.")
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
         scaling=scaling, optimizer=optimizer, momentum=momentum, layers=layers,
         curvature=curvature, tolerance=tolerance, seed=seed, dry_run=dry_run,
     )  # fmt: skip
-    with (
-        interruption_explained("the initialization was not finished, and nothing was written."),
-        failures_explained(f"initializing {problem}"),
-    ):
-        place = find_problem(problem)
-        with progress(f"Initializing {problem} …"):
-            import hessinit
+    unfinished = "the initialization was not finished, and nothing was written."
+    with failures_explained(f"initializing {problem}", unfinished), progress(f"Initializing {problem} …"):
+        import hessinit
 
-            loaded = load_problem(place, seed=seed, device=device, threads=threads)
-            keywords = shared_keywords(loaded, SHARED, problem)
-            result = hessinit.initialize_(loaded.model, loaded.loss, loaded.batch, **{**keywords, **chosen})
-    output.write(result, also={} if weights is None else {weights: result.save_weights})
+        loaded = load_problem(place, seed=seed, device=device)
+        keywords = shared_keywords(loaded, SHARED, problem)
+        result = hessinit.initialize_(loaded.model, loaded.loss, loaded.batch, **{**keywords, **chosen})
+    output.write(result)
     if weights is None:
         how = "Leave out --dry-run and pass" if dry_run else "Pass"
         typer.echo(f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True)

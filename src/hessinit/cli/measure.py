@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hessinit.cli import options
-from hessinit.cli.failures import NOT_CONVERGED, failures_explained, interruption_explained, stop
+from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import file_of, find_problem, load_problem, similar_name
+from hessinit.cli.problem_file import find_problem, load_problem
 
 if TYPE_CHECKING:
     from hessinit.results.curvature_report import CurvatureReport
@@ -40,7 +38,6 @@ def measure(
     ] = False,
     seed: options.Seed = None,
     device: options.Device = None,
-    threads: options.Threads = None,
     as_json: options.AsJson = False,
     html: options.AsHtml = None,
     save: options.Save = None,
@@ -56,35 +53,23 @@ def measure(
       hessinit measure net.py:problem --jacobians --diagnostics
       hessinit measure package.module:problem --json > report.json
 
-    \b
-    where net.py holds, for example:
-      def problem():
-          model = nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 3))
-          batch = torch.randn(32, 20), torch.randint(3, (32,))
-          return model, nn.CrossEntropyLoss(), batch
-
-    `hessinit new` writes such a file.
+    `hessinit new` writes a file with such a function.
 
     Exit status: 0 done, 1 not converged, 2 wrong usage, 130 interrupted.
     """
+    place = find_problem(problem)
     output = Output(as_json, html, save, picture)
-    output.check(reads=file_of(problem))
+    output.check(reads=place.file)
     chosen = options.given(
         curvature=curvature, layers=layers, tolerance=tolerance, seed=seed, jacobians=jacobians,
         diagnostics=diagnostics,
     )  # fmt: skip
-    with (
-        interruption_explained("the measurement was not finished, and nothing was written."),
-        failures_explained(f"measuring {problem}"),
-    ):
-        place = find_problem(problem)
-        with progress(f"Measuring {problem} …"):
-            import hessinit
+    unfinished = "the measurement was not finished, and nothing was written."
+    with failures_explained(f"measuring {problem}", unfinished), progress(f"Measuring {problem} …"):
+        import hessinit
 
-            loaded = load_problem(place, seed=seed, device=device, threads=threads)
-            report = hessinit.measure(
-                loaded.model, loaded.loss, loaded.batch, **{**loaded.keywords, **chosen}
-            )
+        loaded = load_problem(place, seed=seed, device=device)
+        report = hessinit.measure(loaded.model, loaded.loss, loaded.batch, **{**loaded.keywords, **chosen})
     output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
     if not report.converged:
         missed = f"the report marks what did not reach tolerance {report.tolerance:g}."
@@ -92,31 +77,17 @@ def measure(
 
 
 def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
-    """Return lr·‖H‖, whether gradient descent is stable there, and what to do where it is not."""
+    """Return lr·‖H‖, what the advice says of this learning rate, and the command that helps."""
     from hessinit.present.words import format_number
 
-    advice = report.advice("sgd", lr=lr)
-    norm, rate = report.network.norm, format_number(lr)
     if not report.network_measured:
-        return f"lr = {rate}: the network's ‖H‖ was not measured, only bounded (network=False)."
-    if not 0 < norm < math.inf:
-        return f"lr = {rate}: {advice.stable_reason[0].lower()}{advice.stable_reason[1:]}"
-    product = f"lr·‖H‖ = {rate}·{format_number(norm)} = {format_number(lr * norm)}"
-    # Along a direction of negative curvature no step is too long.
-    curves_down = -report.network.bottom_eigenvalue > report.network.top_eigenvalue
+        return f"lr = {lr:g}: the network's ‖H‖ was not measured, only bounded (network=False)."
+    advice = report.advice("sgd", lr=lr)
+    product = format_number(lr * report.network.norm)
+    said = f"lr·‖H‖ = {product}; on a quadratic, gradient descent is stable up to 2. {advice.warmup.reason}"
     if lr <= advice.stable_learning_rate:
-        place = "below" if lr < advice.stable_learning_rate else "at"
-        if curves_down:
-            return (
-                f"{product}, {place} 2: a gradient step in these weights lowers the loss at initialization."
-            )
-        return f"{product}, {place} 2: gradient descent in these weights is stable at initialization."
-    if curves_down:
-        return f"{product}, above 2: a gradient step of this length is not guaranteed to lower the loss."
-    return (
-        f"{product}, above 2: gradient descent is unstable at initialization. {advice.warmup.reason}\n"
-        f"Next: hessinit initialize {shlex.quote(problem)} --lr {lr:g}"
-    )
+        return said
+    return f"{said}\nNext: hessinit initialize {problem} --lr {lr:g}"
 
 
 def show(
@@ -144,21 +115,12 @@ def show(
     """
     output = Output(as_json, html, picture=picture)
     output.check(reads=path)
-    loaded = _load(path)
-    if isinstance(loaded, list) and picture is not None:
-        stop(f"--picture {picture} draws one record, and the file holds {len(loaded)}; show one of them.")
-    output.write(loaded)
-
-
-def _load(path: Path) -> Any:
     from hessinit.results.result import load
 
     try:
-        return load(path)
-    except FileNotFoundError:
-        found = (each.name for each in path.parent.glob("*.json*")) if path.parent.is_dir() else ()
-        stop(f"{path} does not exist.{similar_name(path.name, found)}")
+        loaded = load(path)
     except OSError as failure:
         stop(f"{path} cannot be read: {failure.strerror}.")
     except ValueError as refusal:
         stop(str(refusal))
+    output.write(loaded)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from hessinit.cli.failures import WRONG_USAGE, interruption_explained, raise_when_interrupted, stop
+from hessinit.cli.failures import INTERRUPTED, WRONG_USAGE, import_torch, stop
 from hessinit.errors import ConvergenceWarning
 
 PICTURES = (".png", ".pdf", ".svg")
-Write = Callable[[Path], object]
 
 
 @contextmanager
@@ -28,6 +27,7 @@ def progress(doing: str) -> Iterator[None]:
     """A spinner while someone watches. What the user's code prints goes to stderr: stdout is for results."""
     from hessinit.training.workers import spinner
 
+    import_torch()
     with spinner(doing, wanted=True), stdout_for_results():
         yield
 
@@ -42,73 +42,71 @@ def stdout_for_results() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Output:
-    """The output options of a command."""
+    """The output options of a command; the log of a training is written while it runs."""
 
     json: bool = False
     html: Path | None = None
     save: Path | None = None
     picture: Path | None = None
+    weights: Path | None = None
+    log: Path | None = None
 
-    def check(self, reads: Path | None = None, more: Mapping[str, Path | None] | None = None) -> None:
-        """Refuse a file that cannot be written, or that the command `reads`, before any work is done.
-
-        `more` are files that the command has options of its own for.
-        """
-        options = {"--save": self.save, "--html": self.html, "--picture": self.picture, **(more or {})}
-        files = {option: path for option, path in options.items() if path is not None}
-        for (one, path), (other, same) in combinations(files.items(), 2):
-            if _is_same_file(path, same):
-                stop(f"{one} and {other} both name {path}; give them different files.")
-        for option, path in files.items():
-            if reads is not None and _is_same_file(path, reads):
-                stop(f"{option} {path} is the file that this command reads; give the name of another.")
-            _check_writable(option, path)
+    def check(self, reads: Path) -> None:
+        """Refuse a file that cannot be written, or that the command `reads`, before any work is done."""
+        taken = {reads.resolve(): "the file that this command reads"}
+        for option in ("save", "weights", "html", "picture", "log"):
+            path = getattr(self, option)
+            if path is None:
+                continue
+            target, what = path.resolve(), f"--{option} {path}"
+            if target in taken:
+                stop(f"{what} is {taken[target]}; give the name of another.")
+            taken[target] = f"the file of --{option}, too"
+            if target.exists() and not target.is_file():
+                stop(f"{what} is not a file; give the name of a file.")
+            if not os.access(target.parent, os.W_OK):
+                stop(f"{what} cannot be written: the folder {path.parent} is missing, or read-only for you.")
         if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
             stop(f"--picture {self.picture} must end in one of {', '.join(PICTURES)}.")
 
-    def write(
-        self,
-        result: Any,
-        *,
-        before: Any = None,
-        after: str | None = None,
-        also: Mapping[Path, Write] | None = None,
-    ) -> None:
+    def write(self, result: Any, *, before: Any = None, after: str | None = None) -> None:
         """Print the result and write the files; where one of them fails, the others are still written.
 
         `before` is another result to print first, which JSON contains; `after` a sentence, which next to JSON
-        goes to stderr. `also` are files that the command has options of its own for, and how to write them.
+        goes to stderr.
         """
-        files: dict[Path, Write] = {}
-        if self.save is not None:
-            files[self.save] = result.save
-        files.update(also or {})
-        if self.html is not None:
-            files[self.html] = lambda path: write_page(result, path)
-        if self.picture is not None:
-            files[self.picture] = lambda path: draw(result, path)
-        with interruption_explained("not everything was written."):
-            raise_when_interrupted()
+        writes = {
+            self.save: lambda path: result.save(path),
+            self.weights: lambda path: result.save_weights(path),
+            self.html: lambda path: write_page(result, path),
+            self.picture: lambda path: draw(result, path),
+        }
+        try:
             try:
                 self._print(result, before, after)
             finally:
-                done = [write_file(path, write) for path, write in files.items()]
+                done = [write_file(path, write) for path, write in writes.items() if path is not None]
+        except KeyboardInterrupt:
+            stop("Interrupted: not everything was written.", INTERRUPTED)
         if not all(done):
             raise typer.Exit(WRONG_USAGE)
 
     def _print(self, result: Any, before: Any, after: str | None) -> None:
         if self.json:
-            sys.stdout.write(_to_json(result))
-            if after is not None:
-                typer.echo(after, err=True)
+            if isinstance(result, list):
+                sys.stdout.write(json.dumps([one.to_dict() for one in result], allow_nan=False) + "\n")
+            else:
+                sys.stdout.write(result.to_json())
         else:
             if before is not None:
                 print_result(before)
                 sys.stdout.write("\n")
             print_result(result)
-            if after is not None:
-                print_text(after)
         sys.stdout.flush()
+        if after is not None and self.json:
+            typer.echo(after, err=True)
+        elif after is not None:
+            print_text(after)
 
 
 def print_result(result: Any) -> None:
@@ -134,7 +132,7 @@ def print_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_file(path: Path, write: Write) -> bool:
+def write_file(path: Path, write: Callable[[Path], object]) -> bool:
     """Write it whole or not at all, and say so on stderr; returns whether it could be written."""
     try:
         write(path)
@@ -162,34 +160,9 @@ def draw(result: Any, path: Path) -> None:
         temporary.write_bytes(content.getvalue())
 
 
-def _to_json(result: Any) -> str:
-    if not isinstance(result, list):
-        return str(result.to_json())
-    import json
-
-    return json.dumps([one.to_dict() for one in result], allow_nan=False) + "\n"
-
-
 def write_page(result: Any, path: Path) -> None:
     """Write the result's web page."""
     from hessinit import present
     from hessinit.results.result import write_text
 
     write_text(path, present.to_page(result))
-
-
-def _is_same_file(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:  # one of them does not exist yet
-        return one.resolve() == other.resolve()
-
-
-def _check_writable(option: str, path: Path) -> None:
-    folder = path.resolve().parent
-    if path.exists() and not path.is_file():
-        stop(f"{option} {path} is not a file; give the name of a file.")
-    if not folder.is_dir():
-        stop(f"{option} {path} cannot be written: the folder {path.parent} does not exist. Create it first.")
-    if not os.access(folder, os.W_OK):
-        stop(f"{option} {path} cannot be written: the folder {path.parent} is read-only for you.")

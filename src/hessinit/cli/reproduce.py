@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hessinit.cli import options
-from hessinit.cli.failures import failures_explained, interruption_explained, raise_when_interrupted
+from hessinit.cli.failures import failures_explained, import_torch
 from hessinit.cli.output import Output, stdout_for_results
 
 
@@ -49,9 +49,7 @@ def reproduce(
     ] = None,
     folder: Annotated[
         Path,
-        typer.Option(
-            parser=options.read_folder, metavar="DIR", help="Keep everything here, and go on from it."
-        ),
+        typer.Option(metavar="DIR", help="Keep everything here, and go on from it."),
     ] = Path("reproduction"),
     workers: options.Workers = None,
     as_json: options.AsJson = False,
@@ -74,17 +72,15 @@ def reproduce(
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
     with (
-        interruption_explained("stopped before the first piece was done."),
-        failures_explained(f"reproducing {' '.join(names)}"),
+        failures_explained(f"reproducing {' '.join(names)}", "stopped before the first piece was done."),
+        stdout_for_results(),
     ):
+        import_torch()
         from hessinit.paper import reproduce as verb
 
-        raise_when_interrupted()
-        with stdout_for_results():
-            found = verb(
-                *names, data=data, data_dir=data_dir, seeds=seeds, variant=variant, folder=folder,
-                workers=workers,
-            )  # fmt: skip
+        found = verb(
+            *names, data=data, data_dir=data_dir, seeds=seeds, variant=variant, folder=folder, workers=workers
+        )
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
     if data == "digits" and "all" in names:
         typer.echo("word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True)

@@ -11,22 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hessinit.cli import options
-from hessinit.cli.failures import (
-    INTERRUPTED,
-    failures_explained,
-    interruption_explained,
-    raise_when_interrupted,
-    stop,
-)
+from hessinit.cli.failures import INTERRUPTED, failures_explained, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
-from hessinit.cli.problem_file import (
-    LoadedProblem,
-    file_of,
-    find_problem,
-    load_problem,
-    load_rebuildable,
-    shared_keywords,
-)
+from hessinit.cli.problem_file import Builder, LoadedProblem, find_problem, load_problem, shared_keywords
 
 if TYPE_CHECKING:
     from hessinit.results.initialization import Initialization
@@ -64,7 +51,7 @@ def compare(
     save: options.Save = None,
     picture: options.Picture = None,
 ) -> None:
-    """Train briefly from several initializations, and see which is best.
+    """Train briefly from several initializations; see which is best.
 
     Every scheme is tried at every learning rate with every seed; the same seed gives the same numbers.
 
@@ -135,24 +122,20 @@ def sweep(
 
 
 def _run_grid(verb: str, problem: str, output: Output, no_curvature: bool, **chosen: Any) -> None:
-    output.check(reads=file_of(problem))
+    place = find_problem(problem)
+    output.check(reads=place.file)
     chosen = options.given(**chosen)
     if no_curvature:
         chosen["measure_curvature"] = False
-    with (
-        interruption_explained("stopped before the first run."),
-        failures_explained(f"comparing initializations of {problem}"),
-    ):
-        place = find_problem(problem)
+    with failures_explained(f"comparing initializations of {problem}", "stopped before the first run."):
         with progress(f"Loading {problem} …"):
             import hessinit
 
-            run = getattr(hessinit, verb)
-            raise_when_interrupted()
-            loaded = load_rebuildable(place)
+            build = Builder(place)
+            loaded = build.load()
         keywords = shared_keywords(loaded, ["forward"], problem)
         with stdout_for_results():
-            comparison = run(loaded.model, loaded.loss, loaded.batch, **keywords, **chosen)
+            comparison = getattr(hessinit, verb)(build, loaded.loss, loaded.batch, **keywords, **chosen)
     output.write(comparison)
 
 
@@ -189,7 +172,6 @@ def track(
     curvature: options.OneCurvature = None,
     seed: options.Seed = None,
     device: options.Device = None,
-    threads: options.Threads = None,
     as_json: options.AsJson = False,
     html: options.AsHtml = None,
     save: options.Save = None,
@@ -211,8 +193,9 @@ def track(
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
-    output = Output(as_json, html, save, picture)
-    output.check(reads=file_of(problem), more={"--log": log})
+    place = find_problem(problem)
+    output = Output(as_json, html, save, picture, log=log)
+    output.check(reads=place.file)
     if log is not None and log.exists():
         stop(f"--log {log} exists and was left as it is; give another name, or remove it first.")
     chosen = options.given(
@@ -226,21 +209,18 @@ def track(
         path = log or Path(folder, "curvature.jsonl")
         try:
             with failures_explained(f"tracking {problem}"):
-                place = find_problem(problem)
                 with progress(f"Loading {problem} …"):
                     import hessinit
 
-                    loaded = load_problem(place, seed=seed, device=device, threads=threads)
+                    loaded = load_problem(place, seed=seed, device=device)
                     chosen = {**shared_keywords(loaded, SHARED, problem), **chosen}
-                    data = loaded.batch
                     if initialize:
-                        initialization, data = _initialize(loaded, chosen)
-                tracking = _train(loaded, data, path, chosen)
+                        initialization, loaded = _initialize(loaded, chosen)
+                tracking = _train(loaded, path, chosen)
         except KeyboardInterrupt:
             interrupted = True
             if not path.exists():
-                typer.echo("Interrupted: stopped before the first step, and nothing was written.", err=True)
-                raise typer.Exit(INTERRUPTED) from None
+                stop("Interrupted: stopped before the first step, and nothing was written.", INTERRUPTED)
             tracking = hessinit.load(path)
     output.write(replace(tracking, initialization=initialization), before=initialization)
     if log is not None:
@@ -250,26 +230,21 @@ def track(
         stop(f"Interrupted: stopped after {done} of {steps} steps.", INTERRUPTED)
 
 
-def _initialize(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[Initialization, Any]:
-    """Write the weights, and return the data as well: an iterator gives them only once."""
+def _initialize(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[Initialization, LoadedProblem]:
+    """Write the weights, and return the data as read: an iterator gives them only once."""
     import hessinit
     from hessinit.training.data import read_data
 
-    read = read_data(loaded.batch, chosen.get("batch_size", 1), chosen["steps"])
-    pairs = [(part.inputs, part.targets) for part in read.parts]
+    data = read_data(loaded.batch, chosen.get("batch_size", 64), chosen["steps"])
     # On the examples whose curvature is tracked, so that the table begins with the ‖H‖ that was met.
-    tracked = [(part.inputs, part.targets) for part in read.tracked_batches(TRACKED, chosen.get("seed", 0))]
+    tracked = [(part.inputs, part.targets) for part in data.tracked_batches(TRACKED, chosen.get("seed", 0))]
     shared = ("lr", "optimizer", "layers", "curvature", "forward", "reduction", "check", "seed")
-    result = hessinit.initialize_(
-        loaded.model,
-        loaded.loss,
-        tracked[0] if len(tracked) == 1 else tracked,
-        **{name: chosen[name] for name in shared if name in chosen},
-    )
-    return result, pairs if read.ready else pairs[0]
+    given = {name: chosen[name] for name in shared if name in chosen}
+    batch = tracked[0] if len(tracked) == 1 else tracked
+    return hessinit.initialize_(loaded.model, loaded.loss, batch, **given), loaded._replace(batch=data)
 
 
-def _train(loaded: LoadedProblem, data: Any, path: Path, chosen: dict[str, Any]) -> Tracking:
+def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> Tracking:
     from hessinit.present.words import format_number
     from hessinit.training.train_and_track import train_and_track
     from hessinit.training.workers import progress_bar
@@ -279,6 +254,6 @@ def _train(loaded: LoadedProblem, data: Any, path: Path, chosen: dict[str, Any])
         progress_bar("Training", chosen["steps"], 0, sys.stderr.isatty()) as advance,
     ):
         return train_and_track(
-            loaded.model, loaded.loss, data, path=path, examples=TRACKED, **chosen,
+            loaded.model, loaded.loss, loaded.batch, path=path, examples=TRACKED, **chosen,
             progress=lambda step, loss: advance(f"step {step}: loss {format_number(loss)}", 1),
         )  # fmt: skip

@@ -1,10 +1,9 @@
 """The independent check: finite differences of the plain model against the derivatives of the operators.
 
-The plain model is evaluated on both sides of its weights, along one random direction of all measured weights.
-It is called as the user calls it, and the user's own parameters hold the moved values. The outputs must
-change as `J` says, the loss gradient by the outputs as `H_z` says, and for the exact Hessian the gradient of
-the whole loss as `H` says. This catches a graph that misses a path to a weight, a custom function whose
-backward is not its derivative, and a loss that computes its own gradient, without a list of such cases.
+The plain model is called as the user calls it, on both sides of its weights, along one random direction of
+all measured weights. The outputs must change as `J` says, the loss gradient by the outputs as `H_z` says, and
+for the exact Hessian the gradient of the whole loss as `H` says. This catches a graph that misses a path to a
+weight, a custom function whose backward is not its derivative, and a loss that computes its own gradient.
 """
 
 from __future__ import annotations
@@ -17,13 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import (
-    Direction,
-    Evaluation,
-    evaluate_in_double,
-    output_and_gradients_at,
-    output_at,
-)
+from hessinit.curvature.evaluation import Direction, Evaluation, evaluate_in_double, moved, output_at
 from hessinit.curvature.operators import HessianOperator, join, split
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
@@ -60,8 +53,8 @@ _LOSS = tuple(Attempt(torch.float64, step, 2e-3) for step in (1e-7, 1e-5, 1e-3))
 # For a forward, a loss or a device that supports float32 only.
 _SINGLE = tuple(Attempt(torch.float32, step, 0.02) for step in (2e-3, 5e-4, 1e-2))
 
-# The direction moves the output by equal amounts in all layers, except in a layer whose weight would have to
-# move more than 1 / _LEAST_EFFECT times as far as that of another layer.
+# The direction moves the output equally in all layers, except where a weight would have to move more than
+# 1 / _LEAST_EFFECT times as far as another one.
 _LEAST_EFFECT = 1e-3
 # A weight with a smaller root mean square, such as a head of zeros, moves as if it had this one.
 _LEAST_SIZE = 1e-3
@@ -73,16 +66,13 @@ _AGREEMENT = 0.3
 
 
 class GraphLinearization:
-    """`J` from the autograd graph: the derivative of `Jᵀu` by `u`.
-
-    A subclass may compute it in another way and in coordinates of its own.
-    """
+    """`J` from the autograd graph; a subclass may compute it otherwise and in coordinates of its own."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
 
     def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
-        """An output of these examples, in any precision, in the coordinates of `push`, example by example."""
+        """An output of these examples in the coordinates of `push`, example by example."""
         return output
 
     def push(self, direction: Direction) -> Tensor:
@@ -109,7 +99,7 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
     if not _is_due(evaluation, f"outputs by {type(linear).__name__}"):
         return
     direction = _draw_direction(evaluation, linear)
-    derivative, fractions = linear.push(direction), [_fraction_of_one_layer(direction)]
+    derivative = linear.push(direction)
 
     def comparison(examples: Tensor | None = None) -> _Comparison:
         def rows(coordinates: Tensor) -> Matrices:
@@ -122,31 +112,29 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
         def derive(at: Evaluation) -> Matrices:
             return rows(linear.coordinates(GraphLinearization(at).push(_in_dtype(direction, at))))
 
+        fractions = [1 / math.sqrt(len(direction))]  # an error of 5 % in one layer must be detected
         return _Comparison("the model's output", rows(derivative), values, derive, fractions=fractions)
 
     whole, attempts = comparison(), list(_OUTPUTS)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
         tried = whole.attempt(attempts.pop(0))
         if tried is not None:
-            if tried.passes(whole.limits):
+            if whole.passes(tried):
                 return
             # It is enough if those examples agree in float64 that disagree most in float32.
-            apart = _minus(tried.change, tried.derivative)[0].view(evaluation.batch.size, -1)
+            apart = _minus(tried.change, whole.derivative)[0].view(evaluation.batch.size, -1)
             worst = comparison(apart.norm(dim=1).topk(len(evaluation.batch.sample())).indices)
-            if worst.agrees(_OF_SOME):
+            if worst.passes(worst.attempt(_OF_SOME)):
                 return
-    whole.judge(evaluation, attempts, _causes_in_the_forward)
+    whole.judge(evaluation, attempts)
 
 
 def check_gradients(evaluation: Evaluation) -> None:
-    """Compare `H` with differences of the loss gradient, and `J` with differences of the output.
-
-    Costs two gradients, and two more in float64 if the network has kinks.
-    """
+    """Compare `H` and `J` with differences of gradient and output; two gradients, two more with kinks."""
     if not _is_due(evaluation, "gradients"):
         return
     direction = _draw_direction(evaluation, GraphLinearization(evaluation))
-    fractions = [_fraction_of_one_layer(direction), *[1.0] * len(direction)]
+    fractions = [1 / math.sqrt(len(direction)), *[1.0] * len(direction)]
 
     def derive(at: Evaluation) -> Matrices:
         along = _in_dtype(direction, at)
@@ -156,34 +144,37 @@ def check_gradients(evaluation: Evaluation) -> None:
 
     def comparison(examined: Evaluation) -> _Comparison:
         def values(dtype: torch.dtype, step: float) -> Matrices:
-            output, gradients = output_and_gradients_at(examined, direction, step, dtype)
+            problem, names = examined.problem, list(direction)
+            with moved(problem, direction, step, dtype) as weights:
+                output, gradients = problem.output_and_gradients(examined.batch, weights, names)
             return [_as_row(output), *map(_as_row, gradients)]
 
         return _Comparison("the loss's gradient", derive(examined), values, derive, fractions=fractions)
 
     whole, attempts = comparison(evaluation), list(_GRADIENTS)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
-        if whole.agrees(attempts.pop(0)):
+        if whole.passes(whole.attempt(attempts.pop(0))):
             return
         batch = evaluation.batch
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
             some = comparison(Evaluation(evaluation.problem, batch.take(batch.sample()), evaluation.weight))
-            if some.agrees(_OF_SOME_GRADIENTS):
+            if some.passes(some.attempt(_OF_SOME_GRADIENTS)):
                 return
-    whole.judge(evaluation, attempts, lambda one: [*_causes_in_the_forward(one), *_causes_in_the_loss(one)])
+    whole.judge(evaluation, attempts)
 
 
 def check_loss(evaluation: Evaluation) -> None:
-    """Compare `H_z` with differences of the loss gradient by the outputs, and this gradient with the loss.
-
-    Every output is compared by itself: a head with a small share of the loss has layers of its own. Costs two
-    calls of the loss.
-    """
+    """Compare `H_z` with differences of the loss gradient by each output, and this gradient with the loss."""
     if not _is_due(evaluation, "loss"):
         return
     cut, gradient = evaluation.output_gradient
     output, slope = cut.detach(), gradient.detach()
-    direction = _draw_outputs(output, slope, seed_of_check(evaluation))
+    # A direction along which the loss rises, relative to the outputs: some losses need positive ones.
+    columns = _columns(output)
+    typical = columns.square().mean(1, keepdim=True).sqrt().expand_as(columns)
+    sizes = columns.abs() + 0.01 * torch.where(typical > 0, typical, float(typical.max()) or 1.0)
+    lengths = 0.1 + random_like(output, seed_of_check(evaluation)).abs()
+    direction = sizes.T.reshape(output.shape) * lengths * torch.where(slope < 0, -1.0, 1.0).to(output)
     bend, rise = evaluation.output_hessian(direction), (slope.double() * direction.double()).sum()
     if not bool(bend.isfinite().all()):
         return  # the engines report it
@@ -197,97 +188,75 @@ def check_loss(evaluation: Evaluation) -> None:
     # An output that a confident softmax excludes has a curvature below the rounding error of the others.
     least = 1e4 * float(torch.finfo(output.dtype).eps)
     comparison = _Comparison("the loss", [_columns(bend.double()), _as_row(rise)], values, None, least)
-    attempts = _LOSS if output.dtype == torch.float64 else _SINGLE
-    comparison.judge(evaluation, attempts, _causes_in_the_loss)
+    comparison.judge(evaluation, _LOSS if output.dtype == torch.float64 else _SINGLE)
 
 
 @dataclass(frozen=True)
 class _Try:
-    """The function on both sides, and the distance of its change from the derivative, row by row."""
+    """The function on both sides, its change, and the distance of the change from the derivative by row."""
 
     attempt: Attempt
     plus: Matrices
     minus: Matrices
-    derivative: Matrices
-
-    @property
-    def change(self) -> Matrices:
-        pairs = zip(self.plus, self.minus, strict=True)
-        return [(plus - minus) / (2 * self.attempt.step) for plus, minus in pairs]
-
-    @property
-    def off(self) -> Tensor:
-        return _norms(_minus(self.change, self.derivative))
-
-    def passes(self, limits: Tensor) -> bool:
-        return bool((self.off <= self.attempt.allowed * limits).all())
+    change: Matrices
+    off: Tensor
 
 
-@dataclass(frozen=True)
 class _Comparison:
     """A derivative, and the function that it is compared with, row by row.
 
-    `values` evaluates the function in a precision, at a step along the direction. `derive` computes the
-    derivative from the graph of another evaluation, to tell rounding from a wrong derivative. `fractions` are
-    the fractions of a row that matter, for all rows alike or for each.
+    `values` evaluates the function in a precision, at a step along the direction; `derive` computes the
+    derivative of another evaluation, to tell rounding from a wrong one; `fractions` of the rows matter.
     """
 
-    what: str
-    derivative: Matrices
-    values: Callable[[torch.dtype, float], Matrices]
-    derive: Callable[[Evaluation], Matrices] | None
-    least: float = _LEAST_ROW
-    fractions: Sequence[float] = (1.0,)
-
-    @property
-    def known(self) -> Tensor:
-        """The size of each row; a row that is a difference of much larger numbers is not known better."""
-        sizes = _norms(self.derivative)
-        return sizes.clamp(min=self.least * float(torch.linalg.vector_norm(sizes)))
-
-    @property
-    def limits(self) -> Tensor:
-        known = self.known
-        return known * (known.new_tensor(self.fractions) if len(self.fractions) > 1 else self.fractions[0])
-
-    def judge(
-        self, evaluation: Evaluation, attempts: Sequence[Attempt], causes: Callable[[Evaluation], list[str]]
+    def __init__(
+        self,
+        what: str,
+        derivative: Matrices,
+        values: Callable[[torch.dtype, float], Matrices],
+        derive: Callable[[Evaluation], Matrices] | None,
+        least: float = _LEAST_ROW,
+        fractions: Sequence[float] = (1.0,),
     ) -> None:
+        self.what, self.derivative, self.values, self.derive = what, derivative, values, derive
+        self.sizes = _norms(derivative)
+        # A row that is a difference of much larger numbers is not known better.
+        self.known = self.sizes.clamp(min=least * float(torch.linalg.vector_norm(self.sizes)))
+        self.limits = self.known * self.known.new_tensor(fractions)
+
+    def judge(self, evaluation: Evaluation, attempts: Sequence[Attempt]) -> None:
         """Pass if an attempt agrees with the derivative, refuse if the closest one agrees with another one.
 
         Rounding, kinks and jumps differ from step to step; another derivative does not. Attempts that agree
         neither with the derivative nor with each other decide nothing.
         """
-        sizes, known, limits = _norms(self.derivative), self.known, self.limits
         # No attempt in a lower precision than that of the measurement.
         lower = attempts is not _SINGLE and evaluation.problem.dtype == torch.float64
         tried: list[_Try] = []
         for attempt in attempts:
             found = None if lower and attempt.dtype == torch.float32 else self.attempt(attempt)
-            if found is not None:
-                if found.passes(limits):
-                    return
-                tried.append(found)
+            if self.passes(found):
+                return
+            tried += [found] if found is not None else []
         best = [one for one in tried if one.attempt.dtype == tried[-1].attempt.dtype]
         if len(best) <= 1 and attempts is not _SINGLE:
-            self.judge(evaluation, _SINGLE, causes)
+            self.judge(evaluation, _SINGLE)
             return
-        closest = torch.stack([one.off for one in best]).min(0).values if best else sizes
+        closest = torch.stack([one.off for one in best]).min(0).values if best else self.sizes
         for one in best:
-            wrong = (one.off <= closest) & (one.off > one.attempt.allowed * limits)
+            allowed = one.attempt.allowed * self.limits
+            wrong = (one.off <= closest) & (one.off > allowed)
             others = [_norms(_minus(one.change, other.change)) for other in best if other is not one]
             wrong &= torch.stack(others).min(0).values <= _AGREEMENT * one.off
             if bool(wrong.any()):
-                wrong &= one.off > one.attempt.allowed * limits + self._explained(evaluation, one)
+                wrong &= one.off > allowed + self._explained(evaluation, one)
             if bool(wrong.any()):
-                worst = int((one.off / known * wrong).argmax())
-                change, size, off = (float(some[worst]) for some in (_norms(one.change), sizes, one.off))
-                why = causes(evaluation)
-                raise DerivativeError(_explain(self.what, one.attempt.dtype, change, size, off, why))
+                worst = int((one.off / self.known * wrong).argmax())
+                lengths = (float(some[worst]) for some in (_norms(one.change), self.sizes, one.off))
+                raise DerivativeError(_explain(evaluation, self.what, one.attempt.dtype, *lengths))
 
-    def agrees(self, attempt: Attempt) -> bool:
-        found = self.attempt(attempt)
-        return found is not None and found.passes(self.limits)
+    def passes(self, found: _Try | None) -> bool:
+        return found is not None and bool((found.off <= found.attempt.allowed * self.limits).all())
 
     def attempt(self, attempt: Attempt) -> _Try | None:
         """None if the function does not support the precision, or is not finite at the moved weights."""
@@ -297,8 +266,9 @@ class _Comparison:
             if attempt.dtype == torch.float32:
                 raise
             return None
-        found = _Try(attempt, plus, minus, self.derivative)
-        return found if bool(found.off.isfinite().all()) else None
+        change = [difference / (2 * attempt.step) for difference in _minus(plus, minus)]
+        off = _norms(_minus(change, self.derivative))
+        return _Try(attempt, plus, minus, change, off) if bool(off.isfinite().all()) else None
 
     def _explained(self, evaluation: Evaluation, found: _Try) -> Tensor:
         """The distance that a kink at these weights and rounding, of function and derivative, can explain."""
@@ -332,13 +302,7 @@ def _is_due(evaluation: Evaluation, check: str) -> bool:
     return True
 
 
-def _fraction_of_one_layer(direction: Direction) -> float:
-    """The fraction of the change that one layer makes: an error of 5 % in one layer must be detected."""
-    return 1 / math.sqrt(len(direction))
-
-
 def seed_of_check(evaluation: Evaluation) -> int:
-    """The seed of the probes of the check, which nothing else uses."""
     return (evaluation.problem.seed << 20) + 0xC0DE
 
 
@@ -361,15 +325,6 @@ def _in_dtype(direction: Direction, evaluation: Evaluation) -> dict[str, Tensor]
     return {name: part.to(evaluation.leaves[name].dtype) for name, part in direction.items()}
 
 
-def _draw_outputs(output: Tensor, slope: Tensor, seed: int) -> Tensor:
-    """A direction along which the loss rises, relative to the outputs: some losses need positive ones."""
-    columns = _columns(output)
-    typical = columns.square().mean(1, keepdim=True).sqrt().expand_as(columns)
-    sizes = columns.abs() + 0.01 * torch.where(typical > 0, typical, float(typical.max()) or 1.0)
-    size = sizes.T.reshape(output.shape)
-    return size * (0.1 + random_like(output, seed).abs()) * torch.where(slope < 0, -1.0, 1.0).to(output)
-
-
 def _columns(output: Tensor) -> Tensor:
     """(outputs, examples)."""
     return output.reshape(output.shape[0] if output.ndim else 1, -1).T
@@ -381,8 +336,29 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _explain(
-    what: str, dtype: torch.dtype, change: float, derivative: float, off: float, causes: list[str]
+    evaluation: Evaluation, what: str, dtype: torch.dtype, change: float, derivative: float, off: float
 ) -> str:
+    causes, forward, loss = [], evaluation.output, evaluation.loss
+    if what != "the loss":
+        names = ", ".join(custom_functions(forward))
+        if names:
+            causes.append(
+                f"the backward of {names} is not the derivative of its forward, or cannot be differentiated "
+                "(once_differentiable, a derivative saved in the forward, values that leave torch); write it "
+                "with differentiable torch operations"
+            )
+        causes.append(
+            ".detach(), .data, torch.no_grad() or numpy between a weight and the output, or a value kept "
+            "from an earlier call, as by a spectral_norm in train mode (measure it in eval mode)"
+        )
+    if what != "the model's output":
+        names = ", ".join(custom_functions(loss, stop=forward))
+        if names:
+            causes.append(
+                f"{names} computes its gradient in the forward, as fused losses do, or its backward is not "
+                "the derivative; measure with the plain loss, such as F.cross_entropy"
+            )
+        causes.append(".detach() or .item() inside the loss, as for weights that depend on the output")
     percent = 100 * off / max(change, derivative)
     numbered = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes, 1))
     return (
@@ -394,37 +370,3 @@ def _explain(
         "straight-through estimator, gradient reversal, a stopped gradient), there is no Hessian; "
         "check=False measures what the backward gives."
     )
-
-
-def _causes_in_the_forward(evaluation: Evaluation) -> list[str]:
-    causes = []
-    names = ", ".join(custom_functions(evaluation.output))
-    if names:
-        causes.append(
-            f"the backward of {names} is not the derivative of its forward, or cannot be differentiated "
-            "(once_differentiable, a derivative saved in the forward, values that leave torch); write it "
-            "with differentiable torch operations"
-        )
-    modules = evaluation.problem.model.modules()
-    if any("SpectralNorm" in type(module).__name__ and module.training for module in modules):
-        causes.append(
-            "a spectral_norm in train mode, which takes a step of its power iteration at every call and "
-            "treats the result as constant in the backward; measure it in eval mode"
-        )
-    causes.append(
-        ".detach(), .data, torch.no_grad() or numpy between a weight and the output, or a value kept from an "
-        "earlier call"
-    )
-    return causes
-
-
-def _causes_in_the_loss(evaluation: Evaluation) -> list[str]:
-    causes = []
-    names = ", ".join(custom_functions(evaluation.loss, stop=evaluation.output))
-    if names:
-        causes.append(
-            f"{names} computes its gradient in the forward, as fused losses do, or its backward is not the "
-            "derivative; measure with the plain loss, such as F.cross_entropy"
-        )
-    causes.append(".detach() or .item() inside the loss, as for weights that depend on the output")
-    return causes

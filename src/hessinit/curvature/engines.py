@@ -45,7 +45,7 @@ class Extremes:
     def norm(self) -> Estimate:
         """The spectral norm: the larger of the two absolute values."""
         larger = self.top if abs(self.top.value) >= abs(self.bottom.value) else self.bottom
-        return Estimate(abs(larger.value), larger.error, larger.converged, larger.reason, larger.products)
+        return replace(larger, value=abs(larger.value))
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Engine(ABC):
 
     name = "lanczos"
     reason: str
+    _settings: LanczosSettings
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         """The extremes of each leaf's own block."""
@@ -79,13 +80,20 @@ class Engine(ABC):
     def operator(self, names: Sequence[str]) -> operators.LinearOperator:
         """The block itself, acting on flat weights."""
 
+    def _search(self, operator: Operator, rank: int | None) -> Extremes:
+        """Lanczos; a semidefinite block without full rank has the smallest eigenvalue 0."""
+        size, options = int(operator.shape[0]), self._settings.options
+        if rank is not None and rank < size:
+            top = lanczos(operator, which="top", **options).top
+            return Extremes(top, zero_bottom(rank, size), self.name, self.reason)
+        found = lanczos(operator, which="both", semidefinite=rank is not None, **options)
+        assert found.bottom is not None
+        # One run finds both: its products are counted once.
+        return Extremes(found.top, replace(found.bottom, products=0), self.name, self.reason)
+
 
 def with_rounding(extremes: Extremes, rounding: RoundingError, tolerance: float) -> Extremes:
-    """Add the rounding error of the operator to both errors.
-
-    The stated error is a multiple of the likely one; where the likely one exceeds `tolerance`, the estimates
-    no longer count as converged.
-    """
+    """Add the rounding error of the operator; beyond `tolerance`, the estimates have not converged."""
     norm, fraction = extremes.norm.value, CAUTION * rounding.relative
     if not fraction or not math.isfinite(norm):
         return extremes
@@ -96,12 +104,12 @@ def with_rounding(extremes: Extremes, rounding: RoundingError, tolerance: float)
 
     def widen(estimate: Estimate) -> Estimate:
         wider = replace(estimate, error=math.hypot(estimate.error, fraction * norm))
-        if rounding.relative <= tolerance:
+        if rounding.relative <= tolerance or not estimate.converged:
             return wider
         reason = (
             f"rounding in float32 leaves an error of {fraction:.0e} of the norm; pass dtype=torch.float64"
         )
-        return replace(wider, converged=False, reason=reason if estimate.converged else estimate.reason)
+        return replace(wider, converged=False, reason=reason)
 
     return replace(extremes, top=widen(extremes.top), bottom=widen(extremes.bottom))
 
@@ -113,71 +121,41 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
     return replace(estimate, value=estimate.value * factor, error=estimate.error * factor)
 
 
-@dataclass(frozen=True)
-class SpectrumOptions:
-    """Which further numbers of the spectrum to compute."""
-
-    top: int = 0
-    trace: bool = False
-    frobenius: bool = False
-    density: bool = False
-
-    @property
-    def anything(self) -> bool:
-        return bool(self.top or self.trace or self.frobenius or self.density)
-
-
 def measure_spectrum(
-    operator: operators.LinearOperator, options: SpectrumOptions, settings: LanczosSettings
-) -> dict[str, Any]:
+    operator: operators.LinearOperator, settings: LanczosSettings, *, top: int, trace: bool, frobenius: bool,
+    density: bool,
+) -> dict[str, Any]:  # fmt: skip
     """The numbers asked for, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
-    if options.top:
-        count = min(options.top, operator.shape[0])
+    if top:
+        count = min(top, operator.shape[0])
         found["eigenvalues"] = top_eigenpairs(operator, count, **settings.options).values
-    if options.trace:
+    if trace:
         found["trace"] = hutch_plus_plus(operator, seed=settings.seed)
-    if options.frobenius:
+    if frobenius:
         found["frobenius"] = frobenius_norm(operator, seed=settings.seed)
-    if options.density:
+    if density:
         found["density"] = spectral_density(operator, seed=settings.seed)
     return found
 
 
 class LanczosEngine(Engine):
-    """One Lanczos run per block; a semidefinite block without full rank needs only its top eigenvalue.
-
-    `rank` bounds the rank of a positive semidefinite curvature; None when it may be indefinite.
-    """
+    """One Lanczos run per block; `rank` bounds that of a semidefinite curvature, None if it is indefinite."""
 
     def __init__(
         self,
-        build: Callable[[Sequence[str]], operators.LinearOperator],
+        evaluations: Sequence[Evaluation],
         settings: LanczosSettings,
         reason: str,
         rank: int | None = None,
     ) -> None:
-        self._build, self._settings, self.reason, self._rank = build, settings, reason, rank
+        self._evaluations, self._settings, self.reason, self._rank = evaluations, settings, reason, rank
 
     def operator(self, names: Sequence[str]) -> operators.LinearOperator:
-        return self._build(names)
+        return operators.GaussNewtonOperator(self._evaluations, names)
 
     def extremes(self, names: Sequence[str]) -> Extremes:
-        return find_extremes(self._build(names), self._settings, self._rank, self.name, self.reason)
-
-
-def find_extremes(
-    operator: Operator, settings: LanczosSettings, rank: int | None, engine: str, reason: str
-) -> Extremes:
-    """The extremes of a block; a semidefinite block without full rank has the smallest eigenvalue 0."""
-    size = int(operator.shape[0])
-    if rank is not None and rank < size:
-        found = lanczos(operator, which="top", **settings.options)
-        return Extremes(found.top, zero_bottom(rank, size), engine, reason)
-    found = lanczos(operator, which="both", semidefinite=rank is not None, **settings.options)
-    assert found.bottom is not None
-    # One run finds both: its products are counted once.
-    return Extremes(found.top, replace(found.bottom, products=0), engine, reason)
+        return self._search(self.operator(names), self._rank)
 
 
 def zero_bottom(rank: int, size: int) -> Estimate:
@@ -185,62 +163,50 @@ def zero_bottom(rank: int, size: int) -> Estimate:
     return Estimate(0.0, 0.0, True, f"positive semidefinite, with rank at most {rank} for {size} weights", 0)
 
 
-class OutputHessian:
-    """`H_a`: the Hessian of the loss by the output of one call, by its products."""
+OutputHessian = Callable[[Tensor], Tensor]
 
-    def __init__(self, evaluation: Evaluation, edge: GradientEdge, gradient: Tensor) -> None:
-        self._weight, self._edge, self._gradient = evaluation.weight, edge, gradient
 
-    def product(self, tangent: Tensor) -> Tensor:
-        """Zero where the gradient does not change with the output, as for a loss linear in it."""
+def output_hessian(evaluation: Evaluation, edge: GradientEdge, gradient: Tensor) -> OutputHessian:
+    """`H_a`: products with the Hessian of the loss by the output of one call."""
+
+    def product(tangent: Tensor) -> Tensor:
         found: Tensor | None = None
-        if self._gradient.requires_grad:
-            along = tangent.view_as(self._gradient)
-            (found,) = torch.autograd.grad(
-                self._gradient, [self._edge], along, retain_graph=True, allow_unused=True
-            )
-        if found is None:
+        if gradient.requires_grad:
+            along = tangent.view_as(gradient)
+            (found,) = torch.autograd.grad(gradient, [edge], along, retain_graph=True, allow_unused=True)
+        if found is None:  # the gradient does not change with the output, as for a loss linear in it
             return torch.zeros_like(tangent)
-        return found if self._weight == 1.0 else found * self._weight
+        return found if evaluation.weight == 1.0 else found * evaluation.weight
+
+    return product
 
 
 class CallHessian(operators.LinearOperator):
     """`Aᵀ H_a A` on the flat weight, summed over batches."""
 
     def __init__(self, calls: Sequence[tuple[Call, OutputHessian]], leaf: Tensor) -> None:
-        self._calls = calls
-        self._weight_shape = leaf.shape
-        self.shape = (leaf.numel(), leaf.numel())
-        self.dtype, self.device = leaf.dtype, leaf.device
+        self._calls, self._weight_shape = calls, leaf.shape
+        self.shape, self.dtype, self.device = (leaf.numel(), leaf.numel()), leaf.dtype, leaf.device
 
     def _product(self, vector: Tensor) -> Tensor:
         weight = vector.view(self._weight_shape)
         return operators.add_up(
-            [call.pull(hessian.product(call.push(weight))).reshape(-1) for call, hessian in self._calls]
+            [call.pull(hessian(call.push(weight))).reshape(-1) for call, hessian in self._calls]
         )
 
 
-class SeenHessian(operators.LinearOperator):
-    """`Lᵀ H_a L` for a dense call, where `L Lᵀ` are the inner products of its inputs: a smaller matrix."""
-
-    def __init__(self, call: DenseCall, hessian: OutputHessian) -> None:
-        self._hessian = hessian
-        inputs = call.inputs.double()
-        inner = inputs @ inputs.T
-        root, failure = torch.linalg.cholesky_ex(inner)
-        if int(failure):  # inputs that depend on each other, as equal examples do
-            values, vectors = torch.linalg.eigh(inner)
-            kept = values > 1e-14 * values[-1]
-            root = vectors[:, kept] * values[kept].sqrt()
-        self._root = root.to(call.inputs)
-        self._outputs = call.output_shape[1]
-        size = self._root.shape[1] * self._outputs
-        self.shape = (size, size)
-        self.dtype, self.device = call.inputs.dtype, call.inputs.device
-
-    def _product(self, vector: Tensor) -> Tensor:
-        moved = self._hessian.product(self._root @ vector.view(-1, self._outputs))
-        return (self._root.T @ moved).reshape(-1)
+def seen_hessian(call: DenseCall, hessian: OutputHessian) -> CallHessian | None:
+    """`Lᵀ H_a L`, where `L Lᵀ` are the inner products of the inputs: a smaller matrix; None for zeros."""
+    inputs = call.inputs.double()
+    inner = inputs @ inputs.T
+    root, failure = torch.linalg.cholesky_ex(inner)
+    if int(failure):  # inputs that depend on each other, as equal examples do
+        values, vectors = torch.linalg.eigh(inner)
+        kept = values > 1e-14 * values[-1]
+        root = vectors[:, kept] * values[kept].sqrt()
+    seen = DenseCall(root.to(call.inputs), call.output_shape, stored_transposed=True)
+    weight = seen.inputs.new_empty(seen.inputs.shape[1], call.output_shape[1])
+    return CallHessian([(seen, hessian)], weight) if weight.numel() else None
 
 
 class HessianEngine(Engine):
@@ -249,8 +215,7 @@ class HessianEngine(Engine):
     reason = "exact second derivatives, reverse over reverse"
 
     def __init__(self, evaluations: Sequence[Evaluation], settings: LanczosSettings) -> None:
-        self._evaluations = evaluations
-        self._settings = settings
+        self._evaluations, self._settings = evaluations, settings
         self._unused = unused_leaves(evaluations)
         self._calls = [_single_calls(evaluation) for evaluation in evaluations]
 
@@ -260,55 +225,52 @@ class HessianEngine(Engine):
     def extremes(self, names: Sequence[str]) -> Extremes:
         if all(name in self._unused for name in names):
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
-        operator = self._through_output(names[0]) if len(names) == 1 else None
-        found = find_extremes(operator or self.operator(names), self._settings, None, self.name, self.reason)
+        through = self._through_output(names[0]) if len(names) == 1 else None
+        operator = through or self.operator(names)
+        found = self._search(operator, None)
         weights = sum(self._evaluations[0].problem.leaves[name].numel() for name in names)
-        return found if operator is None or operator.shape[0] == weights else _with_zero(found)
+        if operator.shape[0] == weights:
+            return found
+        # The directions that the inputs do not span have the eigenvalue 0.
+        top, bottom = found.top, found.bottom
+        top, bottom = top if top.value > 0 else _zero(top), bottom if bottom.value < 0 else _zero(bottom)
+        return replace(found, top=top, bottom=bottom)
 
     def _through_output(self, name: str) -> operators.LinearOperator | None:
         if not all(name in calls for calls in self._calls):
             return None
         found = [calls[name] for calls in self._calls]
         call, hessian = found[0]
+        seen: CallHessian | None = None
         if len(found) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
-            seen = SeenHessian(call, hessian)
-            if seen.shape[0]:  # inputs of zeros see nothing
-                return seen
-        return CallHessian(found, self._evaluations[0].problem.leaves[name])
+            seen = seen_hessian(call, hessian)
+        return seen or CallHessian(found, self._evaluations[0].problem.leaves[name])
+
+
+def _zero(estimate: Estimate) -> Estimate:
+    error = max(0.0, estimate.error - abs(estimate.value))
+    reason = estimate.reason if error else "the inputs do not see some directions of the weight"
+    return replace(estimate, value=0.0, error=error, reason=reason)
 
 
 def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian]]:
     """The leaves that are used exactly once, by a call with a known derivative."""
-    leaves = evaluation.problem.leaves
-    calls = {
-        name: read_call(uses[0], leaves[name]) for name, uses in evaluation.uses.items() if len(uses) == 1
-    }
-    known = {name: call for name, call in calls.items() if call is not None}
-    edges = [GradientEdge(evaluation.uses[name][0].node, 0) for name in known]
-    if not edges:
+    known: dict[str, tuple[Call, GradientEdge]] = {}
+    for name, uses in evaluation.uses.items():
+        call = read_call(uses[0], evaluation.problem.leaves[name]) if len(uses) == 1 else None
+        if call is not None:
+            known[name] = call, GradientEdge(uses[0].node, 0)
+    if not known:
         return {}
+    edges = [edge for _, edge in known.values()]
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
         evaluation.loss, edges, create_graph=True, allow_unused=True
     )
     return {
-        name: (call, OutputHessian(evaluation, edge, gradient))
-        for (name, call), edge, gradient in zip(known.items(), edges, gradients, strict=True)
+        name: (call, output_hessian(evaluation, edge, gradient))
+        for (name, (call, edge)), gradient in zip(known.items(), gradients, strict=True)
         if gradient is not None
     }
-
-
-def _with_zero(extremes: Extremes) -> Extremes:
-    """Extremes that include the eigenvalue 0 of the directions that the inputs do not span."""
-
-    def zero(other: Estimate) -> Estimate:
-        error = max(0.0, other.error - abs(other.value))
-        reason = other.reason if error else "the inputs do not see some directions of the weight"
-        return replace(other, value=0.0, error=error, reason=reason)
-
-    top, bottom = extremes.top, extremes.bottom
-    return replace(
-        extremes, top=top if top.value > 0 else zero(top), bottom=bottom if bottom.value < 0 else zero(bottom)
-    )
 
 
 # Beyond, the Cholesky factor of a matrix of that size costs more than the search it saves.
@@ -359,16 +321,15 @@ class GramLinearization(derivative_check.GraphLinearization):
         known, others = self._pushed(direction)
         found = {}
         if others:
-            numbers = self._columns.reshape(*self._columns.shape[:2], -1)[..., 0]
-            factors = random_like(numbers, derivative_check.seed_of_check(self.evaluation))
+            factors = random_like(
+                self._columns.flatten(2)[..., 0], derivative_check.seed_of_check(self.evaluation)
+            )
             cotangent = torch.einsum("cn,cn...->n...", factors, self._columns)
             found = self.effects_from(others, cotangent)
         return {**found, **{name: float(change.double().norm()) for name, change in known.items()}}
 
     def _pushed(self, direction: Direction) -> tuple[dict[str, Tensor], Direction]:
-        known = {
-            name: self._grams[name].push(part) for name, part in direction.items() if name in self._grams
-        }
+        known = {name: gram.push(direction[name]) for name, gram in self._grams.items()}
         return known, {name: part for name, part in direction.items() if name not in known}
 
 
@@ -378,15 +339,10 @@ class GramEngine(Engine):
     name = "gram"
 
     def __init__(
-        self,
-        grams: Sequence[dict[str, LayerGram]],
-        unused: set[str],
-        general: LanczosEngine,
-        settings: LanczosSettings,
-        reason: str,
+        self, grams: Sequence[dict[str, LayerGram]], unused: set[str], general: LanczosEngine, reason: str
     ) -> None:
-        self._grams, self._unused, self._general = grams, unused, general
-        self._settings, self.reason = settings, reason
+        self._grams, self._unused, self._general, self.reason = grams, unused, general, reason
+        self._settings = general._settings
 
     def _known(self, names: Sequence[str]) -> list[str] | None:
         used = [name for name in names if name not in self._unused]
@@ -401,12 +357,11 @@ class GramEngine(Engine):
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         # The small Gram problems run in lockstep.
         small = [name for name in names if self._is_small([name])]
-        found: dict[str, Extremes] = {}
-        if small:
-            grams = [self._grams[0][name] for name in small]
-            tops = lockstep_tops(grams, **self._settings.options)
-            for name, gram, top in zip(small, grams, tops, strict=True):
-                found[name] = self._from_gram(top, [gram])
+        grams = [self._grams[0][name] for name in small]
+        tops = lockstep_tops(grams, **self._settings.options) if small else []
+        found = {
+            name: self._from_gram(top, [gram]) for name, gram, top in zip(small, grams, tops, strict=True)
+        }
         return {name: found.get(name) or self.extremes([name]) for name in names}
 
     def extremes(self, names: Sequence[str]) -> Extremes:
@@ -415,83 +370,63 @@ class GramEngine(Engine):
             return self._general.extremes(names)
         if not known:
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
-        per_batch = [[grams[name] for name in known] for grams in self._grams]
-        if self._is_small(names):
-            (single,) = per_batch
-            gram: operators.LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
-            return self._from_gram(lanczos(gram, which="top", **self._settings.options).top, single)
+        per_batch, options = (
+            [[grams[name] for name in known] for grams in self._grams],
+            self._settings.options,
+        )
+        first, *others = [gram for grams in per_batch for gram in grams]
+        if self._is_small(known):
+            gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
+            return self._from_gram(lanczos(gram, which="top", **options).top, [first, *others])
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
-            top = lanczos(GramCurvature(per_batch), which="top", **self._settings.options).top
+            top = lanczos(GramCurvature(per_batch), which="top", **options).top
             return Extremes(top, UNUSED, self.name, self.reason)
-        first, *others = [gram for grams in per_batch for gram in grams]
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
             matrix = first.factor.T @ first.factor
-            top = lanczos(matrix, which="top", **self._settings.options).top
+            top = scaled(lanczos(matrix, which="top", **options).top, first.scale)
             bottom = smallest_eigenvalue(matrix, tolerance=self._settings.tolerance, seed=self._settings.seed)
-            top, bottom = scaled(top, first.scale), scaled(bottom, first.scale)
-            return Extremes(top, bottom, self.name, self.reason)
+            return Extremes(top, scaled(bottom, first.scale), self.name, self.reason)
         rows = sum(grams[0].shape[0] for grams in per_batch)
-        return find_extremes(GramCurvature(per_batch), self._settings, rows, self.name, self.reason)
+        return self._search(GramCurvature(per_batch), rows)
 
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
-        known = self._known(names)
-        if not known or len(self._grams) > 1:
-            return False
-        grams = [self._grams[0][name] for name in known]
-        return grams[0].shape[0] < sum(gram.weights for gram in grams)
+        grams = [self._grams[0][name] for name in names if name in self._grams[0]]
+        few = bool(grams) and grams[0].shape[0] < sum(gram.weights for gram in grams)
+        return few and len(self._grams) == 1
 
     def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Extremes:
         bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))
         return Extremes(scaled(top, grams[0].scale), bottom, self.name, self.reason)
 
 
-# Rough costs, to choose by: a backward pass is less than half a gradient, a block by Lanczos about a dozen
-# products of one to two gradients each.
+# Rough costs: a backward pass is less than half a gradient, a block by Lanczos a dozen products.
 _GRADIENTS_PER_COLUMN = 0.4
 _GRADIENTS_PER_BLOCK = 18.0
-# Lanczos keeps vectors of this length, and the rows of the inner products are squared: beyond, go
-# matrix-free.
+# Lanczos keeps vectors of this length, and the rows of the inner products are squared.
 _MOST_ROWS = 16_384
 
 
-def build_engine(evaluations: Sequence[Evaluation], curvature: str, settings: LanczosSettings) -> Engine:
-    """The engine of a single curvature, "gauss-newton" or "hessian"."""
-    if curvature == "hessian":
-        return hessian_engine(evaluations, settings)
-    return gauss_newton_engine(evaluations, settings, "auto")
-
-
-def hessian_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -> Engine:
-    """The engine of the exact Hessian, after the check of its derivatives."""
-    for evaluation in evaluations:
-        derivative_check.check_loss(evaluation)
-        derivative_check.check_gradients(evaluation)
-    return HessianEngine(evaluations, settings)
-
-
-def gauss_newton_engine(
-    evaluations: Sequence[Evaluation], settings: LanczosSettings, estimator: str
+def build_engine(
+    evaluations: Sequence[Evaluation], curvature: str, settings: LanczosSettings, estimator: str = "auto"
 ) -> Engine:
-    """The Gram engine where examples and outputs allow it and it is cheaper, Lanczos otherwise."""
+    """The engine of "gauss-newton" or "hessian", after the check of the derivatives.
+
+    Gauss-Newton goes by Gram matrices where examples and outputs allow it and it is cheaper, else by Lanczos.
+    """
     for evaluation in evaluations:
         derivative_check.check_loss(evaluation)
+        if curvature == "hessian":
+            derivative_check.check_gradients(evaluation)
+    if curvature == "hessian":
+        return HessianEngine(evaluations, settings)
     reason = "estimator='lanczos' was asked for"
     if estimator != "lanczos":
-        reason = _why_not_gram(evaluations, cost_matters=estimator == "auto")
-        roots: list[LossFactor] = []
-        for evaluation in evaluations if not reason else []:
-            root = factor_loss_hessian(evaluation)
-            if isinstance(root, str):
-                reason = root
-                break
-            roots.append(root)
-        if not reason:
-            engine = _gram_engine(evaluations, roots, settings)
-            if estimator == "auto" or isinstance(engine, GramEngine):
-                return engine
-            reason = engine.reason
+        found = _gram_engine(evaluations, settings, cost_matters=estimator == "auto")
+        if isinstance(found, GramEngine) or (estimator == "auto" and isinstance(found, Engine)):
+            return found
+        reason = found if isinstance(found, str) else found.reason
         if estimator == "gram":
             raise ProblemError(
                 f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'."
@@ -499,49 +434,45 @@ def gauss_newton_engine(
     for evaluation in evaluations:
         check_curved(evaluation)
         derivative_check.check_outputs(evaluation)
-    return LanczosEngine(lambda names: operators.GaussNewtonOperator(evaluations, names), settings, reason)
+    return LanczosEngine(evaluations, settings, reason)
 
 
 def _gram_engine(
-    evaluations: Sequence[Evaluation], roots: Sequence[LossFactor], settings: LanczosSettings
-) -> Engine:
+    evaluations: Sequence[Evaluation], settings: LanczosSettings, *, cost_matters: bool
+) -> Engine | str:
+    """The Gram engine, or Lanczos where it knows no layer; or why there is none."""
+    if any(evaluation.output.ndim < 1 for evaluation in evaluations):
+        return "the output has no dimension that counts examples"
+    columns = max(evaluation.output[0].numel() for evaluation in evaluations)
+    rows = sum(evaluation.output.numel() for evaluation in evaluations)
+    blocks = len(evaluations[0].problem.leaves) + 1
+    if cost_matters and rows > _MOST_ROWS:
+        return f"{rows} outputs in all are too many for vectors of that length"
+    if cost_matters and columns * _GRADIENTS_PER_COLUMN > blocks * _GRADIENTS_PER_BLOCK:
+        return f"{columns} outputs per example are too many for one backward pass each"
+    roots: list[LossFactor] = []
+    for evaluation in evaluations:
+        root = factor_loss_hessian(evaluation)
+        if isinstance(root, str):
+            return root
+        roots.append(root)
     grams = [trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)]
     rank = sum(root.columns.shape[0] * root.columns.shape[1] for root in roots)
     unused = unused_leaves(evaluations)
     leaves = [name for name in evaluations[0].problem.leaves if name not in unused]
     others = [name for name in leaves if not all(name in found for found in grams)]
-    cause = "calls mix the examples, or are none of dense, convolution, embedding"
     alone = len(others) == len(leaves)
-    general = LanczosEngine(
-        lambda names: operators.GaussNewtonOperator(evaluations, names),
-        settings,
-        f"{'no layer is known: their' if alone else 'its'} {cause}",
-        rank,
-    )
-    if alone:
-        for evaluation in evaluations:
-            derivative_check.check_outputs(evaluation)
-        return general
+    cause = "calls mix the examples, or are none of dense, convolution, embedding"
+    reason = f"{'no layer is known: their' if alone else 'its'} {cause}"
+    general = LanczosEngine(evaluations, settings, reason, rank)
     for evaluation, root, gram in zip(evaluations, roots, grams, strict=True):
         known = {name: one for name, one in gram.items() if name not in others}
-        derivative_check.check_outputs(evaluation, GramLinearization(evaluation, root, known))
+        linear = None if alone else GramLinearization(evaluation, root, known)
+        derivative_check.check_outputs(evaluation, linear)
+    if alone:
+        return general
     columns = roots[0].columns.shape[0]
     reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
     if others:
         reason += f"; {len(others)} of {len(leaves)} layers by Lanczos"
-    return GramEngine(grams, unused, general, settings, reason)
-
-
-def _why_not_gram(evaluations: Sequence[Evaluation], *, cost_matters: bool) -> str:
-    if any(evaluation.output.ndim < 1 for evaluation in evaluations):
-        return "the output has no dimension that counts examples"
-    if not cost_matters:
-        return ""
-    columns = max(evaluation.output[0].numel() for evaluation in evaluations)
-    rows = sum(evaluation.output.numel() for evaluation in evaluations)
-    blocks = len(evaluations[0].problem.leaves) + 1
-    if rows > _MOST_ROWS:
-        return f"{rows} outputs in all are too many for vectors of that length"
-    if columns * _GRADIENTS_PER_COLUMN > blocks * _GRADIENTS_PER_BLOCK:
-        return f"{columns} outputs per example are too many for one backward pass each"
-    return ""
+    return GramEngine(grams, unused, general, reason)

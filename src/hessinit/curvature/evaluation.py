@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessinit.curvature.krylov import Array
 from hessinit.curvature.layer_uses import Use, batched_grad, find_uses
-from hessinit.curvature.probes import ProbeStream
+from hessinit.curvature.probes import random_like
 from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch
 from hessinit.problem.determinism import check_forward
@@ -33,7 +33,7 @@ def output_at(
     """The output at the weights plus `step` times the direction, of some examples; costs one forward."""
     problem = evaluation.problem
     batch = evaluation.batch if examples is None else evaluation.batch.take(examples)
-    with _moved(problem, direction, step, dtype) as weights:
+    with moved(problem, direction, step, dtype) as weights:
         with contextlib.suppress(RuntimeError), torch.no_grad():
             return problem.output(batch, weights=weights, plain=True)
         # A forward that differentiates by its inputs or its weights needs the graph; any other fails again.
@@ -41,16 +41,7 @@ def output_at(
         return problem.output(batch, weights=weights, plain=True).detach()
 
 
-def output_and_gradients_at(
-    evaluation: Evaluation, direction: Direction, step: float, dtype: torch.dtype
-) -> tuple[Tensor, list[Tensor]]:
-    """The same with the gradient of the loss by the weights of the direction, as training would get it."""
-    with _moved(evaluation.problem, direction, step, dtype) as weights:
-        return evaluation.problem.output_and_gradients(evaluation.batch, weights, list(direction))
-
-
 def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All parameters of the model, the measured ones first, in another precision."""
     return {
         name: weight.detach().to(dtype) if weight.is_floating_point() else weight.detach()
         for name, weight in {**problem.leaves, **problem.constants}.items()
@@ -58,45 +49,33 @@ def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def _moved(
+def moved(
     problem: Problem, direction: Direction, step: float, dtype: torch.dtype
 ) -> Iterator[dict[str, Tensor]]:
-    """The moved weights, also in the model's own parameters, for a forward that reads them directly.
-
-    Only `parameter.data` is exchanged: the storage of the user's weights is not written to.
-    """
+    """The moved weights, also as `.data` of the model's own parameters; their storage is not written to."""
     weights = weights_in(problem, dtype)
     for name, part in direction.items():
         weights[name] = torch.add(weights[name], part.to(dtype), alpha=step)
     own = {name: problem.model.get_parameter(name) for name in direction}
     # Another dtype would cut a parameter off from hooks that wait for its gradient, as those of DDP do.
-    fitting = [
-        (parameter, weights[name].detach())
-        for name, parameter in own.items()
-        if parameter.dtype == dtype and not parameter.is_inference()
-    ]
-    saved = [parameter.data for parameter, _ in fitting]
+    own = {name: one for name, one in own.items() if one.dtype == dtype and not one.is_inference()}
+    saved = {name: one.data for name, one in own.items()}
     try:
-        for parameter, values in fitting:
-            parameter.data = values
+        for name, parameter in own.items():
+            parameter.data = weights[name].detach()
         yield weights
     finally:
-        for (parameter, _), values in zip(fitting, saved, strict=True):
-            parameter.data = values
+        for name, parameter in own.items():
+            parameter.data = saved[name]
 
 
 class Evaluation:
-    """A batch's output and loss with their graph, and the derivative graphs that are built on first use.
-
-    `weights` evaluates at others than the problem's own, in their precision.
-    """
+    """A batch's output and loss with their graphs, built on first use; at the problem's weights or others."""
 
     def __init__(
         self, problem: Problem, batch: Batch, weight: float = 1.0, weights: Mapping[str, Tensor] | None = None
     ) -> None:
-        self.problem = problem
-        self.batch = batch
-        self.weight = weight
+        self.problem, self.batch, self.weight = problem, batch, weight
         self.leaves = problem.leaves if weights is None else {name: weights[name] for name in problem.leaves}
         self._weights = weights
         self.passed: set[str] = set()  # the checks of derivatives that were made
@@ -137,19 +116,18 @@ class Evaluation:
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
         """The loss gradient by every leaf, itself differentiable: one backward pass for all products."""
-        found = torch.autograd.grad(
-            self.loss, list(self.leaves.values()), create_graph=True, materialize_grads=True
-        )
-        return dict(zip(self.leaves, found, strict=True))
+        return self._by_leaf(self.loss, None)
 
     @cached_property
     def adjoint(self) -> tuple[Tensor, dict[str, Tensor]]:
         """A placeholder `u` and `Jᵀu`, linear in `u`: differentiating it by `u` gives products with `J`."""
         placeholder = torch.zeros_like(self.output, requires_grad=True)
-        found = torch.autograd.grad(
-            self.output, list(self.leaves.values()), placeholder, create_graph=True, materialize_grads=True
-        )
-        return placeholder, dict(zip(self.leaves, found, strict=True))
+        return placeholder, self._by_leaf(self.output, placeholder)
+
+    def _by_leaf(self, output: Tensor, cotangent: Tensor | None) -> dict[str, Tensor]:
+        leaves = list(self.leaves.values())
+        found = torch.autograd.grad(output, leaves, cotangent, create_graph=True, materialize_grads=True)
+        return dict(zip(self.leaves, found, strict=True))
 
     @cached_property
     def output_gradient(self) -> tuple[Tensor, Tensor]:
@@ -173,16 +151,12 @@ class Evaluation:
     def push(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
         """`J` times a change of the named leaves, by differentiating `Jᵀu` by `u` (no forward-mode gaps)."""
         placeholder, adjoint = self.adjoint
-        pairs = [
-            (adjoint[name], t) for name, t in zip(names, tangents, strict=True) if adjoint[name].requires_grad
-        ]
+        pulled = [adjoint[name] for name in names]
+        pairs = [pair for pair in zip(pulled, tangents, strict=True) if pair[0].requires_grad]
         if not pairs:
             return torch.zeros_like(self.output)
-        outputs, weights = zip(*pairs, strict=True)
-        (tangent,) = torch.autograd.grad(
-            outputs, placeholder, weights, retain_graph=True, materialize_grads=True
-        )
-        return tangent
+        used, along = zip(*pairs, strict=True)
+        return torch.autograd.grad(used, placeholder, along, retain_graph=True, materialize_grads=True)[0]
 
     def pull(self, names: Sequence[str], cotangent: Tensor) -> tuple[Tensor, ...]:
         """`Jᵀ` times a cotangent of the output, for the named leaves."""
@@ -209,9 +183,8 @@ def evaluate(problem: Problem) -> list[Evaluation]:
     if reduction is None:
         raise ProblemError(
             "whether the loss adds its examples up or averages them decides how several batches are joined, "
-            "and its values do not tell: it compares the examples of a batch, or depends on the size of a "
-            'batch. Pass reduction="mean" (batches are averaged over examples) or reduction="sum" (they are '
-            "added up)."
+            "and its values do not tell: it compares examples, or depends on the size of a batch. Pass "
+            'reduction="mean" (batches are averaged over examples) or reduction="sum" (they are added up).'
         )
     for one in evaluations if reduction == "mean" else []:
         one.weight = one.batch.size / problem.examples
@@ -219,10 +192,9 @@ def evaluate(problem: Problem) -> list[Evaluation]:
 
 
 def find_reduction(evaluations: Sequence[Evaluation]) -> str | None:
-    """Whether the loss is a "mean" or a "sum" over examples, found from its gradients; None if it is neither.
+    """Whether the loss is a "mean" or a "sum" over examples; None if it is neither.
 
-    The outputs of a batch are joined with those of another batch, and with themselves. In a sum their
-    gradients stay as they are; in a mean the gradients shrink by the batch's share.
+    Where the outputs of a batch are joined with others, the gradients of a mean shrink by the batch's share.
     """
     problem = evaluations[0].problem
     if problem.reduction != "auto":
@@ -243,13 +215,11 @@ def find_reduction(evaluations: Sequence[Evaluation]) -> str | None:
     return "mean" if halved and shared else None
 
 
-# Of a gradient, to count as the same.
 _SAME = 1e-3
 
 
 def _shrinkage(one: Evaluation, other: Evaluation) -> float | None:
-    """The gradient by the outputs of one batch when another one is joined to it, over that without."""
-    # None where the loss cannot be taken of both, nan where the gradient also turns.
+    """The gradient by the outputs of one batch when another is joined, over that without; nan if it turns."""
     joined = one.batch.joined_targets(other.batch)
     outputs = [one.output.detach(), other.output.detach()]
     if joined is None or outputs[0].ndim == 0 or outputs[0].shape[1:] != outputs[1].shape[1:]:
@@ -271,10 +241,8 @@ def _shrinkage(one: Evaluation, other: Evaluation) -> float | None:
 
 def unused_leaves(evaluations: Sequence[Evaluation]) -> set[str]:
     """The weights that no batch's forward touches."""
-    unused = set(evaluations[0].leaves)
-    for evaluation in evaluations:
-        unused -= {name for name, moment in evaluation.moments.items() if moment is not None}
-    return unused
+    names = evaluations[0].leaves
+    return {name for name in names if all(one.moments[name] is None for one in evaluations)}
 
 
 LINEAR_LOSS = (
@@ -293,10 +261,7 @@ _MOST_ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class LossFactor:
-    """`H_z = scale · Σ_c S_c S_cᵀ` in every example: `columns` is (C, examples, …output).
-
-    Directions that no example bends (for softmax: all logits moving together) are left out.
-    """
+    """`H_z = scale · Σ_c S_c S_cᵀ` in every example: `columns` is (C, examples, …output)."""
 
     columns: Tensor
     scale: float
@@ -328,33 +293,21 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     # Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does.
     values, vectors = np.linalg.eigh(own.mean(0))
     kept: Array = vectors[:, values > rounding * max(values[-1], 0.0)]
-    roots = _roots(kept.T @ own @ kept, rounding)
-    if roots is None or not _close(kept @ roots, sizes, matrices, 10 * rounding):
+    small, lowest = kept.T @ own @ kept, 0.0
+    try:
+        roots = np.linalg.cholesky(small)
+    except np.linalg.LinAlgError:  # three times slower, but singular matrices are welcome
+        values, vectors = np.linalg.eigh(small)
+        roots, lowest = vectors * np.sqrt(np.clip(values, 0.0, None))[:, None], float(values.min())
+    roots = kept @ roots
+    # An output with a zero diagonal entry and nonzero off-diagonal ones shows only in the product.
+    squares = sizes[:, None] * (roots @ roots.transpose(0, 2, 1)) * sizes
+    allowed = 10 * rounding * np.maximum(sizes[:, None] * sizes, np.finfo(np.float64).tiny)
+    if lowest < -rounding or not (np.abs(squares - matrices) <= allowed).all():
         return "the loss is not convex in the output"
-    factors = sizes[:, None] * (kept @ roots)
+    factors = sizes[:, None] * roots
     columns = torch.from_numpy(np.ascontiguousarray(factors.transpose(2, 0, 1))).to(evaluation.output)
     return LossFactor(columns.view(-1, *evaluation.output.shape), scale)
-
-
-def _roots(matrices: Array, rounding: float) -> Array | None:
-    try:
-        return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64)
-    except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh(matrices)  # three times slower, but singular matrices are welcome
-    if (values < -rounding).any():
-        return None
-    roots: Array = vectors * np.sqrt(np.clip(values, 0.0, None))[:, None]
-    return roots
-
-
-def _close(roots: Array, sizes: Array, matrices: Array, rounding: float) -> bool:
-    """Whether `S Sᵀ` gives the matrices back.
-
-    It does not if an output with a zero diagonal entry has nonzero off-diagonal ones (an indefinite matrix).
-    """
-    squares = sizes[:, None] * (roots @ roots.transpose(0, 2, 1)) * sizes
-    allowed = rounding * np.maximum(sizes[:, None] * sizes, np.finfo(np.float64).tiny)
-    return bool((np.abs(squares - matrices) <= allowed).all())
 
 
 def _blocks(evaluation: Evaluation) -> Tensor:
@@ -378,10 +331,8 @@ def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> Array
     A product with three times the direction rounds differently: the difference estimates the rounding error.
     """
     output = evaluation.output
-    size, width = output.shape[0], output[0].numel()
-    seed = evaluation.problem.seed
-    probe = ProbeStream(output.numel(), seed=seed, dtype=blocks.dtype, device=output.device).draw()
-    direction = probe.view(size, width)
+    size, width = blocks.shape[:2]
+    direction = random_like(output, evaluation.problem.seed, blocks.dtype).view(size, width)
     found, thrice = (
         evaluation.output_hessian((factor * direction).view_as(output)).reshape(size, width)
         for factor in (1, 3)
@@ -396,16 +347,15 @@ def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> Array
 
 def check_curved(evaluation: Evaluation) -> None:
     """A loss that is linear in the output has no Gauss-Newton curvature: refuse, never print zeros."""
-    output, seed = evaluation.output, evaluation.problem.seed
-    probe = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device).draw()
-    if not bool(evaluation.output_hessian(probe.view_as(output)).any()):
+    probe = random_like(evaluation.output, evaluation.problem.seed)
+    if not bool(evaluation.output_hessian(probe).any()):
         raise _flat_loss_error(evaluation)
 
 
 def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
     """Linear everywhere, or saturated: then the loss bends at some smaller outputs."""
     output, problem = evaluation.output.detach(), evaluation.problem
-    probe = ProbeStream(output.numel(), seed=problem.seed, dtype=output.dtype, device=output.device).draw()
+    probe = random_like(output, problem.seed)
     size = float(output.abs().max()) or 1.0
     for length in (1.0, 1e-3, 1e-6, 1e-9):
         smaller = (output * (length / size)).requires_grad_()
@@ -413,7 +363,7 @@ def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
         (gradient,) = torch.autograd.grad(loss, smaller, create_graph=True)
         if not gradient.requires_grad:
             break
-        (bend,) = torch.autograd.grad(gradient, smaller, probe.view_as(output), materialize_grads=True)
+        (bend,) = torch.autograd.grad(gradient, smaller, probe, materialize_grads=True)
         if bool((bend.isfinite() & (bend != 0)).any()):
             return WeightsError(SATURATED_LOSS)
     return ProblemError(LINEAR_LOSS)

@@ -1,16 +1,14 @@
 """The Gram engine: every layer's Gauss-Newton curvature from a few shared backward passes.
 
-With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV` with one row of `V` per (example,
-column of S): the gradient of that output direction by the layer's weights. Its nonzero eigenvalues are those
-of the Gram matrix `V Vᵀ` (examples × outputs). A row of `V` is the product of the layer's input with the
-gradient at the layer's output, and one backward pass per column of S brings the latter to all layers.
+With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV`, where a row of `V` is the gradient
+of one column of S in one example: the layer's input times the gradient at its output, which one backward pass
+per column brings to all layers. The Gram matrix `V Vᵀ` (examples × outputs) has the same nonzero eigenvalues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,28 +24,8 @@ from hessinit.problem.determinism import agree
 _LARGEST_MATRIX = 384
 
 
-@dataclass
-class CallSignals:
-    """A call, the gradients that reached its output, and how its rows belong to the examples.
-
-    `signals` is (examples, columns, outputs per example). Rows are the examples' positions one after the
-    other, or, with `time_first`, position by position (as inside `nn.MultiheadAttention`).
-    """
-
-    call: layer_uses.Call
-    time_first: bool
-    signals: Tensor
-
-    def rows(self, per_example: Tensor) -> Tensor:
-        """(examples, 1, outputs per example) as the call's own output."""
-        shape = self.call.output_shape
-        if not self.time_first:
-            return per_example.view(shape)
-        return per_example.view(len(per_example), -1, *shape[1:]).transpose(0, 1).reshape(shape)
-
-
 def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
-    """A call's output as (examples, outputs per example): the reverse of `CallSignals.rows`."""
+    """A call's output as (examples, outputs per example)."""
     if time_first:
         rows = rows.view(rows.shape[0] // examples, examples, *rows.shape[1:]).transpose(0, 1)
     return rows.reshape(examples, -1)
@@ -63,22 +41,17 @@ class LayerGram(LinearOperator):
         self.shape = (self.examples * self.columns,) * 2
         self.dtype, self.device = first.dtype, first.device
         self.weights = int(torch.Size(weight_shape).numel())
-        self._inner = self._inner_products()
         self.matrix: Tensor | None = None
+        self._inner: Tensor | None = None
+        call = self.traced[0].call if len(self.traced) == 1 else None
+        if isinstance(call, layer_uses.DenseCall) and call.rows == self.examples <= 2 * call.inputs.shape[1]:
+            self._inner = call.inputs @ call.inputs.T  # cheaper than the weight
         if self._inner is not None and self.shape[0] <= _LARGEST_MATRIX:
             # So small that the calls of a product cost more than the arithmetic: `V Vᵀ` itself.
             flat = first.reshape(self.shape[0], -1)
             blocks = (flat @ flat.T).view(self.examples, self.columns, self.examples, self.columns)
             blocks.mul_(self._inner.view(self.examples, 1, self.examples, 1))
             self.matrix = blocks.view(self.shape)
-
-    def _inner_products(self) -> Tensor | None:
-        """The inputs' inner products, when going through them is cheaper than going through the weight."""
-        (one, *others) = self.traced
-        if others or not isinstance(one.call, layer_uses.DenseCall) or one.call.rows != self.examples:
-            return None
-        inputs = one.call.inputs
-        return inputs @ inputs.T if self.examples <= 2 * inputs.shape[1] else None
 
     def _product(self, vector: Tensor) -> Tensor:
         if self.matrix is not None:
@@ -144,9 +117,9 @@ class SumOfGrams(LinearOperator):
 
 @dataclass(frozen=True)
 class KnownCall:
-    """A leaf, one of its calls, the edge that the gradient of the call's output takes, the order of its rows.
+    """A leaf, one of its calls, and the edge that the gradient of the call's output takes.
 
-    The rows are ordered by example, or, with `time_first`, by position.
+    The rows are ordered by example, or, with `time_first`, by position, as inside `nn.MultiheadAttention`.
     """
 
     name: str
@@ -165,20 +138,6 @@ def known_calls(
         if all(call is not None and call.rows % size == 0 for _, call in known):
             calls += [KnownCall(name, call, GradientEdge(use.node, 0)) for use, call in known if call]
     return calls
-
-
-def plan_calls(
-    output: Tensor, uses: dict[str, list[layer_uses.Use]], leaves: dict[str, Tensor], seed: int
-) -> list[KnownCall]:
-    """The known calls of the leaves none of whose calls mixes examples."""
-    calls = known_calls(uses, leaves, output.shape[0])
-    layouts = find_layouts(output, calls, seed) if calls else []
-    mixed = {one.name for one, layout in zip(calls, layouts, strict=True) if layout is None}
-    return [
-        replace(one, time_first=bool(layout))
-        for one, layout in zip(calls, layouts, strict=True)
-        if one.name not in mixed
-    ]
 
 
 def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool | None]:
@@ -214,13 +173,15 @@ _NUMBERS_AT_ONCE = 2**20
 _MOST_WRITTEN = 2**16
 
 
-class SignalCollector:
-    """The signals of one call, (examples, columns, outputs per example), collected piece by piece."""
+class CallSignals:
+    """A call and the gradients that reach its output: (examples, columns, outputs per example)."""
 
-    def __init__(self, call: layer_uses.Call, time_first: bool, size: int, like: Tensor) -> None:
-        outputs = int(torch.Size(call.output_shape).numel()) // size
-        self._time_first, self._part = time_first, slice(0, size)
-        self._signals = like.new_empty(size, like.shape[0], outputs)
+    call: layer_uses.Call
+
+    def __init__(self, one: KnownCall, size: int, like: Tensor) -> None:
+        outputs = int(torch.Size(one.call.output_shape).numel()) // size
+        self.time_first, self._part = one.time_first, slice(0, size)
+        self.signals = like.new_empty(size, like.shape[0], outputs)
         self._calls: list[layer_uses.Call] = []
 
     def begin(self, call: layer_uses.Call, part: slice) -> None:
@@ -230,22 +191,28 @@ class SignalCollector:
     def add(self, column: int, gradient: Tensor) -> None:
         """The gradient that one column of the root sends to the call's output."""
         examples = self._part.stop - self._part.start
-        self._signals[self._part, column] = rows_by_example(gradient, examples, self._time_first)
+        self.signals[self._part, column] = rows_by_example(gradient, examples, self.time_first)
 
     def finish(self) -> None:
         """The piece is complete."""
 
-    def gram(self, collectors: Sequence[Any], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
-        """The layer's Gram operator from the collectors of all its calls, this one first."""
-        traced = []
-        for one in collectors:
+    def gram(self, uses: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
+        """The layer's Gram operator from the signals of all its calls, these among them."""
+        for one in uses:
             first, *others = one._calls
-            call = first.on(torch.cat([some.inputs for some in one._calls])) if others else first
-            traced.append(CallSignals(call, one._time_first, one._signals))
-        return LayerGram(traced, weight_shape, scale)
+            one.call = first.on(torch.cat([some.inputs for some in one._calls])) if others else first
+            one._calls = []
+        return LayerGram(uses, weight_shape, scale)
+
+    def rows(self, per_example: Tensor) -> Tensor:
+        """(examples, 1, outputs per example) as the call's own output."""
+        shape = self.call.output_shape
+        if not self.time_first:
+            return per_example.view(shape)
+        return per_example.view(len(per_example), -1, *shape[1:]).transpose(0, 1).reshape(shape)
 
 
-class WeightGradientCollector(SignalCollector):
+class WeightGradients(CallSignals):
     """For layers with fewer weights than outputs: stores the weight gradient of every signal."""
 
     def __init__(self, call: layer_uses.ConvolutionCall, size: int, like: Tensor) -> None:
@@ -273,12 +240,12 @@ class WeightGradientCollector(SignalCollector):
             torch.bmm(signals, patches.transpose(1, 2), out=place)
         del self._call  # and with it the piece's activations
 
-    def gram(self, collectors: Sequence[Any], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
+    def gram(self, uses: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
         weights = int(torch.Size(weight_shape).numel())
         return WrittenGram(self._factor.view(-1, weights), self._size, weight_shape, scale)
 
 
-def collector_for(one: KnownCall, size: int, like: Tensor, uses: int) -> SignalCollector:
+def collector_for(one: KnownCall, size: int, like: Tensor, uses: int) -> CallSignals:
     """Stores weight gradients where they are smaller and fast to compute, else signals."""
     call = one.call
     if isinstance(call, layer_uses.ConvolutionCall):
@@ -286,23 +253,25 @@ def collector_for(one: KnownCall, size: int, like: Tensor, uses: int) -> SignalC
         small = call.weight.numel() <= min(outputs, _MOST_WRITTEN)
         unfolds = call.inputs.ndim == 4 and not call.transposed and call.groups == 1  # by F.unfold
         if small and unfolds and uses == 1 and not one.time_first and call.rows == size:
-            return WeightGradientCollector(call, size, like)
-    return SignalCollector(call, one.time_first, size, like)
+            return WeightGradients(call, size, like)
+    return CallSignals(one, size, like)
 
 
-# Signals are gathered from so many examples at a time that they take about this many bytes, or more where the
-# layers' own outputs do.
+# Signals of so many examples at a time take about this many bytes, or as many as the layers' own outputs.
 _BYTES_AT_ONCE = 2**25
 
 
 def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True) -> dict[str, LayerGram]:
     """The Gram operators of all leaves whose every use is a known linear call.
 
-    Costs a backward pass per column of the root, down to the layers' outputs: no weight gradient is formed.
-    With `split`, large batches go through in pieces.
+    Costs a backward pass per column of the root. With `split`, large batches go through in pieces.
     """
     problem, size = evaluation.problem, evaluation.output.shape[0]
-    plan = plan_calls(evaluation.output, evaluation.uses, problem.leaves, problem.seed)
+    calls = known_calls(evaluation.uses, problem.leaves, size)
+    layouts = find_layouts(evaluation.output, calls, problem.seed) if calls else []
+    mixed = {one.name for one, layout in zip(calls, layouts, strict=True) if layout is None}
+    pairs = zip(calls, layouts, strict=True)
+    plan = [replace(one, time_first=bool(layout)) for one, layout in pairs if one.name not in mixed]
     if not plan:
         return {}
     names = [one.name for one in plan]
@@ -311,9 +280,9 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
     # Only rows by example can be split, and no frozen random draw.
     in_order = size == evaluation.batch.size and not any(one.time_first for one in plan)
     if split and step < size and in_order and problem.dropout != "freeze":
-        outlines = [_Outline.of(one, size) for one in plan]
+        outlines = [_outline(one, size) for one in plan]
         # The graph of the whole batch must not stand beside those of the pieces: nothing may hold on to it.
-        del plan
+        del plan, calls
         whole = evaluation.output.detach()
         evaluation.forget()
         pieces = [slice(first, min(first + step, size)) for first in range(0, size, step)]
@@ -322,7 +291,7 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
             return trace_grams(evaluation, root, split=False)
     else:
         _gather(evaluation.output, plan, root.columns, slice(0, size), collectors)
-    grams: dict[str, list[SignalCollector]] = {}
+    grams: dict[str, list[CallSignals]] = {}
     for name, collector in zip(names, collectors, strict=True):
         grams.setdefault(name, []).append(collector)
     scale, leaves = root.scale * evaluation.weight, problem.leaves
@@ -339,28 +308,18 @@ def _examples_at_once(plan: Sequence[KnownCall], root: LossFactor, size: int) ->
     return size if needed <= 2 * room else max(1, size * room // needed)
 
 
-@dataclass(frozen=True)
-class _Outline:
-    """The name, kind, shape and input norms of a call, to compare a piece of the batch with the whole."""
+_Outline = tuple[tuple[object, ...], Tensor]
 
-    name: str
-    kind: type
-    shape: tuple[int, ...]
-    lengths: Tensor
 
-    @classmethod
-    def of(cls, one: KnownCall, size: int) -> _Outline:
-        rows, *others = one.call.output_shape
-        # The length of each example's input. Outputs alone do not tell: a head of zeros gives the same ones
-        # whatever BatchNorm made of its input.
-        inputs = one.call.inputs if one.call.inputs.is_floating_point() else one.call.inputs.double()
-        lengths = torch.linalg.vector_norm(inputs.reshape(size, -1), dim=1)
-        return cls(one.name, type(one.call), (rows // size, *others), lengths)
+def _outline(one: KnownCall, size: int) -> _Outline:
+    """Name, kind and shape of a call, and the length of each example's input.
 
-    def fits(self, whole: _Outline, part: slice, rounding: float) -> bool:
-        same = (self.name, self.kind, self.shape) == (whole.name, whole.kind, whole.shape)
-        expected = whole.lengths[part]
-        return same and bool((self.lengths - expected).abs().max() <= rounding * expected.max())
+    Outputs alone do not tell: a head of zeros gives the same ones whatever BatchNorm made of its input.
+    """
+    rows, *others = one.call.output_shape
+    inputs = one.call.inputs if one.call.inputs.is_floating_point() else one.call.inputs.double()
+    lengths = torch.linalg.vector_norm(inputs.reshape(size, -1), dim=1)
+    return (one.name, type(one.call), rows // size, *others), lengths
 
 
 def _gather_piece(
@@ -369,10 +328,10 @@ def _gather_piece(
     root: LossFactor,
     part: slice,
     outlines: Sequence[_Outline],
-    collectors: Sequence[SignalCollector],
+    collectors: Sequence[CallSignals],
 ) -> bool:
     """Gather the signals of a piece; False if the model treats it differently from the whole."""
-    problem, size, names = evaluation.problem, part.stop - part.start, {one.name for one in outlines}
+    problem, size, names = evaluation.problem, part.stop - part.start, {kind[0] for kind, _ in outlines}
     try:
         output = problem.output(evaluation.batch.take(torch.arange(part.start, part.stop)))
     except Exception:
@@ -382,11 +341,13 @@ def _gather_piece(
     calls = known_calls(layer_uses.find_uses(output, problem.leaves), problem.leaves, size)
     plan = [one for one in calls if one.name in names]
     rounding = float(torch.finfo(whole.dtype).eps) ** 0.6  # as in `agree`
-    if len(plan) != len(outlines) or not all(
-        _Outline.of(one, size).fits(outline, part, rounding)
-        for one, outline in zip(plan, outlines, strict=True)
-    ):
+    found = [_outline(one, size) for one in plan]
+    if [kind for kind, _ in found] != [kind for kind, _ in outlines]:
         return False
+    for (_, lengths), (_, all_lengths) in zip(found, outlines, strict=True):
+        expected = all_lengths[part]
+        if not bool((lengths - expected).abs().max() <= rounding * expected.max()):
+            return False
     _gather(output, plan, root.columns[:, part], part, collectors)
     return True
 
@@ -396,25 +357,21 @@ def _gather(
     plan: Sequence[KnownCall],
     columns: Tensor,
     part: slice,
-    collectors: Sequence[SignalCollector],
+    collectors: Sequence[CallSignals],
 ) -> None:
     """Send every column back to the calls of the plan."""
     for one, collector in zip(plan, collectors, strict=True):
         collector.begin(one.call, part)
-    batched = _backward_all(output, plan, columns)
+    batched: list[Tensor] = []
+    edges = [one.edge for one in plan]
+    if all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
+        # All columns in one pass are faster for dense networks.
+        arrived = layer_uses.batched_grad(output, edges, columns) or ()
+        batched = [one for one in arrived if one is not None]
+        batched = batched if len(batched) == len(arrived) else []
     for index, column in enumerate(columns):
         found = [arrived[index] for arrived in batched] if batched else backward(output, plan, column)
         for collector, gradient in zip(collectors, found, strict=True):
             collector.add(index, gradient)
     for collector in collectors:
         collector.finish()
-
-
-def _backward_all(output: Tensor, plan: Sequence[KnownCall], columns: Tensor) -> list[Tensor] | None:
-    """All columns in one batched pass: faster for dense networks; None for others, or where torch cannot."""
-    edges = [one.edge for one in plan]
-    if not all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
-        return None
-    found = layer_uses.batched_grad(output, edges, columns) or ()
-    arrived = [one for one in found if one is not None]
-    return arrived if arrived and len(arrived) == len(found) else None

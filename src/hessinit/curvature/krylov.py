@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +15,23 @@ from hessinit.results.estimates import Estimate
 
 Array = npt.NDArray[np.float64]
 
-# The basis grows by blocks of about this many numbers (16 to 256 rows), without copying: a large model pays
-# only for the steps it takes, a small one gets a single block and so the fewest calls.
+# The basis grows by blocks of about this many numbers (16 to 256 rows), without copying.
 _NUMBERS_PER_BLOCK = 2**20
 _BLOCK_ROWS = (16, 256)
 _LARGEST_FOR_NUMPY = 24
 
 
-class LanczosProcess:
+class LanczosState:
+    dtype: torch.dtype
+    steps, scale, exhausted = 0, 0.0, False
+
+
+class LanczosProcess(LanczosState):
     """Lanczos with full reorthogonalization, orthogonal to the orthonormal columns of `locked` (deflation).
 
-    Every `step` costs one product, two passes over the basis and one host synchronisation. All numbers are in
-    units of `scale`, a power of two chosen from the first product, so the iteration is the same for 1e-30·A
-    and 1e30·A. `exhausted` means that the Krylov space is invariant, `finite` turns False when a product is
-    not finite; after either there is nothing left to do.
+    All numbers are in units of `scale`, a power of two chosen from the first product, so the iteration is the
+    same for 1e-30·A and 1e30·A. `exhausted` means that the Krylov space is invariant, `finite` turns False
+    when a product is not finite; after either there is nothing left to do.
 
     >>> process = LanczosProcess(torch.diag(torch.tensor([1.0, 2.0, 5.0])), torch.ones(3))
     >>> while not process.exhausted:
@@ -41,27 +43,16 @@ class LanczosProcess:
 
     def __init__(self, operator: Operator, initial: Tensor, locked: Tensor | None = None) -> None:
         self.operator, self.size, self.dtype = operator, operator_size(operator), operator.dtype
-        self.alphas: list[float] = []
-        self.betas: list[float] = []
-        self.steps = 0
-        self.scale = 0.0
-        self.exhausted = False
         self.finite = True
-        self._largest = 0.0
-        self._tridiagonal = np.zeros((32, 32))
+        self.tridiagonal = np.zeros((32, 32))  # the lower triangle
+        self._largest = self._beta = 0.0
         self._roundoff = 10 * torch.finfo(operator.dtype).eps
-        self._room = self.size
-        self._locked: list[Tensor] = []
-        if locked is not None and locked.shape[1]:
-            self._room -= locked.shape[1]
-            self._locked.append(locked.T.contiguous())
+        self._locked = [] if locked is None or not locked.shape[1] else [locked.T.contiguous()]
+        self._room = self.size - sum(len(rows) for rows in self._locked)
         self._blocks: list[Tensor] = []
         self._rows_used = 0
         self._current = self._next_row()
-        scale = power_of_two_scale(initial)
-        if scale == 0.0 or math.isinf(scale):
-            raise ValueError("the initial vector is zero or not finite; pass any other vector.")
-        torch.mul(initial.detach(), 1 / scale, out=self._current)
+        torch.mul(initial.detach(), 1 / power_of_two_scale(initial), out=self._current)
         for _ in range(2):
             self._orthogonalize(self._current, self._locked)
         self._current.div_(torch.linalg.vector_norm(self._current))
@@ -96,12 +87,11 @@ class LanczosProcess:
 
     def ritz(self) -> tuple[Array, Array]:
         """Eigenvalues (ascending, in units of `scale`) and eigenvectors of the tridiagonal matrix."""
-        # eigh reads the lower triangle only
-        return small_eigenpairs(self._tridiagonal[: self.steps, : self.steps])
+        return small_eigenpairs(self.tridiagonal[: self.steps, : self.steps])
 
     def residuals(self, vectors: Array) -> Array:
         """‖A y − θ y‖ of every Ritz pair, in units of `scale`: β times the last entry of its vector."""
-        residuals: Array = self.betas[-1] * np.abs(vectors[-1])
+        residuals: Array = self._beta * np.abs(vectors[-1])
         return residuals
 
     def ritz_vectors(self, vectors: Array) -> Tensor:
@@ -127,26 +117,23 @@ class LanczosProcess:
 
     def _record(self, alpha: float, beta: float) -> None:
         row = self.steps
-        if row == len(self._tridiagonal):
-            self._tridiagonal = np.pad(self._tridiagonal, (0, row))
-        self._tridiagonal[row, row] = alpha
+        if row == len(self.tridiagonal):
+            self.tridiagonal = np.pad(self.tridiagonal, (0, row))
+        self.tridiagonal[row, row] = alpha
         if row:
-            self._tridiagonal[row, row - 1] = self.betas[-1]
+            self.tridiagonal[row, row - 1] = self._beta
         self._largest = max(self._largest, abs(alpha), beta)
-        self.alphas.append(alpha)
         self.steps = row + 1
-        # A β at the level of roundoff means that the space is invariant. The Ritz values are then
-        # eigenvalues: all to which the initial vector has a component; a random one has a component to every
-        # eigenvector with probability 1.
+        # A β at the level of roundoff means that the space is invariant: the Ritz values are eigenvalues, all
+        # to which the initial vector has a component (a random one has one to each, with probability 1).
         self.exhausted = beta <= self._roundoff * self._largest or self.steps == self._room
-        self.betas.append(0.0 if self.exhausted else beta)
+        self._beta = 0.0 if self.exhausted else beta
 
     def _next_row(self) -> Tensor:
         if not self._blocks or self._rows_used == len(self._blocks[-1]):
             least, most = _BLOCK_ROWS
             rows = min(self._room + 1, most, max(least, _NUMBERS_PER_BLOCK // self.size))
-            block = torch.empty((rows, self.size), dtype=self.dtype, device=self.operator.device)
-            self._blocks.append(block)
+            self._blocks.append(torch.empty(rows, self.size, dtype=self.dtype, device=self.operator.device))
             self._rows_used = 0
         self._rows_used += 1
         return self._blocks[-1][self._rows_used - 1]
@@ -154,8 +141,7 @@ class LanczosProcess:
 
 def small_eigenpairs(matrices: Array) -> tuple[Array, Array]:
     """Eigenvalues (ascending) and eigenvectors of a small symmetric matrix, or of a stack of them."""
-    # Numpy is faster as long as it stays on one thread; beyond, it brings a second pool of threads, and two
-    # pools that wait for each other on few cores cost milliseconds.
+    # Beyond, numpy starts a second pool of threads, and two pools on few cores wait for each other.
     if matrices.shape[-1] <= _LARGEST_FOR_NUMPY:
         values, vectors = np.linalg.eigh(matrices)
         return values, vectors
@@ -164,9 +150,7 @@ def small_eigenpairs(matrices: Array) -> tuple[Array, Array]:
 
 
 def worth_checking(steps: int) -> bool:
-    """Whether to solve the small eigenproblem now: not before step 4, where nothing can have settled.
-
-    It costs steps³, so checks thin out later on: at most a twelfth more steps are taken than needed.
+    """Whether to solve the small eigenproblem now: at most a twelfth more steps are taken than needed.
 
     >>> [steps for steps in range(25, 60) if worth_checking(steps)]
     [26, 28, 30, 32, 34, 36, 39, 42, 45, 48, 52, 56]
@@ -176,41 +160,37 @@ def worth_checking(steps: int) -> bool:
 
 # The residual must be below this share of √tolerance, so that the gap to the next Ritz value means something.
 CAUTION = 0.03
-# An eigenvalue beyond the value by this many tolerances would have been seen, unless the initial vector holds
-# less of its eigenvector than a random vector does one time in a hundred. Costs a tenth more products than
-# without (benchmarks/unseen_eigenvalues.py counts what is still missed).
+# An eigenvalue beyond the value by this many tolerances would have been seen by 99 of 100 initial vectors.
+# Costs a tenth more products than without (benchmarks/unseen_eigenvalues.py counts what is still missed).
 MAX_UNSEEN = 5.0
 _RARE = 0.01
 
 
 @dataclass(frozen=True)
 class RitzExtreme:
-    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps.
-
-    `unseen` is how far beyond it an eigenvalue may lie that the initial vector holds almost nothing of.
-    """
+    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps."""
 
     value: float
     residual: float
     bound: float
     change: float
-    unseen: float = 0.0
+    unseen: float = 0.0  # how far beyond it an eigenvalue may lie, as by `unseen_distance`
     bounded: bool = False  # from both sides, so that the residual does not matter
 
     def is_converged(self, tolerance: float, norm: float) -> bool:
         """Within `tolerance · norm`, as far as one initial vector can tell.
 
-        The bound trusts the gap. In a cluster that is not yet split, or while a larger eigenvalue still grows
-        out of the initial vector, the gap is not known: so the residual must be small, too, the last steps
-        must not have moved the value, and an eigenvalue further out must be unlikely.
+        The bound trusts a gap that is unknown in an unsplit cluster, or while a larger eigenvalue still grows
+        out of the initial vector. So the residual must be small, the last steps must not have moved the
+        value, and an eigenvalue further out must be unlikely.
         """
-        if self.bounded:
-            return self.bound <= tolerance * norm
-        return (
-            self.bound <= tolerance * norm
-            and self.change <= tolerance * norm
-            and self.residual <= CAUTION * math.sqrt(tolerance) * norm
-            and self.unseen <= MAX_UNSEEN * tolerance * norm
+        return self.bound <= tolerance * norm and (
+            self.bounded
+            or (
+                self.change <= tolerance * norm
+                and self.residual <= CAUTION * math.sqrt(tolerance) * norm
+                and self.unseen <= MAX_UNSEEN * tolerance * norm
+            )
         )
 
     def error(self, tolerance: float, norm: float) -> float:
@@ -228,9 +208,8 @@ def read_extreme(
 ) -> RitzExtreme:
     """The first (index 0) or last (index -1) of the ascending Ritz values.
 
-    Always |θ − λ| ≤ r for some eigenvalue λ, and |θ − λ| ≤ r²/gap, gap being the distance from θ to the other
-    eigenvalues (Kato–Temple; Parlett, The Symmetric Eigenvalue Problem, theorem 11.7.1), here taken from the
-    next Ritz value less its own residual.
+    |θ − λ| ≤ r for some eigenvalue λ, and |θ − λ| ≤ r²/gap, gap being the distance from θ to the others
+    (Kato–Temple; Parlett, theorem 11.7.1), here taken from the next Ritz value less its own residual.
     """
     value, residual = float(values[index]), float(residuals[index])
     bound = residual
@@ -246,11 +225,10 @@ def unseen_distance(residual: float, fraction: float, size: int) -> float:
     """How far above a Ritz value θ an eigenvalue can lie unseen, for 99 of 100 random initial vectors.
 
     `fraction` is the component of the initial vector along the Ritz vector. A Lanczos vector is p(A) times
-    the initial vector, with a polynomial p. If that has the component γ along an eigenvector with eigenvalue
-    λ, the next Lanczos vector has the component γ·p(λ) ≤ 1, and above θ the polynomial grows at least as
-    (λ − θ) / (residual · fraction). A random vector has γ below 0.01·√(π / 2 size) once in a hundred times
-    (van Dorsselaer, Hochstenbach, van der Vorst, Computing probabilistic bounds for extreme eigenvalues of
-    symmetric matrices with the Lanczos method, 2000).
+    the initial vector. If that has the component γ along an eigenvector with eigenvalue λ, the next one has
+    γ·p(λ) ≤ 1, and above θ the polynomial p grows at least as (λ − θ) / (residual · fraction). A random
+    vector has γ below 0.01·√(π / 2 size) once in a hundred times (van Dorsselaer, Hochstenbach, van der
+    Vorst, Computing probabilistic bounds for extreme eigenvalues … with the Lanczos method, 2000).
 
     >>> round(unseen_distance(1e-5, 0.1, 100), 5)
     0.0008
@@ -259,24 +237,14 @@ def unseen_distance(residual: float, fraction: float, size: int) -> float:
 
 
 def spectral_norm(values: Array) -> float:
-    """The largest |value| of ascending values."""
     return max(abs(float(values[0])), abs(float(values[-1])))
 
 
 # A value has settled when it has not moved over this many steps; see RitzExtreme.is_converged.
 SETTLING_STEPS = 3
-# So small an operator is searched to the end: the few steps cost little, and an initial vector that hardly
-# sees the leading eigenvector is not rare among so few dimensions.
+# So small an operator is searched to the end: among so few dimensions, an initial vector that hardly sees the
+# leading eigenvector is not rare.
 SMALL = 16
-
-
-class LanczosState(Protocol):
-    """The state of a Lanczos iteration that `conclude` reads."""
-
-    steps: int
-    scale: float
-    exhausted: bool
-    dtype: torch.dtype
 
 
 def conclude(
@@ -316,8 +284,5 @@ NOT_FINITE = "a product was not finite (inf or nan); look for inf or nan in the 
 
 def not_finite(products: int, sign: float = 1.0) -> Estimate:
     """The estimate where a product was inf or nan: infinite, never zero."""
-    reason = (
-        f"product {products} was not finite (inf or nan); look for inf or nan in the weights and inputs, "
-        "or use torch.float64"
-    )
+    reason = NOT_FINITE.replace("a product", f"product {products}") + ", or use torch.float64"
     return Estimate(sign * math.inf, math.inf, False, reason, products)

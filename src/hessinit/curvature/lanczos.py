@@ -22,16 +22,13 @@ _MAKES_THE_NORM = 0.9
 
 @dataclass(frozen=True)
 class LanczosResult:
-    """The extreme eigenvalues; `norm` is the largest |eigenvalue|. Their products are shared, not added.
-
-    `bottom` is None when only the top was asked for; `ritz` holds all Ritz values in ascending order.
-    """
+    """The extreme eigenvalues, from `steps` products in all."""
 
     top: Estimate
-    bottom: Estimate | None
-    norm: Estimate
+    bottom: Estimate | None  # if asked for
+    norm: Estimate  # the largest |eigenvalue|
     steps: int
-    ritz: tuple[float, ...]
+    ritz: tuple[float, ...]  # all Ritz values, ascending
 
 
 def lanczos(
@@ -45,9 +42,8 @@ def lanczos(
 ) -> LanczosResult:
     """The largest and the smallest eigenvalue, each to `tolerance` times the spectral norm.
 
-    Stopped by a bound on the error that is relative to the norm, hence the same for 1e-30·A and 1e30·A. Costs
-    one product per step (typically 10 to 60) and keeps one vector per step. With which="top" only the largest
-    eigenvalue has to converge (enough for a positive semidefinite operator).
+    The same for 1e-30·A and 1e30·A. Costs one product per step (typically 10 to 60) and keeps one vector per
+    step. With which="top" only the largest eigenvalue has to converge.
 
     >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
     >>> abs(extremes.top.value - 3) <= extremes.top.error <= 3e-3
@@ -60,15 +56,17 @@ def lanczos(
         )
     probes.require_tolerance(tolerance)
     probes.require_at_least("max_iterations", max_iterations, 1, "every step is one product")
-    process = krylov.LanczosProcess(operator, probes.random_vector(operator, seed))
+    process = krylov.LanczosProcess(operator, probes.probe_stream(operator, seed).draw())
     limit = min(max_iterations, size)
     checks: list[tuple[int, float, float]] = []
     while process.steps < limit:
         process.step()
         if not process.finite:
-            return _not_finite(process.steps + 1, which)
+            high, low = (krylov.not_finite(process.steps + 1, sign) for sign in (1.0, -1.0))
+            return LanczosResult(high, low if which == "both" else None, high, process.steps + 1, ())
         if process.steps == 1:
-            checks.append((1, process.alphas[0], process.alphas[0]))
+            alpha = float(process.tridiagonal[0, 0])
+            checks.append((1, alpha, alpha))
         last = process.exhausted or process.steps == limit
         if not last and (size <= krylov.SMALL or not krylov.worth_checking(process.steps)):
             continue
@@ -110,27 +108,17 @@ def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
     return Estimate(value, error, settled, reason, larger.products)
 
 
-def _not_finite(products: int, which: Which) -> LanczosResult:
-    top, bottom = krylov.not_finite(products), krylov.not_finite(products, -1.0)
-    return LanczosResult(top, bottom if which == "both" else None, top, products, ())
-
-
 class _Inverse:
-    """The inverse by its products, from a Cholesky factor."""
-
     def __init__(self, factor: Tensor) -> None:
-        self.factor, self.dtype, self.device = factor, factor.dtype, factor.device
-        self.shape = (factor.shape[0], factor.shape[1])
+        self.factor, self.shape = factor, tuple(factor.shape)
+        self.dtype, self.device = factor.dtype, factor.device
 
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        columns = vectors.unsqueeze(1) if vectors.ndim == 1 else vectors
-        return torch.cholesky_solve(columns, self.factor).view_as(vectors)
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        return torch.cholesky_solve(vector.unsqueeze(1), self.factor).squeeze(1)
 
 
 def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 0) -> Estimate:
-    """The smallest eigenvalue of a positive matrix, by Lanczos on its inverse: ten steps instead of hundreds.
-
-    In fp64 whatever the matrix's dtype. A matrix that is singular up to rounding has 0, to that rounding.
+    """The smallest eigenvalue of a positive matrix, by Lanczos on its inverse in fp64; 0 if it is singular.
 
     >>> round(smallest_eigenvalue(torch.diag(torch.tensor([4.0, 1.0, 2.0]))).value, 6)
     1.0
@@ -151,22 +139,15 @@ def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 
 _ROWS = 32
 
 
-@dataclass
-class _LockstepRun:
-    index: int
-    operator: probes.Operator
-    scale: float
-    dtype: torch.dtype
-    steps: int = 0
-    exhausted: bool = False
+class _LockstepRun(krylov.LanczosState):
+    def __init__(self, index: int, operator: probes.Operator) -> None:
+        self.index, self.operator, self.dtype = index, operator, operator.dtype
 
 
 def lockstep_tops(
     operators: Sequence[probes.Operator], *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0
 ) -> list[Estimate]:
-    """The result of `lanczos(which="top")` for each operator; all runs advance in lockstep.
-
-    A step costs the bookkeeping of one run instead of many: for small operators that is most of the time.
+    """The top of `lanczos(which="top")` for each operator, with one bookkeeping for all of them.
 
     >>> two = [torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.diag(torch.tensor([5.0, 0.0, 0.0]))]
     >>> [round(top.value, 5) for top in lockstep_tops(two)]
@@ -181,67 +162,56 @@ def lockstep_tops(
         if (step <= krylov.SETTLING_STEPS or lockstep.size <= krylov.SMALL) and not any(over):
             continue
         values, vectors, residuals = lockstep.ritz()
-        finished = []
+        finished, settled = [], len(lockstep.tops) > krylov.SETTLING_STEPS
         for row, run in enumerate(lockstep.runs):
             # Most runs are far from done most of the time: one comparison tells.
             early = lockstep.size <= krylov.SMALL or residuals[row, -1] > 0.1 * values[row, -1]
             if early and not over[row]:
                 continue
-            change = 0.0 if run.exhausted else abs(values[row, -1] - lockstep.earlier(row))
+            earlier = lockstep.tops[-1 - krylov.SETTLING_STEPS][row] if settled else -math.inf
+            change = 0.0 if run.exhausted else abs(values[row, -1] - earlier)
             fraction = abs(float(vectors[row, 0, -1]))
             unseen = krylov.unseen_distance(float(residuals[row, -1]), fraction, lockstep.size)
             top = krylov.read_extreme(values[row], residuals[row], -1, float(change), unseen)
             if over[row] or top.is_converged(tolerance, top.value):
                 finished.append(row)
                 found[run.index] = krylov.conclude(top, run, top.value, tolerance, max_iterations)
-        lockstep.drop(finished)
+        if finished:
+            lockstep.drop(finished)
         if not lockstep.runs:
             break
     return [found[index] for index in range(len(operators))]
 
 
 class _Lockstep:
-    """The Lanczos bases of the operators still running, one row each, extended together.
-
-    The bookkeeping is numpy's: the vectors are short, and its calls cost a fraction of torch's.
-    """
+    """The Lanczos bases of the operators still running; numpy's calls cost a fraction of torch's."""
 
     def __init__(self, operators: Sequence[probes.Operator], seed: int) -> None:
-        first = operators[0]
-        self.size = int(first.shape[0])
-        self._like = probes.random_vector(first, seed)
-        initial = self._like.cpu().numpy()
+        initial = probes.probe_stream(operators[0], seed).draw()
+        vector, self._device = initial.cpu().numpy(), initial.device
+        self.size, count = len(vector), len(operators)
         rows = min(_ROWS, self.size + 1)
-        self._basis = np.empty((len(operators), rows, self.size), dtype=initial.dtype)
-        self._basis[:, 0] = initial / np.linalg.norm(initial)
-        self.runs = [
-            _LockstepRun(index, operator, 0.0, first.dtype) for index, operator in enumerate(operators)
-        ]
-        self._products: krylov.Array | None = self._multiply(0)
-        # Powers of two keep every run the same for 1e-30·A and 1e30·A.
-        for run, product in zip(self.runs, self._products, strict=True):
-            run.scale = probes.power_of_two_scale(torch.from_numpy(product))
-        self._small = np.zeros((len(operators), rows, rows))
-        self._betas = np.zeros(len(operators))
-        self._largest = np.zeros(len(operators))
-        self._rounding = 10 * float(torch.finfo(first.dtype).eps)
-        self._tops: list[krylov.Array] = []
-
-    def _multiply(self, step: int) -> krylov.Array:
-        vectors = [torch.from_numpy(row).to(self._like.device) for row in self._basis[:, step]]
-        products = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]
-        return np.stack([product.detach().cpu().numpy() for product in products])
+        self._basis = np.empty((count, rows, self.size), dtype=vector.dtype)
+        self._basis[:, 0] = vector / np.linalg.norm(vector)
+        self.runs = [_LockstepRun(index, operator) for index, operator in enumerate(operators)]
+        self._small = np.zeros((count, rows, rows))
+        self._betas, self._largest = np.zeros(count), np.zeros(count)
+        self._rounding = 10 * float(torch.finfo(initial.dtype).eps)
+        self.tops: list[krylov.Array] = []  # the top Ritz values of every check
 
     def advance(self) -> None:
         """One product each, orthogonalized against its own basis."""
         step = self.runs[0].steps
-        products, self._products = self._products, None
-        if products is None:
-            products = self._multiply(step)
+        vectors = [torch.from_numpy(row).to(self._device) for row in self._basis[:, step]]
+        found = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]
+        products = np.stack([product.detach().cpu().numpy() for product in found])
+        if step == 0:  # powers of two keep every run the same for 1e-30·A and 1e30·A
+            for run, product in zip(self.runs, products, strict=True):
+                run.scale = probes.power_of_two_scale(torch.from_numpy(product))
         inverse = [1 / run.scale if 0 < run.scale < math.inf else 1.0 for run in self.runs]
         known = self._basis[:, : step + 1]
         alphas = np.zeros(len(self.runs))
-        with np.errstate(invalid="ignore", over="ignore"):  # `_record` looks for what is not finite
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is looked for below
             remainder = products * np.array(inverse, dtype=products.dtype)[:, None]
             # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
             for _ in range(2):
@@ -254,9 +224,6 @@ class _Lockstep:
             self._small = np.pad(self._small, ((0, 0), (0, step + 1), (0, step + 1)))
         with np.errstate(invalid="ignore", divide="ignore"):
             self._basis[:, step + 1] = remainder / betas[:, None].astype(remainder.dtype)
-        self._record(step, alphas, betas)
-
-    def _record(self, step: int, alphas: krylov.Array, betas: krylov.Array) -> None:
         finite = np.isfinite(alphas) & np.isfinite(betas)
         alphas, betas = np.where(finite, alphas, 0.0), np.where(finite, betas, 0.0)
         self._small[:, step, step] = alphas
@@ -274,19 +241,12 @@ class _Lockstep:
         """Values, small eigenvectors and residuals of all runs, ascending."""
         steps = self.runs[0].steps
         values, vectors = krylov.small_eigenpairs(self._small[:, :steps, :steps])
-        self._tops.append(values[:, -1])
+        self.tops.append(values[:, -1])
         return values, vectors, self._betas[:, None] * np.abs(vectors[:, -1])
 
-    def earlier(self, row: int) -> float:
-        """The top Ritz value as many checks ago as it has to stay the same; -inf before that."""
-        checks = krylov.SETTLING_STEPS
-        return float(self._tops[-1 - checks][row]) if len(self._tops) > checks else -math.inf
-
     def drop(self, finished: Sequence[int]) -> None:
-        if not finished:
-            return
         kept = [row for row in range(len(self.runs)) if row not in finished]
         self.runs = [self.runs[row] for row in kept]
         self._basis, self._small = self._basis[kept], self._small[kept]
         self._betas, self._largest = self._betas[kept], self._largest[kept]
-        self._tops = [tops[kept] for tops in self._tops]
+        self.tops = [tops[kept] for tops in self.tops]

@@ -1,7 +1,4 @@
-"""Where the weights are used, read off the autograd graph of one evaluation.
-
-The graph is the same for modules, functional calls, tied weights and weights used several times.
-"""
+"""Where the weights are used, read off the autograd graph of one evaluation."""
 
 from __future__ import annotations
 
@@ -45,11 +42,7 @@ class Use:
 
 
 def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]:
-    """For every leaf, the nodes that consume it or its transpose, in the order they ran.
-
-    Every path from the output to a leaf ends in one of the uses: a use that were missed would make a
-    curvature too small, silently.
-    """
+    """For every leaf, all nodes that consume it or its transpose, in the order they ran."""
     names = {id(leaf): name for name, leaf in leaves.items()}
     uses: dict[str, list[Use]] = {name: [] for name in leaves}
     seen = {output.grad_fn}
@@ -192,7 +185,7 @@ def read_call(use: Use, leaf: Tensor) -> Call | None:
     return None
 
 
-# So few examples are told apart to the last bit, by two probes for each binary digit of their number.
+# So few are told apart by two probes of 0 and 1 for each binary digit of their number; more by a random one.
 FEW_EXAMPLES = 16
 
 
@@ -201,8 +194,7 @@ def probe_examples(
 ) -> Iterator[tuple[list[Tensor], list[Tensor], Tensor]]:
     """Two answers of a linear `pull`, the second to a cotangent with a factor for each example; the factors.
 
-    Where examples do not see each other, whatever belongs to one grows by its own factor. For few examples
-    the factors are 0 and 1 by each binary digit of their number in turn (exact zeros); for many, random.
+    Where examples do not see each other, whatever belongs to one grows by its own factor.
     """
     size, whole = len(random), pull(cotangent)
     if size > FEW_EXAMPLES:

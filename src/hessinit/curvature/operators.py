@@ -19,7 +19,6 @@ class LinearOperator(ABC):
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    products: int = 0
     # What the products run in; the caller of many enters it once instead.
     settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -28,7 +27,7 @@ class LinearOperator(ABC):
         """The product with one flat vector."""
 
     def _adjoint_product(self, vector: Tensor) -> Tensor:
-        """The product of the transpose with one flat vector; the operator itself where it is symmetric."""
+        """The product with the transpose."""
         return self._product(vector)
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
@@ -41,9 +40,7 @@ class LinearOperator(ABC):
                 f"cannot multiply an operator of shape {self.shape} with {tuple(vectors.shape)}; "
                 f"pass ({self.shape[1]},) or ({self.shape[1]}, m)."
             )
-        if vectors.dtype != self.dtype or vectors.device != self.device:
-            vectors = vectors.to(dtype=self.dtype, device=self.device)
-        self.products += 1 if vectors.ndim == 1 else vectors.shape[1]
+        vectors = vectors.to(dtype=self.dtype, device=self.device)
         with self.settings():
             if vectors.ndim == 1:
                 return self._product(vectors)
@@ -73,19 +70,15 @@ class LinearOperator(ABC):
 
 
 class Transposed(LinearOperator):
-    """The transpose of an operator; its products count as the operator's."""
-
     def __init__(self, original: LinearOperator) -> None:
         self.original = original
         self.shape = (original.shape[1], original.shape[0])
         self.dtype, self.device, self.settings = original.dtype, original.device, original.settings
 
     def _product(self, vector: Tensor) -> Tensor:
-        self.original.products += 1
         return self.original._adjoint_product(vector)
 
     def _adjoint_product(self, vector: Tensor) -> Tensor:
-        self.original.products += 1
         return self.original._product(vector)
 
 
@@ -96,9 +89,8 @@ def split(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
-    if len(tensors) == 1:
-        return tensors[0].reshape(-1)
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def add_up(tensors: Sequence[Tensor]) -> Tensor:
@@ -111,60 +103,50 @@ class WeightOperator(LinearOperator):
 
     def __init__(self, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
         leaves = evaluations[0].leaves
-        self.evaluations = list(evaluations)
-        self.names = list(names)
+        self.evaluations, self.names = list(evaluations), list(names)
         self.shapes = [tuple(leaves[name].shape) for name in names]
-        size = sum(leaves[name].numel() for name in names)
-        self.shape = (size, size)
-        self.dtype = leaves[names[0]].dtype
-        self.device = evaluations[0].problem.device
+        self.shape = (sum(leaves[name].numel() for name in names),) * 2
+        self.dtype, self.device = leaves[names[0]].dtype, evaluations[0].problem.device
+
+    def _sum_over_batches(self, product: Callable[[Evaluation], Tensor]) -> Tensor:
+        total: Tensor | None = None
+        for evaluation in self.evaluations:
+            found = product(evaluation).detach()
+            found = found if evaluation.weight == 1.0 else found * evaluation.weight
+            total = found if total is None else total + found
+        assert total is not None
+        return total
 
 
 class HessianOperator(WeightOperator):
-    """The exact Hessian of the loss: reverse over reverse, on one retained gradient graph.
-
-    A product costs about two gradients for the whole network, less for late layers.
-    """
+    """The exact Hessian of the loss, reverse over reverse; a product costs about two gradients."""
 
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
-        total: Tensor | None = None
-        for evaluation in self.evaluations:
+
+        def of_batch(evaluation: Evaluation) -> Tensor:
             leaves = [evaluation.leaves[name] for name in self.names]
-            pairs = [
-                (evaluation.gradients[name], tangent)
-                for name, tangent in zip(self.names, tangents, strict=True)
-                if evaluation.gradients[name].requires_grad
-            ]
-            if pairs:
-                gradients, directions = zip(*pairs, strict=True)
-                product = join(
-                    torch.autograd.grad(
-                        gradients, leaves, directions, retain_graph=True, materialize_grads=True
-                    )
-                )
-            else:
-                product = torch.zeros_like(vector)  # a loss that is linear in these weights
-            total = _accumulate(total, product, evaluation.weight)
-        assert total is not None
-        return total
+            gradients = [evaluation.gradients[name] for name in self.names]
+            pairs = [pair for pair in zip(gradients, tangents, strict=True) if pair[0].requires_grad]
+            if not pairs:
+                return torch.zeros_like(vector)  # a loss that is linear in these weights
+            curved, along = zip(*pairs, strict=True)
+            return join(torch.autograd.grad(curved, leaves, along, retain_graph=True, materialize_grads=True))
+
+        return self._sum_over_batches(of_batch)
 
 
 class GaussNewtonOperator(WeightOperator):
-    """`Jᵀ H_z J`, the paper's Theorem 1: the loss's curvature seen through the model's first derivative.
-
-    The exact Hessian's block for piecewise-linear networks. A product costs about two gradients.
-    """
+    """`Jᵀ H_z J`, the paper's Theorem 1; a product costs about two gradients."""
 
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
-        total: Tensor | None = None
-        for evaluation in self.evaluations:
+
+        def of_batch(evaluation: Evaluation) -> Tensor:
             moved = evaluation.push(self.names, tangents)
-            product = join(evaluation.pull(self.names, evaluation.output_hessian(moved)))
-            total = _accumulate(total, product, evaluation.weight)
-        assert total is not None
-        return total
+            return join(evaluation.pull(self.names, evaluation.output_hessian(moved)))
+
+        return self._sum_over_batches(of_batch)
 
 
 class JacobianOperator(WeightOperator):
@@ -183,8 +165,3 @@ class JacobianOperator(WeightOperator):
         pairs = zip(self.evaluations, vector.split(self._rows), strict=True)
         pulled = [join(e.pull(self.names, rows.view_as(e.output))) for e, rows in pairs]
         return torch.stack(pulled).sum(0)
-
-
-def _accumulate(total: Tensor | None, product: Tensor, weight: float) -> Tensor:
-    product = product.detach() if weight == 1.0 else product.detach() * weight
-    return product if total is None else total + product

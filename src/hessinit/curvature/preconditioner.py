@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from hessinit.curvature.engines import Engine, LanczosSettings, build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate, find_reduction
 from hessinit.curvature.lanczos import lanczos
 from hessinit.curvature.operators import LinearOperator, join
@@ -17,9 +17,6 @@ from hessinit.problem.batches import Batch, map_tensors
 from hessinit.problem.problem import Problem
 from hessinit.results.advice import check_fraction, check_nonnegative
 from hessinit.results.estimates import Estimate
-
-if TYPE_CHECKING:
-    from hessinit.curvature.engines import Engine, LanczosSettings
 
 # Seven degrees of freedom give a variance to a factor of about 1.5, and all parts cost one gradient together.
 PARTS = 8
@@ -29,9 +26,8 @@ PARTS = 8
 class AdamRule:
     """Adam, or AdamW with `decoupled` weight decay, on a quadratic with a fixed preconditioner.
 
-    In the coordinates `P^½ w` the curvature is `P^-½ H P^-½`. With `a` its largest eigenvalue, Adam is heavy
-    ball with dampening β₁, stable up to `lr (1 − β₁) a = 2 + 2β₁` (Cohen et al. 2022); the decoupled decay of
-    AdamW adds `lr (1 + β₁) decay` on the left.
+    With `a` the largest eigenvalue of `P^-½ H P^-½`, Adam is heavy ball with dampening β₁, stable up to
+    `lr (1 − β₁) a = 2 + 2β₁` (Cohen et al. 2022); AdamW's decay adds `lr (1 + β₁) decay` on the left.
 
     >>> round(AdamRule().stability_limit(2.0), 9)
     19.0
@@ -51,7 +47,6 @@ class AdamRule:
 
     @property
     def decoupled_decay(self) -> float:
-        """AdamW's decay, which acts on the weights; Adam's is a part of the gradient."""
         return self.weight_decay if self.decoupled else 0.0
 
     def best(self, norm: float) -> float:
@@ -59,7 +54,6 @@ class AdamRule:
         return 1 / (norm + self.decoupled_decay) if norm else math.inf
 
     def stability_limit(self, norm: float) -> float:
-        """The largest stable learning rate for a fixed preconditioner."""
         total = (1 - self.beta1) * norm + (1 + self.beta1) * self.decoupled_decay
         return (2 + 2 * self.beta1) / total if norm else math.inf
 
@@ -82,8 +76,7 @@ class ScaledCurvature(LinearOperator):
         self, curvature: LinearOperator | Tensor, scale: Tensor, diagonal: Tensor | None = None
     ) -> None:
         self._curvature, self._root, self._diagonal = curvature, scale.rsqrt(), diagonal
-        self.shape = (int(scale.numel()), int(scale.numel()))
-        self.dtype, self.device = scale.dtype, scale.device
+        self.shape, self.dtype, self.device = (scale.numel(), scale.numel()), scale.dtype, scale.device
 
     def _product(self, vector: Tensor) -> Tensor:
         scaled = self._root * (self._curvature @ (self._root * vector))
@@ -100,15 +93,11 @@ def spectral_norm(operator: LinearOperator, settings: LanczosSettings, *, semide
 
 @dataclass(frozen=True)
 class AdamCurvature:
-    """The norm of P^-½ H P^-½, and the learning rate that is best for Adam's very first step.
-
-    That step is `g/(|g| + eps)`; `first_step` lowers the quadratic model of the loss most. `frozen` counts
-    the entries without a gradient, which no step moves.
-    """
+    """The norm of P^-½ H P^-½, and the learning rate that is best for Adam's very first step."""
 
     norm: Estimate
     first_step: float
-    frozen: int
+    frozen: int  # entries without a gradient
     notes: tuple[str, ...] = ()
 
     def best(self, rule: AdamRule) -> float:
@@ -131,9 +120,8 @@ def measure_adam(
 ) -> AdamCurvature:
     """Measure the curvature that Adam sees before it has a state of its own.
 
-    `P = √v + eps` with `v` the mean square of mini-batch gradients. The first step leaves out AdamW's decay,
-    which is no descent. `relative_rates` are the learning rates of parameter groups over the largest one;
-    `diagonal` is added to P^-½ H P^-½ for decays that differ. Costs a few gradients and about ten products.
+    `P = √v + eps` with `v` the mean square of mini-batch gradients. `relative_rates` are the learning rates
+    of parameter groups over the largest one; `diagonal` is added to P^-½ H P^-½ for decays that differ.
     """
     operator = engine.operator(list(evaluations[0].problem.leaves))
     gradient, square, is_split = gradient_moments(evaluations)
@@ -159,16 +147,12 @@ def measure_adam(
         step = step * relative_rates
     slope, bend = float(gradient @ step), float(step @ (operator @ step))
     # Where `−t slope + t²/2 bend` is smallest; inf where it only falls, 0 where it overflows.
-    best = slope / bend if bend > 0 else math.inf
-    if not (math.isfinite(slope) and math.isfinite(bend)):
-        best = 0.0
+    best = 0.0 if not math.isfinite(slope + bend) else slope / bend if bend > 0 else math.inf
     return AdamCurvature(norm, best, frozen, tuple(notes))
 
 
 def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
     """The learning rate of the largest guaranteed decrease of Adam, as in `advise`."""
-    from hessinit.curvature.engines import LanczosSettings, build_engine
-
     with problem.settings():
         evaluations, settings = evaluate(problem), LanczosSettings(1e-3, 200, problem.seed)
         engine = build_engine(evaluations, "gauss-newton", settings)
@@ -178,9 +162,9 @@ def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
 def gradient_moments(evaluations: Sequence[Evaluation]) -> tuple[Tensor, Tensor, bool]:
     """The gradient, its mean square over mini-batches, both flat, and whether the batches could be split.
 
-    Each batch is one mini-batch of training, and its mean square is never below its noise: the square of a
-    single gradient is close to 0 in some of many weights by chance, and these few would dominate
-    P^-½ H P^-½ (on digits its norm came out 4 to 75 times too large). Costs two gradients.
+    The mean square of a batch is never below its noise: a single gradient is close to 0 in some of many
+    weights by chance, and these few would dominate P^-½ H P^-½ (4 to 75 times too large on digits). Costs two
+    gradients.
     """
     sums = find_reduction(evaluations) == "sum"
     # A summed loss adds the batches up: a single one stands for all of them, times their number.
@@ -189,17 +173,16 @@ def gradient_moments(evaluations: Sequence[Evaluation]) -> tuple[Tensor, Tensor,
     gradient = _weighted(gradients, [one.weight for one in evaluations])
     fractions = [one.batch.size / evaluations[0].problem.examples for one in evaluations]
     square = _weighted([(g * factor).square() for g in gradients], fractions)
-    noises = [noise for noise in (_noise(one, sums) for one in evaluations) if noise is not None]
-    if len(noises) < len(evaluations):
+    noises = [_noise(one, sums) for one in evaluations]
+    known = [noise * factor**2 for noise in noises if noise is not None]
+    if len(known) < len(noises):
         return gradient, square, False
-    noise = _weighted([one * factor**2 for one in noises], fractions)
-    return gradient, torch.maximum(square, noise), True
+    return gradient, torch.maximum(square, _weighted(known, fractions)), True
 
 
 def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:
     leaves = list(evaluation.problem.leaves.values())
-    found = torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
-    return join([part.detach() for part in found])
+    return join(torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)).detach()
 
 
 def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:

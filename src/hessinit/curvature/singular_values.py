@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from hessinit.curvature.krylov import CAUTION, NOT_FINITE, SETTLING_STEPS, Array, worth_checking
-from hessinit.curvature.probes import ProbeStream, require_at_least, require_tolerance
+from hessinit.curvature.probes import ProbeStream
 
 # The basis grows by this many vectors at a time.
 _ROWS = 16
@@ -36,14 +35,13 @@ class BatchedMap:
     def of(cls, matrices: Tensor) -> BatchedMap:
         """Explicit matrices: (examples, outputs, inputs)."""
         examples, outputs, inputs = matrices.shape
-
-        def push(vectors: Tensor) -> Tensor:
-            return torch.bmm(matrices, vectors.unsqueeze(2)).squeeze(2)
-
-        def pull(vectors: Tensor) -> Tensor:
-            return torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1)
-
-        return cls(examples, inputs, outputs, push, pull)
+        return cls(
+            examples,
+            inputs,
+            outputs,
+            lambda vectors: torch.bmm(matrices, vectors.unsqueeze(2)).squeeze(2),
+            lambda vectors: torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1),
+        )
 
 
 @dataclass(frozen=True)
@@ -80,15 +78,10 @@ def largest_singular_values(
     >>> [round(float(value), 5) for value in largest_singular_values(BatchedMap.of(matrices)).values]
     [3.0, 5.0]
     """
-    require_tolerance(tolerance)
-    require_at_least(
-        "max_iterations", max_iterations, 1, "every step is one product with the map and one back"
-    )
     if maps.outputs < maps.inputs:
         maps = maps.transposed
-    process = _Bidiagonalization(
-        maps, ProbeStream(maps.examples * maps.inputs, seed=seed, dtype=dtype), device
-    )
+    stream = ProbeStream(maps.examples * maps.inputs, seed=seed, dtype=dtype)
+    process = _Bidiagonalization(maps, stream.draw().to(device).view(maps.examples, maps.inputs))
     limit = min(max_iterations, maps.inputs)
     tops: list[tuple[int, Array]] = []
     while True:
@@ -109,17 +102,27 @@ def largest_singular_values(
         if last or bool(settled.all()):
             break
     # As in RitzExtreme.error: the residual until converged, and a little more than the bound in a cluster.
+    rounding, finite = 8 * float(torch.finfo(dtype).eps), process.finite
     errors = np.maximum(np.maximum(bounds, change), np.minimum(3 * residuals, tolerance * values))
-    errors = np.where(settled, errors, residuals) + 8 * float(torch.finfo(dtype).eps) * values
-    return process.conclude(values, errors, settled, tolerance, max_iterations)
+    errors = np.where(settled, errors, residuals) + rounding * values
+    loose = int((~settled).sum())
+    reason = f"settled in every example, within tolerance={tolerance:g}"
+    if not finite.all():
+        reason = NOT_FINITE
+    elif tolerance < rounding:
+        reason = f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} of {dtype}"
+    elif loose:
+        reason = f"stopped at max_iterations={max_iterations} in {loose} examples; raise it or tolerance"
+    values, errors = (np.where(finite, one * process.scales, math.inf) for one in (values, errors))
+    converged = bool(finite.all()) and tolerance >= rounding and not loose
+    return SingularValues(values, errors, converged, reason, 2 * process.steps)
 
 
 class _Bidiagonalization:
     """`A V = U B` with B upper bidiagonal, for every example, in units of its own power of two."""
 
-    def __init__(self, maps: BatchedMap, stream: ProbeStream, device: torch.device | str) -> None:
+    def __init__(self, maps: BatchedMap, initial: Tensor) -> None:
         self._maps = maps
-        initial = stream.draw().to(device).view(maps.examples, maps.inputs)
         self._right = initial.new_empty(maps.examples, min(_ROWS, maps.inputs), maps.inputs)
         self._right[:, 0] = initial / torch.linalg.vector_norm(initial, dim=1, keepdim=True)
         self._left: Tensor | None = None
@@ -136,36 +139,31 @@ class _Bidiagonalization:
     def running(self) -> bool:
         return not bool((self.exhausted | ~self.finite).all())
 
+    @property
+    def scales(self) -> Array:
+        assert self._scales is not None
+        return self._scales[:, 0].double().cpu().numpy()
+
     def step(self) -> None:
-        step = self.steps
+        step, previous = self.steps, self._betas
         current = self._right[:, step]
         left = self._maps.push(current).detach()
         if self._scales is None:
             self._scales = _powers_of_two(left)
         left = left / self._scales
         if self._left is not None:
-            left = left - self._left * torch.as_tensor(self._betas).to(left)[:, None]
-        alphas = torch.linalg.vector_norm(left, dim=1)
-        self._left = _divided(left, alphas)
+            left = left - self._left * torch.as_tensor(previous).to(left)[:, None]
+        lengths = torch.linalg.vector_norm(left, dim=1)
+        self._left = _divided(left, lengths)
         candidate = self._maps.pull(self._left).detach() / self._scales
-        candidate = candidate - current * alphas[:, None]
+        candidate = candidate - current * lengths[:, None]
         known = self._right[:, : step + 1]
         # Twice is enough (Parlett, after Kahan); one side orthogonal keeps the other (Simon & Zha 2000).
         for _ in range(2):
             along = torch.bmm(known, candidate.unsqueeze(2))
             candidate = candidate - torch.bmm(along.mT, known).squeeze(1)
-        betas = torch.linalg.vector_norm(candidate, dim=1)
-        self._record(alphas.double().cpu().numpy(), betas.double().cpu().numpy())
-        if self.steps < self._maps.inputs:
-            if self.steps == self._right.shape[1]:
-                more = min(_ROWS, self._maps.inputs - self.steps)
-                room = self._right.new_empty(len(candidate), more, candidate.shape[1])
-                self._right = torch.cat((self._right, room), 1)
-            # An exhausted example goes on as zeros, which change nothing.
-            self._right[:, self.steps] = _divided(candidate, torch.as_tensor(self._betas).to(candidate))
-
-    def _record(self, alphas: Array, betas: Array) -> None:
-        step, previous = self.steps, self._betas
+        alphas = lengths.double().cpu().numpy()
+        betas = torch.linalg.vector_norm(candidate, dim=1).double().cpu().numpy()
         self.finite &= np.isfinite(alphas) & np.isfinite(betas)
         alphas, betas = np.where(self.finite, alphas, 0.0), np.where(self.finite, betas, 0.0)
         if step == self._small.shape[1]:
@@ -174,9 +172,16 @@ class _Bidiagonalization:
         if step:
             self._small[:, step - 1, step] = previous
         self._largest = np.maximum(self._largest, np.maximum(alphas, betas))
-        self.steps = step + 1
+        self.steps += 1
         self.exhausted |= (betas <= self._rounding * self._largest) | (self.steps == self._maps.inputs)
         self._betas = np.where(self.exhausted, 0.0, betas)
+        if self.steps < self._maps.inputs:
+            if self.steps == self._right.shape[1]:
+                more = min(_ROWS, self._maps.inputs - self.steps)
+                room = self._right.new_empty(len(candidate), more, candidate.shape[1])
+                self._right = torch.cat((self._right, room), 1)
+            # An exhausted example goes on as zeros, which change nothing.
+            self._right[:, self.steps] = _divided(candidate, torch.as_tensor(self._betas).to(candidate))
 
     def read(self) -> tuple[Array, Array, Array]:
         """The largest singular values, their Kato-Temple bounds and residuals."""
@@ -190,32 +195,6 @@ class _Bidiagonalization:
             with np.errstate(divide="ignore", invalid="ignore"):
                 bound = np.where(gap > residual, residual * (residual / gap), residual)
         return top, bound, residual
-
-    def conclude(
-        self,
-        values: Array,
-        errors: Array,
-        settled: npt.NDArray[np.bool_],
-        tolerance: float,
-        max_iterations: int,
-    ) -> SingularValues:
-        assert self._scales is not None
-        scales = self._scales[:, 0].double().cpu().numpy()
-        values = np.where(self.finite, values * scales, math.inf)
-        errors = np.where(self.finite, errors * scales, math.inf)
-        rounding = 8 * float(torch.finfo(self._right.dtype).eps)
-        loose = int((~settled).sum())
-        reason = f"settled in every example, within tolerance={tolerance:g}"
-        if not self.finite.all():
-            reason = NOT_FINITE
-        elif tolerance < rounding:
-            reason = (
-                f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} of {self._right.dtype}"
-            )
-        elif loose:
-            reason = f"stopped at max_iterations={max_iterations} in {loose} examples; raise it or tolerance"
-        converged = bool(self.finite.all()) and tolerance >= rounding and not loose
-        return SingularValues(values, errors, converged, reason, 2 * self.steps)
 
 
 def _powers_of_two(vectors: Tensor) -> Tensor:

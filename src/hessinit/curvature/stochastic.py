@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor
 from hessinit.curvature.krylov import NOT_FINITE, Array, LanczosProcess
 from hessinit.curvature.probes import (
     Operator,
-    ProbeStream,
     operator_size,
     power_of_two_scale,
+    probe_stream,
     require_at_least,
 )
 from hessinit.results.estimates import Density, Estimate
@@ -29,13 +29,10 @@ def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
     >>> mean_and_error([-1e300, 1e300])
     (0.0, 2e+300)
     """
-    count = len(samples)
+    count, largest = len(samples), max(abs(sample) for sample in samples)
     if not all(math.isfinite(sample) for sample in samples):
         return math.inf, math.inf
-    largest = max(abs(sample) for sample in samples)
-    if largest == 0:
-        return 0.0, 0.0 if count > 1 else math.inf
-    scaled = [sample / largest for sample in samples]
+    scaled = [sample / (largest or 1.0) for sample in samples]
     mean = math.fsum(scaled) / count
     if count == 1:
         return mean * largest, math.inf
@@ -43,17 +40,8 @@ def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
     return mean * largest, STANDARD_ERRORS * math.sqrt(variance / count) * largest
 
 
-_COLUMNS_AT_ONCE = 64
-
-
-def dense_columns(operator: Operator) -> Iterator[Tensor]:
-    """The columns of the operator in order, in blocks (n, up to 64); n products in all."""
-    size = operator_size(operator)
-    for first in range(0, size, _COLUMNS_AT_ONCE):
-        count = min(_COLUMNS_AT_ONCE, size - first)
-        block = torch.zeros((size, count), dtype=operator.dtype, device=operator.device)
-        block[first : first + count].fill_diagonal_(1)
-        yield (operator @ block).detach()
+def _dense(operator: Operator) -> Tensor:
+    return (operator @ torch.eye(operator.shape[0], dtype=operator.dtype, device=operator.device)).detach()
 
 
 # The kernel's standard deviation, as a fraction of the range of the spectrum.
@@ -68,50 +56,42 @@ _LARGEST_DENSE = 1024
 def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, seed: int = 0) -> Density:
     """The spectral density by stochastic Lanczos quadrature: `steps` steps with each of `probes` vectors.
 
-    The mean of f over the eigenvalues is about Σ weights·f(nodes). `values` on `grid` are the quadrature
-    smoothed by a Gaussian; they integrate to 1, and `error` is the area under two standard errors over the
-    probes. The bulk is resolved to about its width/`steps`. Costs probes·steps products; where n is no larger
-    than that, the density is exact, from n products. A multiple of the identity has nodes but no curve.
+    The mean of f over the eigenvalues is about Σ weights·f(nodes). `values` on `grid` are smoothed by a
+    Gaussian; `error` is the area under two standard errors over the probes. Costs probes·steps products;
+    where n is no larger, the density is exact, from n products. A point mass has nodes but no curve.
 
     >>> density = spectral_density(torch.diag(torch.linspace(0.0, 1.0, 500, dtype=torch.float64)))
     >>> abs(sum(density.weights) - 1) < 1e-12, bool(abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05)
     (True, True)
     """
-    operator_size(operator)  # refuses what is not square
     require_at_least("probes", probes, 2, "one probe has no spread to read an error from")
     require_at_least("steps", steps, 2, "one step sees only the mean eigenvalue")
     rules = _quadrature_rules(operator, probes, steps, seed)
     if not rules:
         return Density((), (), (), (), math.inf, probes, steps)
-    grid, values, error = _smooth(rules, torch.finfo(operator.dtype).eps)
     nodes = np.concatenate([rule_nodes for rule_nodes, _ in rules])
     weights = np.concatenate([rule_weights for _, rule_weights in rules]) / len(rules)
     order = np.argsort(nodes, kind="stable")
-    return Density(
-        nodes=tuple(nodes[order].tolist()),
-        weights=tuple(weights[order].tolist()),
-        grid=tuple(grid.tolist()),
-        values=tuple(values.tolist()),
-        error=error,
-        probes=len(rules),
-        steps=max(len(rule_nodes) for rule_nodes, _ in rules),
-    )
+    grid, values, error = _smooth(rules, nodes[order], torch.finfo(operator.dtype).eps)
+    rule = tuple(nodes[order].tolist()), tuple(weights[order].tolist())
+    steps = max(len(rule_nodes) for rule_nodes, _ in rules)
+    return Density(*rule, tuple(grid.tolist()), tuple(values.tolist()), error, len(rules), steps)
 
 
-def _smooth(rules: Sequence[tuple[Array, Array]], rounding: float) -> tuple[Array, Array, float]:
-    points = np.concatenate([nodes for nodes, _ in rules])
-    largest = float(np.abs(points).max())
+def _smooth(
+    rules: Sequence[tuple[Array, Array]], nodes: Array, rounding: float
+) -> tuple[Array, Array, float]:
+    largest = max(abs(float(nodes[0])), abs(float(nodes[-1])))
     # Eigenvalues that differ by rounding only are one point mass, which has no curve.
-    if largest == 0 or float(points.max() - points.min()) <= 100 * rounding * largest:
+    if largest == 0 or float(nodes[-1] - nodes[0]) <= 100 * rounding * largest:
         return np.empty(0), np.empty(0), 0.0
-    placed = [nodes / largest for nodes, _ in rules]  # nothing overflows on the way
-    low, high = min(float(nodes.min()) for nodes in placed), max(float(nodes.max()) for nodes in placed)
+    low, high = float(nodes[0] / largest), float(nodes[-1] / largest)  # nothing overflows on the way
     width = _WIDTH * (high - low)
     grid = np.linspace(low - _MARGIN * width, high + _MARGIN * width, _BINS)
     curves = np.stack(
         [
-            (weights * np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2)).sum(axis=1)
-            for nodes, (_, weights) in zip(placed, rules, strict=True)
+            (weights * np.exp(-0.5 * ((grid[:, None] - own / largest) / width) ** 2)).sum(axis=1)
+            for own, weights in rules
         ]
     ) / (width * math.sqrt(2 * math.pi))
     errors = np.zeros(_BINS)
@@ -125,11 +105,11 @@ def _quadrature_rules(operator: Operator, probes: int, steps: int, seed: int) ->
     size = operator_size(operator)
     if size <= min(probes * steps, _LARGEST_DENSE):
         # In fp64: fp32 eigensolvers can fail to converge on matrices of huge range.
-        matrix = torch.cat([block.double().cpu() for block in dense_columns(operator)], dim=1).numpy()
+        matrix = _dense(operator).double().cpu().numpy()
         if not np.isfinite(matrix).all():
             return []
         return [(np.linalg.eigvalsh((matrix + matrix.T) / 2), np.full(size, 1 / size))]
-    stream = ProbeStream(size, seed=seed, dtype=operator.dtype, device=operator.device)
+    stream = probe_stream(operator, seed)
     rules = []
     for _ in range(probes):
         process = LanczosProcess(operator, stream.draw())
@@ -146,9 +126,8 @@ def _quadrature_rules(operator: Operator, probes: int, steps: int, seed: int) ->
 def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) -> Estimate:
     """The trace: its large part exactly, only the rest by probes (Meyer et al. 2021, algorithm 1).
 
-    Unbiased; for decaying spectra the error shrinks as 1/products rather than its root, and is zero when the
-    rank is at most products/3. `error` is two standard errors of the sampled rest. Costs `products` products
-    and products/3 vectors of memory; the diagonal is read off exactly when `products` reaches n.
+    Unbiased; for decaying spectra the error, two standard errors of the sampled rest, shrinks as 1/products.
+    Costs `products` products and products/3 vectors of memory; exact when `products` reaches n.
 
     >>> factor = torch.arange(600.0, dtype=torch.float64).reshape(300, 2)   # rank 2
     >>> matrix = factor @ factor.T
@@ -159,8 +138,13 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
     size = operator_size(operator)
     require_at_least("products", products, 6, "two thirds find the large part, the rest are probes")
     if products >= size:
-        return _exact_trace(operator)
-    stream = _rademacher(operator, seed)
+        diagonal = _dense(operator).diagonal().double().tolist()
+        if not all(math.isfinite(entry) for entry in diagonal):
+            return Estimate(math.inf, math.inf, False, NOT_FINITE, size)
+        error = 8 * torch.finfo(operator.dtype).eps * sum(abs(entry) for entry in diagonal)
+        reason = "exact up to rounding: the diagonal was read off"
+        return Estimate(math.fsum(diagonal), error, True, reason, size)
+    stream = probe_stream(operator, seed, "rademacher")
     sketched = products // 3
     image = (operator @ stream.draw_block(sketched)).detach()
     scale = power_of_two_scale(image)
@@ -175,37 +159,18 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
     samples = (rest * (operator @ rest).detach()).sum(dim=0, dtype=torch.float64).tolist()
     sampled, error = mean_and_error(samples)
     value = large + sampled
+    error += 8 * torch.finfo(operator.dtype).eps * max(abs(sample) for sample in (large, *samples))
     if not math.isfinite(value):
         return Estimate(math.inf, math.inf, False, NOT_FINITE, products)
-    error += _rounding(operator, [large, *samples])
     reason = f"{sketched} directions exactly, the rest from {len(samples)} probes, error two standard errors"
     return Estimate(value, error, True, reason, products)
-
-
-def _exact_trace(operator: Operator) -> Estimate:
-    size, diagonal = operator_size(operator), list[float]()
-    for columns in dense_columns(operator):
-        diagonal += columns[len(diagonal) : len(diagonal) + columns.shape[1]].diagonal().double().tolist()
-    if not all(math.isfinite(entry) for entry in diagonal):
-        return Estimate(math.inf, math.inf, False, NOT_FINITE, size)
-    error = _rounding(operator, [sum(abs(entry) for entry in diagonal)])
-    return Estimate(math.fsum(diagonal), error, True, "exact up to rounding: the diagonal was read off", size)
-
-
-def _rademacher(operator: Operator, seed: int) -> ProbeStream:
-    size = operator_size(operator)
-    return ProbeStream(size, seed=seed, kind="rademacher", dtype=operator.dtype, device=operator.device)
-
-
-def _rounding(operator: Operator, samples: list[float]) -> float:
-    return 8 * torch.finfo(operator.dtype).eps * max(abs(sample) for sample in samples)
 
 
 def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> Estimate:
     """‖A‖_F, the root of the sum of the squared eigenvalues, from ‖A‖_F² = E‖A g‖² over Rademacher probes g.
 
-    The square is unbiased; `error` is two standard errors, carried through the root, and shrinks as
-    1/√products; costs `products` products and one vector of memory; exact when `products` reaches n.
+    The square is unbiased; `error` is two standard errors, carried through the root. Costs `products`
+    products and one vector of memory; exact when `products` reaches n.
 
     >>> frobenius_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]])).value
     5.0
@@ -213,16 +178,16 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     size = operator_size(operator)
     require_at_least("products", products, 2, "one product has no spread to read an error from")
     exact = products >= size
-    stream = _rademacher(operator, seed)
-    blocks = dense_columns(operator) if exact else (operator @ stream.draw() for _ in range(products))
+    stream = probe_stream(operator, seed, "rademacher")
+    images = [_dense(operator)] if exact else (operator @ stream.draw() for _ in range(products))
     # Squares of 1e-25 vanish in fp32: all is in units of a power of two near the first nonzero product.
     scale = 0.0
-    squares: list[torch.Tensor] = []
-    for block in blocks:
-        scale = scale or power_of_two_scale(block)
+    squares: list[Tensor] = []
+    for image in images:
+        scale = scale or power_of_two_scale(image)
         if math.isinf(scale):
             break
-        squares.append((block.detach() / (scale or 1.0)).double().square().sum())
+        squares.append((image.detach() / (scale or 1.0)).double().square().sum())
     samples = [] if math.isinf(scale) else torch.stack(squares).tolist()
     spent = size if exact else len(squares)
     if math.isinf(scale) or not all(math.isfinite(sample) for sample in samples):
@@ -230,13 +195,10 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     if scale == 0:
         reason = "the operator is zero" if exact else "the operator is zero on random vectors"
         return Estimate(0.0, 0.0, True, reason, spent)
-    if exact:
-        value, error = math.sqrt(math.fsum(samples)), 0.0
-        reason = "exact up to rounding: all columns were taken"
-    else:
-        square, square_error = mean_and_error(samples)
-        value = math.sqrt(square)
-        error = square_error / (2 * value)
+    square, square_error = (samples[0], 0.0) if exact else mean_and_error(samples)
+    value = math.sqrt(square)
+    error = square_error / (2 * value) + 8 * torch.finfo(operator.dtype).eps * value
+    reason = "exact up to rounding: all columns were taken"
+    if not exact:
         reason = f"root mean square of {products} probes, error two standard errors"
-    error += 8 * torch.finfo(operator.dtype).eps * value
     return Estimate(value * scale, error * scale, True, reason, spent)

@@ -7,13 +7,12 @@ the forward rule divides by the inputs. Their compromise is the same.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,10 +20,9 @@ from torch import nn
 
 from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.init import weights
-from hessinit.init.context import is_homogeneous
 from hessinit.init.draws import DISTRIBUTIONS, Draft, Drawn, draw_values
 from hessinit.init.mean_field import variance_corrections
-from hessinit.init.trace import BY_SHAPE, Context, WeightUse
+from hessinit.init.trace import Context, WeightUse
 from hessinit.problem.layers import check_present
 from hessinit.problem.problem import Forward
 from hessinit.problem.validate import check_model, check_switches, unwrap
@@ -39,6 +37,8 @@ _UNIT_RULES = ["he", "orthogonal", "delta-orthogonal"]
 
 # What a reader calls the end of a context without an activation in it.
 _ENDS = {"weight": "a layer", "mix": "attention", "state": "hidden state", "several": "several uses"}
+
+Pair = tuple[float, float]
 
 # Tracing patches torch.nn.Module for everybody, and a run borrows the global generators.
 _ONE_AT_A_TIME = threading.RLock()
@@ -93,11 +93,8 @@ def apply_scheme_(
             f"distribution={distribution!r} has no meaning for scheme={scheme!r}, which draws in its own "
             "way; leave it out."
         )
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise ProblemError(
-            f"generator is a {type(generator).__name__}; it must be a torch.Generator, such as "
-            "torch.Generator().manual_seed(0)."
-        )
+    if not isinstance(generator, torch.Generator | None):
+        raise ProblemError(f"generator={generator!r} must be a torch.Generator.")
     check_switches(dropout=dropout, dry_run=dry_run)
     if gains and scheme not in [*USES_GAIN, "lsuv"]:
         raise ProblemError(f"gains has no meaning for scheme={scheme!r}, which uses no gain; leave it out.")
@@ -114,51 +111,30 @@ def apply_scheme_(
         raise ProblemError(f"{where} no weight of two or more dimensions, so a scheme has nothing to set.")
     with _ONE_AT_A_TIME:
         traced = weights.find_weight_uses(model, sample, forward, dropout=dropout)
-    drafts = _draft_all(targets, traced, _Options(scheme, dropout, residual, gains))
-    notes = *traced.notes, *(one.note for one in drafts if one.note), *_advice(drafts, scheme, residual)
+    drafts = _draft_all(targets, traced, scheme, dropout, residual, gains)
+    notes = list(traced.notes)
+    branches = sum(use.closes_residual for use in traced.uses)
+    normalized = any(use.norm_follows or use.upstream.end == "norm" for use in traced.uses)
+    if residual == "plain" and branches >= 4 and not normalized:
+        notes.append(
+            f"{branches} residual branches are added without a normalization: the variance may double with "
+            'each. residual="scaled" keeps it within a factor of 3.'
+        )
     name = (distribution or "normal") if scheme in CLOSED_FORM else None
     if dry_run and scheme in CLOSED_FORM:
         planned = tuple(draft.planned for draft in drafts)
-        return SchemePlan(scheme=scheme, distribution=name, layers=planned, notes=notes)
-    with _ONE_AT_A_TIME, _restored(generator) if dry_run else contextlib.nullcontext():
+        return SchemePlan(scheme=scheme, distribution=name, layers=planned, notes=tuple(notes))
+    source = generator or torch.default_generator
+    with _ONE_AT_A_TIME:
+        state = source.get_state()
         drawn = draw_values(model, drafts, scheme, name, biases, generator, sample, forward)
+        if dry_run:  # the next run draws the same
+            source.set_state(state)
     plan = SchemePlan(scheme=scheme, distribution=name, layers=drawn.planned, notes=(*notes, *drawn.notes))
     if dry_run:
         return plan
     go_back = _write_(drawn)
     return replace(plan, notes=(*plan.notes, *_notes_on_parametrized(drawn)), _go_back=go_back)
-
-
-def _advice(drafts: list[Draft], scheme: str, residual: str) -> list[str]:
-    """What a formula cannot do here."""
-    uses = [draft.use for draft in drafts if draft.use is not None]
-    branches = sum(use.closes_residual for use in uses)
-    normalized = any(use.norm_follows or use.upstream.end == "norm" for use in uses)
-    advice = []
-    if residual == "plain" and branches >= 4 and not normalized:
-        advice.append(
-            f"{branches} residual branches are added without a normalization: the variance may double with "
-            'each. residual="scaled" keeps it within a factor of 3.'
-        )
-    functions = {use.upstream.words: use.upstream.function for use in uses}
-    bent = [words for words, one in functions.items() if one is not None and not is_homogeneous(one)]
-    if scheme in BY_NORMS and bent and weights.widths_change(uses):
-        advice.append(
-            f"{scheme!r} keeps lengths, so units change in size where widths do, but the gain of {bent[0]} "
-            "is that of size 1: lengths are kept only roughly. 'he' keeps the size of units."
-        )
-    return advice
-
-
-@contextlib.contextmanager
-def _restored(generator: torch.Generator | None) -> Iterator[None]:
-    """The next run draws what a dry run has drawn."""
-    source = generator or torch.default_generator
-    state = source.get_state()
-    try:
-        yield
-    finally:
-        source.set_state(state)
 
 
 def _write_(drawn: Drawn) -> Callable[[], None]:
@@ -180,11 +156,9 @@ def _notes_on_parametrized(drawn: Drawn) -> tuple[str, ...]:
     """Some parametrizations change the value that they are given, as a spectral norm does."""
     changed = []
     for target, given in drawn.weights:
-        if target.is_parametrized:
-            stored = target.value
-            rounding = max(4 * torch.finfo(stored.dtype).eps, 1e-4)
-            if not bool((stored.to(given) - given).abs().max() <= rounding * given.abs().max()):
-                changed.append(target.name)
+        error = (target.value.to(given) - given).abs().max() if target.is_parametrized else torch.zeros(())
+        if not bool(error <= max(4 * torch.finfo(target.value.dtype).eps, 1e-4) * given.abs().max()):
+            changed.append(target.name)
     note = f"{', '.join(changed)}: the parametrization changes its value; the plan shows what was given."
     return (note,) if changed else ()
 
@@ -192,81 +166,56 @@ def _notes_on_parametrized(drawn: Drawn) -> tuple[str, ...]:
 # --- The rules --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Factors:
-    """The gains of the activations, and the fractions that dropout keeps, on both sides of a weight.
-
-    The gain upstream is 1/√E f(z)², downstream 1/√E f'(z)². A dropout that keeps a fraction q of the units
-    and scales them by 1/q multiplies the squared length of a signal by 1/q, in both passes; hence σ·√q.
-    """
-
-    gain_upstream: float = 1.0
-    gain_downstream: float = 1.0
-    keep_upstream: float = 1.0
-    keep_downstream: float = 1.0
-
-
-def variance(scheme: str, fans: weights.Fans, factors: Factors) -> float:
+def variance(scheme: str, fans: weights.Fans, gains: Pair = (1.0, 1.0), keeps: Pair = (1.0, 1.0)) -> float:
     """The variance of the weight's entries under one of the closed forms.
 
+    `gains` are those of the activations upstream and downstream, 1/√E f(z)² and 1/√E f'(z)²; `keeps` the
+    fractions that dropout keeps there. Scaled by 1/q, a fraction q of the units has 1/q times the squared
+    length, in both passes.
+
     >>> fans = weights.Fans(50, 20)
-    >>> variance("he", fans, Factors(2**0.5)), variance("forward", fans, Factors())
+    >>> variance("he", fans, (2**0.5, 1.0)), variance("forward", fans)
     (0.04000000000000001, 0.05)
     """
-    up, down = factors.gain_upstream**2, factors.gain_downstream**2
-    if scheme == "compromise":
-        # The harmonic mean of forward and backward: 2/(in + out) where there is neither gain nor dropout.
-        return 2 / (
-            fans.outputs / (up * factors.keep_upstream) + fans.inputs / (down * factors.keep_downstream)
-        )
+    up, down = (gain**2 * keep for gain, keep in zip(gains, keeps, strict=True))
     return {
-        "forward": up * factors.keep_upstream / fans.outputs,
-        "backward": down * factors.keep_downstream / fans.inputs,
-        "lecun": factors.keep_upstream / fans.inputs,
-        "glorot": 2 * factors.keep_upstream / (fans.inputs + fans.outputs),
-        "he": up * factors.keep_upstream / fans.inputs,
+        "forward": up / fans.outputs,
+        "backward": down / fans.inputs,
+        "compromise": 2 / (fans.outputs / up + fans.inputs / down),  # their harmonic mean
+        "lecun": keeps[0] / fans.inputs,
+        "glorot": 2 * keeps[0] / (fans.inputs + fans.outputs),
+        "he": up / fans.inputs,
     }[scheme]
 
 
-def gain_used(scheme: str, factors: Factors) -> float:
-    """The gain that the scheme multiplies by, for the table; a mean where there are two, 1 for bare ones."""
-    if scheme not in USES_GAIN:
-        return 1.0
-    if scheme == "backward":
-        return factors.gain_downstream
+def gain_used(scheme: str, gains: Pair) -> float:
+    """The gain that the scheme multiplies by, for the table; a mean for the compromise."""
     if scheme == "compromise":
-        return (
-            variance(scheme, weights.Fans(1, 1), Factors(factors.gain_upstream, factors.gain_downstream))
-            ** 0.5
-        )
-    return factors.gain_upstream
+        return math.sqrt(variance(scheme, weights.Fans(1, 1), gains))
+    return gains[1] if scheme == "backward" else gains[0]
 
 
 # --- From the uses of the weights to a plan: one std for each output block of each weight -----------------
 
 
-@dataclass(frozen=True)
-class _Options:
-    scheme: str
-    dropout: bool
-    residual: str
-    gains: Mapping[str, float] | None
-
-
 def _draft_all(
-    targets: Sequence[weights.Target], traced: weights.TracedWeights, options: _Options
+    targets: Sequence[weights.Target],
+    traced: weights.TracedWeights,
+    scheme: str,
+    dropout: bool,
+    residual: str,
+    gains: Mapping[str, float] | None,
 ) -> list[Draft]:
     """A draft for each target, in execution order; weights that the forward does not use come last."""
     uses = traced.uses
     by_key: dict[str, list[WeightUse]] = {}
     for use in uses:
         by_key.setdefault(use.parameter, []).append(use)
-    gains = _resolve_gains(targets, options.gains)
-    branches = len({use.parameter for use in uses if use.closes_residual})
+    given = _resolve_gains(targets, gains)
+    ends = {use.parameter for use in uses if use.closes_residual}
+    branches = math.sqrt(len(ends)) if residual == "scaled" else 1.0
     # A rule by norms lets the size of units change with the widths, which the correction does not know.
-    by_units = options.scheme in _UNIT_RULES or (
-        options.scheme == "forward" and not weights.widths_change(uses)
-    )
+    by_units = scheme in _UNIT_RULES or (scheme == "forward" and not weights.widths_change(uses))
     corrections = variance_corrections(uses) if by_units else {}
     drafts = []
     for target in targets:
@@ -280,60 +229,50 @@ def _draft_all(
             kept = PlannedWeight(name=target.name, aliases=target.aliases, shape=shape, unchanged=reason)
             drafts.append(Draft(target, kept))
             continue
-        candidates = [
-            _draft(target, use, options, gains.get(target.key), corrections.get(use.order, 1.0), branches)
-            for use in (_as_written(target, use) for use in by_key[target.key])
-        ]
-        drafts.append(_most_cautious(candidates))
+        candidates = []
+        for use in by_key[target.key]:
+            if target.is_parametrized and use.shape != tuple(target.value.shape):
+                # It transposes inside, as the orthogonal ones do with wide weights.
+                use = replace(use, shape=use.shape[::-1], outputs_last=not use.outputs_last)
+            branch, correction = branches if use.closes_residual else 1.0, corrections.get(use.order, 1.0)
+            candidates.append(_draft(target, use, scheme, dropout, given.get(target.key), correction, branch))
+        # A weight with several uses must suit the one that would explode first.
+        drafts.append(min(candidates, key=lambda draft: max(draft.planned.std, default=draft.gain)))
     met = {key: found[0].order for key, found in by_key.items()}
     return sorted(drafts, key=lambda draft: met.get(draft.target.key, math.inf))
-
-
-def _as_written(target: weights.Target, use: WeightUse) -> WeightUse:
-    """The use with the shape of the weight as it is written.
-
-    A parametrization may transpose inside, as the orthogonal ones do with wide weights.
-    """
-    if not target.is_parametrized or use.shape == tuple(target.value.shape):
-        return use
-    return replace(use, shape=use.shape[::-1], outputs_last=not use.outputs_last)
-
-
-def _most_cautious(candidates: Sequence[Draft]) -> Draft:
-    """A weight with several uses must suit the one that would explode first; a note tells the others."""
-    chosen = min(candidates, key=lambda draft: max(draft.planned.std, default=math.inf))
-    largest = max(candidates, key=lambda draft: max(draft.planned.std, default=-math.inf))
-    std, other = max(chosen.planned.std, default=0.0), max(largest.planned.std, default=0.0)
-    if other <= 2 * std:
-        return chosen
-    note = (
-        f"{chosen.planned.name} is drawn for its use as {chosen.planned.kind} (std {std:.3g}); as "
-        f"{largest.planned.kind} alone it would get {other:.3g}, so its output there starts small."
-    )
-    return replace(chosen, note=note)
 
 
 def _draft(
     target: weights.Target,
     use: WeightUse,
-    options: _Options,
+    scheme: str,
+    dropout: bool,
     gain: float | None,
     correction: float,
-    branches: int,
+    branch: float,
 ) -> Draft:
-    scheme = options.scheme
-    plain = _factors(target, use, options, gain)
-    factors = replace(plain, gain_upstream=plain.gain_upstream * (correction if gain is None else 1.0))
-    undropped = Factors(factors.gain_upstream, factors.gain_downstream)
+    needed = scheme != "backward", scheme in ("backward", "compromise")
+    up = use.upstream.keep if dropout and needed[0] else 1.0
+    down = use.downstream.keep if dropout and needed[1] else 1.0
+    if not min(up, down) > 0:
+        raise ProblemError(
+            f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is right. Lower "
+            "p, or pass dropout=False."
+        )
+    plain = (
+        _gain(target, use.upstream, "before", needed[0] and scheme in USES_GAIN, gain),
+        _gain(target, use.downstream, "after", needed[1], gain),
+    )
+    gains = plain[0] * (correction if gain is None else 1.0), plain[1]
     fans = weights.fans_of(use)
-    branch = math.sqrt(branches) if options.residual == "scaled" and use.closes_residual else 1.0
     if scheme in CLOSED_FORM:
-        factor = math.sqrt(variance(scheme, fans[0], factors) / variance(scheme, fans[0], undropped))
-        std = tuple(math.sqrt(variance(scheme, one, factors)) / branch for one in fans)
-    else:
-        measured = scheme == "lsuv" and use.upstream.dropout_active  # then the data show what dropout does
-        factor = 1.0 if measured else math.sqrt(factors.keep_upstream)
-        std = tuple(gain_used(scheme, factors) * factor / branch * root for root in _unit_std(scheme, use))
+        std = tuple(math.sqrt(variance(scheme, one, gains, (up, down))) / branch for one in fans)
+        factor = math.sqrt(variance(scheme, fans[0], gains, (up, down)) / variance(scheme, fans[0], gains))
+    else:  # drawn first, then measured
+        std = ()
+        seen = scheme == "lsuv" and use.upstream.dropout_active  # then the data show what dropout does
+        factor = 1.0 if seen else math.sqrt(up)
+    used = gain_used(scheme, gains)
     asked = gain if scheme == "lsuv" and gain is not None else gain_used(scheme, plain)
     planned = PlannedWeight(
         name=target.name,
@@ -348,59 +287,19 @@ def _draft(
         closes_residual=use.closes_residual,
         gain=asked,
         dropout_factor=factor,
-        variance_correction=gain_used(scheme, factors) / gain_used(scheme, plain),
+        variance_correction=used / gain_used(scheme, plain),
         std=std,
     )
-    size = asked / branch if scheme == "lsuv" else gain_used(scheme, factors) / branch * factor
+    size = asked / branch if scheme == "lsuv" else used / branch * factor
     if use.kind == "embedding" and scheme in ("orthogonal", "delta-orthogonal"):
-        size *= math.sqrt(
-            max(use.shape)
-        )  # entries as large as those of a normal table: a lookup sums nothing
+        # Entries as large as those of a normal table: a lookup sums nothing.
+        size *= math.sqrt(max(use.shape))
     return Draft(target, planned, use, size, factor)
-
-
-def _unit_std(scheme: str, use: WeightUse) -> tuple[float, ...]:
-    """The root mean square of the entries of a (delta-)orthogonal weight of gain 1; () for other schemes."""
-    if scheme not in ("orthogonal", "delta-orthogonal"):
-        return ()
-    if use.kind == "embedding":
-        return (1.0,)
-    roots = []
-    for groups in weights.block_views(use, torch.empty(use.shape, device="meta")):
-        outputs, inputs, *kernel = groups[0].shape
-        spread = math.prod(kernel) * inputs if scheme == "orthogonal" else inputs
-        rest = 1 if scheme == "orthogonal" else math.prod(kernel)
-        roots.append(1 / math.sqrt(max(outputs, spread) * rest))
-    return tuple(roots)
-
-
-def _factors(target: weights.Target, use: WeightUse, options: _Options, gain: float | None) -> Factors:
-    scheme = options.scheme
-    uses_up, uses_down = scheme != "backward", scheme in ("backward", "compromise")
-    keeps = [
-        context.keep if options.dropout and needed else 1.0
-        for context, needed in ((use.upstream, uses_up), (use.downstream, uses_down))
-    ]
-    if not min(keeps) > 0:
-        raise ProblemError(
-            f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is right. Lower "
-            "p, or pass dropout=False."
-        )
-    return Factors(
-        _gain(target, use.upstream, "before", uses_up and scheme in USES_GAIN, gain),
-        _gain(target, use.downstream, "after", uses_down, gain),
-        *keeps,
-    )
 
 
 def _gain(target: weights.Target, context: Context, side: str, needed: bool, given: float | None) -> float:
     if not needed or given is not None:
         return given if needed and given is not None else 1.0
-    if context.trouble == BY_SHAPE:
-        raise ProblemError(
-            f"the signal {side} {target.name} is scaled by a shape, which is not known without data; pass "
-            "sample=, an input as the model gets it."
-        )
     if context.trouble:
         raise ProblemError(
             f"{context.trouble} {side} {target.name} is not elementwise, so its gain has no closed form; "
@@ -422,21 +321,17 @@ def _words(context: Context) -> str:
 
 
 def _resolve_gains(targets: Sequence[weights.Target], gains: Mapping[str, float] | None) -> dict[str, float]:
+    """The gain of each target that `gains` names; a name beats a glob, whatever their order."""
     if gains is not None and not isinstance(gains, Mapping):
         raise ProblemError(f"gains is a {type(gains).__name__}; it must map names to gains: {{'fc2': 1.5}}.")
     found: dict[str, float] = {}
     names_of = {target.key: {target.name, target.key, *target.aliases} for target in targets}
-    exact = {name for names in names_of.values() for name in names}
-    # A name beats a glob, whatever their order.
+    exact = set().union(*names_of.values())
     for pattern, gain in sorted((gains or {}).items(), key=lambda entry: entry[0] in exact):
-        if not isinstance(pattern, str):
-            raise ProblemError(f"gains holds the key {pattern!r}; keys are names or globs, such as 'fc2'.")
         if not 0 < as_number(gain) < math.inf:
             raise ProblemError(f"gains[{pattern!r}] is {gain!r}; a gain is a positive number.")
         fitting = [
-            key
-            for key, own in names_of.items()
-            if pattern in own or any(fnmatch.fnmatchcase(name, pattern) for name in own)
+            key for key, own in names_of.items() if pattern in own or fnmatch.filter(own, str(pattern))
         ]
         if not fitting:
             names = [target.name for target in targets]

@@ -1,6 +1,6 @@
 """Upstream and downstream of a weight: activations, dropout, normalizations and residual branches.
 
-A dropout is a link of a chain of functions if it has to be: f(z/q) is not f(z)/q unless f is positively
+A dropout is a part of the function after it if it has to be: f(z/q) is not f(z)/q unless f is positively
 homogeneous, as ReLU. A tanh after a dropout gives f(z/q) with probability q and f(0) else, and has the second
 moment q·E f(z/q)² + (1 − q)·f(0)².
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,51 +17,47 @@ from torch import Tensor
 from hessinit.errors import ProblemError
 from hessinit.init.gain import second_moment, slope_moment
 from hessinit.init.layer_functions import GATES
-from hessinit.init.trace import BY_SHAPE, SCALINGS, Context, Step, Trace, keeps_elements
+from hessinit.init.trace import SCALINGS, VIEWS, Context, Step, Trace, keeps_elements
 
-_PASSED = ("rearrange", "split", "pool", "centre")
+_PASSED = ("rearrange", "split", "pool")
 # What to call the end of a context, where the step's kind does not say it.
 _ENDS = {"gates": "state", "gate": "product", "split": "parts", "pool": "unknown"}
 _FUNCTIONS = ("elementwise", "dropout")
 
 
-# --- Chains of elementwise functions, taken from the trace and run on other points ------------------------
+# --- Functions between two weights ------------------------------------------------------------------------
+
+Function = Callable[[Tensor], Tensor]
+# A function, once for each outcome of the dropouts inside, with its probability; () is the identity.
+Outcomes = tuple[tuple[float, Function], ...]
 
 
-@dataclass(frozen=True)
-class Link:
-    """One elementwise function and its name; with probability 1 − `keep` it gives 0 instead."""
+def _compose(first: Function, outcomes: Outcomes) -> Outcomes:
+    def after(then: Function) -> Function:
+        return lambda value: then(first(value))
 
-    name: str
-    run: Callable[[Tensor], Tensor]
-    keep: float = 1.0
+    return tuple((chance, after(then)) for chance, then in outcomes) or ((1.0, first),)
 
 
-Chain = tuple[Link, ...]  # in execution order
-_SIGMOID = Link("sigmoid", torch.sigmoid)
+def _prepend(step: Step, outcomes: Outcomes) -> tuple[Outcomes, float]:
+    """With an elementwise step or a dropout before them, and the kept fraction that is left out.
 
-
-def _link_of(step: Step) -> Link:
-    call = step.call
-    assert call is not None
-    return Link(step.name, lambda value: call.run(lambda signal: value))
-
-
-def _prepend(step: Step, chain: Chain) -> tuple[Chain, float]:
-    """The chain with an elementwise step or a dropout before it, and the kept fraction left out of it.
-
-    A dropout is left out where it makes no difference on which side of the chain it stands.
+    A dropout is left out where it makes no difference on which side of the function it stands.
     """
     if step.kind == "elementwise":
-        return (_link_of(step), *chain), 1.0
+        call = step.call
+        assert call is not None
+        return _compose(lambda value: call.run(lambda signal: value), outcomes), 1.0
     keep = step.keep
-    inside = any(link.keep < 1 for link in chain)
-    if not chain or not 0 < keep < 1 or (not inside and is_homogeneous(partial(_run, chain), 1 / keep)):
-        return chain, keep
-    return (Link(step.name, lambda value: value / keep, keep), *chain), 1.0
+    alike = len(outcomes) == 1 and 0 < keep < 1 and is_homogeneous(outcomes[0][1], 1 / keep)
+    if not outcomes or not 0 < keep < 1 or alike:
+        return outcomes, keep
+    kept, lost = _compose(lambda value: value / keep, outcomes), _compose(torch.zeros_like, outcomes)
+    weighed = [(keep, kept), (1 - keep, lost)]
+    return tuple((own * chance, one) for own, ways in weighed for chance, one in ways), 1.0
 
 
-def is_homogeneous(function: Callable[[Tensor], Tensor], factor: float = 2.0) -> bool:
+def is_homogeneous(function: Function, factor: float = 2.0) -> bool:
     """Whether `f(c·z) = c·f(z)` for c > 0, as for ReLU: such a function has one gain for all sizes."""
     points = torch.linspace(-8, 8, 65, dtype=torch.float64, device="cpu")
     try:
@@ -73,59 +68,20 @@ def is_homogeneous(function: Callable[[Tensor], Tensor], factor: float = 2.0) ->
     return torch.allclose(grown, factor * value, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-def _outcomes(chain: Chain) -> list[tuple[float, Chain]]:
-    """One chain without dropout for each outcome of the masks inside, with its probability."""
-    for place, link in enumerate(chain):
-        if link.keep < 1:
-            dropped = Link(link.name, torch.zeros_like)
-            return [
-                (chance * other, one)
-                for chance, now in ((link.keep, replace(link, keep=1.0)), (1 - link.keep, dropped))
-                for other, one in _outcomes((*chain[:place], now, *chain[place + 1 :]))
-            ]
-    return [(1.0, chain)]
+def _function_of(outcomes: Outcomes) -> Function | None:
+    """One function, the root mean square of the outcomes; None for the identity."""
+    if len(outcomes) < 2:
+        return outcomes[0][1] if outcomes else None
+    return lambda value: torch.stack([chance * one(value) ** 2 for chance, one in outcomes]).sum(0).sqrt()
 
 
-def _function_of(chain: Chain) -> Callable[[Tensor], Tensor] | None:
-    """The chain as one function, its root mean square over the masks inside; None for an empty one."""
-    ways = _outcomes(chain)
-    if len(ways) == 1:
-        return (lambda value: _run(chain, value)) if chain else None
-    return lambda value: torch.stack([chance * _run(one, value) ** 2 for chance, one in ways]).sum(0).sqrt()
-
-
-def _product_of(chains: list[Chain]) -> Chain:
-    """One function for several of the same value whose results are multiplied."""
-    if len(chains) == 1:
-        return chains[0]
-
-    def multiply(value: Tensor) -> Tensor:
-        result = _run(chains[0], value)
-        for chain in chains[1:]:
-            result = result * _run(chain, value)
-        return result
-
-    return (Link(", ".join([*(link.name for chain in chains for link in chain), "mul"]), multiply),)
-
-
-def _run(chain: Chain, value: Tensor) -> Tensor:
-    for link in chain:
-        value = link.run(value)
-    return value
-
-
-def _moment(
-    chain: Chain, measure: Callable[[Callable[[Tensor], Tensor]], float], scale: float = 1.0
-) -> float:
-    """E f(z)² or E f'(z)², as `measure` says, for the chain at `scale`·z; nan if it has none."""
-    if not chain:
+def _moment(outcomes: Outcomes, measure: Callable[[Function], float], scale: float = 1.0) -> float:
+    """E f(z)² or E f'(z)², as `measure` says, for the function at `scale`·z; nan if it has none."""
+    if not outcomes:
         return scale**2
-
-    def at_scale(chain: Chain) -> Callable[[Tensor], Tensor]:
-        return lambda value: _run(chain, scale * value)
-
     try:
-        return sum(chance * measure(at_scale(one)) for chance, one in _outcomes(chain))
+        scaled = _compose(lambda value: scale * value, outcomes)
+        return sum(chance * measure(one) for chance, one in scaled)
     except ProblemError:  # not elementwise after all, or not finite: whoever needs the gain says so
         return math.nan
 
@@ -144,77 +100,69 @@ def upstream_of(trace: Trace, step: Step) -> Context:
     return _back(trace, step.sources[0])
 
 
-def _back(trace: Trace, index: int, chain: Chain = (), words: tuple[str, ...] = ()) -> Context:
-    """From step `index` back to its source; `chain` comes after the step, `words` name it."""
-    keep, active, trouble = 1.0, False, ""
+def _back(trace: Trace, index: int, outcomes: Outcomes = ()) -> Context:
+    """From step `index` back to its source; the function of `outcomes` comes after the step."""
+    keep, active, words = 1.0, False, ""
     while True:
         step = trace[index]
         if step.kind in _FUNCTIONS:
-            chain, kept = _prepend(step, chain)
-            keep, active, words = keep * kept, active or step.active, (step.name, *words)
+            outcomes, kept = _prepend(step, outcomes)
+            keep, active = keep * kept, active or step.active
+            words = f"{step.name}, {words}" if words else step.name
         elif step.kind not in _PASSED or not step.sources or step.resizes:
             break
-        trouble = trouble or (BY_SHAPE if step.name == BY_SHAPE else "")
         index = step.sources[0]
-    found = _source(trace, step, chain)
-    shown = ", ".join(filter(None, (found.words, *words)))
-    trouble = found.trouble or trouble or (shown if math.isnan(found.moment) else "")
+    found = _source(trace, step, outcomes)
+    words = ", ".join(filter(None, (found.words, words)))
+    trouble = found.trouble or (words if math.isnan(found.moment) else "")
     active = active or found.dropout_active
-    return replace(found, words=shown, keep=found.keep * keep, dropout_active=active, trouble=trouble)
+    return replace(found, words=words, keep=found.keep * keep, dropout_active=active, trouble=trouble)
 
 
-def _source(trace: Trace, step: Step, chain: Chain) -> Context:
+def _source(trace: Trace, step: Step, outcomes: Outcomes) -> Context:
+    size = _moment(outcomes, second_moment)
     if step.kind == "product":
-        chains = {root: _product_of(found) for root, found in _factors(trace, step).items()}
-        factors = [_back(trace, root, one, tuple(link.name for link in one)) for root, one in chains.items()]
-        return _product(factors, chain)
+        roots = [root for source in step.sources for root in _roots(trace, source)]
+        if len(set(roots)) < len(roots):  # not independent, and not one function of one signal
+            return Context(step.name, size, end="unknown")
+        return _product([_back(trace, source) for source in step.sources], outcomes)
     if step.kind == "gate":
-        halves = [_back(trace, step.sources[0]), _back(trace, step.sources[0], (_SIGMOID,))]
-        return replace(_product(halves, chain), words="glu")
+        sigmoid: Outcomes = ((1.0, torch.sigmoid),)
+        halves = [_back(trace, step.sources[0]), _back(trace, step.sources[0], sigmoid)]
+        return replace(_product(halves, outcomes), words="glu")
     if step.kind == "cat" and step.sources:
-        return _joined(trace, step, [_back(trace, source, chain) for source in step.sources])
+        return _joined(trace, step, [_back(trace, source, outcomes) for source in step.sources])
     if step.kind == "normalizing":
         return Context(step.name, end=step.name, trouble=step.name)
-    size = _moment(chain, second_moment)
     if step.kind == "pool":  # that changes the size; but a sum of what a softmax has weighed is a mean
         mixes = _back(trace, step.sources[0]).end == "mix"
         return Context(step.name, size, end="mix" if mixes else "unknown")
     if step.kind in ("state", "gates"):
         return Context("hidden state", size, end="state")
     feeder = step.index if step.use is not None else -1
-    return Context(moment=size, end=step.kind, feeder=feeder, function=_function_of(chain))
+    return Context(moment=size, end=step.kind, feeder=feeder, function=_function_of(outcomes))
 
 
-def _factors(trace: Trace, step: Step) -> dict[int, list[Chain]]:
-    """The steps that the factors of a product are functions of, each with its functions."""
-    found: dict[int, list[Chain]] = {}
-    for index in step.sources:
-        chain: Chain = ()
-        while trace[index].kind == "elementwise" or keeps_elements(trace, trace[index]):
-            if trace[index].kind == "elementwise":
-                chain = (_link_of(trace[index]), *chain)
-            index = trace[index].sources[0]
-        inner = {index: [chain]}
-        if trace[index].kind == "product" and not chain:
-            inner = _factors(trace, trace[index])
-        for root, chains in inner.items():
-            found.setdefault(root, []).extend(chains)
-    return found
+def _roots(trace: Trace, index: int) -> list[int]:
+    """The steps that a factor of a product is a function of."""
+    step = trace[index]
+    if step.kind == "product":
+        return [root for source in step.sources for root in _roots(trace, source)]
+    passed = step.kind in _FUNCTIONS or step.name in VIEWS or keeps_elements(trace, step)
+    return _roots(trace, step.sources[0]) if passed else [index]
 
 
-def _product(factors: list[Context], chain: Chain) -> Context:
+def _product(factors: list[Context], outcomes: Outcomes) -> Context:
     """Different signals are taken as independent: second moments multiply."""
-    troubles = {factor.trouble for factor in factors if factor.trouble}
-    if troubles - {BY_SHAPE}:  # weights from a softmax, as in attention
-        return Context(end="mix", moment=_moment(chain, second_moment))
+    if any(factor.trouble for factor in factors):  # weights from a softmax, as in attention
+        return Context(end="mix", moment=_moment(outcomes, second_moment))
     size = math.prod(factor.moment for factor in factors)
     return Context(
         words=" × ".join(factor.words or factor.end for factor in factors),
-        moment=_moment(chain, second_moment, math.sqrt(size)),
+        moment=_moment(outcomes, second_moment, math.sqrt(size)),
         keep=math.prod(factor.keep for factor in factors),
         dropout_active=any(factor.dropout_active for factor in factors),
-        end="product",
-        trouble=next(iter(troubles), ""),
+        end="unknown" if any(factor.end == "unknown" for factor in factors) else "product",
     )
 
 
@@ -223,14 +171,13 @@ def _joined(trace: Trace, step: Step, branches: list[Context]) -> Context:
     shapes = [trace[source].shape for source in step.sources]
     sizes = [1.0 if None in shapes else float(math.prod(shape or ())) for shape in shapes]
     squares = [size * branch.moment for size, branch in zip(sizes, branches, strict=True)]
-    dropped = [
-        one / branch.keep if branch.keep else math.inf for one, branch in zip(squares, branches, strict=True)
-    ]
+    pairs = zip(squares, branches, strict=True)
+    dropped = sum(one / branch.keep if branch.keep else math.inf for one, branch in pairs)
     words = dict.fromkeys(branch.words or branch.end for branch in branches)
     return Context(
         words=f"{step.name} of {' and '.join(words)}",
         moment=sum(squares) / sum(sizes),
-        keep=sum(squares) / sum(dropped) if sum(squares) else 1.0,
+        keep=sum(squares) / dropped if sum(squares) else 1.0,
         dropout_active=any(branch.dropout_active for branch in branches),
         end="unknown" if any(branch.end == "unknown" for branch in branches) else "cat",
         trouble=next((branch.trouble for branch in branches if branch.trouble), ""),
@@ -272,7 +219,7 @@ class Downstream:
             if len(found) > 1 or leaves:
                 return Path(steps, None, "several")
             step = found[0]
-            if step.kind not in (*kinds, "rearrange", "pool", "centre") or step.resizes:
+            if step.kind not in (*kinds, "rearrange", "pool") or step.resizes:
                 end = step.name if step.kind == "normalizing" else _ENDS.get(step.kind, step.kind)
                 return Path(steps, step, end)
             steps.append(step)
@@ -282,25 +229,21 @@ class Downstream:
 
         What is added there is taken to leave the size as it is, so that slopes before and after it multiply.
         """
-        paths = [self.path(step, _FUNCTIONS)]
-        while paths[-1].end == "sum":
-            assert paths[-1].last is not None
-            paths.append(self.path(paths[-1].last, _FUNCTIONS))
-        while len(paths) > 1 and not any(passed.kind in _FUNCTIONS for passed in paths[-1].steps):
-            paths.pop()
-        met = [passed for path in paths for passed in path.steps]
-        words = ", ".join(passed.name for passed in met if passed.kind in _FUNCTIONS)
-        size, keep = 1.0, 1.0
-        for path in paths:
-            chain: Chain = ()
-            for passed in reversed(path.steps):
-                if passed.kind in _FUNCTIONS:
-                    chain, kept = _prepend(passed, chain)
-                    keep *= kept
-            size *= _moment(chain, slope_moment)
-        trouble = BY_SHAPE if any(passed.name == BY_SHAPE for passed in met) else ""
-        trouble = trouble or (words if math.isnan(size) else "")
-        return Context(words, size, keep, any(passed.active for passed in met), paths[-1].end, trouble)
+        words, size, keep, active, end = "", 1.0, 1.0, False, ""
+        while True:
+            path = self.path(step, _FUNCTIONS)
+            met = [passed for passed in path.steps if passed.kind in _FUNCTIONS]
+            outcomes: Outcomes = ()
+            for passed in reversed(met):
+                outcomes, kept = _prepend(passed, outcomes)
+                keep *= kept
+            size *= _moment(outcomes, slope_moment)
+            words = ", ".join(filter(None, (words, *(passed.name for passed in met))))
+            active, end = active or any(passed.active for passed in met), path.end if met or not end else end
+            if path.end != "sum" or path.last is None:
+                break
+            step = path.last
+        return Context(words, size, keep, active, end, words if math.isnan(size) else "")
 
     def norm_follows(self, step: Step) -> bool:
         """Whether a normalization undoes the scale of the weight before anything else uses it."""

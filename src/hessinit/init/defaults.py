@@ -70,22 +70,16 @@ class NetworkTraits:
     @property
     def kappa(self) -> float:
         """lr·‖H‖ at which training starts well."""
-        if self.normalized:
-            return KAPPA_NORMALIZED
-        return KAPPA_QUADRATIC if self.quadratic else KAPPA
+        return KAPPA_NORMALIZED if self.normalized else KAPPA_QUADRATIC if self.quadratic else KAPPA
 
     @property
     def reason_not_to_sharpen(self) -> str:
-        """Empty for a plain network.
-
-        A larger head on features whose size is fixed, or that rare tokens seldom train, only adds noise; and
-        a quadratic loss has no softmax that would lower the curvature again.
-        """
+        """Empty for a plain network."""
+        # A larger head on features of fixed size, or that rare tokens seldom train, only adds noise; and a
+        # quadratic loss has no softmax that would lower the curvature again.
         if self.normalized:
             return "its features are normalized"
-        if self.tokens:
-            return "it reads tokens"
-        return "its loss is quadratic" if self.quadratic else ""
+        return "it reads tokens" if self.tokens else "its loss is quadratic" if self.quadratic else ""
 
 
 @dataclass(frozen=True)
@@ -129,14 +123,10 @@ class Config:
         choose("residual", self.residual, ["auto", "plain", "scaled"])
         choose("optimizer", self.optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
         if self.rule == "layers" and self.scaling != "auto":
-            raise ProblemError(
-                f"scaling={self.scaling!r} has no meaning for rule='layers', which scales every weight; "
-                "leave it out."
-            )
+            raise ProblemError(f"scaling={self.scaling!r} has no meaning for rule='layers'; leave it out.")
         if self.lr is not None and self.target is not None:
             raise ProblemError(
-                f"lr={self.lr!r} and target={self.target!r} both set the norm to reach (lr means a target of "
-                f"{KAPPA:g}/lr, or {KAPPA_NORMALIZED:g}/lr for a normalized network); pass one of them."
+                f"lr={self.lr!r} and target={self.target!r} both set the norm to reach; pass one of them."
             )
         if self.rule == "layers" and self.lr is not None and self.optimizer in ADAPTIVE:
             raise ProblemError(
@@ -161,14 +151,9 @@ class Config:
         self.max_measurements = check_whole("max_measurements", self.max_measurements, at_least=1)
 
     @property
-    def by_rate(self) -> bool:
-        """Whether a learning rate decides, and not a norm that was given."""
-        return self.lr is not None
-
-    @property
     def scheme_only(self) -> bool:
         """Whether nothing is left to do after the scheme."""
-        return self.by_rate and self.optimizer in ADAPTIVE and self.rule == "network"
+        return self.lr is not None and self.optimizer in ADAPTIVE and self.rule == "network"
 
     @property
     def scheme_name(self) -> str:
@@ -188,14 +173,11 @@ class Config:
         """
         if self.lr is None:
             return Goal(1.0 if self.target is None else self.target)
-        kappa = traits.kappa
-        shorter = 1 - self.momentum
-        if not isinstance(self.lr, str):
-            return Goal(kappa * shorter / self.lr, self.lr, kappa)
-        times = max(kappa, 1.0) if unscaled else 1.0
-        rate = times * shorter / norm if 0 < norm < math.inf else None
-        if rate is None:
-            return Goal(kappa, None, kappa)
+        kappa, shorter, rate = traits.kappa, 1 - self.momentum, self.lr
+        if rate == "auto":
+            if not 0 < norm < math.inf:
+                return Goal(kappa, None, kappa)
+            rate = (max(kappa, 1.0) if unscaled else 1.0) * shorter / norm
         return Goal(kappa * shorter / rate, rate, kappa)
 
 

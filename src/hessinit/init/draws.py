@@ -124,7 +124,6 @@ class Draft:
     use: WeightUse | None = None
     gain: float = 1.0
     factor: float = 1.0
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,6 +162,7 @@ def draw_values(
     notes: tuple[str, ...] = ()
     if scheme == "lsuv":
         notes = _scale_to_unit_variance_(model, written, weights, zeros, sample, forward)
+    if distribution is None:
         planned |= {key: _measured(draft, weights[key]) for key, draft in written.items()}
     values = [(draft.target, weights[key]) for key, draft in written.items()]
     return Drawn(values, zeros, tuple(planned.values()), notes)

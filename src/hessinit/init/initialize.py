@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,12 +16,12 @@ from torch import nn
 
 from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, ProblemError
-from hessinit.init import defaults
+from hessinit.init import defaults, scales, search
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import NOT_SCALED, Config, Goal, NetworkTraits
 from hessinit.init.mean_field import capped_stds
-from hessinit.init.scales import ProblemFactory, ScaledModel, allows_small_output, read_once, scaling_path
-from hessinit.init.search import LayersRule, NetworkRule, Outcome
+from hessinit.init.scales import ProblemFactory, ScaledModel
+from hessinit.init.search import Outcome
 from hessinit.init.trace import WeightUse
 from hessinit.init.weights import Target, find_targets, find_weight_uses, snapshot
 from hessinit.measurement.measure import note_unchecked
@@ -35,7 +34,6 @@ from hessinit.results.initialization import Initialization, Measurement, SchemeP
 from hessinit.results.result import replacing
 
 Uses = tuple[WeightUse, ...]
-_AFTER_A_SEARCH = "the search met the target, and the report made after it does not"
 
 
 @torch.inference_mode(False)
@@ -75,24 +73,20 @@ def initialize_(
     the gradient, so that the scheme alone decides.
 
     `rule="network"` searches one number. With scaling="auto", weights that are too sharp are all multiplied
-    by one gain; weights that are too flat are sharpened: with a small output where the network is
-    homogeneous, as with ReLU (the largest weight small, the others larger), else by the last weight. By a
-    rate, normalized networks, those that read tokens and those with a quadratic loss are not sharpened.
-    "all", "last" and "small-output" choose the weights to scale. `rule="layers"` brings the norm of every
-    layer to the target.
+    by one gain; weights that are too flat are sharpened with a small output where the network is homogeneous,
+    as with ReLU (the largest weight small, the others larger), else by the last weight. By a rate, normalized
+    networks, those that read tokens and those with a quadratic loss are not sharpened. "all", "last" and
+    "small-output" choose the weights to scale. `rule="layers"` brings every layer's norm to the target.
 
     `scheme` draws the weights: a closed form or "lsuv" as in `apply_scheme_`, "keep" for the present weights,
     or "auto": "lsuv", with smaller pre-activations where the gradient would explode. `residual="scaled"`
     shrinks residual branches; "auto" does so in normalized networks. Biases become 0 with the weights that
     are drawn; biases="keep" leaves them. Frozen weights are never touched.
 
-    The result says whether the target was met to `tolerance`, and why not: the search stops where the initial
-    loss would exceed `max_sharpening` times the loss of a zero output. Not meeting the target warns, or
-    raises with `strict=True`. Whatever is raised, the model is then as it was found. `undo()` restores the
-    old weights; `dry_run=True` does so at once.
-
-    Costs 50 to 170 gradients for a classifier with ten outputs, most of it two reports and two to five
-    measurements of the network's norm.
+    The search stops where the initial loss would exceed `max_sharpening` times the loss of a zero output. A
+    target that is not met to `tolerance` warns, or raises with `strict=True`; the result says why. Whatever
+    is raised, the model is then as it was found. `undo()` restores the old weights; `dry_run=True` does so at
+    once. Costs 50 to 170 gradients for a classifier with ten outputs.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>
@@ -115,27 +109,27 @@ def initialize_(
     named = layers if layers is None or isinstance(layers, str) else list(layers)
     options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
     options |= {"reduction": reduction, "seed": seed}
-    factory = ProblemFactory(inside, loss, read_once(batch), options, curvature, check)
+    factory = ProblemFactory(inside, loss, scales.read_once(batch), options, curvature, check)
     for place, one in read_batches(factory.batch):  # before a scheme meets them in some layer
-        validate.check_finite_inputs(one.inputs, one, place)
+        validate.check_finite_inputs(one.inputs, place)
     targets = find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
     if not writable:
-        reasons = ", ".join(f"{one.name}: {one.reason_unchanged}" for one in targets[:3])
-        shown = f" ({reasons}{' …' if len(targets) > 3 else ''})" if reasons else ""
+        reasons = ", ".join(f"{one.name}: {one.reason_unchanged}" for one in targets[:3]) or "there is none"
         raise ProblemError(
-            f"no weight of two or more dimensions can be set{shown}; unfreeze one, or name others with "
+            f"no weight of two or more dimensions can be set ({reasons}); unfreeze one, or name others with "
             "layers=."
         )
     restore = snapshot(writable)
     try:
-        result = replace(_initialize(factory, writable, config), seconds=time.perf_counter() - started)
+        result = _initialize(factory, writable, config, restore)
         missed = not result.converged and result.scaling != NOT_SCALED
         if strict and missed:
             raise ConvergenceError(result.reason)
     except BaseException:
         restore()
         raise
+    result = replace(result, seconds=time.perf_counter() - started)
     if dry_run:
         restore()
     else:
@@ -145,11 +139,13 @@ def initialize_(
     return result
 
 
-def _initialize(factory: ProblemFactory, targets: list[Target], config: Config) -> Initialization:
+def _initialize(
+    factory: ProblemFactory, targets: list[Target], config: Config, restore: Callable[[], None]
+) -> Initialization:
     """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
     every_layer, checked = config.rule == "layers", factory.check
     old, notes = _measure_old(factory, every_layer)
-    restore, sizes = snapshot(targets), _sizes(targets)
+    sizes = _sizes(targets)
     try:
         uses = find_weight_uses(factory.model, factory.sample, factory.options["forward"]).uses
     except ProblemError as failure:  # costs only the knowledge of where the weights are used
@@ -166,16 +162,15 @@ def _initialize(factory: ProblemFactory, targets: list[Target], config: Config) 
     scalable = [one for one in targets if one.name not in stuck]
     solve = _solve_layers if every_layer else _solve_network
     goal, outcome, scaling = solve(model, scalable, uses, traits, config)
-    after, scales = model.report(every_layer), model.scales
-    why_back = ""
-    if old is not None:
-        why_back = _reason_to_restore(old, after, goal, outcome, asked, sizes, _sizes(targets))
-    if why_back and old is not None:
+    after, factors = model.report(every_layer), model.scales
+    sizes_of = sizes, _sizes(targets)
+    worse = old is not None and _reason_to_restore(old, after, goal.target, outcome, asked, sizes_of)
+    if old is not None and worse:
         restore()
-        after, scales = old, dict.fromkeys(scales, 1.0)
-        put_back = f"{why_back}, so the old weights were put back"
-        outcome = replace(outcome, reason="; ".join(filter(None, (outcome.reason, put_back))))
-    if config.scheme_only and not why_back:
+        after, factors = old, dict.fromkeys(factors, 1.0)
+        reasons = outcome.reason, f"{worse}, so the old weights were put back"
+        outcome = replace(outcome, reason="; ".join(filter(None, reasons)))
+    if config.scheme_only and not worse:
         goal = replace(goal, target=after.network.norm)
         converged, reason = True, outcome.reason
     else:
@@ -183,7 +178,7 @@ def _initialize(factory: ProblemFactory, targets: list[Target], config: Config) 
     return Initialization(
         before=old,
         after=after,
-        scales=scales,
+        scales=factors,
         target=goal.target,
         lr=goal.lr,
         kappa=goal.kappa,
@@ -205,51 +200,47 @@ def _solve_network(
 ) -> tuple[Goal, Outcome, str]:
     output = model.output()
     # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
-    saturated = output.is_saturated(config.max_sharpening) and config.lr != "auto"
-    norm = model.network_norm() if output.is_finite and not saturated else math.inf
-    rows: tuple[Measurement, ...] = (Measurement(t=0.0, norm=norm, loss=output.loss),)
+    needed = config.lr == "auto" or search.LossCap(config.max_sharpening).admits(output)
+    norm = model.network_norm() if needed else math.inf
+    first = (Measurement(t=0.0, norm=norm, loss=output.loss),)
     if config.scheme_only:
         reason = (
             f"steps of {config.optimizer} do not grow with the gradient, so the rate asks for no curvature"
         )
-        return Goal(norm, _adaptive_rate(model.factory, config)), Outcome(rows, reason), NOT_SCALED
-    unscaled = config.lr == "auto" and not allows_small_output(targets, uses, model)
-    goal = config.goal(traits, norm, unscaled)
-    why_not = traits.reason_not_to_sharpen if config.by_rate and config.scaling == "auto" else ""
-    if why_not and 0 < norm < goal.target * (1 - config.tolerance):
+        rate, decoupled = config.lr, config.optimizer == "adamw"
+        if rate == "auto":
+            rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
+            rate = best_adam_rate(model.factory.problem(), rule)
+        return Goal(norm, rate if math.isfinite(rate) else None), Outcome(first, reason), NOT_SCALED
+    homogeneous = scales.small_and_large(targets, uses, model) is not None
+    goal = config.goal(traits, norm, unscaled=not homogeneous)
+    insists = config.scaling != "auto" or config.lr is None
+    if traits.reason_not_to_sharpen and not insists and 0 < norm < goal.target * (1 - config.tolerance):
         reason = (
-            f"the weights are flat enough for the rate; since {why_not}, sharper ones would not learn faster"
+            "the weights are flat enough for the rate; since "
+            f"{traits.reason_not_to_sharpen}, sharper ones would not learn faster"
         )
-        return goal, Outcome(rows, reason), NOT_SCALED
-    if config.scaling != "auto":
-        scalings = [config.scaling]
-    elif 0 < norm <= goal.target:
-        scalings = ["small-output"]
-    elif 0 < norm <= defaults.SMALL_OUTPUT_UP_TO * goal.target and allows_small_output(targets, uses, model):
-        scalings = ["small-output", "all"]
-    else:
-        scalings = ["all"]
-    for scaling in scalings:
-        model.scale_({})
-        path = scaling_path(scaling, targets, uses, model, goal.target)
-        if not config.by_rate or config.scaling != "auto":  # a named norm or scaling is insisted on
-            path = replace(path, lowest=-math.inf)
-        known = norm if not path.offsets and 0 < norm < math.inf else None
-        outcome = NetworkRule(model, path, goal.target, config, known).run()
-        rows += outcome.measurements[known is not None :]
-        if not outcome.reason:
-            break
+        return goal, Outcome(first, reason), NOT_SCALED
+    scaling = config.scaling
+    if scaling == "auto":
+        highest = goal.target * (defaults.SMALL_OUTPUT_UP_TO if homogeneous else 1.0)
+        scaling = "small-output" if 0 < norm <= highest else "all"
+    path = scales.scaling_path(scaling, targets, uses, model, goal.target)
+    limited = traits.normalized and scaling == "all" and not insists
+    lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if limited else -math.inf
+    outcome = search.solve_network(model, path, goal.target, config, lowest)
+    rows = tuple(dict.fromkeys((*first, *outcome.measurements)))
     return goal, replace(outcome, measurements=rows), path.name
 
 
 def _solve_layers(
     model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
 ) -> tuple[Goal, Outcome, None]:
-    norm = model.network_norm() if config.lr == "auto" and model.output().is_finite else math.inf
+    norm = model.network_norm() if config.lr == "auto" else math.inf
     goal = config.goal(traits, norm, unscaled=True)
     met = {use.parameter for use in uses}
     names = [one.name for one in targets if not met or one.key in met]
-    return goal, LayersRule(model, names, goal.target, config).run(), None
+    return goal, search.solve_layers(model, names, goal.target, config), None
 
 
 def _draw_scheme_(
@@ -281,14 +272,6 @@ def _draw_scheme_(
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 
-def _adaptive_rate(factory: ProblemFactory, config: Config) -> float | None:
-    if not isinstance(config.lr, str):
-        return config.lr
-    rule = AdamRule(decoupled=config.optimizer == "adamw", weight_decay=0.01 * (config.optimizer == "adamw"))
-    rate = best_adam_rate(factory.problem(), rule)
-    return rate if math.isfinite(rate) else None
-
-
 def _measure_old(factory: ProblemFactory, every_layer: bool) -> tuple[CurvatureReport | None, list[str]]:
     """None where the old weights cannot be measured; errors that new weights do not cure come again later."""
     found = ScaledModel(factory, [], 0.1)
@@ -310,52 +293,55 @@ def _sizes(targets: list[Target]) -> dict[str, float]:
 def _reason_to_restore(
     old: CurvatureReport,
     after: CurvatureReport,
-    goal: Goal,
+    target: float,
     outcome: Outcome,
     config: Config,
-    sizes: dict[str, float],
-    new_sizes: dict[str, float],
+    sizes: tuple[dict[str, float], dict[str, float]],
 ) -> str:
     """Why the new weights must not stay: farther from the target than the old ones, or not trainable."""
-    largest = max(new_sizes, key=lambda name: new_sizes[name])
-    if new_sizes[largest] > max(defaults.ABSURD_SIZE, defaults.ABSURD_GROWTH * sizes[largest]):
-        return f"{largest} would have a standard deviation of {new_sizes[largest]:.2g}"
+    before, now = sizes
+    largest = max(now, key=lambda name: now[name])
+    if now[largest] > max(defaults.ABSURD_SIZE, defaults.ABSURD_GROWTH * before[largest]):
+        return f"{largest} would have a standard deviation of {now[largest]:.2g}"
     # A larger max_sharpening asks for a larger loss.
     limit = max(defaults.ABSURD_GROWTH, config.max_sharpening)
     if not after.loss <= limit * max(abs(old.loss), 1.0):
         return f"the loss would be {after.loss:.3g}, and was {old.loss:.3g}"
     if config.scheme_only or not outcome.reason:
         return ""
-    if config.rule == "layers":
-        rows = ([row for row in report if row.name not in outcome.unreachable] for report in (old, after))
-        earlier, new = (
-            max((_distance(row.norm, goal.target) for row in one), default=math.inf) for one in rows
-        )
-        return "the layers would be farther from the target than they were" if new > earlier else ""
-    near, far = (_distance(report.network.norm, goal.target) for report in (old, after))
-    return f"the old ‖H‖ = {old.network.norm:.3g} is closer to the target" if far > 2 * near else ""
+    near, far = (
+        max((_distance(row.norm, target) for row in _judged(report, config, outcome)), default=math.inf)
+        for report in (old, after)
+    )
+    farther = far > (2 * near if config.rule == "network" else near)
+    return "the new weights are farther from the target" if farther else ""
 
 
 def _judge(after: CurvatureReport, config: Config, target: float, outcome: Outcome) -> tuple[bool, str]:
     """Whether the final report meets the target, and a sentence with the numbers."""
-    limit = f"{100 * config.tolerance:.3g} %"
-    if config.rule == "network":
-        norm = after.network.norm
-        if abs(norm / target - 1) <= config.tolerance:
-            return True, f"the network's ‖H‖ = {norm:.3g} is within {limit} of {target:.3g}"
-        why = outcome.reason or after.network.reason or _AFTER_A_SEARCH
-        return False, f"the network's ‖H‖ = {norm:.3g}, not {target:.3g}: {why}"
-    curved = [row for row in after if row.name not in outcome.unreachable]
-    off = [row for row in curved if not abs(row.norm / target - 1) <= config.tolerance]
-    if curved and not off:
-        return True, f"all {len(curved)} layers have ‖H‖ within {limit} of {target:.3g}"
-    if not curved:
+    limit, rows = f"{100 * config.tolerance:.3g} %", _judged(after, config, outcome)
+    off = [row for row in rows if not abs(row.norm / target - 1) <= config.tolerance]
+    if not rows:
         return False, outcome.reason
-    worst = max(off, key=lambda row: _distance(row.norm, target))
-    return False, (
-        f"{len(off)} of {len(curved)} layers are not within {limit} of {target:.3g}, the farthest "
-        f"{worst.name} with ‖H‖ = {worst.norm:.3g}: {outcome.reason or _AFTER_A_SEARCH}"
-    )
+    why = outcome.reason or after.network.reason or "the search met the target, the final report does not"
+    if config.rule == "network":
+        norm = f"the network's ‖H‖ = {after.network.norm:.3g}"
+        met, missed = f"{norm} is within {limit} of {target:.3g}", f"{norm}, not {target:.3g}: {why}"
+    else:
+        met = f"all {len(rows)} layers have ‖H‖ within {limit} of {target:.3g}"
+        worst = max(rows, key=lambda row: _distance(row.norm, target))
+        missed = (
+            f"{len(off)} of {len(rows)} layers are not within {limit} of {target:.3g}, the farthest "
+            f"{worst.name} with ‖H‖ = {worst.norm:.3g}: {why}"
+        )
+    return not off, missed if off else met
+
+
+def _judged(report: CurvatureReport, config: Config, outcome: Outcome) -> Sequence[Any]:
+    """The rows of a report that must meet the target."""
+    if config.rule == "network":
+        return [report.network]
+    return [row for row in report if row.name not in outcome.unreachable]
 
 
 def _distance(norm: float, target: float) -> float:
@@ -364,16 +350,7 @@ def _distance(norm: float, target: float) -> float:
 
 def _save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write every parameter and buffer as safetensors, whole or not at all; shared ones once."""
-    from safetensors import SafetensorError
     from safetensors.torch import save_model
 
     with replacing(path) as temporary:
-        temporary.touch(exist_ok=False)
-        usual = stat.S_IMODE(temporary.stat().st_mode)
-        try:
-            save_model(model, str(temporary))
-        except SafetensorError as failure:  # what it makes of a full disk
-            raise OSError(str(failure)) from failure
-        temporary.chmod(usual)  # safetensors makes a private file, that only its owner may read
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
+        save_model(model, str(temporary))

@@ -36,11 +36,9 @@ def use_weight(
     sources = tuple(dict.fromkeys(leaf.index for leaf in leaves_of(data) if isinstance(leaf, Signal)))
     if not sources and any(isinstance(leaf, Tensor) for leaf in leaves_of(data)):
         sources = (trace.add("constant", "constant").index,)
-    if not weight.name or weight.how == "slice" or weight.value is None:
+    if not weight.name or weight.how == "slice":
         reason = "mixed from several parameters" if not weight.name else "used in slices"
-        for parameter in sorted(weight.parameters):
-            trace.other_uses.setdefault(parameter, f"{reason} by {name}")
-        return trace.add(name, "weight", sources, shape=shape)
+        return _other_use(trace, name, weight, f"{reason} by {name}", sources, shape)
     if weight.transposed and kind == "dense":
         details["outputs_last"] = not details.get("outputs_last", False)
     stored = tuple(weight.value.shape)[:: -1 if weight.transposed else 1]
@@ -50,11 +48,14 @@ def use_weight(
 
 
 def _other_use(
-    trace: Trace, name: str, weight: Derived, words: str, signals: list[Signal], shape: Shape
+    trace: Trace, name: str, weight: Derived, words: str, sources: tuple[int, ...], shape: Shape
 ) -> Signal:
     for parameter in weight.parameters:
         trace.other_uses.setdefault(parameter, words)
-    return trace.add(name, "weight", tuple(signal.index for signal in signals), shape=shape)
+    return trace.add(name, "weight", sources, shape=shape)
+
+
+# Each of these returns None where the call is no use of a weight: a part of how one is made, for example.
 
 
 def _linear(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
@@ -80,45 +81,28 @@ def _convolution(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) 
 
 
 def _product(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
-    given = arguments(args, kwargs, "bias input other" if name.startswith(("add", "badd")) else "input other")
-    left = given.get("input", given.get("mat1", given.get("batch1")))
-    right = given.get("other", given.get("mat2", given.get("batch2", given.get("vec"))))
+    given = arguments(args, kwargs, "bias input other" if name.startswith("add") else "input other")
+    left, right = (given.get("input", given.get("mat1")), given.get("other", given.get("mat2")))
     weights = [side for side in (left, right) if isinstance(side, Derived)]
     signals = [side for side in (left, right) if isinstance(side, Signal)]
     # A buffer times a weight is a part of how the weight is made (spectral normalization), not a use of it.
     if len(weights) != 1 or len(signals) != 1:
         return None
     weight = weights[0]
-    if weight.value is not None and weight.value.ndim != 2:
+    if weight.value.ndim != 2:
         words = f"used by {name} with {weight.value.ndim} dimensions"
-        return _other_use(trace, name, weight, words, signals, shape)
+        return _other_use(trace, name, weight, words, (signals[0].index,), shape)
     # From the left, the output's channels are not in its last dimension, where blocks are looked for.
     known = shape if weight is right or (shape is not None and len(shape) == 1) else None
     return use_weight(trace, name, weight, "dense", signals, known, outputs_last=weight is right)
 
 
 def _einsum(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
-    equation, *operands = args
-    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
-        operands = list(operands[0])
-    weights = [operand for operand in operands if isinstance(operand, Derived)]
-    signals = [operand for operand in operands if isinstance(operand, Signal)]
-    if not isinstance(equation, str) or not signals or len(weights) != 1:
+    weights = [leaf for leaf in leaves_of(args) if isinstance(leaf, Derived)]
+    sources = tuple(leaf.index for leaf in leaves_of(args) if isinstance(leaf, Signal))
+    if not sources or len(weights) != 1:
         return None
-    weight = weights[0]
-    inputs, _, output = equation.replace(" ", "").partition("->")
-    terms = inputs.split(",")
-    if output and len(operands) == 2 and weight.value is not None and weight.value.ndim == 2:
-        place = operands.index(weight)
-        letters, data = terms[place], terms[1 - place]
-        summed = [letter for letter in letters if letter in data and letter not in output]
-        free = [letter for letter in letters if letter in output and letter not in data]
-        if len(summed) == len(free) == 1:
-            last = letters.index(free[0]) == 1
-            known = shape if output.endswith(free[0]) else None  # blocks are looked for in the last dimension
-            return use_weight(trace, name, weight, "dense", signals, known, outputs_last=last)
-    words = f"used by einsum({equation!r}), which is not plainly dense"
-    return _other_use(trace, name, weight, words, signals, shape)
+    return _other_use(trace, name, weights[0], f"used by einsum({args[0]!r})", sources, shape)
 
 
 def _embedding(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
@@ -133,13 +117,9 @@ def _embedding(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) ->
 
 def _lookup(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
     """`weight[tokens]`: an embedding written by hand."""
-    table, index = args[0], args[-1]
-    if isinstance(index, tuple) and len(index) == 1:
-        index = index[0]
+    table, index = args
     tokens = isinstance(index, Signal) or (isinstance(index, Tensor) and not index.is_floating_point())
-    if not isinstance(table, Derived) or table.value is None or table.value.ndim != 2 or not tokens:
-        return None
-    if name == "index_select" and args[1] != 0:
+    if not isinstance(table, Derived) or table.value.ndim != 2 or not tokens:
         return None
     return use_weight(trace, name, table, "embedding", index, shape)
 
@@ -155,10 +135,10 @@ WEIGHT_FUNCTIONS: dict[str, Callable[[Trace, str, Any, Any, Shape], Signal | Non
     "linear": _linear,
     **{f"conv{n}d": _convolution for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": _convolution for n in (1, 2, 3)},
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addbmm", "addmv", "inner"), _product),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "addmm", "inner"), _product),
     "einsum": _einsum,
     **dict.fromkeys(("embedding", "embedding_bag"), _embedding),
-    **dict.fromkeys(("getitem", "index_select"), _lookup),
+    "getitem": _lookup,
     "bilinear": _bilinear,
 }
 
@@ -170,11 +150,9 @@ def _attention(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
         if isinstance(given.get(bias), Derived):
             trace.other_uses.setdefault(given[bias].name, f"added as a {role} by {name}")
     if given.get("use_separate_proj_weight"):
-        pairs = zip("qkv", data, strict=True)
-        projected = [
-            use_weight(trace, name, given[f"{part}_proj_weight"], "dense", [signal], inside=name)
-            for part, signal in pairs
-        ]
+        weights = [given[f"{part}_proj_weight"] for part in "qkv"]
+        pairs = zip(weights, data, strict=True)
+        projected = [use_weight(trace, name, one, "dense", [signal], inside=name) for one, signal in pairs]
     else:
         weight = given["in_proj_weight"]
         third = weight.value.shape[0] // 3
@@ -189,8 +167,7 @@ def _recurrent_layer(trace: Trace, kind: str, weights: list[Derived], data: Any,
     data = data if isinstance(data, Signal) else trace.add("constant", "constant")
 
     def weigh(weight: Derived, source: Signal, gates: int) -> Signal:
-        rows = 0 if weight.value is None else weight.value.shape[0] // gates
-        blocks = (rows,) * gates if gates > 1 else ()
+        blocks = (weight.value.shape[0] // gates,) * gates if gates > 1 else ()
         return use_weight(trace, kind, weight, "dense", [source], blocks=blocks, inside=kind)
 
     def activate(sum: Signal) -> Signal:
@@ -212,7 +189,7 @@ def _recurrent(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
     """`torch.lstm(input, hx, weights, …)`, or with the lengths of a packed sequence in second place."""
     packed = isinstance(args[3], (tuple, list))
     flat, _, layers, dropout, training, bidirectional = (args[3:] if packed else args[2:])[:6]
-    weights = [weight for weight in flat if weight.value is not None and weight.value.ndim > 1]
+    weights = [weight for weight in flat if weight.value.ndim > 1]
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
     state, data = args[2] if packed else args[1], args[0]

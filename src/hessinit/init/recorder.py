@@ -1,97 +1,205 @@
-"""From a call with its arguments to steps of the trace: the same for calls that ran and calls traced."""
+"""Records every torch call of a forward pass as steps of a trace: on tensors, or on symbols without data."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hessinit.init import trace
-from hessinit.init import trace as ops
 from hessinit.init.layer_functions import COMPOSITES, WEIGHT_FUNCTIONS, arguments
 
 _TURNING = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")
 _TRANSPOSING = (*_TURNING, "t", "T", "mT", "H", "mH", "adjoint")
 _BY_CHANNEL = ("mul", "div", "prelu")
-_SLICING = {"getitem", "narrow", "select", "chunk", "split", "unbind", "tensor_split"}
-# Only layers call these, so their first argument is never a weight.
-_MODULES = {"linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
-_FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}
+_SLICING = {"getitem", "narrow", "select", *trace.SPLITS}
+_LAYERS = {"linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
+_IN_PLACE = re.compile(r"[^_]_$")
 
 
-class Recorder:
-    """Appends to `trace` what a call does, and returns what stands for the call's result.
+class Symbol:
+    """Takes the place of a tensor, or of a shape, in a forward that runs without data."""
 
-    That is a `Signal`, a `Derived`, a `Noise`, an `Unknown`, a tuple of these, one number for a tensor that
-    holds it everywhere, or None for another constant.
+    def __init__(self, recorder: Recorder, stands_for: Any) -> None:
+        self._recorder, self.stands_for = recorder, stands_for
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> Any:
+        return NotImplemented  # the recorder comes first
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("dtype", "device"):
+            return getattr(self._recorder.like, name)
+        attribute = getattr(Tensor, name)
+        if callable(attribute):
+            return functools.partial(self._recorder.record, attribute, self)
+        return self._recorder.record(attribute.__get__, self)
+
+    def __iter__(self) -> Iterator[Any]:
+        step = None
+        if isinstance(self.stands_for, trace.Signal):
+            step = self._recorder.trace[self.stands_for.index]
+        if step is None or step.call is None or step.kind != "split":
+            raise TypeError("the forward takes apart a shape or a tensor")
+        parts = arguments(step.call.args, step.call.kwargs, "input parts")["parts"]
+        return iter([self[place] for place in range(parts if step.name == "chunk" else len(parts))])
+
+    def __bool__(self) -> bool:
+        raise TypeError("the forward decides by a shape or a value: control flow")
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._recorder.record(operator.getitem, self, place)
+
+    __hash__ = object.__hash__
+
+
+_OPERATORS = "add sub mul truediv floordiv mod pow matmul and or lt le gt ge eq ne neg abs invert setitem"
+for _function in [getattr(operator, f"__{_name}__") for _name in _OPERATORS.split()]:
+    _name = _function.__name__.strip("_")
+    setattr(Symbol, f"__{_name}__", lambda a, *rest, f=_function: a._recorder.record(f, a, *rest))
+    setattr(Symbol, f"__r{_name}__", lambda a, b, f=_function: a._recorder.record(f, b, a))
+
+
+class Recorder(TorchFunctionMode):
+    """Sees every call of a torch function, appends what it does to `trace`, and knows what tensors stand for.
+
+    That is a `Signal`, a `Derived`, an `Unknown`, or None for a constant.
     """
 
-    def __init__(self) -> None:
-        self.trace = trace.Trace()
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self.trace, self.like, self._paused = trace.Trace(), like, False
+        # The tensors are held as well, so that no two of them ever have the same id.
+        self._known: dict[int, tuple[Any, Tensor]] = {}
 
-    def call(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        name: str = "",
-        shape: trace.Shape = None,
-        value: Any = None,
-    ) -> Any:
-        """`value` is the result itself where it is known."""
-        name = name or ops.name_of(function)
+    def know(self, tensor: Tensor, stands_for: Any) -> None:
+        self._known[id(tensor)] = (stands_for, tensor)
+
+    def symbol_of(self, leaf: Any) -> Any:
+        if isinstance(leaf, Symbol):
+            return leaf.stands_for
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in self._known:
+            # From a custom autograd.Function, a scripted function, a closure: no call was seen.
+            self.know(leaf, self.trace.add("an unseen function", "unknown", shape=tuple(leaf.shape)))
+        stands_for = self._known[id(leaf)][0]
+        return leaf if stands_for is None else stands_for
+
+    def as_norm(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The same forward as one step of the trace."""
+
+        def normalize(*args: Any, **kwargs: Any) -> Any:
+            given = trace.leaves_of([] if self._paused else [args, kwargs])
+            signals = [one for one in map(self.symbol_of, given) if isinstance(one, trace.Signal)]
+            if not signals:
+                return forward(*args, **kwargs)
+            if any(isinstance(one, Symbol) for one in given):
+                return Symbol(self, self.trace.add("norm", "norm", (signals[0].index,)))
+            self._paused = True
+            try:
+                result = forward(*args, **kwargs)
+            finally:
+                self._paused = False
+            for tensor in [result] if isinstance(result, Tensor) else []:
+                shape = tuple(tensor.shape)
+                self.know(tensor, self.trace.add("norm", "norm", (signals[0].index,), shape=shape))
+            return result
+
+        return normalize
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        if any(isinstance(leaf, Symbol) for leaf in trace.leaves_of([args, kwargs])):
+            return self.record(func, *args, **kwargs)
+        symbols = trace.map_leaves(self.symbol_of, args), trace.map_leaves(self.symbol_of, kwargs)
+        version = args[0]._version if args and isinstance(args[0], Tensor) else None
+        result = func(*args, **kwargs)
+        name = trace.name_of(func)
+        self.trace.draws |= name in trace.DRAWING
+        if name == "setitem":
+            result = args[0]
+        elif version is not None and symbols[0][0] is args[0] and args[0]._version != version:
+            name = "a write into a constant"
+        elif isinstance(result, Tensor) and args and result is args[0] and result._version == version:
+            result = result.view_as(result)  # returned as it came, not written to: a step of its own
+        self._assign(result, self._call(name, func, *symbols, result))
+        return None if name == "setitem" else result
+
+    def record(self, function: Any, *args: Any, name: str = "", **kwargs: Any) -> Any:
+        """The symbol of the result of a call that gets symbols, and is not run."""
+        name = name or trace.name_of(function)
+        symbols = trace.map_leaves(self.symbol_of, args), trace.map_leaves(self.symbol_of, kwargs)
+        whole = symbols[0][0] if name == "getitem" else None
+        if isinstance(whole, trace.Signal) and self.trace[whole.index].kind == "split":
+            return Symbol(self, self._part(whole, args[1]))
+        found = self._call(name, function, *symbols, None)
+        in_place = _IN_PLACE.search(getattr(function, "__name__", "")) or kwargs.get("inplace")
+        if in_place or name == "setitem":
+            args[0].stands_for = found
+            return args[0]
+        return trace.map_leaves(functools.partial(Symbol, self), found)
+
+    def _assign(self, result: Any, found: Any) -> None:
+        if isinstance(result, Tensor):
+            found = found[0] if isinstance(found, tuple) else found
+            derived = isinstance(found, trace.Derived)
+            self.know(result, dataclasses.replace(found, value=result) if derived else found)
+        elif isinstance(result, (tuple, list)):
+            for place, entry in enumerate(result):
+                part = found[place] if isinstance(found, tuple) else found
+                if isinstance(found, trace.Signal) and isinstance(entry, Tensor):
+                    part = self._part(found, place, tuple(entry.shape))
+                self._assign(entry, part)
+
+    def _part(self, whole: trace.Signal, place: int, shape: trace.Shape = None) -> trace.Signal:
+        call = trace.ReplayableCall(operator.getitem, (whole, place))
+        return self.trace.add("part", "rearrange", (whole.index,), call=call, shape=shape)
+
+    def _call(self, name: str, function: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """What stands for the result of a call on what stands for its arguments."""
         leaves = trace.leaves_of([args, kwargs])
         signals = [leaf for leaf in leaves if isinstance(leaf, trace.Signal)]
         parameters = [leaf for leaf in leaves if isinstance(leaf, trace.Derived)]
         call = trace.ReplayableCall(function, args, kwargs)
-        given = bool(signals or parameters)
-        if name in ops.DRAWING or (not given and any(isinstance(leaf, trace.Noise) for leaf in leaves)):
-            return trace.Noise()
-        unknown = name in ops.SHAPE_QUERIES or any(isinstance(leaf, trace.Unknown) for leaf in leaves)
-        if name in _FILLS and unknown:
-            return torch.tensor(_FILLS[name])
-        if name in ops.SHAPE_QUERIES or not given:
-            return trace.Unknown(call, name) if unknown else None
-        if name in _MODULES and args and isinstance(args[0], trace.Derived) and len(parameters) > 1:
+        shape = tuple(result.shape) if isinstance(result, Tensor) else None
+        if name in trace.SHAPE_QUERIES or not (signals or parameters):
+            return trace.Unknown(call) if result is None else None
+        if name in COMPOSITES:
+            return COMPOSITES[name](self.trace, name, args, kwargs)
+        if len(parameters) > 1 and name in _LAYERS and isinstance(args[0], trace.Derived):
             # A learned input, as the queries of a Perceiver: what a layer is called on is a signal.
             for used in args[0].parameters:
                 self.trace.other_uses.setdefault(used, "a learned input, not a map of a signal")
-            first = None if args[0].value is None else tuple(args[0].value.shape)
-            learned = self.trace.add("parameter", "input", shape=first)
-            return self.call(function, (learned, *args[1:]), kwargs, name=name, shape=shape, value=value)
-        if name in COMPOSITES:
-            return COMPOSITES[name](self.trace, name, args, kwargs)
+            learned = self.trace.add("parameter", "input", shape=tuple(args[0].value.shape))
+            args, signals, parameters = (learned, *args[1:]), [learned], parameters[1:]
         if parameters and name in WEIGHT_FUNCTIONS:
             found = WEIGHT_FUNCTIONS[name](self.trace, name, args, kwargs, shape)
             if found is not None:
                 return found
         if not signals:
-            return _derive(name, parameters, value)
+            return _derive(name, parameters, result)
         for parameter in parameters:
             for used in parameter.parameters:
                 self.trace.other_uses.setdefault(used, name)
         others = (*args[1:2], *kwargs.values())
-        if name in ("max", "min") and any(
-            isinstance(other, (trace.Signal, Tensor, trace.Derived)) for other in others
-        ):
+        tensors = trace.Signal, trace.Unknown, Tensor
+        if name in ("max", "min") and any(isinstance(one, tensors) for one in others):
             name = f"{name}imum"  # of two tensors, not over a dimension
-        return self._step(name, call, signals, shape)
-
-    def part(self, whole: trace.Signal, place: int, shape: trace.Shape = None) -> trace.Signal:
-        """One entry of a step that returns a tuple."""
-        call = trace.ReplayableCall(operator.getitem, (whole, place))
-        return self.trace.add("part", "rearrange", (whole.index,), call=call, shape=shape)
+        return self._step(name, call, tuple(dict.fromkeys(one.index for one in signals)), shape)
 
     def _step(
-        self, name: str, call: trace.ReplayableCall, signals: list[trace.Signal], shape: trace.Shape
+        self, name: str, call: trace.ReplayableCall, sources: tuple[int, ...], shape: trace.Shape
     ) -> trace.Signal:
-        if name == "where" and isinstance((*call.args, None)[0], trace.Signal):
-            signals = [*signals[1:], signals[0]]  # the condition is not what goes on
-        kind, sources = ops.kind_of(name), tuple(dict.fromkeys(signal.index for signal in signals))
+        kind = trace.kind_of(name)
         constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
         if kind == "mix" and len(sources) == 1 and constants:
             kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
@@ -99,19 +207,17 @@ class Recorder:
         if kind == "dropout":
             given = arguments(call.args, call.kwargs, "input p training")
             p, active = given.get("p", 0.5), bool(given.get("training", True))
-            if not isinstance(p, (int, float)):
-                return self.trace.add(name, "unknown", sources, shape=shape)
             if p == 0:
                 return self.trace.add(name, "rearrange", sources[:1], call=passed, shape=shape)
-            keep = 1.0 if name in ops.ALPHA_DROPOUTS else 1.0 - p
-            words = f"{name.replace('native_', '').rstrip('123d')} {p:g}"
+            keep = 1.0 if name in trace.ALPHA_DROPOUTS else 1.0 - p
+            words = f"{name.rstrip('123d')} {p:g}"
             return self.trace.add(words, kind, sources[:1], keep=keep, active=active, shape=shape)
         # A mask that is a signal may be made of the very signal that it multiplies, as in a handwritten ReLU.
         if kind == "elementwise" or (name == "masked_fill" and len(sources) > 1):
             return self._elementwise(name, call, sources, shape)
         if kind in ("rearrange", "norm", "pool", "split"):
             # The further signals are indices, masks, statistics or gains.
-            numbers = name in ops.CASTS and name not in ops.TO_INTEGERS
+            numbers = name in trace.CASTS and name not in trace.TO_INTEGERS
             kept = passed if numbers or name in ("masked_fill", "sort") else call
             return self.trace.add(name, kind, sources[:1], call=kept, shape=shape)
         return self.trace.add(name, kind, sources, call=call, shape=shape)
@@ -123,101 +229,75 @@ class Recorder:
             passed = trace.ReplayableCall.identity(sources[0])
             return self.trace.add(words, "rearrange", sources[:1], call=passed, shape=shape)
 
-        given: Any = trace.map_leaves(lambda leaf: _as_number(leaf, name), [call.args, dict(call.kwargs)])
-        # One number cannot be written into in place, as the zeros that it stands for.
-        written = isinstance((*given[0], None)[0], Tensor)
-        function = getattr(torch, name, call.function) if written else call.function
-        leaves = trace.leaves_of(given)
-        others = [leaf for leaf in leaves if isinstance(leaf, (trace.Derived, Tensor))]
-        if any(isinstance(leaf, trace.Noise) for leaf in leaves):
-            return rearranged("noise")
-        if any(isinstance(leaf, trace.Unknown) for leaf in leaves):
-            if name in ops.SUMS:  # most likely a table of positions, cut to length
-                return self.trace.add(name, "sum", sources, shape=shape)
-            return rearranged(trace.BY_SHAPE)
-        if name in ops.SUMS and len(sources) == 1 and any(not _is_scalar(other) for other in others):
-            if all(isinstance(other, trace.Derived) and _is_vector(other) for other in others):
-                return rearranged("bias")
+        leaves = trace.leaves_of([call.args, dict(call.kwargs)])
+        learned = [leaf.value for leaf in leaves if isinstance(leaf, trace.Derived)]
+        others = [*learned, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
+        unknown = any(isinstance(leaf, trace.Unknown) for leaf in leaves)
+        if unknown and name not in trace.SUMS:
+            raise ValueError(f"{name} of a signal and a shape")
+        numbers = {id(other): _one_number(other, name) for other in others}
+        several = [other for other in others if numbers[id(other)] is None]
+        if name in trace.SUMS and len(sources) == 1 and learned and all(map(_is_vector, others)):
+            return rearranged("bias")
+        if unknown or (name in trace.SUMS and len(sources) == 1 and (several or learned)):
             return self.trace.add(name, "sum", sources, shape=shape)
-        learnable = any(isinstance(other, trace.Derived) for other in others)
-        if name in ("mul", "div") and len(sources) == 1 and learnable:
+        if name in ("mul", "div") and len(sources) == 1 and learned:
             # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to undo.
             return rearranged("scale")
-        if any(_is_mask(other) for other in others):
+        if any(_is_mask(other) for other in (others if name in trace.SCALINGS else several)):
             return rearranged("mask")
-        known = all(isinstance(other, Tensor) or other.value is not None for other in others)
-        if not known or (name not in _BY_CHANNEL and not all(_is_scalar(other) for other in others)):
+        if several:
             return self.trace.add(name, "unknown", sources, shape=shape)
 
         def plain(leaf: Any) -> Any:
-            return _one_number(leaf, name) if isinstance(leaf, (trace.Derived, Tensor)) else leaf
+            leaf = leaf.value if isinstance(leaf, trace.Derived) else leaf
+            return numbers.get(id(leaf), leaf)
 
-        args, kwargs = trace.map_leaves(plain, given)
+        args, kwargs = trace.map_leaves(plain, [call.args, dict(call.kwargs)])
         if name == "rrelu":  # its slope is drawn in train mode; the mean slope stands for it
             args, kwargs = args[:3], {key: kwargs[key] for key in ("lower", "upper") if key in kwargs}
-        call = trace.ReplayableCall(function, args, kwargs)
+        call = trace.ReplayableCall(call.function, args, kwargs)
         return self.trace.add(name, "elementwise", sources, call=call, shape=shape)
 
 
-def _derive(name: str, parameters: list[trace.Derived], value: Any) -> Any:
+def _derive(name: str, parameters: list[trace.Derived], result: Any) -> trace.Derived:
     """The result of a call on parameters and constants alone."""
     first = parameters[0]
     names = frozenset().union(*(parameter.parameters for parameter in parameters))
     how, transposed = first.how, first.transposed
-    same_shape = first.value is not None and isinstance(value, Tensor) and value.shape == first.value.shape
+    same_shape = isinstance(result, Tensor) and result.shape == first.value.shape
     if name in _SLICING:
         how = how or "slice"
-    elif name in _TRANSPOSING and first.value is not None and first.value.ndim == 2 and not how:
-        moved = name not in _TURNING or (isinstance(value, Tensor) and value.stride() != first.value.stride())
-        transposed = transposed != moved
-    elif name not in ops.CASTS and not (name in ops.REARRANGING and same_shape):
+    elif name in _TRANSPOSING and first.value.ndim == 2 and not how:
+        turned = isinstance(result, Tensor) and result.stride() != first.value.stride()
+        transposed = transposed != (turned or name not in _TURNING)
+    elif name not in trace.CASTS and not (name in trace.REARRANGING and same_shape):
         how = "computed"
-    if name in ops.SPLITS and isinstance(value, (tuple, list)):
-        return tuple(trace.Derived(names, entry, transposed, how) for entry in value)
-    return trace.Derived(names, value if isinstance(value, Tensor) else None, transposed, how)
+    return trace.Derived(names, first.value, transposed, how)
 
 
 # --- Constants among the arguments of a call --------------------------------------------------------------
 
 
-def _as_number(leaf: Any, name: str) -> Any:
-    """A constant that is the same number everywhere as that number; anything else as it is.
-
-    A signal times zeros stays: it is masked, as the first step of a recurrence, and not gone for good.
-    """
-    if not isinstance(leaf, Tensor) or leaf.numel() < 2 or leaf.dtype is torch.bool or leaf.is_meta:
-        return leaf
-    first = leaf.flatten()[0]
-    same = bool((leaf == first).all()) and (name not in ops.SCALINGS or bool(first != 0))
-    return first.clone() if same else leaf
-
-
-def _is_scalar(other: trace.Derived | Tensor) -> bool:
-    value = other.value if isinstance(other, trace.Derived) else other
-    return value is not None and value.numel() == 1
-
-
-def _is_vector(other: trace.Derived) -> bool:
+def _is_vector(value: Tensor) -> bool:
     """At most one number for each channel, as a bias or a gain; (1, C, 1, 1) counts."""
-    return other.value is not None and other.value.numel() <= max(other.value.shape, default=1)
+    return value.numel() <= max(value.shape, default=1)
 
 
-def _is_mask(other: trace.Derived | Tensor) -> bool:
+def _is_mask(value: Tensor) -> bool:
     """A constant of zeros and one other number: what it lets through keeps its size."""
-    if isinstance(other, trace.Derived) or other.numel() < 2:
-        return False
-    if not (other.is_floating_point() or other.is_complex()):
-        return True
-    rest = other[other != 0]
-    return rest.numel() < other.numel() and bool((rest == rest[:1]).all())
+    rest = value[value != 0]
+    return rest.numel() < value.numel() and bool((rest == rest[:1]).all())
 
 
-def _one_number(other: trace.Derived | Tensor, name: str) -> Tensor:
-    """The root mean square of a tensor of gains or slopes, which is right for second moments."""
-    value = other.value if isinstance(other, trace.Derived) else other
-    assert value is not None
+def _one_number(value: Tensor, name: str) -> Tensor | None:
+    """The number that a constant holds everywhere, or the root mean square of gains or slopes; else None."""
     value = value.detach().cpu()
+    if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
+        value = value.flatten()[0].clone()
     if value.numel() > 1:
+        if name not in _BY_CHANNEL:
+            return None
         value = value.double()
         value = value.reciprocal().square().mean().rsqrt() if name == "div" else value.square().mean().sqrt()
     value = value.double() if value.is_floating_point() else value

@@ -7,14 +7,16 @@ normalization follows does not change what the network computes, however it is s
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.autograd.functional import vhp
 
 from hessinit.curvature import engines
 from hessinit.curvature.evaluation import Evaluation, evaluate
@@ -23,9 +25,11 @@ from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
 from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.layers import all_finite, layer_name
+from hessinit.problem.layers import Layer, all_finite, layer_name
 from hessinit.problem.problem import Loss, Problem, ProblemOptions
 from hessinit.results.curvature_report import CurvatureReport
+
+Measured = TypeVar("Measured")
 
 TOLERANCE = 1e-3
 EXPENSIVE_TOLERANCE = 5e-3
@@ -80,14 +84,19 @@ class OutputStatistics:
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.size)
 
-    def is_saturated(self, max_sharpening: float) -> bool:
-        """Whether the loss is more than `max_sharpening` times that of a zero output, where that is not 0."""
-        if not self.zero_loss or not math.isfinite(self.zero_loss):
-            return False
-        return self.loss > self.zero_loss + (max_sharpening - 1) * abs(self.zero_loss)
-
 
 NOT_FINITE = OutputStatistics(math.inf, math.inf, math.inf)
+
+
+def _once_per_scale(method: Callable[[ScaledModel], Measured]) -> Callable[[ScaledModel], Measured]:
+    @functools.wraps(method)
+    def remembered(model: ScaledModel) -> Measured:
+        key = (method.__name__, *model.scales.values())
+        if key not in model.known:
+            model.known[key] = method(model)
+        return cast(Measured, model.known[key])
+
+    return remembered
 
 
 class ScaledModel:
@@ -97,24 +106,18 @@ class ScaledModel:
         self.factory = factory
         self._settings = engines.LanczosSettings(tolerance, 200, factory.options["seed"])
         self._base = {target.name: (target, target.value.clone(), target.snapshot()) for target in targets}
-        self._factors = dict.fromkeys(self._base, 1.0)
-
-    @property
-    def scales(self) -> dict[str, float]:
-        """The present factors on the base."""
-        return dict(self._factors)
+        self.scales = dict.fromkeys(self._base, 1.0)
+        self.known: dict[tuple[Any, ...], Any] = {}
 
     def scale_(self, logs: Mapping[str, float]) -> None:
         """Write base × exp(log); weights that are not named return to their base."""
         for name, (target, base, restore) in self._base.items():
             factor = math.exp(min(logs.get(name, 0.0), 700.0))
-            if factor == self._factors[name]:
-                continue
-            self._factors[name] = factor
-            if factor == 1.0:
+            if factor == 1.0 != self.scales[name]:
                 restore()  # through a parametrization the base would come back only rounded
-            else:
+            elif factor != self.scales[name]:
                 target.write_(base * factor)
+            self.scales[name] = factor
 
     def unscalable(self) -> list[str]:
         """The weights whose parametrization removes their scale, as a spectral norm does."""
@@ -122,12 +125,12 @@ class ScaledModel:
         for name, (target, base, restore) in self._base.items():
             if target.is_parametrized:
                 target.write_(base * 1.5)
-                scaled = (target.value - base * 1.5).abs().max() <= 1e-2 * base.abs().max()
-                restore()
-                if not bool(scaled):
+                if not bool((target.value - base * 1.5).abs().max() <= 1e-2 * base.abs().max()):
                     found.append(name)
+                restore()
         return found
 
+    @_once_per_scale
     def output(self) -> OutputStatistics:
         """One forward; not finite is a result, not an error."""
         parameters = [one for one in self.factory.model.parameters() if one.is_floating_point()]
@@ -136,8 +139,9 @@ class ScaledModel:
         problem = self.factory.problem()
         with problem.settings():
             found = [_output_statistics(problem, batch) for batch in problem.batches]
-        weights = [batch.size / problem.examples for batch in problem.batches]
-        pairs = list(zip(found, weights, strict=True))
+        pairs = [
+            (one, batch.size / problem.examples) for one, batch in zip(found, problem.batches, strict=True)
+        ]
         return OutputStatistics(
             sum(one.loss * weight for one, weight in pairs),
             math.sqrt(sum(one.size**2 * weight for one, weight in pairs)),
@@ -147,50 +151,49 @@ class ScaledModel:
     def loss_is_quadratic(self) -> bool:
         """Whether the loss has the same second derivative at twice the output: a softmax has not."""
         problem = self.factory.problem()
-        with problem.settings():
+        with problem.settings(), torch.enable_grad():
             batch = problem.batches[0]
             output = problem.output(batch).detach()
             found = [
-                _second_derivative(problem, batch, factor * output, output) for factor in (0.5, 1.0, 2.0)
+                vhp(lambda place: problem.loss_of(place, batch), factor * output, output)[1]
+                for factor in (0.5, 1.0, 2.0)
             ]
-        same = all(torch.allclose(found[0], one, rtol=1e-3) for one in found)
-        return bool(found[0].abs().max() > 0) and same
+        return bool(found[0].any()) and all(torch.allclose(found[0], one, rtol=1e-3) for one in found)
 
+    @_once_per_scale
     def network_norm(self) -> float:
         """‖H‖ of all measured weights, to the search's tolerance; inf where it is not finite."""
+        if not self.output().is_finite:
+            return math.inf
         with self._engine(every_layer=False) as (problem, engine):
             return _finite_or_inf(engine.extremes([layer.parameter for layer in problem.layers]).norm.value)
 
     def own_norm(self, name: str) -> float:
-        """‖H‖ of one weight."""
         with self._engine(every_layer=False) as (problem, engine):
-            names = [layer.parameter for layer in problem.layers]
-            own = [one for one in names if layer_name(parametrized_name(one)) == name]
+            own = [layer.parameter for layer in problem.layers if _weight_name(layer) == name]
             return _finite_or_inf(engine.extremes(own).norm.value) if own else 0.0
 
+    @_once_per_scale
     def layer_norms(self) -> dict[str, float]:
         """‖H‖ of every weight; of the sharper part where a parametrization makes it of several."""
         with self._engine(every_layer=True) as (problem, engine):
             extremes = engine.extremes_of_each([layer.parameter for layer in problem.layers])
             found: dict[str, float] = {}
             for layer in problem.layers:
-                name = layer_name(parametrized_name(layer.parameter))
-                found[name] = max(found.get(name, 0.0), _finite_or_inf(extremes[layer.parameter].norm.value))
+                name, norm = _weight_name(layer), _finite_or_inf(extremes[layer.parameter].norm.value)
+                found[name] = max(found.get(name, 0.0), norm)
             return found
 
     @contextlib.contextmanager
     def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, engines.Engine]]:
         problem = self.factory.problem(measured=True)
         with problem.settings():
-            evaluations = evaluate(problem)
-            if self.factory.curvature == "hessian":
-                yield problem, engines.hessian_engine(evaluations, self._settings)
-            else:
-                estimator = "auto" if every_layer else _network_estimator(evaluations)
-                # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
-                tolerance = TOLERANCE if estimator == "auto" else self._settings.tolerance
-                settings = replace(self._settings, tolerance=tolerance)
-                yield problem, engines.gauss_newton_engine(evaluations, settings, estimator)
+            evaluations, settings, curvature = evaluate(problem), self._settings, self.factory.curvature
+            estimator = "auto" if every_layer else _network_estimator(evaluations)
+            # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
+            if curvature == "gauss-newton" and estimator == "auto":
+                settings = replace(settings, tolerance=TOLERANCE)
+            yield problem, engines.build_engine(evaluations, curvature, settings, estimator)
 
     def report(self, every_layer: bool) -> CurvatureReport:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
@@ -201,7 +204,7 @@ class ScaledModel:
             estimator = "auto" if every_layer else _network_estimator(evaluations)
             tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
             settings = engines.LanczosSettings(tolerance, 200, problem.seed)
-            rows = Rows(problem, evaluations, curvature, estimator, settings, engines.SpectrumOptions())
+            rows = Rows(problem, evaluations, curvature, estimator, settings)
             cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
             layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
             network = rows.network()
@@ -221,10 +224,7 @@ def _network_estimator(evaluations: Sequence[Evaluation]) -> str:
 
 
 def _output_statistics(problem: Problem, batch: Batch) -> OutputStatistics:
-    output: Tensor | None = None
-    with contextlib.suppress(RuntimeError), torch.no_grad():
-        output = problem.output(batch)
-    if output is None:  # a forward that differentiates by its inputs needs the graph; any other fails again
+    with torch.enable_grad():  # for a forward that differentiates by its inputs
         output = problem.output(batch).detach()
     if not all_finite(output):
         return NOT_FINITE
@@ -237,15 +237,8 @@ def _output_statistics(problem: Problem, batch: Batch) -> OutputStatistics:
     return OutputStatistics(loss, float(output.double().square().mean().sqrt()), zero_loss)
 
 
-def _second_derivative(problem: Problem, batch: Batch, at: Tensor, along: Tensor) -> Tensor:
-    """The second derivative of the loss at an output, times a direction; zeros for a loss without one."""
-    place = at.clone().requires_grad_()
-    with torch.enable_grad():
-        (slope,) = torch.autograd.grad(problem.loss_of(place, batch), place, create_graph=True)
-        if not slope.requires_grad:
-            return torch.zeros_like(at)
-        (found,) = torch.autograd.grad((slope * along).sum(), place)
-    return found.detach()
+def _weight_name(layer: Layer) -> str:
+    return layer_name(parametrized_name(layer.parameter))
 
 
 def _finite_or_inf(norm: float) -> float:
@@ -259,15 +252,13 @@ def _finite_or_inf(norm: float) -> float:
 class ScalingPath:
     """At the number `t`, the log of a weight's factor is its offset plus `t` times its exponent.
 
-    `pace` is how fast log λ grows with `t` where the size of the output does not tell; `lowest` is the
-    smallest `t` that makes sense.
+    `pace` is how fast log λ grows with `t` where the size of the output does not tell.
     """
 
     name: str
     exponents: Mapping[str, float]
     offsets: Mapping[str, float] = field(default_factory=dict)
     pace: float | None = None
-    lowest: float = -math.inf
 
     def logs(self, t: float) -> dict[str, float]:
         return {name: self.offsets.get(name, 0.0) + t * power for name, power in self.exponents.items()}
@@ -279,14 +270,12 @@ def scaling_path(
     """The path of one of `defaults.SCALINGS`.
 
     "all": one gain for all weights that matter. "last": the weights whose result is the output, or else the
-    one that runs last. "small-output": see `_small_output`.
+    one that runs last; also in the place of "small-output" where the network is not homogeneous.
     """
     if scaling == "all":
-        normalized = defaults.NetworkTraits.of(uses).normalized
-        lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if normalized else -math.inf
-        return ScalingPath("all", dict.fromkeys(_effective(targets, uses), 1.0), lowest=lowest)
+        return ScalingPath("all", dict.fromkeys(_effective(targets, uses), 1.0))
     if scaling == "small-output":
-        found = _small_and_large(targets, uses, model)
+        found = small_and_large(targets, uses, model)
         if found is not None:
             return _small_output(*found, model, target)
     return ScalingPath("last", dict.fromkeys(_output_weights(targets, uses), 1.0))
@@ -300,7 +289,7 @@ def _small_output(
     A weight's own curvature does not depend on its own size, only on that of the others. So the largest one
     gets as sharp as `target`, a norm, allows, and its initial size is next to nothing. Where branches are
     added, scaling them would change their proportions: the first weight on the trunk is the small one, and
-    those of the output grow. Only homogeneous networks can be scaled like this; for others it is "last".
+    those of the output grow.
     """
     powers = dict.fromkeys(large, 1.0) | {small: -float(len(large))}
     # The network is about as sharp as that weight alone will be, and that follows from its norm now.
@@ -311,12 +300,7 @@ def _small_output(
     return ScalingPath("small-output", powers, offsets, pace=2.0 * len(large))
 
 
-def allows_small_output(targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel) -> bool:
-    """Whether the network is homogeneous, so that "small-output" can scale it."""
-    return _small_and_large(targets, uses, model) is not None
-
-
-def _small_and_large(
+def small_and_large(
     targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel
 ) -> tuple[str, list[str], float] | None:
     """The weight to make small, those to enlarge, and the output's size; None if not homogeneous."""

@@ -16,7 +16,6 @@ size: it is learned on the way, the rest by Broyden's rule.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -24,8 +23,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hessinit.curvature.evaluation import LINEAR_LOSS, SATURATED_LOSS
-from hessinit.errors import ProblemError
 from hessinit.results.initialization import Measurement
 
 if TYPE_CHECKING:
@@ -59,13 +56,12 @@ class Found:
     reason: str = ""
 
 
-SATURATES = "sharper weights would saturate"
+_SATURATES = "sharper weights would saturate"
 _FLAT_ABOVE = "‖H‖ rises no further when the weights grow"
 _FLAT_BELOW = "‖H‖ falls no further when the weights shrink"
 _LOWEST = "normalizations undo much of a gain, and a smaller one would stop the learning"
-_DEAD = "the network has no curvature (‖H‖ = 0), so no scale gives it any"
+_DEAD = "there is no curvature (‖H‖ = 0): units are dead or numbers underflow; draw the weights by a scheme"
 _NEVER_FINITE = "the network is not finite, or saturated, however small its weights are"
-_JUMPS = "‖H‖ jumps over the target between two nearly equal gains"
 
 
 @dataclass
@@ -105,33 +101,21 @@ class GainSearch:
 
     def _next(self, point: SearchPoint) -> float | Found:
         if point.distance == -math.inf:
-            return self._revive(point)
-        self._narrow(point)
+            return Found(0.0, _DEAD)
+        # Illinois: an end that stays while the other moves twice counts for half as far the next time.
+        kept = self._high if point.distance < 0 else self._low
+        if kept is not None and self.points[-2].distance * point.distance > 0:
+            kept = replace(kept, distance=kept.distance / 2)
+        self._low, self._high = (point, kept) if point.distance < 0 else (kept, point)
         if self._low is None:
-            assert self._high is not None
-            return self._downwards(self._high)
-        if self._high is None:
-            return self._upwards(self._low)
-        return self._between(self._low, self._high)
-
-    def _narrow(self, point: SearchPoint) -> None:
-        """Illinois: an end that stays while the other moves twice counts for half as far the next time."""
-        same_side = len(self.points) > 1 and self.points[-2].distance * point.distance > 0
-        if point.distance < 0:
-            if same_side and self._high is not None:
-                self._high = replace(self._high, distance=self._high.distance / 2)
-            self._low = point
-        else:
-            if same_side and self._low is not None:
-                self._low = replace(self._low, distance=self._low.distance / 2)
-            self._high = point
+            return self._downwards(point)
+        return self._upwards(point) if self._high is None else self._between(self._low, self._high)
 
     def _downwards(self, high: SearchPoint) -> float | Found:
         if high.t <= self.lowest:
             return Found(self.lowest, _LOWEST)
         if not math.isfinite(high.distance):
-            step = self._retreat(high.t)
-            return step if isinstance(step, Found) else max(step, self.lowest)
+            return self._retreat(high.t)
         slope, known = self._slope(high)
         flat = known and slope <= _FLAT and (slope == 0 or len(self.points) > 2)
         longest = max(_LONGEST_POWER_STEP, 2 * high.distance)
@@ -146,12 +130,10 @@ class GainSearch:
         step = min(-low.distance / max(slope, _FLAT), max(_LONGEST_POWER_STEP, -2 * low.distance))
         t = self._find(low, low.log_power + step)
         if self.log_power(t) - low.log_power <= _CLOSE and self._forbidden < math.inf:
-            return Found(low.t, SATURATES)
+            return Found(low.t, _SATURATES)
         return t if t > low.t else Found(low.t, _FLAT_ABOVE)
 
-    def _between(self, low: SearchPoint, high: SearchPoint) -> float | Found:
-        if high.t - low.t < 1e-6:
-            return Found(low.t, _JUMPS)
+    def _between(self, low: SearchPoint, high: SearchPoint) -> float:
         if not math.isfinite(high.distance) or not math.isfinite(high.log_power):
             return (low.t + high.t) / 2
         fraction = min(max(-low.distance / (high.distance - low.distance), 0.02), 0.98)
@@ -169,57 +151,33 @@ class GainSearch:
         return (point.distance - other.distance) / (point.log_power - other.log_power), True
 
     def _allowed(self, t: float) -> bool:
-        if t >= self._forbidden:
-            return False
-        if not self.is_admissible(t):
+        if t < self._forbidden and not self.is_admissible(t):
             self._forbidden = t
-            return False
-        return True
+        return t < self._forbidden
 
     def _retreat(self, t: float) -> float | Found:
-        """A smaller t that is admissible."""
-        step = _FIRST_STEP
-        for _ in range(_MOST_STEPS):
-            t -= step
-            step *= 2
-            if self._allowed(t):
-                return t
-        return Found(0.0, _NEVER_FINITE)
+        smaller = _first_admissible(self._allowed, t)
+        return Found(0.0, _NEVER_FINITE) if smaller is None else max(smaller, self.lowest)
 
     def _find(self, origin: SearchPoint, power: float) -> float:
         """The t of about that log_power, or the last admissible one on the way to it."""
-        up = power > origin.log_power
+        up, far = power > origin.log_power, math.inf
         near, near_power, step = origin.t, origin.log_power, _FIRST_STEP
-        for _ in range(_MOST_STEPS):
-            t = near + (step if up else -step)
-            if abs(t - origin.t) > _FARTHEST:
+        for _ in range(2 * _MOST_STEPS):
+            t = (near + far) / 2 if far < math.inf else near + (step if up else -step)
+            if abs(t - origin.t) > _FARTHEST or far - near < 1e-4:
                 break
             if up and not self._allowed(t):  # flatter is always allowed
-                return self._last_admissible(near, near_power, power)
+                far = self._forbidden
+                continue
             log_power = self.log_power(t)
             if (log_power - power) * (1 if up else -1) >= 0:
                 return self._interpolate(near, near_power, t, log_power, power)
-            rate = (log_power - near_power) / (t - near)
+            change, rate = log_power - near_power, (log_power - near_power) / (t - near)
             near, near_power = t, log_power
+            if far < math.inf and change < _CLOSE:
+                break
             step = min(max(abs(power - log_power) / rate if rate > 0 else 2 * step, 0.01), 4 * step)
-        return near
-
-    def _last_admissible(self, near: float, near_power: float, power: float) -> float:
-        """Between an admissible t and one that is not."""
-        far = self._forbidden
-        for _ in range(_MOST_STEPS):
-            if far - near < 1e-4:
-                break
-            t = (near + far) / 2
-            if not self._allowed(t):
-                far = t
-                continue
-            log_power = self.log_power(t)
-            if log_power >= power:
-                return self._interpolate(near, near_power, t, log_power, power)
-            close, near, near_power = log_power - near_power < _CLOSE, t, log_power
-            if close:
-                break
         return near
 
     def _interpolate(
@@ -242,19 +200,22 @@ class GainSearch:
                 low, first, last = t, here, last / 2
         return t
 
-    def _revive(self, dead: SearchPoint) -> float | Found:
-        """No curvature at all: numbers may have underflowed, so larger weights are tried."""
-        t = dead.t + math.log(4.0)
-        tried = sum(point.distance == -math.inf for point in self.points)
-        if tried > 3 or tried < len(self.points) or not self._allowed(t):
-            return Found(0.0, _DEAD)
-        return t
-
     def _least_moved(self) -> SearchPoint:
         """Hardly farther from the target than the nearest, and moved the least."""
         least = min(abs(point.distance) for point in self.points)
         near = [point for point in self.points if abs(point.distance) <= 1.1 * least]
         return min(near, key=lambda point: abs(point.t))
+
+
+def _first_admissible(is_admissible: Callable[[float], bool], t: float) -> float | None:
+    """A smaller t that is admissible."""
+    step = _FIRST_STEP
+    for _ in range(_MOST_STEPS):
+        t -= step
+        step *= 2
+        if is_admissible(t):
+            return t
+    return None
 
 
 # --- One scale for every layer ----------------------------------------------------------------------------
@@ -318,9 +279,12 @@ class CoupledSolve:
                 return replace(best, reason=f"{self.max_measurements} measurements were not enough")
             # Least squares: a layer whose norm no scale changes must not drag the others along.
             step = np.linalg.lstsq(jacobian, -best.distances, rcond=_SINGULAR / max(count, 1))[0]
-            step = self._admissible_step(best.scales, _limited(step.astype(np.float64), longest))
+            step = step.astype(np.float64) * (longest / max(longest, float(np.abs(step).max())))
+            step = self._admissible_step(best.scales, step)
             if np.abs(step).max() < _SHORTEST_STEP:
-                return replace(best, reason=_CAPPED if self.capped else _unmoved(best, self.tolerance))
+                off = f"{int((np.abs(best.distances) > self.tolerance).sum())} of {count} norms"
+                unmoved = f"no scale of the weights brings {off} nearer to the target"
+                return replace(best, reason=_CAPPED if self.capped else unmoved)
             trial = Solved(best.scales + step, self._measured(best.scales + step))
             if not np.isfinite(trial.distances).all():
                 longest = float(np.abs(step).max()) / 4
@@ -350,11 +314,6 @@ class CoupledSolve:
         return low * step
 
 
-def _limited(step: Vector, longest: float) -> Vector:
-    length = float(np.abs(step).max())
-    return step if length <= longest else step * (longest / length)
-
-
 def _learned(jacobian: Vector, step: Vector, change: Vector) -> Vector:
     """First what all layers have in common, then the rest by Broyden's rule."""
     missed = change - jacobian @ step
@@ -365,16 +324,7 @@ def _learned(jacobian: Vector, step: Vector, change: Vector) -> Vector:
     return jacobian + np.outer(missed, step) / float(step @ step)
 
 
-def _unmoved(best: Solved, tolerance: float) -> str:
-    off = int((np.abs(best.distances) > tolerance).sum())
-    layers = "1 layer has a norm" if off == 1 else f"{off} layers have norms"
-    return f"{layers} that no scale of the weights brings nearer to the target"
-
-
 # --- The two rules ----------------------------------------------------------------------------------------
-
-_SMALL_STEP = 0.05
-_REVIVALS = 3
 
 
 @dataclass(frozen=True)
@@ -387,168 +337,101 @@ class Outcome:
 
 
 @dataclass
-class NetworkRule:
-    """Follow a path of scales until the network's norm meets the target; `first` is the norm at t = 0."""
+class LossCap:
+    """At most `factor` times the loss of a zero output, or the smallest loss met where that is less."""
 
-    model: ScaledModel
-    path: ScalingPath
-    target: float
-    config: Config
-    first: float | None = None
-    _outputs: dict[float, OutputStatistics] = field(default_factory=dict)
-    _rows: list[Measurement] = field(default_factory=list)
+    factor: float
+    _least: float = math.inf
 
-    def run(self) -> Outcome:
-        config, lowest = self.config, self.path.lowest
-        found = GainSearch(
-            self._measure, self._is_admissible, self._log_power, config.search_tolerance,
-            config.max_measurements, lowest,
-        ).run()  # fmt: skip
-        self._scale_(found.t)
-        reason = found.reason
-        if reason == SATURATES:
-            reason += (
-                f": the initial loss would exceed {self._ceiling():.3g}, {config.max_sharpening:g}× the loss "
-                "of a zero output"
-            )
-        return Outcome(tuple(self._rows), reason)
+    @property
+    def value(self) -> float:
+        return self._least + (self.factor - 1) * abs(self._least) if self._least else math.inf
 
-    def _scale_(self, t: float) -> None:
-        self.model.scale_(self.path.logs(t))
+    def admits(self, output: OutputStatistics) -> bool:
+        met = [output.loss, output.zero_loss] if output.is_finite else [output.zero_loss]
+        self._least = min([self._least, *filter(math.isfinite, met)])
+        return output.is_finite and output.loss <= self.value
 
-    def _output(self, t: float) -> OutputStatistics:
-        if t not in self._outputs:
-            self._scale_(t)
-            self._outputs[t] = self.model.output()
-        return self._outputs[t]
 
-    def _measure(self, t: float) -> float:
-        output = self._output(t)
-        self._scale_(t)
-        known = self.first if t == 0 else None
-        norm = known or (self._norm() if output.is_finite else math.inf)
-        self._rows.append(Measurement(t=t, norm=norm, loss=output.loss))
-        if norm == 0:
-            return -math.inf
-        return math.log(norm / self.target) if math.isfinite(norm) else math.inf
+def solve_network(
+    model: ScaledModel, path: ScalingPath, target: float, config: Config, lowest: float
+) -> Outcome:
+    """Follow a path of scales, not below the number `lowest`, until the network's norm meets the target."""
+    rows: list[Measurement] = []
+    cap = LossCap(config.max_sharpening)
 
-    def _norm(self) -> float:
-        try:
-            return self.model.network_norm()
-        except ProblemError as failure:
-            # A softmax that is certain of everything looks like a linear loss; where it was curved before, it
-            # is not.
-            flat = str(failure) in (LINEAR_LOSS, SATURATED_LOSS)
-            if not flat or not any(row.norm > 0 for row in self._rows):
-                raise
-            return sys.float_info.min
+    def output(t: float) -> OutputStatistics:
+        model.scale_(path.logs(t))
+        return model.output()
 
-    def _is_admissible(self, t: float) -> bool:
-        output = self._output(t)
-        return output.is_finite and output.loss <= self._ceiling()
+    def is_admissible(t: float) -> bool:
+        return cap.admits(output(t))
 
-    def _ceiling(self) -> float:
-        """`max_sharpening` times the loss of a zero output, or the smallest loss seen where that is less."""
-        losses = [output.loss for output in self._outputs.values() if output.is_finite]
-        losses += [output.zero_loss for output in self._outputs.values() if math.isfinite(output.zero_loss)]
-        least = min(losses, default=math.inf)
-        return least + (self.config.max_sharpening - 1) * abs(least) if least else math.inf
+    def measure(t: float) -> float:
+        loss, norm = output(t).loss, model.network_norm()
+        rows.append(Measurement(t=t, norm=norm, loss=loss))
+        return _log_ratio(norm, target)
 
-    def _log_power(self, t: float) -> float:
-        """Twice the log of the output's size, or what stands for it."""
-        if self.path.pace is not None:
-            return self.path.pace * t
-        size = self._output(t).size
+    def log_power(t: float) -> float:
+        if path.pace is not None:
+            return path.pace * t
+        size = output(t).size
         return 2 * math.log(size) if size > 0 else -math.inf
 
+    tolerance, most = config.search_tolerance, config.max_measurements
+    found = GainSearch(measure, is_admissible, log_power, tolerance, most, lowest).run()
+    model.scale_(path.logs(found.t))
+    reason = found.reason
+    if reason == _SATURATES:
+        times = f"{cap.factor:g}× the loss of a zero output"
+        reason += f": the initial loss would exceed {cap.value:.3g}, {times}"
+    return Outcome(tuple(rows), reason)
 
-@dataclass
-class LayersRule:
+
+def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config: Config) -> Outcome:
     """Scale each weight so that every layer's norm meets the target."""
+    rows: list[Measurement] = []
+    cap = LossCap(1.5 * config.max_sharpening)  # every scale on its own, half as much again as one gain
 
-    model: ScaledModel
-    names: Sequence[str]
-    target: float
-    config: Config
-    _ceiling: float = math.inf
-    _outputs: dict[bytes, OutputStatistics] = field(default_factory=dict)
-    _rows: list[Measurement] = field(default_factory=list)
-    _first: dict[str, float] | None = None
+    def output(logs: Vector) -> OutputStatistics:
+        model.scale_(dict(zip(names, logs.tolist(), strict=True)))
+        return model.output()
 
-    def run(self) -> Outcome:
-        origin = self._first_finite()
-        if origin is None:
-            return Outcome((), _NEVER_FINITE)
-        self._first = self._norms(origin)
-        for _ in range(_REVIVALS):  # numbers may have underflowed
-            if any(self._first.values()):
-                break
-            origin = origin + math.log(4.0)
-            self._first = self._norms(origin)
-        flat = [name for name in self.names if not self._first.get(name, 0.0) > 0]
-        self.names = [name for name in self.names if name not in flat]
-        if not self.names:
-            self.model.scale_({})
-            return Outcome((), "no layer has curvature (‖H‖ = 0), so no scale gives it any", tuple(flat))
-        at = np.full(len(self.names), origin[0])
-        self._outputs.clear()  # of vectors that had other names
-        tolerance, measurements = self.config.search_tolerance, self.config.max_measurements
-        solve = CoupledSolve(self._measure, self._is_admissible, self._powers(at), tolerance, measurements)
-        solved = solve.run(at)
-        self._scale_(solved.scales)
-        return Outcome(tuple(self._rows), solved.reason, tuple(flat))
+    def is_admissible(logs: Vector) -> bool:
+        return cap.admits(output(logs))
 
-    def _norms(self, at: Vector) -> dict[str, float]:
-        self._scale_(at)
-        return self.model.layer_norms()
-
-    def _scale_(self, logs: Vector) -> None:
-        self.model.scale_(dict(zip(self.names, logs.tolist(), strict=True)))
-
-    def _output(self, at: Vector) -> OutputStatistics:
-        if at.tobytes() not in self._outputs:
-            self._scale_(at)
-            self._outputs[at.tobytes()] = self.model.output()
-        return self._outputs[at.tobytes()]
-
-    def _is_admissible(self, at: Vector) -> bool:
-        output = self._output(at)
-        return output.is_finite and output.loss <= self._ceiling
-
-    def _first_finite(self) -> Vector | None:
-        """The scales as they are, or all smaller until nothing overflows or saturates."""
-        step, t = _SMALL_STEP, 0.0
-        for _ in range(12):
-            at = np.full(len(self.names), t)
-            output = self._output(at)
-            if output.is_finite:
-                # What one gain may do to the loss, every scale on its own may do half as much again.
-                least = min(output.loss, output.zero_loss) if math.isfinite(output.zero_loss) else output.loss
-                self._ceiling = least + (1.5 * self.config.max_sharpening - 1) * abs(least)
-                if output.loss <= self._ceiling:
-                    return at
-            t -= step
-            step *= 2
-        return None
-
-    def _powers(self, at: Vector) -> Vector:
-        """With which power of each weight the output grows, by one forward each."""
-        base = self._output(at).size
-        powers = np.ones(len(self.names))
-        for index in range(len(self.names)):
-            moved = at.copy()
-            moved[index] += _SMALL_STEP
-            size = self._output(moved).size
-            if 0 < base < math.inf and 0 < size < math.inf:
-                powers[index] = math.log(size / base) / _SMALL_STEP
-        return powers
-
-    def _measure(self, at: Vector) -> Vector:
-        loss = self._output(at).loss
-        norms = self._first if self._first is not None else self._norms(at)
-        self._first = None
-        found = [norms[name] for name in self.names]
-        distances = np.array([math.log(norm / self.target) if norm > 0 else -math.inf for norm in found])
-        name = self.names[int(np.nanargmax(np.abs(distances)))]
-        self._rows.append(Measurement(t=None, norm=norms[name], loss=loss, layer=name))
+    def measure(logs: Vector) -> Vector:
+        loss, norms = output(logs).loss, model.layer_norms()
+        distances = np.array([_log_ratio(norms[name], target) for name in names])
+        name = names[int(np.nanargmax(np.abs(distances)))]
+        rows.append(Measurement(t=None, norm=norms[name], loss=loss, layer=name))
         return distances
+
+    def gain_is_admissible(t: float) -> bool:
+        return is_admissible(np.full(len(names), t))
+
+    t = 0.0 if gain_is_admissible(0.0) else _first_admissible(gain_is_admissible, 0.0)
+    if t is None:
+        model.scale_({})
+        return Outcome((), _NEVER_FINITE)
+    norms = model.layer_norms()
+    flat = [name for name in names if not norms.get(name, 0.0) > 0]
+    names = [name for name in names if name not in flat]
+    if not names:
+        model.scale_({})
+        return Outcome((), _DEAD, tuple(flat))
+    at = np.full(len(names), t)
+    # With which power of each weight the output grows, by one forward each.
+    base, powers = output(at).size, np.ones(len(names))
+    for index, moved in enumerate(at + _FIRST_STEP * np.eye(len(names))):
+        size = output(moved).size
+        if 0 < base < math.inf and 0 < size < math.inf:
+            powers[index] = math.log(size / base) / _FIRST_STEP
+    solve = CoupledSolve(measure, is_admissible, powers, config.search_tolerance, config.max_measurements)
+    solved = solve.run(at)
+    output(solved.scales)
+    return Outcome(tuple(rows), solved.reason, tuple(flat))
+
+
+def _log_ratio(norm: float, target: float) -> float:
+    return math.log(norm / target) if 0 < norm < math.inf else -math.inf if norm == 0 else math.inf

@@ -12,8 +12,6 @@ from torch import Tensor
 Kind = Literal["dense", "convolution", "transposed convolution", "embedding", "bilinear"]
 Shape = tuple[int, ...] | None
 
-BY_SHAPE = "a scale by a shape"  # a symbolic trace knows no shapes
-
 
 # --- Functions of torch by name: one table for functions, methods and operators ---------------------------
 
@@ -22,54 +20,41 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# They give no signal: numbers, shapes, or tensors that depend on a shape alone.
+# They give no signal: shapes, or tensors that depend on a shape alone.
 SHAPE_QUERIES = _names(
-    "shape size dim ndim ndimension numel nelement len dtype device is_cuda is_nested requires_grad "
-    "grad_fn grad layout is_contiguous stride storage_offset is_floating_point is_complex element_size "
-    "is_meta is_sparse is_mkldnn is_quantized is_leaf names result_type zeros_like ones_like empty_like "
-    "full_like new_zeros new_ones new_empty new_full new_tensor item tolist get_device is_inference "
-    "itemsize backward_hooks data_ptr version is_shared is_pinned has_names nbytes output_nr retains_grad"
+    "shape size dim ndim ndimension numel nelement zeros_like ones_like empty_like full_like rand_like "
+    "randn_like new_zeros new_ones new_empty new_full new_tensor"
 )
 CASTS = _names(
-    "to float half double bfloat16 type type_as cuda cpu int long bool detach data alias clone "
-    "contiguous requires_grad_ nan_to_num identity view_as_real lift_fresh real checkpoint"
+    "to float half double bfloat16 type type_as cuda cpu int long bool detach data clone contiguous "
+    "requires_grad nan_to_num real checkpoint"
 )
 TO_INTEGERS = _names("int long bool")
 # Every value goes on as it is, in another place; some may be left out, repeated, or masked to zero.
 REARRANGING = CASTS | _names(
-    "view reshape flatten unflatten ravel permute transpose t T mT H mH adjoint swapaxes swapdims "
-    "swap_axes movedim moveaxis squeeze unsqueeze expand expand_as view_as reshape_as repeat "
-    "repeat_interleave tile roll flip fliplr flipud rot90 getitem narrow select index_select gather "
-    "take_along_dim masked_fill masked_select pad pixel_shuffle pixel_unshuffle channel_shuffle unfold "
-    "fold tril triu as_strided broadcast_to diagonal constant_pad_nd take slice index im2col col2im "
-    "unsafe_view sort reshape_alias"
+    "view reshape flatten unflatten ravel permute transpose t T mT H mH adjoint swapaxes swapdims movedim "
+    "moveaxis squeeze unsqueeze expand expand_as view_as reshape_as repeat repeat_interleave tile roll flip "
+    "getitem narrow select index_select gather take_along_dim masked_fill masked_select pad pixel_shuffle "
+    "pixel_unshuffle channel_shuffle unfold fold tril triu broadcast_to diagonal take sort"
 )
-SPLITS = _names(
-    "chunk split tensor_split unbind split_with_sizes hsplit vsplit dsplit unsafe_chunk unsafe_split"
-)
+SPLITS = _names("chunk split tensor_split unbind")
 # Means, extremes and sums over positions: passed through, and not counted, unless they are `RESIZING`.
-REDUCTIONS = _names(
-    "mean sum std var std_mean var_mean norm vector_norm amax amin max min nansum nanmean median "
-    "logsumexp prod"
-)
+REDUCTIONS = _names("mean sum std var norm vector_norm amax amin max min median logsumexp prod")
 _POOL_KINDS = ("max", "avg", "lp", "adaptive_avg", "adaptive_max")
 _POOLINGS = [f"{kind}_pool{n}d" for kind in _POOL_KINDS for n in (1, 2, 3)]
 POOLING = REDUCTIONS | {*_POOLINGS, *(f"{name}_with_indices" for name in _POOLINGS)} | _names(
-    "interpolate upsample upsample_nearest upsample_bilinear fractional_max_pool2d "
-    "fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d grid_sample cumsum segment_reduce "
-    "scatter_add scatter_reduce index_add pad_packed_sequence pack_padded_sequence cumprod"
+    "interpolate fractional_max_pool2d fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d "
+    "grid_sample cumsum scatter_add scatter_reduce index_add cumprod"
 )  # fmt: skip
 # What they give is not of the size of what they got, by a factor that depends on how much they add up.
 RESIZING = _names(
-    "sum nansum norm vector_norm prod logsumexp cumsum cumprod scatter_add scatter_reduce index_add "
-    "lp_pool1d lp_pool2d lp_pool3d"
+    "sum norm vector_norm prod logsumexp cumsum cumprod scatter_add scatter_reduce index_add lp_pool1d "
+    "lp_pool2d lp_pool3d"
 )
 # Alpha dropouts keep mean and variance: nothing is to be made up for.
 ALPHA_DROPOUTS = _names("alpha_dropout feature_alpha_dropout")
-DROPOUTS = ALPHA_DROPOUTS | _names("dropout dropout1d dropout2d dropout3d feature_dropout native_dropout")
-DRAWING = _names(
-    "bernoulli rand randn rand_like randn_like uniform normal exponential randint multinomial poisson"
-)
+DROPOUTS = ALPHA_DROPOUTS | _names("dropout dropout1d dropout2d dropout3d feature_dropout")
+DRAWING = _names("bernoulli rand randn rand_like randn_like uniform normal exponential")
 SCALINGS = _names("mul div neg multiply divide true_divide rdiv")
 SUMS = _names("add sub rsub subtract lerp")
 ELEMENTWISE = SCALINGS | SUMS | _names(
@@ -78,13 +63,13 @@ ELEMENTWISE = SCALINGS | SUMS | _names(
     "sin cos tan asin acos atan sinh cosh asinh acosh atanh arctan arcsinh arctanh sinc exp exp2 expm1 "
     "log log2 log10 log1p sqrt rsqrt square pow rpow float_power abs absolute sign sgn erf erfc erfinv "
     "reciprocal clamp clamp_min clamp_max clip maximum minimum where gt ge lt le eq ne greater less "
-    "logical_and logical_or logical_not heaviside floor ceil round trunc frac expit logit fmax fmin "
-    "hypot rtruediv floor_divide remainder positive xlogy logaddexp addcmul addcdiv"
+    "logical_and logical_or logical_not heaviside floor ceil round trunc frac expit logit fmax fmin hypot "
+    "floor_divide remainder positive xlogy logaddexp addcmul addcdiv"
 )  # fmt: skip
 MIXING = _names(
     "matmul mm bmm mv dot inner outer einsum tensordot addmm baddbmm addbmm addmv kron cdist bilinear "
     "linear scaled_dot_product_attention conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
-    "conv_transpose3d chain_matmul multi_dot vdot"
+    "conv_transpose3d"
 )
 _KINDS = {
     "pool": POOLING,
@@ -92,13 +77,10 @@ _KINDS = {
     "split": SPLITS,
     "dropout": DROPOUTS,
     "elementwise": ELEMENTWISE,
-    "norm": _names(
-        "batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm native_layer_norm "
-        "native_batch_norm native_group_norm sync_batch_norm"
-    ),
+    "norm": _names("batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm"),
     # One unit depends on the others: no gain follows from them.
     "normalizing": _names(
-        "softmax log_softmax softmin normalize gumbel_softmax softmax2d cosine_similarity renorm multi_margin"
+        "softmax log_softmax softmin normalize gumbel_softmax softmax2d cosine_similarity renorm"
     ),
     "mix": MIXING,
     "cat": _names("cat concat concatenate stack hstack vstack dstack column_stack"),
@@ -154,23 +136,15 @@ class Derived:
     """
 
     parameters: frozenset[str]
-    value: Tensor | None
+    value: Tensor
     transposed: bool = False
     how: str = ""
 
     @property
     def name(self) -> str:
-        """The parameter's name as its module shows it; "" where several are mixed.
-
-        >>> Derived(frozenset({"fc.parametrizations.weight.original0"}), None).name
-        'fc.weight'
-        """
-        owners = {shown_name(parameter) for parameter in self.parameters}
+        """The parameter's name as its module shows it; "" where several are mixed."""
+        owners = {parametrized_name(parameter) for parameter in self.parameters}
         return owners.pop() if len(owners) == 1 else ""
-
-
-class Noise:
-    """A tensor of random numbers, or one computed from them without data."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +152,6 @@ class Unknown:
     """A shape, or a tensor made from one, that is unknown without a sample; `call` would compute it."""
 
     call: ReplayableCall
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -220,12 +193,6 @@ def parametrized_name(parameter: str) -> str:
     return f"{owner}.{rest.partition('.')[0]}".lstrip(".") if found else parameter
 
 
-def shown_name(parameter: str) -> str:
-    """The same, and `conv.weight` for what the older `weight_norm` stores for it."""
-    name = parametrized_name(parameter)
-    return name[:-2] if name.endswith(("weight_g", "weight_v")) else name
-
-
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     """`function` applied to everything in nested tuples, lists, dicts and slices."""
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
@@ -258,9 +225,9 @@ class Context:
     of them is in train mode. A dropout whose 1/√(1 − p) does not pass through the function after it, as tanh,
     counts in `moment` and not in `keep`. `words` names what was met, as "relu, dropout 0.4"; `end` what ends
     the context: "input", "tokens", "weight", "norm", "sum", "product", "mix", "cat", "state", "output" ….
-    `trouble` names a function that is not elementwise, as softmax, or is `BY_SHAPE`: no moment follows from
-    it. Where another weight feeds this one, `feeder` is the `step` of that use and `function` the elementwise
-    function between the two (its root mean square over the masks of a dropout inside).
+    `trouble` names a function that is not elementwise, as softmax: no moment follows from it. Where another
+    weight feeds this one, `feeder` is the `step` of that use and `function` the elementwise function between
+    the two (its root mean square over the masks of a dropout inside).
     """
 
     words: str = ""
@@ -328,13 +295,15 @@ class Step:
 class Trace:
     """All steps; those whose results the model returns (`outputs`), and all that these depend on (`live`).
 
-    `other_uses` says how a parameter is used that is not the weight of a step.
+    `other_uses` says how a parameter is used that is not the weight of a step; `draws` whether the forward
+    calls a generator of random numbers itself.
     """
 
     steps: list[Step] = field(default_factory=list)
     outputs: set[int] = field(default_factory=set)
     live: set[int] = field(default_factory=set)
     other_uses: dict[str, str] = field(default_factory=dict)
+    draws: bool = False
 
     def add(self, name: str, kind: str, sources: tuple[int, ...] = (), **details: Any) -> Signal:
         self.steps.append(Step(len(self.steps), name, kind, sources, **details))
@@ -355,10 +324,10 @@ class Trace:
         return self.steps[index]
 
 
-# --- Simplifying: functions of one signal become one step, handwritten norms become norms -----------------
+# --- Simplifying: functions of one signal become one step -------------------------------------------------
 
-_UNCHANGED = CASTS - TO_INTEGERS - {"view_as_real"} | {"bias", "dropout"}  # a dropout of 0
-_IN_ORDER = ("view", "reshape", "view_as", "reshape_as", "unsafe_view", "expand", "expand_as", "broadcast_to")
+_UNCHANGED = CASTS - TO_INTEGERS | {"bias", "centre", "dropout"}  # a dropout of 0
+VIEWS = ("view", "reshape", "view_as", "reshape_as", "expand", "expand_as", "broadcast_to")
 
 
 def simplify(trace: Trace) -> None:
@@ -375,28 +344,24 @@ def simplify(trace: Trace) -> None:
 
 def _rewritten(trace: Trace, step: Step) -> Step:
     root, between = _common_root(trace, step)
-    source, scales, sums = step.sources[0], step.name in SCALINGS, step.name in SUMS
-    resizes = any(inner.resizes for inner in between)
+    source, sums = step.sources[0], step.name in SUMS
+    reductions = [inner for inner in between if inner.kind == "pool"]
     if root is None and step.name == "masked_fill":
         return replace(step, kind="rearrange", sources=(source,), call=ReplayableCall.identity(source))
     if root is None:
         return replace(step, kind="product" if step.name == "mul" else "sum" if sums else "unknown")
-    if not any(_reduces(inner) for inner in between):
+    if not reductions:
         steps = [*between, step]
         words = ", ".join(inner.name for inner in steps if inner.kind != "rearrange")
         call = ReplayableCall(_composite(steps, root), (Signal(root),))
         return replace(step, name=words, sources=(root,), call=call)
-    if scales and resizes:  # x / ‖x‖ is of size 1 as a whole, and of 1/√n in each unit
-        return replace(step, name="normalize by hand", kind="normalizing", sources=(root,))
-    if scales:
+    if step.name in SCALINGS and not any(inner.resizes for inner in reductions):
         return replace(step, name="norm by hand", kind="norm", sources=(root,))
-    if sums and not resizes:
-        return replace(step, name="centre", kind="centre", sources=(root,))
+    if sums and not any(inner.resizes for inner in reductions):
+        return replace(
+            step, name="centre", kind="rearrange", sources=(root,), call=ReplayableCall.identity(root)
+        )
     return replace(step, kind="sum" if sums else "unknown")
-
-
-def _reduces(step: Step) -> bool:
-    return (step.kind == "pool" and step.name in REDUCTIONS) or step.kind in ("centre", "norm")
 
 
 def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
@@ -410,8 +375,7 @@ def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
         learnable = latest.name == "scale" and step.name in SCALINGS  # the slope of a Swish, at 1
         passes = learnable or keeps_elements(trace, latest)
         reduces = latest.kind == "pool" and latest.name in REDUCTIONS
-        inside = passes or reduces or latest.kind in ("elementwise", "centre")
-        if not inside or not latest.sources:
+        if not (passes or reduces or latest.kind == "elementwise") or not latest.sources:
             return None, []
         between.append(replace(latest, call=ReplayableCall.identity(latest.sources[0])) if passes else latest)
         frontier = frontier - {latest.index} | set(latest.sources)
@@ -422,25 +386,7 @@ def keeps_elements(trace: Trace, step: Step) -> bool:
     """Whether a step returns its input, each element in its place: a cast, a view in the same shape."""
     if step.kind != "rearrange" or step.name in _UNCHANGED:
         return step.kind == "rearrange"
-    if step.call is None or step.name not in _IN_ORDER:
-        return False
-    source = step.sources[0]
-    if step.shape is not None and trace[source].shape is not None:
-        return step.shape == trace[source].shape
-    # Without shapes: a view in the shape of its own source.
-    shapes = leaves_of([step.call.args[1:], dict(step.call.kwargs)])
-    asked = [x.call.args[0] for x in shapes if isinstance(x, Unknown) and x.name in ("shape", "size")]
-    owners = [*asked, *(leaf for leaf in shapes if isinstance(leaf, Signal))]
-    own = _first_of_shape(trace, source)
-    same = [isinstance(leaf, Signal) and _first_of_shape(trace, leaf.index) == own for leaf in owners]
-    return len(owners) == len(shapes) > 0 and all(same)
-
-
-def _first_of_shape(trace: Trace, index: int) -> int:
-    """The first step of those back from `index` that certainly have the same shape."""
-    step = trace[index]
-    alone = step.kind == "elementwise" and len(step.sources) == 1
-    return _first_of_shape(trace, step.sources[0]) if alone or keeps_elements(trace, step) else index
+    return step.name in VIEWS and step.shape is not None and step.shape == trace[step.sources[0]].shape
 
 
 def _composite(steps: list[Step], root: int) -> Callable[[Any], Any]:

@@ -18,8 +18,8 @@ from torch.nn.utils import parametrize
 
 from hessinit.errors import ProblemError
 from hessinit.init.context import Downstream, upstream_of
-from hessinit.init.trace import Signal, Step, Trace, WeightUse, parametrized_name, shown_name, simplify
-from hessinit.init.tracers import trace_run, trace_symbolically
+from hessinit.init.trace import Signal, Step, Trace, WeightUse, parametrized_name, simplify
+from hessinit.init.tracers import trace_forward
 from hessinit.problem.layers import find_layers, layer_name
 from hessinit.problem.problem import Forward
 from hessinit.problem.validate import unwrap
@@ -29,9 +29,8 @@ _ROLES = {
     "cat": "joined to a signal, not a map of one",
     "mul": "scales a signal elementwise",
 }
-# For models traced without a sample: a batch of 2, sequences of 7, images of 5 × 7. All primes, so that a
-# reshape that fits is one that was meant.
-_BATCH, _LENGTH, _HEIGHT = 2, 7, 5
+# Likely leading dimensions, for models traced without a sample; primes, so that a reshape that fits is meant.
+_SIZES = ((2, 7), (2,), (2, 5, 7))
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def find_weight_uses(
         return TracedWeights(())
     if sample is None and forward is not None:
         raise ProblemError("forward= says how the model is called on a sample; pass sample= as well.")
-    trace = trace_symbolically(model) if sample is None else trace_run(model, sample, forward)
+    trace = trace_forward(model, sample, forward)
     if not dropout:
         trace.steps = [replace(step, keep=1.0) for step in trace.steps]
     simplify(trace)
@@ -78,11 +77,8 @@ def find_weight_uses(
         for use in uses
         if use.upstream.end == "unknown"
     ]
-    if any(trace[index].name == "noise" for index in trace.live):
-        notes.append(
-            "a signal is multiplied by random numbers, whose mean square is taken to be 1; only nn.Dropout "
-            "and F.dropout are counted as dropout"
-        )
+    if trace.draws:
+        notes.append("the forward draws random numbers itself; only nn.Dropout and F.dropout are counted")
     return TracedWeights(
         uses, _unmet(model, trace, {use.parameter for use in uses}), tuple(dict.fromkeys(notes))
     )
@@ -105,16 +101,10 @@ def _with_context(downstream: Downstream, step: Step, order: int) -> WeightUse:
 def _unmet(model: nn.Module, trace: Trace, met: set[str]) -> dict[str, str]:
     reasons = {}
     for name, parameter in model.named_parameters():
-        shown = shown_name(name)
-        if parameter.ndim < 2 or name in met or (shown in met and ".parametrizations." in f".{name}"):
-            continue
-        if shown in met:
-            reasons[name] = (
-                f"makes up {shown} by an old-style hook; use torch.nn.utils.parametrizations instead"
-            )
-            continue
-        use = trace.other_uses.get(name, "not used by the forward")
-        reasons[shown] = use if " " in use else _ROLES.get(use, f"used by {use}")
+        shown = parametrized_name(name)
+        if parameter.ndim > 1 and shown not in met:
+            use = trace.other_uses.get(name, "not used by the forward")
+            reasons[shown] = use if " " in use else _ROLES.get(use, f"used by {use}")
     return reasons
 
 
@@ -196,17 +186,21 @@ def _output_blocks(downstream: Downstream, step: Step, use: WeightUse) -> tuple[
     Channel numbers are sent through the rearranging steps that follow, in place of the output: where they
     arrive in disjoint sets that together are all channels, these sets are the blocks.
     """
-    if use.blocks or use.kind not in ("dense", "convolution", "transposed convolution"):
-        return use.blocks
     kinds = {consumer.kind for consumer in downstream.consumers.get(step.index, [])}
-    if not kinds & {"rearrange", "split", "gate"}:
-        return ()
+    weights = ("dense", "convolution", "transposed convolution")
+    if use.blocks or use.kind not in weights or not kinds & {"rearrange", "split", "gate"}:
+        return use.blocks
     channels = use.shape[1] if use.outputs_last else use.shape[0]
     if use.kind == "transposed convolution":
         channels = use.shape[1] * use.groups
-    for around, shape in _likely_shapes(step, use, channels):
-        axis = -1 if use.kind == "dense" else len(shape) - len(use.shape) + 1
-        tail = (1,) * (len(shape) - 1 - axis % len(shape))
+    tail = (1,) * (len(use.shape) - 2)
+    if step.shape is not None:
+        shapes = [(step.shape, step.shape)]
+    elif tail:
+        shapes = [((2, channels, *(7, 5, 7)[-len(tail) :]),) * 2]
+    else:
+        shapes = [((*size, math.prod(use.shape) // channels), (*size, channels)) for size in _SIZES]
+    for around, shape in shapes:
         try:
             numbers = torch.arange(channels, dtype=torch.float64).reshape(-1, *tail).expand(shape)
             arrived = set(_arrivals(downstream, step, numbers, around))
@@ -217,54 +211,33 @@ def _output_blocks(downstream: Downstream, step: Step, use: WeightUse) -> tuple[
     return ()
 
 
-def _likely_shapes(
-    step: Step, use: WeightUse, channels: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shapes of the signals around and of the output: the true one, or some that are likely."""
-    if step.shape is not None:
-        yield step.shape, step.shape
-    elif use.kind == "dense":
-        inputs = math.prod(use.shape) // channels
-        for places in ((_BATCH, _LENGTH), (_BATCH,), (_BATCH, _HEIGHT, _LENGTH)):
-            yield (*places, inputs), (*places, channels)
-    else:
-        size = (_LENGTH, _HEIGHT, _LENGTH)[-(len(use.shape) - 2) :]
-        yield (_BATCH, channels, *size), (_BATCH, channels, *size)
-
-
 def _arrivals(
     downstream: Downstream, step: Step, value: Any, around: tuple[int, ...]
 ) -> Iterator[frozenset[float]]:
+    """The channel numbers that reach each step that does more than rearrange; `around` is others' shape."""
+
+    def value_of(signal: Signal) -> Any:
+        shape = downstream.trace[signal.index].shape or around
+        return value if signal.index == step.index else torch.empty(shape, device="meta")
+
+    def numbers(value: Any) -> frozenset[float]:
+        if not isinstance(value, Tensor) or not value.numel():
+            raise ValueError("a tuple was not taken apart, or the dimension is not what was assumed")
+        return frozenset(value.unique().tolist())
+
     consumers = downstream.consumers.get(step.index, [])
     for consumer in consumers:
-        if consumer.kind == "gate":
-            dim = consumer.call.kwargs.get("dim", (*consumer.call.args, -1)[1]) if consumer.call else -1
-            yield from (_distinct(half) for half in value.chunk(2, dim))
-        elif consumer.kind in ("rearrange", "split") and consumer.call is not None:
-            moved = _moved(downstream.trace, consumer, step, value, around)
-            yield from _arrivals(downstream, consumer, moved, around)
+        call = consumer.call
+        if consumer.kind == "gate" and call is not None:
+            yield from map(numbers, value.chunk(2, call.kwargs.get("dim", (*call.args, -1)[1])))
+        elif consumer.kind in ("rearrange", "split") and call is not None:
+            # An expansion keeps the channels, and its shape may not be known.
+            same = consumer.name.startswith(("expand", "broadcast"))
+            yield from _arrivals(downstream, consumer, value if same else call.run(value_of), around)
         else:
-            yield _distinct(value)
+            yield numbers(value)
     if not consumers:
-        yield _distinct(value)
-
-
-def _moved(trace: Trace, consumer: Step, step: Step, value: Any, around: tuple[int, ...]) -> Any:
-    def value_of(signal: Signal) -> Any:
-        shape = trace[signal.index].shape
-        other = torch.empty(around if shape is None else shape, device="meta")
-        return value if signal.index == step.index else other
-
-    assert consumer.call is not None
-    if consumer.name.startswith(("expand", "broadcast")):
-        return value  # the same channels, and the shape to expand to may not be known
-    return consumer.call.run(value_of)
-
-
-def _distinct(value: Any) -> frozenset[float]:
-    if not isinstance(value, Tensor) or not value.numel():
-        raise ValueError("a tuple was not taken apart, or the dimension is not what was assumed")
-    return frozenset(value.unique().tolist())
+        yield numbers(value)
 
 
 # --- Weights as things to write ---------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,19 +20,7 @@ from hessinit.curvature.gram import rows_by_example
 from hessinit.curvature.krylov import Array
 from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
-from hessinit.measurement.jacobians import (
-    GraphPoint,
-    LayerUse,
-    LayerUses,
-    TracedOutput,
-    backward_maps,
-    exact_norms,
-    forward_maps,
-    read_uses,
-    shape_behind,
-    spectral_norms,
-    trace_from_inputs,
-)  # fmt: skip
+from hessinit.measurement import jacobians
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import JacobianBounds
 from hessinit.results.estimates import Estimate
@@ -53,71 +42,52 @@ def jacobian_bounds(
     each layer's product. All in all 6 to 25 plain measurements (benchmarks/products_cost.py).
     """
     batches = [_batch_bounds(evaluation, settings) for evaluation in evaluations]
-    found, reasons = (
-        [one for one, _ in batches],
-        {name: why for _, one in batches for name, why in one.items()},
-    )
+    reasons = {name: why for _, some in batches for name, why in some.items()}
     return {
         name: JacobianBounds(reason=reasons[name])
         if name in reasons
-        else _joined([one[name] for one in found])
+        else _joined([found[name] for found, _ in batches])
         for name in problem.leaves
     }
 
 
-@dataclass(frozen=True)
-class _BatchBounds:
+class _BatchBounds(NamedTuple):
     """One layer on one batch; `forward` and the paper's bound are None with `reason`."""
 
     forward: SingularValues | None
     backward: SingularValues
     activation: float
-    paper_bound: float | None
-    rigorous_bound: float | None
-    reason: str = ""
-    note: str = ""
+    paper: float | None
+    rigorous: float | None
+    reason: str
+    note: str
 
 
 def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
     """Bounds add up (they carry their batch's weight already), means are over all examples."""
-    forward = [one.forward for one in batches if one.forward is not None]
-    complete = len(forward) == len(batches)
-    backward = [one.backward for one in batches]
+    forward, backward, activation, paper, rigorous, reasons, notes = zip(*batches, strict=True)
     return JacobianBounds(
-        forward=_mean(forward) if complete else None,
-        forward_largest=float(max(one.values.max() for one in forward)) if complete else None,
-        backward=_mean(backward),
-        backward_largest=float(max(one.values.max() for one in backward)),
-        activation=max(one.activation for one in batches),
-        paper_bound=_total([one.paper_bound for one in batches]),
-        rigorous_bound=_total([one.rigorous_bound for one in batches]),
-        reason=next((one.reason for one in batches if one.reason), ""),
-        note=next((one.note for one in batches if one.note), ""),
+        **_mean_and_largest("forward", forward),
+        **_mean_and_largest("backward", backward),
+        activation=max(activation),
+        paper_bound=None if None in paper else sum(paper),
+        rigorous_bound=None if None in rigorous else sum(rigorous),
+        reason=next(filter(None, reasons), ""),
+        note=next(filter(None, notes), ""),
     )
 
 
-def _mean(pieces: Sequence[SingularValues]) -> Estimate:
-    values = np.concatenate([one.values for one in pieces])
-    errors = np.concatenate([one.errors for one in pieces])
-    loose = [one for one in pieces if not one.converged]
-    reason, products = (loose or pieces)[0].reason, sum(one.products for one in pieces)
-    return Estimate(float(values.mean()), float(errors.mean()), not loose, reason, products)
-
-
-def _total(bounds: Sequence[float | None]) -> float | None:
-    present = [bound for bound in bounds if bound is not None]
-    return sum(present) if len(present) == len(bounds) else None
-
-
-# --- One batch --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Forward:
-    """The norms of the forward product and the lengths of the network's inputs, both by example."""
-
-    norms: SingularValues
-    lengths: Array
+def _mean_and_largest(name: str, pieces: Sequence[SingularValues | None]) -> dict[str, Any]:
+    found = [one for one in pieces if one is not None]
+    if len(found) < len(pieces):
+        return {}
+    values, errors = (
+        np.concatenate([getattr(one, field) for one in found]) for field in ("values", "errors")
+    )
+    loose = [one for one in found if not one.converged]
+    reason, products = (loose or found)[0].reason, sum(one.products for one in found)
+    mean = Estimate(float(values.mean()), float(errors.mean()), not loose, reason, products)
+    return {name: mean, f"{name}_largest": float(values.max())}
 
 
 def _batch_bounds(
@@ -125,106 +95,69 @@ def _batch_bounds(
 ) -> tuple[dict[str, _BatchBounds], dict[str, str]]:
     """The bounds of the layers whose every use is known; why not, for the others."""
     check_outputs(evaluation)
-    traced = trace_from_inputs(evaluation)
-    leaves = evaluation.problem.leaves
-    layers, reasons = read_uses(
-        traced.output, layer_uses.find_uses(traced.output, leaves), leaves, settings.seed
-    )
+    traced = jacobians.trace_from_inputs(evaluation)
+    output = traced.output
+    layers, reasons = jacobians.read_layers(output, evaluation.problem.leaves, settings.seed)
     if not layers:
         return {}, reasons
-    losses = loss_norms(evaluation, settings)
-    backward: dict[str, SingularValues] = {}
-    for maps in backward_maps(traced, layers):
-        backward |= spectral_norms(maps, settings)
-    forward: dict[str, _Forward] = {}
-    for maps in forward_maps(traced, layers, settings.seed) if traced.inputs else ():
-        lengths = maps.end_lengths.cpu().numpy()
-        forward |= {name: _Forward(norms, lengths) for name, norms in spectral_norms(maps, settings).items()}
-    return {
-        layer.name: _one_layer(layer, traced, losses, backward[layer.name], forward.get(layer.name), settings)
-        for layer in layers
-    }, reasons
+    losses, loss_converged = _loss_norms(evaluation, settings)
+    backward = jacobians.backward_norms(traced, layers, settings)
+    forward = jacobians.forward_norms(traced, layers, settings)
+    found: dict[str, _BatchBounds] = {}
+    for layer in layers:
+        slopes, behind = _slopes(layer, output.detach()), backward[layer.name]
+        weight_map = weight_map_norms(layer, settings)
+        before, lengths = forward.get(layer.name, (None, np.zeros(0)))
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            after = np.log(behind.upper * slopes)
+            rigorous: float | None = _sum_over_examples(losses, after + np.log(weight_map.upper))
+            paper, reason = None, ""
+            if not (loss_converged and weight_map.converged and behind.converged):
+                # An unfinished search may be far below: its value is no bound.
+                rigorous, reason = None, "a norm in the bounds did not converge; raise max_iterations"
+            elif any(isinstance(use.call, layer_uses.EmbeddingCall) for use in layer.uses):
+                reason = "its inputs are tokens: the Jacobians of the network begin behind it"
+            elif before is None:
+                reason = traced.reason or "the layer's input does not depend on the network's input"
+            else:
+                # ‖B‖ ‖A‖ √overlap ‖F‖ ‖x‖
+                overlap = max(kernel_overlap(use.call) for use in layer.uses)
+                inputs = math.log(overlap) / 2 + np.log(before.upper) + np.log(lengths)
+                # Examples may depend on each other before the layer, and not behind it.
+                after = after if len(inputs) == len(after) else after.max(keepdims=True)
+                paper = _sum_over_examples(losses, after + inputs)
+        note = ""
+        if output.ndim and output.shape[0] > 1:
+            if layer.size == 1:
+                note = _DEPENDENT
+            elif len(lengths) == 1:
+                note = f"before this layer {_DEPENDENT}"
+        found[layer.name] = _BatchBounds(before, behind, float(slopes.max()), paper, rigorous, reason, note)
+    return found, reasons
 
 
-def _one_layer(
-    layer: LayerUses,
-    traced: TracedOutput,
-    losses: LossNorms,
-    backward: SingularValues,
-    forward: _Forward | None,
-    settings: LanczosSettings,
-) -> _BatchBounds:
-    slopes = _slopes(layer, traced.output.detach())
-    weight_map = weight_map_norms(layer, settings)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        behind = np.log(backward.upper * slopes)
-        rigorous: float | None = losses.bound(behind + np.log(weight_map.upper))
-    tokens = _token_counts(layer)
-    paper, reason = None, ""
-    if not (losses.converged and weight_map.converged and backward.converged):
-        # An unfinished search may be far below: its value is no bound.
-        rigorous, reason = None, "a norm in the bounds did not converge; raise max_iterations"
-    elif forward is None and not tokens.any():
-        reason = traced.reason or "the layer's input does not depend on the network's input"
-    else:
-        paper = losses.bound(_log_paper_factor(layer, behind, forward, tokens))
-    note = ""
-    if traced.output.ndim and traced.output.shape[0] > 1:
-        if layer.size == 1:
-            note = _DEPENDENT
-        elif forward is not None and len(forward.lengths) == 1:
-            note = f"before this layer {_DEPENDENT}"
-    norms = _norms_with_tokens(forward, tokens)
-    return _BatchBounds(norms, backward, float(slopes.max()), paper, rigorous, reason, note)
+def _sum_over_examples(losses: Array, logarithms: Array) -> float:
+    """Σ ‖H_z‖ factor² from the logarithms of one factor for each example, or of one for the batch.
+
+    A product of many layers overflows long before its logarithm does.
+    """
+    norms = losses if len(losses) == len(logarithms) else losses.max(keepdims=True)
+    return float(np.exp(np.logaddexp.reduce(np.log(norms) + 2 * logarithms)))
 
 
-def _slopes(layer: LayerUses, like: Tensor) -> Array:
+def _slopes(layer: jacobians.LayerUses, like: Tensor) -> Array:
     """‖A‖: the largest |f'| of every example at the layer's outputs; 1 where no activation follows."""
     slopes = np.zeros(layer.size)
     for use in layer.uses:
         found = np.ones(layer.size)
         if use.activation is not None:
-            shape = shape_behind(use.activation)
-            steps = use.call.rows // layer.size if use.after_time_first else 0
             # Elementwise, so its derivative times ones is the diagonal.
             head, tail = GradientEdge(use.activation, 0), GradientEdge(*use.activation.next_functions[0])
-            (derivative,) = torch.autograd.grad([head], [tail], [like.new_ones(shape)], retain_graph=True)
-            gathered = GraphPoint(derivative, shape, layer.size, steps).gather(derivative)
-            found = gathered.abs().amax(dim=1).double().cpu().numpy()
+            ones = like.new_ones(use.result.shape)
+            (derivative,) = torch.autograd.grad([head], [tail], [ones], retain_graph=True)
+            found = use.result.gather(derivative).abs().amax(dim=1).double().cpu().numpy()
         slopes = np.maximum(slopes, found)
     return slopes
-
-
-def _log_paper_factor(layer: LayerUses, behind: Array, forward: _Forward | None, tokens: Array) -> Array:
-    """‖B‖ ‖A‖ √overlap ‖F‖ ‖x‖; tokens are one-hot inputs, as long as the root of their number."""
-    overlap = max(kernel_overlap(use.call) for use in layer.uses)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        if forward is None:
-            return behind + np.log(tokens) / 2
-        inputs = math.log(overlap) / 2 + np.log(forward.norms.upper) + np.log(forward.lengths)
-        if len(inputs) != len(behind):  # examples that depend on each other before the layer, not behind it
-            behind, tokens = behind.max(keepdims=True), tokens.sum(keepdims=True)
-        return behind + np.logaddexp(2 * inputs, np.log(tokens)) / 2
-
-
-def _norms_with_tokens(forward: _Forward | None, tokens: Array) -> SingularValues | None:
-    """A token is its own input: beside it the forward product is at least 1."""
-    if not tokens.any():
-        return None if forward is None else forward.norms
-    if forward is None:
-        ones, zeros = np.ones(len(tokens)), np.zeros(len(tokens))
-        return SingularValues(ones, zeros, True, "tokens are looked up as they are", 0)
-    return replace(forward.norms, values=np.maximum(forward.norms.values, 1.0))
-
-
-def _token_counts(layer: LayerUses) -> Array:
-    """How many tokens every example looks up here, padding aside: the squared length of one-hot inputs."""
-    total = np.zeros(layer.size)
-    for use in layer.uses:
-        if isinstance(use.call, layer_uses.EmbeddingCall):
-            tokens = rows_by_example(use.call.inputs, layer.size, use.time_first)
-            total += (tokens != use.call.padding).sum(dim=1).cpu().numpy()
-    return total
 
 
 def kernel_overlap(call: layer_uses.Call) -> int:
@@ -237,58 +170,29 @@ def kernel_overlap(call: layer_uses.Call) -> int:
     kernel = call.weight.shape[2:]
     if call.transposed:
         return math.prod(kernel)  # every element is spread over the whole kernel
-    return min(window_overlap(kernel, call.stride, call.dilation), math.prod(call.output_shape[2:]))
-
-
-def window_overlap(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> int:
-    """The most windows of a sliding kernel that any element lies in.
-
-    >>> window_overlap([3, 3], [1, 1], [1, 1]), window_overlap([3, 3], [2, 2], [1, 1])
-    (9, 4)
-    """
     # The kernel entries that can meet an element are those of one remainder modulo the stride.
-    return math.prod(
+    met = (
         math.ceil(length / (step // math.gcd(step, spread)))
-        for length, step, spread in zip(kernel, stride, dilation, strict=True)
+        for length, step, spread in zip(kernel, call.stride, call.dilation, strict=True)
     )
+    return min(math.prod(met), math.prod(call.output_shape[2:]))
 
 
-# --- The norm of the loss's curvature at the output, example by example -----------------------------------
+def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[Array, bool]:
+    """‖H_z‖ of every example, plus its error, and whether all converged; of the batch if the loss couples it.
 
-
-@dataclass(frozen=True)
-class LossNorms:
-    """‖H_z‖ of every example, plus its error; `each` is None when the loss couples the examples."""
-
-    each: Array | None
-    whole: float
-    converged: bool = True
-
-    def bound(self, logarithms: Array) -> float:
-        """Σ ‖H_z‖ factor² from the logarithms of one factor for each example, or of one for the batch.
-
-        A product of many layers overflows long before its logarithm does.
-        """
-        norms = np.array([self.whole])
-        if self.each is not None and len(logarithms) == len(self.each):
-            norms = self.each
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            return float(np.exp(np.logaddexp.reduce(np.log(norms) + 2 * logarithms)))
-
-
-def loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> LossNorms:
-    """By Lanczos on products with H_z, which cost a fraction of a gradient: the model is not involved."""
+    By Lanczos on products with H_z, which cost a fraction of a gradient: the model is not involved.
+    """
     output = evaluation.output.detach()
     size = output.shape[0] if output.ndim else 1
     apart = size > 1 and not _couples(evaluation, output, settings.seed)
-    place = GraphPoint(output, tuple(output.shape), size if apart else 1)
+    point = jacobians.GraphPoint(output, tuple(output.shape), size if apart else 1)
 
     def curve(vectors: Tensor) -> Tensor:
-        return place.gather(evaluation.output_hessian(place.scatter(vectors)))
+        return point.gather(evaluation.output_hessian(point.scatter(vectors)))
 
-    found = _iterate(BatchedMap(place.size, place.each, place.each, curve, curve), output, settings)
-    upper = found.upper * evaluation.weight
-    return LossNorms(upper if apart else None, float(upper.max()), found.converged)
+    found = _iterate(BatchedMap(point.size, point.each, point.each, curve, curve), output, settings)
+    return np.broadcast_to(found.upper * evaluation.weight, size), found.converged
 
 
 def _couples(evaluation: Evaluation, output: Tensor, seed: int) -> bool:
@@ -308,17 +212,31 @@ def _couples(evaluation: Evaluation, output: Tensor, seed: int) -> bool:
 # --- The map from a weight to the outputs of its own calls, example by example ----------------------------
 
 
-def weight_map_norms(layer: LayerUses, settings: LanczosSettings) -> SingularValues:
+def weight_map_norms(layer: jacobians.LayerUses, settings: LanczosSettings) -> SingularValues:
     """The spectral norm of the map from the weight to all its calls' outputs, on the actual inputs.
 
-    A dense layer with one row per example: the length of its input. Uses that act on the same dimension of
-    the weight are stacked; where they act on different ones (an embedding and the head tied to it, W and
-    Wᵀ), the squared map is a Kronecker sum and its norm the sum of the norms.
+    A dense layer with one row per example: the length of its input. Dense calls on the same side of the
+    weight are stacked; beyond that, the squares of several norms are added up. That is exact for an embedding
+    and the head tied to it, or W and Wᵀ (a Kronecker sum), and an upper bound for repeated convolutions.
     """
-    kinds: dict[tuple[object, ...], list[LayerUse]] = {}
+    size, found = layer.size, []
+    dense: dict[bool, list[Tensor]] = {}
     for use in layer.uses:
-        kinds.setdefault(_kind(use), []).append(use)
-    found = [_stacked(uses, layer.size, settings) for uses in kinds.values()]
+        rows = rows_by_example(use.call.inputs, size, use.time_first)
+        if isinstance(use.call, layer_uses.DenseCall):
+            features = use.call.inputs.shape[1]
+            dense.setdefault(use.call.stored_transposed, []).append(rows.view(size, -1, features))
+        elif isinstance(use.call, layer_uses.ConvolutionCall):
+            found.append(_convolution(use.call, rows, settings))
+        elif isinstance(use.call, layer_uses.EmbeddingCall):
+            padding = use.call.padding
+            counts = [Counter(token for token in row if token != padding) for row in rows.tolist()]
+            most = np.sqrt([max(one.values(), default=0) for one in counts])
+            found.append(SingularValues(most, np.zeros(size), True, "exact: tokens were counted", 0))
+    for pieces in dense.values():
+        rows = torch.cat(pieces, dim=1)
+        small = min(rows.shape[1:]) <= _LARGEST_EXACT
+        found.append(jacobians.exact_norms(rows) if small else _iterate(BatchedMap.of(rows), rows, settings))
     if len(found) == 1:
         return found[0]
     values, upper = (
@@ -329,109 +247,24 @@ def weight_map_norms(layer: LayerUses, settings: LanczosSettings) -> SingularVal
     return SingularValues(values, upper - values, converged, found[0].reason, products)
 
 
-def _kind(use: LayerUse) -> tuple[object, ...]:
-    call = use.call
-    if isinstance(call, layer_uses.DenseCall):
-        return ("dense", call.stored_transposed)
-    if isinstance(call, layer_uses.ConvolutionCall):
-        return ("convolution", call.transposed, call.groups)
-    return ("embedding",)
+def _convolution(call: layer_uses.ConvolutionCall, rows: Tensor, settings: LanczosSettings) -> SingularValues:
+    """One output channel of each group is enough: the others see the same patches."""
+    images = rows.view(len(rows), -1, *call.inputs.shape[1:])
+    weight = call.weight[:, :1] if call.transposed else call.weight[:: len(call.weight) // call.groups]
+    one = replace(call, weight=weight)
+    shape = (images.shape[1], call.groups, *call.output_shape[2:])
 
+    def push(kernels: Tensor) -> Tensor:
+        return torch.vmap(lambda x, kernel: one.on(x).push(kernel.view(weight.shape)))(
+            images, kernels
+        ).flatten(1)
 
-def _stacked(uses: list[LayerUse], size: int, settings: LanczosSettings) -> SingularValues:
-    call = uses[0].call
-    if isinstance(call, layer_uses.EmbeddingCall):
-        return _most_frequent_tokens(uses, size)
-    if isinstance(call, layer_uses.DenseCall):
-        rows = [rows_by_example(use.call.inputs, size, use.time_first) for use in uses]
-        features = [use.call.inputs.shape[1] for use in uses]
-        pieces = [one.view(size, -1, count) for one, count in zip(rows, features, strict=True)]
-        matrices = torch.cat(pieces, dim=1)
-        if min(matrices.shape[1:]) <= _LARGEST_EXACT:
-            return exact_norms(matrices)
-        return _iterate(BatchedMap.of(matrices), matrices, settings)
-    return _convolutions(uses, size, settings)
+    def pull(outputs: Tensor) -> Tensor:
+        return torch.vmap(lambda x, signal: one.on(x).pull(signal.view(shape)))(images, outputs).flatten(1)
+
+    maps = BatchedMap(len(rows), weight.numel(), math.prod(shape), push, pull)
+    return _iterate(maps, call.inputs, settings)
 
 
 def _iterate(maps: BatchedMap, like: Tensor, settings: LanczosSettings) -> SingularValues:
     return largest_singular_values(maps, dtype=like.dtype, device=like.device, **settings.options)
-
-
-def _most_frequent_tokens(uses: list[LayerUse], size: int) -> SingularValues:
-    """An embedding: √ of the count of an example's most frequent token; padding does not count."""
-    keys = []
-    for call, time_first in [(use.call, use.time_first) for use in uses]:
-        assert isinstance(call, layer_uses.EmbeddingCall)
-        tokens = rows_by_example(call.inputs, size, time_first)
-        numbers = torch.arange(size, device=tokens.device).unsqueeze(1).expand_as(tokens)
-        keys.append(torch.stack((numbers, tokens))[:, tokens != call.padding])
-    found, counts = torch.unique(torch.cat(keys, dim=1), dim=1, return_counts=True)
-    most = np.zeros(size)
-    np.maximum.at(most, found[0].cpu().numpy(), counts.cpu().numpy())
-    return SingularValues(np.sqrt(most), np.zeros(size), True, "exact: tokens were counted", 0)
-
-
-def _convolutions(uses: list[LayerUse], size: int, settings: LanczosSettings) -> SingularValues:
-    """One output channel of each group is enough: the others see the same patches."""
-    calls = [(use.call, use.time_first) for use in uses]
-    patches = [
-        Patches(call, size, later) for call, later in calls if isinstance(call, layer_uses.ConvolutionCall)
-    ]
-    groups = next(call.groups for call, _ in calls if isinstance(call, layer_uses.ConvolutionCall))
-    found = _iterate(_stacked_patches(patches, size * groups), uses[0].call.inputs, settings)
-    values = found.values.reshape(size, groups).max(axis=1)
-    upper = found.upper.reshape(size, groups).max(axis=1)
-    return SingularValues(values, upper - values, found.converged, found.reason, found.products)
-
-
-class Patches:
-    """The images of one convolution, `size` examples side by side as channels of one input.
-
-    Every (example, group) is then a group of its own in one large convolution, with its own kernel: the map
-    from a kernel of one output channel to its outputs on each example's images, without unfolding them.
-    """
-
-    def __init__(self, call: layer_uses.ConvolutionCall, size: int, time_first: bool) -> None:
-        inputs = call.inputs
-        self._images, self._pairs = inputs.shape[0] // size, size * call.groups
-        if time_first:
-            apart = inputs.reshape(self._images, size, *inputs.shape[1:])
-        else:
-            apart = inputs.reshape(size, self._images, *inputs.shape[1:]).transpose(0, 1)
-        self._inputs = apart.reshape(self._images, -1, *inputs.shape[2:]).contiguous()
-        kernel, channels = call.weight.shape[2:], inputs.shape[1] // call.groups
-        lead = (self._pairs * channels, 1) if call.transposed else (self._pairs, channels)
-        self._weight = inputs.new_zeros(*lead, *kernel)
-        self._out = tuple(call.output_shape[2:])
-        self._settings = (call.stride, call.padding, call.dilation, call.transposed, call.output_padding,
-                          self._pairs)  # fmt: skip
-        self.outputs = self._images * math.prod(self._out)
-        self.kernel_size = self._weight.numel() // self._pairs
-
-    def push(self, kernels: Tensor) -> Tensor:
-        """From a kernel for every (example, group) to its outputs at all positions."""
-        weight = kernels.reshape(self._weight.shape)
-        found: Tensor = torch.ops.aten.convolution(self._inputs, weight, None, *self._settings)
-        return found.transpose(0, 1).reshape(self._pairs, -1)
-
-    def pull(self, outputs: Tensor) -> Tensor:
-        """The transpose of `push`."""
-        signals = outputs.reshape(self._pairs, self._images, *self._out).transpose(0, 1).contiguous()
-        found: Tensor = torch.ops.aten.convolution_backward(
-            signals, self._inputs, self._weight, None, *self._settings, [False, True, False]
-        )[1]
-        return found.reshape(self._pairs, -1)
-
-
-def _stacked_patches(patches: Sequence[Patches], pairs: int) -> BatchedMap:
-    """The outputs of several convolutions with the same kernels, one after the other."""
-    outputs = [one.outputs for one in patches]
-
-    def push(kernels: Tensor) -> Tensor:
-        return torch.cat([one.push(kernels) for one in patches], dim=1)
-
-    def pull(cotangents: Tensor) -> Tensor:
-        pieces = cotangents.split(outputs, dim=1)
-        return torch.stack([one.pull(part) for one, part in zip(patches, pieces, strict=True)]).sum(0)
-
-    return BatchedMap(pairs, patches[0].kernel_size, sum(outputs), push, pull)

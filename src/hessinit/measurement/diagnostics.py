@@ -8,7 +8,7 @@ graph: so the numbers are found, for modules, functional calls and in-place oper
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
 from hessinit.curvature.layer_uses import Node
-from hessinit.measurement.jacobians import REARRANGING, Consumers, activation_kind
+from hessinit.measurement.jacobians import REARRANGING, Consumers, activation_kind, consumers_of
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Diagnostics
@@ -49,15 +49,15 @@ def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagn
 
     Gradients are those of the loss over all batches, so two halves give the same as the whole. Uses of one
     weight (time steps, tied layers) are pooled. Costs a forward and a backward pass for each batch, and the
-    memory of one graph. Runs inside `problem.settings()`.
+    memory of one graph and of a copy of every layer's values. Runs inside `problem.settings()`.
     """
     gathered = {name: _Gathered() for name in problem.leaves}
     for evaluation in evaluations:
         output, layers = record_layer_values(problem, evaluation.batch)
         loss = problem.loss_of(output, evaluation.batch) * evaluation.weight
         uses = [(name, one) for name, found in layers.items() for one in found]
-        tensors = [*problem.leaves.values(), *(one.after.value for _, one in uses)]
-        inputs: Any = [*problem.leaves.values(), *(one.after.gradient_edge for _, one in uses)]
+        tensors = [*problem.leaves.values(), *(one.after for _, one in uses)]
+        inputs: Any = [*problem.leaves.values(), *(one.edge for _, one in uses)]
         found = torch.autograd.grad(loss, inputs, allow_unused=True)
         gradients = iter(
             torch.zeros_like(tensor) if gradient is None else gradient.detach()
@@ -82,8 +82,8 @@ class _Gathered:
         self._weight_gradient: Tensor | None = None
 
     def add(self, values: LayerValues, gradient: Tensor) -> None:
-        self._own.add(values.own.value)
-        self._after.add(values.after.value)
+        self._own.add(values.own)
+        self._after.add(values.after)
         self._gradient.add(gradient)
         self._names[_activation_name(values.activation)] = None
         alive = _living_units(values)
@@ -105,7 +105,7 @@ class _Gathered:
             return Diagnostics(reason="the forward does not use it")
         norm = float(torch.linalg.vector_norm(self._weight_gradient, dtype=torch.float64))
         if not self._after.count:
-            return Diagnostics(weight_gradient_norm=norm, reason="it never meets the batch")
+            return Diagnostics(weight_gradient_norm=norm, reason="it never meets a tensor of the batch")
         units = sum(len(alive) for alive in self._alive.values())
         dead = units - sum(int(alive.sum()) for alive in self._alive.values())
         return Diagnostics(
@@ -176,7 +176,7 @@ def _count_saturated(values: LayerValues) -> tuple[int, int] | None:
     """
     node: Any = values.activation
     name = _activation_name(node)
-    after = values.after.value
+    after = values.after
     if name in ("hardtanh", "relu6"):
         # The bounds as the activation itself rounds them.
         low, high = (
@@ -184,7 +184,7 @@ def _count_saturated(values: LayerValues) -> tuple[int, int] | None:
         )
         saturated = after >= high if low == 0 else (after <= low) | (after >= high)
     elif name in _RELATIVE_SLOPES:
-        saturated = _RELATIVE_SLOPES[name](values.entry.value, after) < SATURATED_BELOW
+        saturated = _RELATIVE_SLOPES[name](values.entry, after) < SATURATED_BELOW
     else:
         return None
     return int(saturated.sum()), saturated.numel()
@@ -196,19 +196,18 @@ def _living_units(values: LayerValues) -> Tensor | None:
     A unit is a channel of a convolution, a feature of anything else.
     """
     node = values.activation
-    entry = values.entry.value
+    entry = values.entry
     if node is None or entry.ndim == 0:
         return None
     name = _activation_name(node)
     if name == "relu" or (name in ("hardtanh", "relu6") and node._saved_min_val == 0):
         alive = entry > 0
-    elif name == "threshold" and not bool(values.after.value[entry <= node._saved_threshold].any()):
+    elif name == "threshold" and not bool(values.after[entry <= node._saved_threshold].any()):
         alive = entry > node._saved_threshold
     else:
         return None
     # Judged before the activation, where the weight's own output still has its own order of dimensions.
-    is_convolution = type(values.node).__name__ == "ConvolutionBackward0"
-    units = 1 if is_convolution and entry.ndim > 1 else entry.ndim - 1
+    units = 1 if values.is_convolution and entry.ndim > 1 else entry.ndim - 1
     return alive.movedim(units, -1).reshape(-1, entry.shape[units]).any(dim=0)
 
 
@@ -216,32 +215,19 @@ def _living_units(values: LayerValues) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class GraphTensor:
-    """A tensor of the forward: where it is in the graph, and its value."""
-
-    node: Node
-    number: int
-    value: Tensor
-
-    @property
-    def gradient_edge(self) -> GradientEdge:
-        """What `torch.autograd.grad` takes in place of the tensor."""
-        return GradientEdge(self.node, self.number)
-
-
-@dataclass(frozen=True)
 class LayerValues:
     """One use of a weight: its output with its bias, and the same after the activation, if one follows.
 
     A normalization between the two is looked through. `entry` is the activation's input: `own`, or the result
-    of the normalization. Without an activation `after` is `own`. `node` is where the weight meets the data.
+    of the normalization. Without an activation `after` is `own`; `edge` is its place in the graph.
     """
 
-    node: Node
-    own: GraphTensor
-    entry: GraphTensor
-    after: GraphTensor
+    own: Tensor
+    entry: Tensor
+    after: Tensor
+    edge: GradientEdge
     activation: Node | None
+    is_convolution: bool
 
 
 def record_layer_values(problem: Problem, batch: Batch) -> tuple[Tensor, dict[str, list[LayerValues]]]:
@@ -253,15 +239,13 @@ def record_layer_values(problem: Problem, batch: Batch) -> tuple[Tensor, dict[st
     with recorder:
         output = problem.output(batch)
     recorder.inspect(output)
-    consumers = Consumers(output)
-    reached = {output.grad_fn, *consumers.of}
+    consumers = consumers_of(output)
     layers: dict[str, list[LayerValues]] = {}
-    for name in problem.leaves:
-        # Data that came as no tensor (a graph object, say) leave no trace: then the first use has to do.
-        found = [spot for spot in recorder.uses[name] if spot[0] in reached]
-        found = found or [spot for spot in recorder.first_uses[name] if spot[0] in reached]
-        found.sort(key=lambda spot: spot[0]._sequence_nr())
-        layers[name] = [recorder.values_of(spot, consumers) for spot in found]
+    for name, spots in recorder.uses.items():
+        reached = sorted(
+            (spot for spot in spots if spot[0] in consumers), key=lambda at: at[0]._sequence_nr()
+        )
+        layers[name] = [recorder.values_of(spot, consumers) for spot in reached]
     return output, layers
 
 
@@ -274,120 +258,86 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, leaves: dict[str, Tensor], batch: Batch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = {id(leaf): name for name, leaf in leaves.items()}
-        self._depends_on_data = WeakTensorKeyDictionary()
-        self._biased = WeakTensorKeyDictionary()
+        self._data = WeakTensorKeyDictionary()  # what depends on the data: whether as a sum with a bias
         self._examples = batch.size
         for tensor in tensors_in(batch.inputs):
-            self._depends_on_data[tensor] = True
+            self._data[tensor] = False
         self._seen: set[Spot] = set()
-        # Weights on their way to the data: the leaves they come from, and whether only rearranged so far.
-        self._carriers: dict[Spot, tuple[set[str], bool]] = {}
+        self._carriers: dict[Spot, set[str]] = {}  # weights on their way to the data
         # Outputs of weights, rearranged or biased at most, and what follows them: an activation at the end.
         self._open: set[Spot] = set()
         self._followers: set[Spot] = set()
         self._values: dict[Spot, Tensor] = {}
         self.uses: dict[str, list[Spot]] = {name: [] for name in leaves}
-        self.first_uses: dict[str, list[Spot]] = {name: [] for name in leaves}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         arguments = list(tensors_in([args, kwargs]))
         for tensor in arguments:
             self.inspect(tensor)
-        data = [tensor for tensor in arguments if self._depends_on_data.get(tensor, False)]
-        written = list(_written(func, args, kwargs))
-        self._save_from_overwriting(written)
+        others = [tensor for tensor in arguments if tensor not in self._data]
         result = func(*args, **kwargs)
-        for tensor in () if arguments else tensors_in(result):
+        found = list(tensors_in(result))
+        if not arguments:
             # Made for the batch: the positions of its words, its first hidden state.
-            if not tensor.is_floating_point() or self._examples in tensor.shape:
-                self._mark(tensor)
-        if data:
-            others = [tensor for tensor in arguments if not self._depends_on_data.get(tensor, False)]
-            # Two summands that depend on the data make a residual connection; a matrix is a layer of its own.
-            biased = len(data) == 1 and all(_is_vector(tensor) for tensor in others)
-            for tensor in tensors_in(result):
-                self._mark(tensor)
-                self._biased[tensor] = biased
-            for tensor in written:
-                self._mark(tensor)
-                if tensor._base is not None:
-                    self._mark(tensor._base)
+            found = [one for one in found if not one.is_floating_point() or self._examples in one.shape]
+        elif len(others) == len(arguments):
+            return result
+        if func._schema.is_mutable:  # it may have written into a view
+            found += [tensor._base for tensor in found if tensor._base is not None]
+        # Two summands that depend on the data make a residual connection; a matrix is a layer of its own.
+        biased = len(others) == len(arguments) - 1 and all(map(_is_vector, others))
+        for tensor in found:
+            if id(tensor) not in self._names:  # an embedding with max_norm writes into its weight
+                self._data[tensor] = biased
         return result
-
-    def _mark(self, tensor: Tensor) -> None:
-        if id(tensor) not in self._names:  # an embedding with max_norm rescales the rows that the data name
-            self._depends_on_data[tensor] = True
 
     def inspect(self, tensor: Tensor) -> None:
         """Keep this tensor's value if it lies between a weight and the end of its activation."""
         node = _node(tensor)
         if node is None or (node, tensor.output_nr) in self._seen:
             return
-        spot = (node, tensor.output_nr)
+        spot, kind = (node, tensor.output_nr), type(node).__name__
         self._seen.add(spot)
-        kind = type(node).__name__
-        self._find_weights(spot, kind, tensor)
-        if not any(source in self._open for source in node.next_functions):
-            return
-        biased = kind == "AddBackward0" and self._biased.get(tensor, False)
-        passed = biased or kind in REARRANGING or kind in NORMALIZING
-        if passed:
-            self._open.add(spot)
-        if passed or activation_kind(node) is not None:
-            self._followers.add(spot)
-            self._values[spot] = tensor.detach()
-
-    def _find_weights(self, spot: Spot, kind: str, tensor: Tensor) -> None:
         carried: set[str] = set()
-        untouched: set[str] = set()
-        for source, number in spot[0].next_functions:
-            name = self._names.get(id(getattr(source, "variable", None)))
-            names, plain = ({name}, True) if name else self._carriers.get((source, number), (set(), False))
-            carried |= names
-            untouched |= names if plain else set()
-        if not carried or tensor.layout is not torch.strided:
-            return
-        used, uses = carried, self.uses
-        if not self._depends_on_data.get(tensor, False):
-            rearranged = kind in REARRANGING and untouched == carried
-            self._carriers[spot] = (carried, rearranged)
-            used, uses = set() if rearranged else untouched, self.first_uses
-        for name in used:
-            uses[name].append(spot)
-        if used:
+        for source in node.next_functions:
+            name = self._names.get(id(getattr(source[0], "variable", None)))
+            carried |= {name} if name else self._carriers.get(source, set())
+        if carried and tensor.layout is torch.strided:
+            if tensor not in self._data:
+                self._carriers[spot] = carried
+                return
+            for name in carried:
+                self.uses[name].append(spot)
             self._open.add(spot)
-            self._values[spot] = tensor.detach()
-
-    def _save_from_overwriting(self, written: list[Tensor]) -> None:
-        stores = {_store(tensor) for tensor in written} - {0}
-        for spot, value in self._values.items() if stores else ():
-            if _store(value) in stores:
-                self._values[spot] = value.clone()
+            self._values[spot] = tensor.detach().clone()  # it may be overwritten later
+        if any(source in self._open for source in node.next_functions):
+            passed = kind in REARRANGING or kind in NORMALIZING
+            passed = passed or (kind == "AddBackward0" and self._data.get(tensor, False))
+            if passed:
+                self._open.add(spot)
+            if passed or activation_kind(node) is not None:
+                self._followers.add(spot)
+                self._values[spot] = tensor.detach().clone()
 
     def values_of(self, spot: Spot, consumers: Consumers) -> LayerValues:
         """From a use through its bias, or a normalization, to its activation, if it is the only way on."""
         own, at, activation, normalized = spot, spot, None, None
-        while True:
-            found = consumers.of.get(at[0], [])
-            if len(found) != 1 or (found[0], 0) not in self._followers:
-                break
-            came, at = at, (found[0], 0)
-            kind = type(at[0]).__name__
+        while len(consumers[at[0]]) == 1 and (consumers[at[0]][0], 0) in self._followers:
+            came, at = at, (consumers[at[0]][0], 0)
             if activation_kind(at[0]) is not None:
                 # PReLU's slope, say, is not what it acts on.
                 activation = at[0] if at[0].next_functions[0][0] is came[0] else None
                 break
+            kind = type(at[0]).__name__
             if kind in NORMALIZING:
                 normalized = at
             if kind == "AddBackward0" and normalized is None:
                 own = at
         after = own if activation is None else (activation, 0)
-        entry = normalized or own
-        return LayerValues(spot[0], self._tensor(own), self._tensor(entry), self._tensor(after), activation)
-
-    def _tensor(self, spot: Spot) -> GraphTensor:
-        return GraphTensor(*spot, self._values[spot])
+        values, is_convolution = self._values, type(spot[0]).__name__ == "ConvolutionBackward0"
+        edge, entry = GradientEdge(*after), values[normalized or own]
+        return LayerValues(values[own], entry, values[after], edge, activation, is_convolution)
 
 
 def _node(tensor: Tensor) -> Node | None:
@@ -400,18 +350,3 @@ def _node(tensor: Tensor) -> Node | None:
 def _is_vector(tensor: Tensor) -> bool:
     """At most one dimension is longer than 1, as a bias's is."""
     return sum(length > 1 for length in tensor.shape) <= 1
-
-
-def _store(tensor: Tensor) -> int:
-    """Where the numbers lie; 0 for what has no such place (sparse tensors)."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The arguments that an operation writes into."""
-    if not func._schema.is_mutable:
-        return
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from tensors_in(given)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from hessinit.curvature import layer_uses
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.gram import KnownCall, find_layouts
+from hessinit.curvature.gram import find_layouts, known_calls
+from hessinit.curvature.krylov import NOT_FINITE, Array
 from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.problem.batches import map_tensors
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 # Unit vectors are shared by all layers, Lanczos takes about this many passes for each of them.
 _PASSES_PER_LAYER = 16
 _FEW, _MOST = 64, 256
-# The images of the unit vectors are held for so many layers at a time that they take about this many bytes.
+# The images of the unit vectors are held for all layers at once if they take at most this many bytes.
 _BYTES_AT_ONCE = 2**27
 _NUMBERS_AT_ONCE = 2**22
 # All examples wait for the slowest: a digit less in the worst of them halves the passes, the others have it.
@@ -51,12 +52,14 @@ ACTIVATIONS = {
     "SiluBackward0": "silu", "SinBackward0": "sin", "SoftplusBackward0": "softplus",
     "SoftshrinkBackward0": "softshrink", "TanhBackward0": "tanh", "ThresholdBackward0": "threshold",
 }  # fmt: skip
-# Nodes that only rearrange their input.
-REARRANGING = {
-    "AliasBackward0", "CloneBackward0", "ContiguousBackward0", "PermuteBackward0", "ReshapeAliasBackward0",
-    "SqueezeBackward0", "SqueezeBackward1", "TBackward0", "TransposeBackward0", "TransposeBackward1",
-    "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
+# Nodes that keep their input's numbers in order, and those that reorder them.
+RESHAPING = {
+    "AliasBackward0", "CloneBackward0", "ContiguousBackward0", "ReshapeAliasBackward0", "SqueezeBackward0",
+    "SqueezeBackward1", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
 }  # fmt: skip
+REARRANGING = RESHAPING | {"PermuteBackward0", "TBackward0", "TransposeBackward0", "TransposeBackward1"}
+
+Consumers = dict[layer_uses.Node, list[layer_uses.Node]]
 
 
 # --- Where the forward uses each weight, and what follows -------------------------------------------------
@@ -70,89 +73,162 @@ def activation_kind(node: layer_uses.Node) -> str | None:
     return ACTIVATIONS.get(type(node).__name__.rstrip("0123456789") + "0")
 
 
-class Consumers:
-    """The consumers of each node's result, over all the nodes behind `output`."""
+def consumers_of(output: Tensor) -> Consumers:
+    """The consumers of each node's result, for all the nodes behind `output`."""
+    found: Consumers = {output.grad_fn: []}
+    waiting: list[layer_uses.Node] = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        for source, _ in node.next_functions:
+            if source is not None and source not in found:
+                found[source] = []
+                waiting.append(source)
+            if source is not None:
+                found[source].append(node)
+    return found
 
-    def __init__(self, output: Tensor) -> None:
-        self.of: dict[layer_uses.Node, list[layer_uses.Node]] = {}
-        waiting: list[layer_uses.Node] = [output.grad_fn]
-        seen = {output.grad_fn}
-        while waiting:
-            node = waiting.pop()
-            for source, _ in node.next_functions:
-                if source is None:
-                    continue
-                self.of.setdefault(source, []).append(node)
-                if source not in seen:
-                    seen.add(source)
-                    waiting.append(source)
 
-    def activation_after(self, node: layer_uses.Node) -> layer_uses.Node | None:
-        """The elementwise activation that alone consumes the node's result, or None.
+@dataclass(frozen=True)
+class LayerUse:
+    """One use of a weight: its call and the activation that follows; `result` is behind that activation.
 
-        Rearranging and the addition of a bias are looked through; anything else in between ends the search.
-        """
-        while True:
-            found = self.of.get(node, [])
-            if len(found) != 1:
-                return None
-            if activation_kind(found[0]) is not None:
-                # PReLU's slope, say, is not its input.
-                return found[0] if found[0].next_functions[0][0] is node else None
-            kind = type(found[0]).__name__
-            if kind not in REARRANGING and not (kind == "AddBackward0" and _adds_a_bias(found[0], node)):
-                return None
-            node = found[0]
+    The rows are ordered by example or, with `time_first`, by position. `source`, the call's input, is None
+    for tokens and constants.
+    """
+
+    call: layer_uses.Call
+    activation: layer_uses.Node | None
+    source: GraphPoint | None
+    result: GraphPoint
+    time_first: bool
+
+
+@dataclass(frozen=True)
+class LayerUses:
+    """All uses of a weight, for `size` examples that are independent behind it (1: the whole batch)."""
+
+    name: str
+    uses: list[LayerUse]
+    size: int
+
+    @property
+    def sources(self) -> list[GraphPoint]:
+        return [use.source for use in self.uses if use.source is not None]
+
+
+def read_layers(
+    output: Tensor, leaves: dict[str, Tensor], seed: int
+) -> tuple[list[LayerUses], dict[str, str]]:
+    """The layers whose every use is a known call; for the others, why not."""
+    found = layer_uses.find_uses(output, leaves)
+    size, consumers = output.shape[0] if output.ndim else 1, consumers_of(output)
+    known = known_calls(found, leaves, size) if size > 1 else []
+    layouts = find_layouts(output, known, seed) if known else []
+    orders = {one.edge.node: layout for one, layout in zip(known, layouts, strict=True)}
+    layers: list[LayerUses] = []
+    reasons: dict[str, str] = {}
+    for name, uses in found.items():
+        calls = [(use, layer_uses.read_call(use, leaves[name])) for use in uses]
+        unknown = [use.kind for use, call in calls if call is None]
+        if unknown:
+            reasons[name] = (
+                f"the weight goes into {unknown[0]}, none of the known uses (dense, convolution, embedding)"
+            )
+        elif not uses:
+            reasons[name] = "the forward does not use this weight"
+        else:
+            apart = all(orders.get(use.node) is not None for use in uses)
+            examples = size if apart else 1
+            read = [
+                _read(use, call, examples, bool(apart and orders[use.node]), consumers)
+                for use, call in calls
+                if call is not None
+            ]
+            layers.append(LayerUses(name, read, examples))
+    return layers, reasons
+
+
+def _read(
+    use: layer_uses.Use, call: layer_uses.Call, size: int, time_first: bool, consumers: Consumers
+) -> LayerUse:
+    def point(node: layer_uses.Node, number: int) -> GraphPoint:
+        shape = node.variable.shape if hasattr(node, "variable") else node._input_metadata[number].shape
+        steps = call.rows // size if time_first else 0
+        return GraphPoint(GradientEdge(node, number), tuple(shape), size, steps)
+
+    # addmm(bias, inputs, weight), mm(inputs, weight), convolution(inputs, weight, bias), embedding(weight)
+    node, number = use.node.next_functions[use.kind == "AddmmBackward0"]
+    has_source = node is not None and not isinstance(call, layer_uses.EmbeddingCall)
+    source = point(node, number) if has_source else None
+    activation = _activation_after(use.node, call, consumers)
+    return LayerUse(call, activation, source, point(activation or use.node, 0), time_first)
+
+
+def _activation_after(
+    node: layer_uses.Node, call: layer_uses.Call, consumers: Consumers
+) -> layer_uses.Node | None:
+    """The elementwise activation that alone consumes the call's result, or None.
+
+    Another shape of the same numbers and an added bias are looked through; anything else ends the search.
+    """
+    while len(consumers[node]) == 1:
+        (following,) = consumers[node]
+        if math.prod(following._input_metadata[0].shape) != math.prod(call.output_shape):
+            return None  # a sum may repeat the numbers
+        if activation_kind(following) is not None:
+            # PReLU's slope, say, is not its input.
+            return following if following.next_functions[0][0] is node else None
+        if type(following).__name__ not in RESHAPING and not _adds_a_bias(following, node):
+            return None
+        node = following
+    return None
 
 
 def _adds_a_bias(addition: layer_uses.Node, node: layer_uses.Node) -> bool:
     """Whether the other summand is a constant or a weight, not something that the forward computed."""
-    others = [source for source, _ in addition.next_functions if source is not node]
-    if addition._saved_alpha != 1:
+    if type(addition).__name__ != "AddBackward0" or addition._saved_alpha != 1:
         return False
+    others = [source for source, _ in addition.next_functions if source is not node]
     return all(source is None or type(source).__name__ == "AccumulateGrad" for source in others)
 
 
-@dataclass(frozen=True)
-class NetworkInput:
-    """A tensor that the network starts from: a floating input, or an embedding's result for its tokens."""
-
-    tensor: Tensor
-    looked_up: bool
+# --- The network's inputs ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TracedOutput:
-    """The output with its graph, and the network's inputs in it; `reason` says why there are none."""
+    """The output with its graph, the floating inputs in it and the results of embeddings.
+
+    `reason` says why there is neither.
+    """
 
     output: Tensor
-    inputs: tuple[NetworkInput, ...]
+    inputs: list[Tensor]
+    lookups: list[Tensor]
     reason: str = ""
 
 
 def trace_from_inputs(evaluation: Evaluation) -> TracedOutput:
     """Evaluate once more with inputs that can be differentiated by; costs one forward."""
-    leaves: list[NetworkInput] = []
+    inputs: list[Tensor] = []
 
-    def open_(tensor: Tensor) -> Tensor:
+    def differentiable(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
-        leaf = tensor.detach().requires_grad_()
-        leaves.append(NetworkInput(leaf, looked_up=False))
-        return leaf
+        inputs.append(tensor.detach().requires_grad_())
+        return inputs[-1]
 
-    batch = dataclasses.replace(evaluation.batch, inputs=map_tensors(open_, evaluation.batch.inputs))
+    given = map_tensors(differentiable, evaluation.batch.inputs)
     lookups = _Lookups()
     try:
         with lookups:
-            output = evaluation.problem.output(batch)
+            output = evaluation.problem.output(dataclasses.replace(evaluation.batch, inputs=given))
     except Exception as failure:  # the same forward ran before: it cannot take inputs that require gradients
         reason = f"the forward fails on inputs that require gradients ({type(failure).__name__})"
-        return TracedOutput(evaluation.output, (), reason)
+        return TracedOutput(evaluation.output, [], [], reason)
     check_no_reentrant_checkpoints(output)
-    inputs = (*leaves, *(NetworkInput(tensor, looked_up=True) for tensor in lookups.found))
-    reason = "" if inputs else "the network has neither floating inputs nor embeddings to start from"
-    return TracedOutput(output, inputs, reason)
+    none = "" if inputs or lookups.found else "the network has neither floating inputs nor embeddings"
+    return TracedOutput(output, inputs, lookups.found, none)
 
 
 class _Lookups(TorchFunctionMode):
@@ -170,107 +246,6 @@ class _Lookups(TorchFunctionMode):
             return result
         self.found.append(result if result.requires_grad else result.detach().requires_grad_())
         return self.found[-1].clone()  # the forward may go on in place
-
-
-@dataclass(frozen=True)
-class LayerUse:
-    """One use of a weight: `after` is the edge behind the activation, or behind the call where none follows.
-
-    `source` is the edge of the call's input (None for tokens and constants). `time_first` and
-    `after_time_first` say how the rows of the call, and of the activation's result, belong to the examples.
-    """
-
-    call: layer_uses.Call
-    source: GradientEdge | None
-    node: layer_uses.Node
-    activation: layer_uses.Node | None
-    after: GradientEdge
-    time_first: bool = False
-    after_time_first: bool = False
-
-
-@dataclass(frozen=True)
-class LayerUses:
-    """All uses of a weight, for `size` examples that are independent behind it (1: the whole batch)."""
-
-    name: str
-    uses: tuple[LayerUse, ...]
-    size: int
-
-
-def read_uses(
-    output: Tensor, uses: dict[str, list[layer_uses.Use]], leaves: dict[str, Tensor], seed: int
-) -> tuple[list[LayerUses], dict[str, str]]:
-    """The layers whose every use is a known call; for the others, why not."""
-    consumers, size = Consumers(output), output.shape[0] if output.ndim else 1
-    reasons: dict[str, str] = {}
-    found: dict[str, list[LayerUse]] = {}
-    for name, ones in uses.items():
-        calls = [layer_uses.read_call(use, leaves[name]) for use in ones]
-        unknown = [use.kind for use, call in zip(ones, calls, strict=True) if call is None]
-        if not ones:
-            reasons[name] = "the forward does not use this weight"
-        elif unknown:
-            reasons[name] = (
-                f"the weight goes into {unknown[0]}, none of the known uses (dense, convolution, embedding)"
-            )
-        else:
-            known = [(use, call) for use, call in zip(ones, calls, strict=True) if call is not None]
-            found[name] = [_read(use, call, consumers) for use, call in known]
-    return _with_rows(output, found, size, seed), reasons
-
-
-def _read(use: layer_uses.Use, call: layer_uses.Call, consumers: Consumers) -> LayerUse:
-    source = None
-    if not isinstance(call, layer_uses.EmbeddingCall):
-        # addmm(bias, inputs, weight), mm(inputs, weight), convolution(inputs, weight, bias)
-        node, number = use.node.next_functions[1 if use.kind == "AddmmBackward0" else 0]
-        source = None if node is None else GradientEdge(node, number)
-    activation = consumers.activation_after(use.node)
-    if activation is not None and not _keeps_lengths(use.node, activation, call):
-        activation = None
-    return LayerUse(call, source, use.node, activation, GradientEdge(activation or use.node, 0))
-
-
-def _keeps_lengths(node: layer_uses.Node, activation: layer_uses.Node, call: layer_uses.Call) -> bool:
-    """Whether the activation gets the call's own numbers: a sum on the way may repeat or scale them."""
-    if math.prod(shape_behind(activation)) != math.prod(call.output_shape):
-        return False
-    between = activation.next_functions[0][0]
-    while between is not node:
-        if getattr(between, "_saved_alpha", 1) != 1:
-            return False
-        sources = [source for source, _ in between.next_functions if source is not None]
-        between = next(source for source in sources if type(source).__name__ != "AccumulateGrad")
-    return True
-
-
-def shape_behind(node: layer_uses.Node, number: int = 0) -> tuple[int, ...]:
-    """The shape of a node's result in the forward."""
-    if type(node).__name__ == "AccumulateGrad":
-        return tuple(node.variable.shape)
-    return tuple(node._input_metadata[number].shape)
-
-
-def _with_rows(output: Tensor, found: dict[str, list[LayerUse]], size: int, seed: int) -> list[LayerUses]:
-    """Which rows belong to which example, at the call and behind its activation."""
-    apart = {
-        name: size > 1 and all(use.call.rows % size == 0 for use in uses) for name, uses in found.items()
-    }
-    flat = [(name, use) for name, uses in found.items() if apart[name] for use in uses]
-    calls = [KnownCall(name, use.call, GradientEdge(use.node, 0)) for name, use in flat]
-    behind = [KnownCall(name, use.call, use.after) for name, use in flat]
-    orders = find_layouts(output, [*calls, *behind], seed) if calls else []
-    layers: dict[str, list[LayerUse]] = {name: [] for name in found}
-    for (name, use), order, after in zip(flat, orders[: len(flat)], orders[len(flat) :], strict=True):
-        if order is None or after is None:
-            apart[name] = False
-        else:
-            layers[name].append(dataclasses.replace(use, time_first=order, after_time_first=after))
-    return [
-        LayerUses(name, tuple(layers[name]), size) if apart[name] else LayerUses(name, tuple(uses), 1)
-        for name, uses in found.items()
-    ]
 
 
 # --- Derivatives between places of the graph, example by example ------------------------------------------
@@ -310,291 +285,197 @@ class GraphPoint:
 
 
 GraphPoints = Sequence[GraphPoint]
+# From some points to others; the vectors are (examples, numbers of each at all the first points).
+Product = Callable[[GraphPoints, GraphPoints, Tensor], list[Tensor]]
 
 
-def gather_all(places: GraphPoints, tensors: Sequence[Tensor]) -> Tensor:
-    """The numbers at several places, side by side: (examples, numbers of each)."""
-    pieces = [place.gather(tensor) for place, tensor in zip(places, tensors, strict=True)]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+def _each(points: GraphPoints) -> int:
+    return sum(point.each for point in points)
 
 
-def scatter_all(places: GraphPoints, rows: Tensor) -> list[Tensor]:
-    """The reverse of `gather_all`."""
-    pieces = rows.split([place.each for place in places], dim=-1)
-    return [place.scatter(part) for place, part in zip(places, pieces, strict=True)]
+def _flat(layers: dict[str, list[GraphPoint]]) -> list[GraphPoint]:
+    return [point for points in layers.values() for point in points]
 
 
 class Jacobian:
-    """Products with the derivative of some places (`heads`) by earlier ones (`tails`) of the same graph.
+    """Products with the derivative of some points (`heads`) by earlier ones (`tails`) of the same graph.
 
     Forward products differentiate the backward product by its own argument, in which it is linear: that works
-    wherever two derivatives do, and one graph serves all places. Vectors are by example; stacks of them go
-    in one batched pass.
+    wherever two derivatives do, and one graph serves all points. Stacks of vectors go in one batched pass.
     """
 
     def __init__(self, heads: GraphPoints, tails: GraphPoints, like: Tensor) -> None:
-        self.like = like
-        self._heads, self._tails = list(heads), list(tails)
-        self._adjoint: tuple[list[Tensor], list[Tensor | None]] | None = None
+        self._heads, self._tails, self._like = heads, tails, like
 
     def pull(self, heads: GraphPoints, tails: GraphPoints, vectors: Tensor) -> list[Tensor]:
         """The transpose times cotangents of some heads, at some tails."""
-        outputs, inputs = [head.at for head in heads], [tail.at for tail in tails]
-        found = _gradients(outputs, inputs, scatter_all(heads, vectors), vectors.ndim > 2)
-        return self._filled(found, tails, vectors)
+        sent = zip((head.at for head in heads), _scattered(heads, vectors), strict=True)
+        return self._gradients(list(sent), [tail.at for tail in tails], tails, vectors.shape[:-2])
 
     def push(self, tails: GraphPoints, heads: GraphPoints, vectors: Tensor) -> list[Tensor]:
         """The derivative times tangents of some tails, at some heads."""
-        placeholders, adjoint = self._linear_adjoint()
-        pairs = [
-            (adjoint[self._tails.index(tail)], tangent)
-            for tail, tangent in zip(tails, scatter_all(tails, vectors), strict=True)
-        ]
-        reached = [(one, tangent) for one, tangent in pairs if one is not None and one.requires_grad]
-        found: list[Tensor | None] = [None] * len(heads)
-        if reached:
-            outputs, tangents = zip(*reached, strict=True)
-            inputs = [placeholders[self._heads.index(head)] for head in heads]
-            found = _gradients(outputs, inputs, tangents, vectors.ndim > 2)
-        return self._filled(found, heads, vectors)
+        adjoint = self._adjoint
+        sent = zip((adjoint[tail] for tail in tails), _scattered(tails, vectors), strict=True)
+        reached = [(one, tangent) for one, tangent in sent if one is not None and one.requires_grad]
+        return self._gradients(reached, [adjoint[head] for head in heads], heads, vectors.shape[:-2])
 
-    def _filled(self, found: Sequence[Tensor | None], places: GraphPoints, vectors: Tensor) -> list[Tensor]:
-        """Zero where nothing arrives."""
-        stack = vectors.shape[:-2]
+    @functools.cached_property
+    def _adjoint(self) -> dict[GraphPoint, Tensor | None]:
+        """A placeholder for the cotangent of every head, and the gradient that they give at every tail."""
+        placeholders = [self._like.new_zeros(head.shape).requires_grad_() for head in self._heads]
+        outputs: Any = [head.at for head in self._heads]
+        inputs: Any = [tail.at for tail in self._tails]
+        found = torch.autograd.grad(outputs, inputs, placeholders, create_graph=True, allow_unused=True)
+        return dict(zip([*self._heads, *self._tails], [*placeholders, *found], strict=True))
+
+    def _gradients(
+        self, sent: Sequence[tuple[Any, Tensor]], inputs: Any, points: GraphPoints, stack: torch.Size
+    ) -> list[Tensor]:
+        found: Sequence[Tensor | None] = [None] * len(points)
+        if sent:
+            outputs, vectors = zip(*sent, strict=True)
+            found = torch.autograd.grad(
+                outputs,
+                inputs,
+                vectors,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=bool(stack),
+            )
         return [
-            self.like.new_zeros((*stack, *place.shape)) if one is None else one.detach()
-            for place, one in zip(places, found, strict=True)
+            self._like.new_zeros(*stack, point.size, point.each)
+            if one is None
+            else point.gather(one.detach())
+            for point, one in zip(points, found, strict=True)
         ]
 
-    def _linear_adjoint(self) -> tuple[list[Tensor], list[Tensor | None]]:
-        if self._adjoint is None:
-            placeholders = [self.like.new_zeros(head.shape).requires_grad_() for head in self._heads]
-            outputs, inputs = [head.at for head in self._heads], [tail.at for tail in self._tails]
-            found = _gradients(outputs, inputs, placeholders, False, create_graph=True)
-            self._adjoint = placeholders, found
-        return self._adjoint
 
-
-def _gradients(
-    outputs: Any, inputs: Any, vectors: Sequence[Tensor], batched: bool, create_graph: bool = False
-) -> list[Tensor | None]:
-    options: dict[str, bool] = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
-    return list(torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=batched, **options))
-
-
-@dataclass(frozen=True)
-class JacobianMap:
-    """From one end of the network (its output, or its inputs) to the places of `layers`, and back."""
-
-    jacobian: Jacobian
-    end: tuple[GraphPoint, ...]
-    from_output: bool
-    layers: dict[str, tuple[GraphPoint, ...]]
-
-    @property
-    def examples(self) -> int:
-        return self.end[0].size
-
-    @property
-    def each(self) -> int:
-        """How many numbers an example has at the end."""
-        return _each(self.end)
-
-    @property
-    def end_lengths(self) -> Tensor:
-        """‖x‖ of every example at the network's inputs, for a map from there."""
-        pieces = [place.gather(place.at.detach()) for place in self.end if isinstance(place.at, Tensor)]
-        squares = sum(part.double().pow(2).sum(dim=1) for part in pieces)
-        assert isinstance(squares, Tensor)
-        return squares.sqrt()
-
-    def out(self, places: GraphPoints, vectors: Tensor) -> list[Tensor]:
-        """From the end to the places."""
-        send = self.jacobian.pull if self.from_output else self.jacobian.push
-        return send(self.end, places, vectors)
-
-    def back(self, places: GraphPoints, vectors: Tensor) -> Tensor:
-        """From the places to the end: the transpose of `out`."""
-        send = self.jacobian.push if self.from_output else self.jacobian.pull
-        return gather_all(self.end, send(places, self.end, vectors))
-
-
-def backward_maps(traced: TracedOutput, layers: Sequence[LayerUses]) -> list[JacobianMap]:
-    """From the output to each layer's result: one map for independent examples, one for whole batches."""
-    output, maps = traced.output, []
-    for size in sorted({layer.size for layer in layers}):
-        end = GraphPoint(output, tuple(output.shape), size)
-        places = {layer.name: _output_points(layer) for layer in layers if layer.size == size}
-        tails = [place for chosen in places.values() for place in chosen]
-        maps.append(JacobianMap(Jacobian([end], tails, output.detach()), (end,), True, places))
-    return maps
-
-
-def _output_points(layer: LayerUses) -> tuple[GraphPoint, ...]:
-    orders = [use.call.rows // layer.size if use.after_time_first else 0 for use in layer.uses]
-    return tuple(
-        GraphPoint(use.after, shape_behind(use.after.node), layer.size, steps)
-        for use, steps in zip(layer.uses, orders, strict=True)
-    )
-
-
-def _input_points(layer: LayerUses, size: int) -> tuple[GraphPoint, ...]:
-    found = []
-    for use in layer.uses:
-        if use.source is not None:
-            steps = use.call.rows // size if use.time_first and size > 1 else 0
-            shape = shape_behind(use.source.node, use.source.output_nr)
-            found.append(GraphPoint(use.source, shape, size, steps))
-    return tuple(found)
-
-
-def forward_maps(traced: TracedOutput, layers: Sequence[LayerUses], seed: int) -> list[JacobianMap]:
-    """From the network's inputs to each layer's; layers that get only tokens or constants are left out.
-
-    Layers that see the inputs in the same way share a map. An input that is the same for all examples, as a
-    table of positions, counts as a bias: the derivative is by the examples' own inputs.
-    """
-    served: dict[tuple[tuple[int, int], ...], list[LayerUses]] = {}
-    for layer, orders in zip(layers, _orders(traced, layers, seed), strict=True):
-        if _input_points(layer, 1):
-            served.setdefault(orders, []).append(layer)
-    maps = []
-    for orders, chosen in served.items():
-        size = chosen[0].size if orders else 1
-        end = tuple(
-            GraphPoint(traced.inputs[index].tensor, tuple(traced.inputs[index].tensor.shape), size, steps)
-            for index, steps in orders or [(index, 0) for index in range(len(traced.inputs))]
-        )
-        places = {layer.name: _input_points(layer, size) for layer in chosen}
-        heads = [place for ones in places.values() for place in ones]
-        maps.append(JacobianMap(Jacobian(heads, end, traced.output.detach()), end, False, places))
-    return maps
-
-
-def _orders(
-    traced: TracedOutput, layers: Sequence[LayerUses], seed: int
-) -> list[tuple[tuple[int, int], ...]]:
-    """For every layer, the inputs that count and their steps; () where the batch is one example."""
-    apart = [layer for layer in layers if layer.size > 1]
-    found: dict[str, tuple[tuple[int, int], ...]] = {layer.name: () for layer in layers}
-    # All layers in the same passes; each on its own only where that finds examples that depend on others.
-    joint = _fitting(traced, apart, seed)
-    whole = all(joint)
-    for layer in apart:
-        fitting = joint if whole else _fitting(traced, [layer], seed)
-        needed = [orders for orders, one in zip(fitting, traced.inputs, strict=True) if not one.looked_up]
-        if all(needed):
-            found[layer.name] = tuple((index, orders[0]) for index, orders in enumerate(fitting) if orders)
-    return [found[layer.name] for layer in layers]
-
-
-def _fitting(traced: TracedOutput, layers: Sequence[LayerUses], seed: int) -> list[list[int]]:
-    """For every input, the orders of its numbers in which no example depends on another one's."""
-    places = [place for layer in layers for place in _input_points(layer, layer.size)]
-    if not places:
-        return [[0] for _ in traced.inputs]
-    size, like = layers[0].size, traced.output.detach()
-    tensors = [one.tensor for one in traced.inputs]
-    fitting = [_possible(tensor, size) for tensor in tensors]
-    whole = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in tensors]
-    jacobian = Jacobian(places, whole, like)
-    numbers = size * sum(place.each for place in places)
-    probe = ProbeStream(size + numbers, seed=seed, dtype=like.dtype, device=like.device).draw()
-    for bases, gradients, factors in layer_uses.probe_examples(
-        lambda cotangents: jacobian.pull(places, whole, cotangents), probe[size:].view(size, -1), probe[:size]
-    ):
-        for orders, tensor, base, gradient in zip(fitting, tensors, bases, gradients, strict=True):
-            gathers = {steps: GraphPoint(tensor, tuple(tensor.shape), size, steps).gather for steps in orders}
-            orders[:] = [
-                steps
-                for steps, gather in gathers.items()
-                if layer_uses.in_proportion(gather(base), gather(gradient), factors)
-            ]
-    return fitting
-
-
-def _possible(tensor: Tensor, size: int) -> list[int]:
-    """Steps of the orders that the shape allows: 0 for example by example."""
-    shape = tensor.shape
-    orders = [0] if tensor.numel() % size == 0 else []
-    if tensor.ndim > 1 and shape[1] == size and shape[0] > 1:
-        orders.append(int(shape[0]))
-    elif tensor.ndim and shape[0] > size and shape[0] % size == 0:
-        orders.append(int(shape[0]) // size)
-    return orders
+def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
+    pieces = rows.split([point.each for point in points], dim=-1)
+    return [point.scatter(piece) for point, piece in zip(points, pieces, strict=True)]
 
 
 # --- Norms: by few unit vectors, exact, or by Lanczos -----------------------------------------------------
 
 
-def spectral_norms(maps: JacobianMap, settings: LanczosSettings) -> dict[str, SingularValues]:
-    """The norm of the derivative between the end of the map and a layer's places, by layer and example.
+def backward_norms(
+    traced: TracedOutput, layers: Sequence[LayerUses], settings: LanczosSettings
+) -> dict[str, SingularValues]:
+    """From every layer's result to the output."""
+    output = traced.output
+    found: dict[str, SingularValues] = {}
+    for size in sorted({layer.size for layer in layers}):
+        end = [GraphPoint(output, tuple(output.shape), size)]
+        points = {layer.name: [use.result for use in layer.uses] for layer in layers if layer.size == size}
+        found |= _spectral_norms(end, points, True, output.detach(), settings)
+    return found
+
+
+def forward_norms(
+    traced: TracedOutput, layers: Sequence[LayerUses], settings: LanczosSettings
+) -> dict[str, tuple[SingularValues, Array]]:
+    """From the network's inputs to every layer's, and the lengths of the network's inputs, by example.
+
+    Layers that get only tokens or constants are left out. Where examples depend on each other before some
+    layer, all layers see the batch as one example.
+    """
+    like = traced.output.detach()
+    found: dict[str, tuple[SingularValues, Array]] = {}
+    apart = {layer.name: layer.sources for layer in layers if layer.size > 1 and layer.sources}
+    own = _own_inputs(traced, _flat(apart), settings.seed) if apart else []
+    whole = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in (*traced.inputs, *traced.lookups)]
+    joint = {
+        layer.name: [dataclasses.replace(point, size=1, steps=0) for point in layer.sources]
+        for layer in layers
+        if layer.sources and not (own and layer.name in apart)
+    }
+    for end, points in ((own, apart), (whole, joint)):
+        if end and points:
+            tensors = [point.gather(point.at.detach()) for point in end if isinstance(point.at, Tensor)]
+            lengths = torch.cat(tensors, dim=1).double().pow(2).sum(dim=1).sqrt().cpu().numpy()
+            norms = _spectral_norms(end, points, False, like, settings)
+            found |= {name: (one, lengths) for name, one in norms.items()}
+    return found
+
+
+def _own_inputs(traced: TracedOutput, heads: GraphPoints, seed: int) -> list[GraphPoint]:
+    """The network's inputs if no example's reach another one's rows at the heads, otherwise none.
+
+    The first dimension counts the examples. An embedding's result that is the same for all examples, as a
+    table of positions is, counts as a bias: the derivative is by the examples' own inputs.
+    """
+    size, like = heads[0].size, traced.output.detach()
+    tensors = [one for one in (*traced.inputs, *traced.lookups) if one.numel() % size == 0]
+    tails = [GraphPoint(tensor, tuple(tensor.shape), size) for tensor in tensors]
+    jacobian, mixed = Jacobian(heads, tails, like), set[GraphPoint]()
+    probe = ProbeStream(size * (1 + _each(heads)), seed=seed, dtype=like.dtype, device=like.device).draw()
+    for bases, gradients, factors in layer_uses.probe_examples(
+        lambda cotangents: jacobian.pull(heads, tails, cotangents), probe[size:].view(size, -1), probe[:size]
+    ):
+        mixed |= {
+            tail
+            for tail, base, gradient in zip(tails, bases, gradients, strict=True)
+            if not layer_uses.in_proportion(base, gradient, factors)
+        }
+    own = [tail for tail in tails if tail not in mixed]
+    needed = {id(tensor) for tensor in traced.inputs}
+    return own if needed <= {id(point.at) for point in own} else []
+
+
+def _spectral_norms(
+    end: GraphPoints,
+    layers: dict[str, list[GraphPoint]],
+    from_output: bool,
+    like: Tensor,
+    settings: LanczosSettings,
+) -> dict[str, SingularValues]:
+    """The norm of the derivative between an end of the network and a layer's points, by layer and example.
 
     With few numbers at that end the unit vectors go to all layers at once, a pass for each. Otherwise every
     layer takes a Lanczos run of its own, for all examples in lockstep. No Jacobian of a large layer and a
     large end is ever formed.
     """
     found: dict[str, SingularValues] = {}
-    layers = maps.layers
-    if maps.each <= min(_MOST, max(_FEW, _PASSES_PER_LAYER * len(layers))):
-        for group in _groups(maps):
-            for name, columns in zip(group, _columns(maps, [layers[name] for name in group]), strict=True):
+    size, numbers, points = end[0].size, _each(end), _flat(layers)
+    jacobian = Jacobian(end, points, like) if from_output else Jacobian(points, end, like)
+    out, back = (jacobian.pull, jacobian.push) if from_output else (jacobian.push, jacobian.pull)
+    if numbers <= min(_MOST, max(_FEW, _PASSES_PER_LAYER * len(layers))):
+        held = _each(points) * numbers * size * like.element_size()
+        for group in [layers] if held <= _BYTES_AT_ONCE else [{name: layers[name]} for name in layers]:
+            images = iter(_images_of_units(end, _flat(group), out, like))
+            for name in group:
+                columns = torch.cat([next(images) for _ in group[name]], dim=-1)
                 found[name] = exact_norms(columns.transpose(0, 1))
         return found
-    like = maps.jacobian.like
     looser = dataclasses.replace(settings, tolerance=min(_LOOSER * settings.tolerance, _LOOSEST))
-    for name, places in layers.items():
+    for name, points in layers.items():
 
-        def push(vectors: Tensor, places: GraphPoints = places) -> Tensor:
-            return gather_all(places, maps.out(places, vectors))
+        def push(vectors: Tensor, points: GraphPoints = points) -> Tensor:
+            return torch.cat(out(end, points, vectors), dim=-1)
 
-        batched = BatchedMap(
-            maps.examples, maps.each, _each(places), push, functools.partial(maps.back, places)
-        )
+        def pull(vectors: Tensor, points: GraphPoints = points) -> Tensor:
+            return torch.cat(back(points, end, vectors), dim=-1)
+
+        batched = BatchedMap(size, numbers, _each(points), push, pull)
         found[name] = largest_singular_values(batched, dtype=like.dtype, device=like.device, **looser.options)
     return found
 
 
-def _each(places: GraphPoints) -> int:
-    return sum(place.each for place in places)
-
-
-def _groups(maps: JacobianMap) -> Iterator[list[str]]:
-    per_number = maps.each * maps.examples * maps.jacobian.like.element_size()
-    group: list[str] = []
-    held = 0
-    for name, places in maps.layers.items():
-        needed = _each(places) * per_number
-        if group and held + needed > _BYTES_AT_ONCE:
-            yield group
-            group, held = [], 0
-        group.append(name)
-        held += needed
-    if group:
-        yield group
-
-
-def _columns(maps: JacobianMap, layers: Sequence[GraphPoints]) -> list[Tensor]:
-    """The image of every unit vector at every layer: (units, examples, numbers of each)."""
-    like, count, size = maps.jacobian.like, maps.each, maps.examples
+def _images_of_units(end: GraphPoints, points: GraphPoints, out: Product, like: Tensor) -> list[Tensor]:
+    """The image of every unit vector at every point: (units, examples, numbers of each)."""
+    count, size = _each(end), end[0].size
     unit = torch.eye(count, dtype=like.dtype, device=like.device)
     units = unit.unsqueeze(1).expand(count, size, count)  # the same one in all examples at once
-    places = [place for one in layers for place in one]
     # One batched pass where its calls cost more than its arithmetic.
-    if _each(places) * count * size <= _NUMBERS_AT_ONCE:
+    if _each(points) * count * size <= _NUMBERS_AT_ONCE:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # a missing batching rule is only a warning, and slow
-                return _by_layer(layers, maps.out(places, units))
+                return out(end, points, units)
         except (RuntimeError, UserWarning):
             pass
-    sent = [_by_layer(layers, maps.out(places, unit)) for unit in units]
+    sent = [out(end, points, unit) for unit in units]
     return [torch.stack(pieces) for pieces in zip(*sent, strict=True)]
-
-
-def _by_layer(layers: Sequence[GraphPoints], found: Sequence[Tensor]) -> list[Tensor]:
-    pieces = iter(found)
-    return [gather_all(places, [next(pieces) for _ in places]) for places in layers]
 
 
 def exact_norms(matrices: Tensor) -> SingularValues:
@@ -603,21 +484,18 @@ def exact_norms(matrices: Tensor) -> SingularValues:
     >>> [round(float(value), 12) for value in exact_norms(torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]])).values]
     [5.0, 0.0]
     """
-    size, rows, columns = matrices.shape
-    values = np.empty(size)
-    step = max(1, _NUMBERS_AT_ONCE // max(1, rows * columns))
-    for first in range(0, size, step):
-        part = matrices[first : first + step].double()
+    _, rows, columns = matrices.shape
+    tops = []
+    for part in matrices.split(max(1, _NUMBERS_AT_ONCE // max(1, rows * columns))):
         # Scaled, so that squares stay within the range of doubles.
-        scales = part.abs().amax(dim=(1, 2), keepdim=True)
-        finite = torch.isfinite(scales)
-        part = torch.where(finite & (scales > 0), part / scales, torch.zeros_like(part))
-        gram = part @ part.mT if rows <= columns else part.mT @ part
+        scales = part.double().abs().amax(dim=(1, 2), keepdim=True)
+        usable = scales.isfinite() & (scales > 0)
+        scaled = torch.where(usable, part.double() / scales, 0.0)
+        gram = scaled @ scaled.mT if rows <= columns else scaled.mT @ scaled
         top = torch.linalg.eigvalsh(gram)[:, -1].clamp(min=0).sqrt()
-        found = torch.where(finite, top[:, None, None] * scales, torch.full_like(scales, math.inf))
-        values[first : first + step] = found[:, 0, 0].cpu().numpy()
-    all_finite = bool(np.isfinite(values).all())
-    overflow = "a product was not finite (inf or nan); use torch.float64"
-    reason = "exact up to rounding" if all_finite else overflow
+        tops.append(torch.where(scales.isfinite()[:, 0, 0], top * scales[:, 0, 0], math.inf))
+    values = torch.cat(tops).cpu().numpy()
+    finite = bool(np.isfinite(values).all())
+    reason = "exact up to rounding" if finite else NOT_FINITE
     errors = 8 * float(torch.finfo(matrices.dtype).eps) * values
-    return SingularValues(values, errors, all_finite, reason, min(rows, columns))
+    return SingularValues(values, errors, finite, reason, min(rows, columns))

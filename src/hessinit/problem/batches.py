@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,11 +42,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
     if isinstance(structure, (list, tuple)):
         return type(structure)(map_tensors(function, value) for value in structure)
     if dataclasses.is_dataclass(structure) and not isinstance(structure, type):
-        twin = copy.copy(structure)
-        for field in dataclasses.fields(structure):
-            # object.__setattr__ also reaches the fields of frozen dataclasses; `twin` is ours alone.
-            object.__setattr__(twin, field.name, map_tensors(function, getattr(structure, field.name)))
-        return twin
+        own = {one.name: getattr(structure, one.name) for one in dataclasses.fields(structure) if one.init}
+        return dataclasses.replace(structure, **map_tensors(function, own))
     return structure
 
 
@@ -91,24 +87,11 @@ class Batch:
     def joined_targets(self, other: Batch) -> Batch | None:
         """The targets of both, one after the other, without inputs; None where they do not fit together."""
         own, others = list(tensors_in(self.targets)), list(tensors_in(other.targets))
-        if len(own) != len(others):
+        try:
+            joined = iter([torch.cat(both) for both in zip(own, others, strict=True)])
+        except (RuntimeError, ValueError):
             return None
-        joined = []
-        for one, another in zip(own, others, strict=True):
-            both = _join(one, self.size, another, other.size)
-            if both is None:
-                return None
-            joined.append(both)
-        waiting = iter(joined)
-        return Batch(None, map_tensors(lambda _: next(waiting), self.targets), self.size + other.size)
-
-
-def _join(one: Tensor, size: int, another: Tensor, other_size: int) -> Tensor | None:
-    """One after the other if both count examples (or positions in them), the one if they are equal."""
-    counts = one.ndim > 0 and len(one) > 0 and len(one) % size == 0 and len(another) % other_size == 0
-    if counts and one.shape[1:] == another.shape[1:]:
-        return torch.cat([one, another])
-    return one if one.shape == another.shape and torch.equal(one, another) else None
+        return Batch(None, map_tensors(lambda _: next(joined), self.targets), self.size + other.size)
 
 
 def read_batches(batch: Any) -> list[tuple[str, Batch]]:
@@ -166,22 +149,13 @@ def _not_a_pair(batch: Any, index: int, pair: Any) -> str:
             f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets). "
             "Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)."
         )
-    if isinstance(pair, Mapping):
-        return (
-            f"batch {index} is a {type(pair).__name__} with keys {list(pair)}; every batch must be a pair "
-            "(inputs, targets). Pick the targets out: ((b, b['labels']) for b in loader), with forward= "
-            "for a model that takes the rest by name."
-        )
-    found = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, (tuple, list)) else "")
-    return f"batch {index} is a {found}; every batch must be a pair (inputs, targets)."
+    return (
+        f"batch {index} is a {type(pair).__name__}; every batch must be a pair (inputs, targets). Make pairs "
+        "of dicts: ((b, b['labels']) for b in loader), with forward= for a model that takes inputs by name."
+    )
 
 
 def _count(inputs: Any, targets: Any, place: str) -> Batch:
-    if any(tensor.is_nested for tensor in tensors_in((inputs, targets))):
-        raise ProblemError(
-            f"{place}the batch holds a nested tensor, whose examples cannot be counted or cast; pass a "
-            "padded tensor with a mask, or a packed sequence (torch.nn.utils.rnn.pack_sequence)."
-        )
     given = [tuple(tensor.shape) for tensor in tensors_in(inputs) if tensor.ndim > 0]
     targeted = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
     if not given and not targeted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, WeightsError
-from hessinit.problem.batches import Batch, map_tensors, tensors_in
+from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.layers import all_finite
-from hessinit.problem.preserve import untouched_random_state
-from hessinit.problem.problem import Forward, Problem
-from hessinit.problem.validate import unwrap
+from hessinit.problem.problem import Problem
 
 
 def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
@@ -30,9 +27,8 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
         if name is not None:
             raise ProblemError(
                 f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a "
-                "variable of another module, a view that was made earlier), so a part of its derivative "
-                "would be missing. Keep the weight in an attribute of the model, and make views of it inside "
-                "the forward."
+                "variable of another module, an earlier view), so a part of its derivative would be missing. "
+                "Keep the weight in an attribute of the model, and make views of it inside the forward."
             )
     after = list(_nodes(loss.grad_fn, stop=output.grad_fn))
     if output.grad_fn not in after:
@@ -43,11 +39,10 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
     name = _first_of(after, problem.leaves)
     if name is not None:
         raise ProblemError(
-            f"the loss depends on {name} not only through the model's output: by a penalty on the weights, "
-            "by an auxiliary loss that the forward keeps in an attribute, or by a layer that the loss uses, "
-            "too. Measuring would miss that part. Leave a penalty out (c·‖w‖² adds 2c to every eigenvalue "
-            "of the exact Hessian); return anything else as a further column of the output (forward=) and "
-            "take it from there in the loss."
+            f"the loss depends on {name} not only through the model's output: by a penalty, by an auxiliary "
+            "loss that the forward keeps in an attribute, or by a layer that the loss uses, too. Leave a "
+            "penalty out (c·‖w‖² adds 2c to every eigenvalue of the exact Hessian); return anything else as "
+            "a further column of the output (forward=) and take it from there in the loss."
         )
     check_no_reentrant_checkpoints(output)
 
@@ -120,11 +115,7 @@ def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws
     for draw in range(1, _DRAWS if draws else 2):
         if not draws and _sample_agrees(problem, batch, output):
             return True
-        try:
-            with torch.no_grad():
-                again = problem.output(batch, draw=draw)
-        except RuntimeError:  # a forward that differentiates by its inputs needs the graph
-            again = problem.output(batch, draw=draw).detach()
+        again = problem.output(batch, draw=draw).detach()
         if again.shape != output.shape or not agree(again, output):
             raise ProblemError(
                 "the model's output changes from call to call on the same batch, so there is no single "
@@ -146,20 +137,15 @@ def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
 
 
 def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor, draws: bool) -> None:
-    again = problem.loss_of(output.detach(), batch)
-    if not agree(again.detach(), loss.detach()):
-        raise ProblemError(
-            "the loss changes from call to call on the same output, so there is no single Hessian: it keeps "
-            "a state or a generator where none is looked for (in an attribute of a class, say), or reads "
-            "what the forward leaves in an attribute of the model. Make it a function of its two arguments; "
-            "with forward= the model can give it more columns of output."
-        )
-    for draw in range(1, _DRAWS if draws and problem.dropout != "freeze" else 1):
+    for draw in range(_DRAWS if draws and problem.dropout != "freeze" else 1):
         again = problem.loss_of(output.detach(), batch, draw=draw)
         if not agree(again.detach(), loss.detach()):
             raise ProblemError(
-                "the loss changes from call to call on the same output, so there is no single Hessian. "
-                'Make it deterministic, or pass dropout="freeze" to keep one draw.'
+                "the loss changes from call to call on the same output, so there is no single Hessian: it "
+                'draws random numbers (dropout="freeze" keeps one draw), keeps a state where none is looked '
+                "for (in an attribute of a class, say), or reads what the forward leaves in an attribute of "
+                "the model. Make it a function of its two arguments; with forward= the model can give it "
+                "more columns of output."
             )
 
 
@@ -210,41 +196,10 @@ def first_not_finite(problem: Problem, batch: Batch) -> str:
     return f" ({found[0]} is the first layer whose output does)" if found else ""
 
 
-_SHORT = (torch.float16, torch.bfloat16)
-_STATISTICS = ("running_mean", "running_var")
-
-
 def find_bad_buffer(model: nn.Module) -> str | None:
     """The first that holds NaN, or, among the statistics of normalization, inf; a mask may hold inf."""
     for name, buffer in model.named_buffers():
-        if not buffer.is_floating_point():
-            continue
-        bad = ~buffer.isfinite() if name.split(".")[-1] in _STATISTICS else buffer.isnan()
+        bad = ~buffer.isfinite() if name.endswith(("running_mean", "running_var")) else buffer.isnan()
         if bool(bad.any()):
             return name
     return None
-
-
-def overflows_in_own_precision(model: nn.Module, batch: Batch, forward: Forward | None) -> torch.dtype | None:
-    """The dtype of a model in half precision whose output is not finite, though that in fp32 is.
-
-    Costs a copy of the model and one forward. None for a forward that fails in half precision.
-    """
-    inner = unwrap(model)
-    kinds = [one.dtype for one in inner.parameters() if one.dtype in _SHORT]
-    if not kinds:
-        return None
-
-    def convert(tensor: Tensor) -> Tensor:
-        kind = kinds[0] if tensor.is_floating_point() else None
-        return tensor.detach().to(device=device, dtype=kind, copy=True)
-
-    device = next(inner.parameters()).device
-    try:
-        with untouched_random_state(device), torch.no_grad():
-            twin, inputs = copy.deepcopy(inner), map_tensors(convert, batch.inputs)
-            output: Any = twin(inputs) if forward is None else forward(twin, inputs)
-    except Exception:  # whatever the user's own code raises
-        return None
-    finite = all(bool(one.isfinite().all()) for one in tensors_in(output) if one.is_floating_point())
-    return None if finite else kinds[0]

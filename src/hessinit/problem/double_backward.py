@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,13 +23,6 @@ class Substitutes(TorchFunctionMode):
         return _SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
 
 
-class PlainCalls(TorchFunctionMode):
-    """Torch's own functions, without the renormalization of embeddings (max_norm): it would undo a step."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_embedding_as_it_is if func is F.embedding else func)(*args, **(kwargs or {}))
-
-
 def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Tensor:
     """The fused one treats the norm as a constant in its second derivative (seen in torch 2.13)."""
     if dim == -1:
@@ -42,42 +34,31 @@ def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Tensor:
 
 
 def _embedding_bag(
-    input: Tensor,
-    weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, *positional: Any, **named: Any
 ) -> Tensor:
     """The fused one has no second derivative at all."""
-    if max_norm is not None or mode == "max" or scale_grad_by_freq:
+    names = ["max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights"]
+    names += ["include_last_offset", "padding_idx"]
+    options = {**dict(zip(names, positional, strict=False)), **named}
+    mode, padding = options.get("mode", "mean"), options.get("padding_idx")
+    refused = ("max_norm", "scale_grad_by_freq", "per_sample_weights", "include_last_offset")
+    if mode == "max" or any(options.get(name) not in (None, False) for name in refused):
         raise ProblemError(
-            f"EmbeddingBag with mode={mode!r}, max_norm={max_norm}, scale_grad_by_freq={scale_grad_by_freq} "
-            "has no second derivative; use mode='sum' or 'mean' without these options, or leave it out."
+            f"EmbeddingBag has no second derivative with mode='max' or any of {', '.join(refused)}; use "
+            "mode='sum' or 'mean' without these options, or leave it out (layers=)."
         )
     if offsets is None:
-        bags = torch.arange(input.shape[0], device=input.device).repeat_interleave(input.shape[1])
-        count, flat = input.shape[0], input.reshape(-1)
-    else:
-        count, flat = offsets.shape[0] - int(include_last_offset), input
-        marks = torch.zeros(len(flat) + 1, dtype=torch.long, device=input.device)
-        marks.index_add_(0, offsets[:count], torch.ones_like(offsets[:count], dtype=torch.long))
-        bags = marks[:-1].cumsum(0) - 1
-    rows = F.embedding(flat, weight, padding_idx)
+        offsets = torch.arange(0, input.numel(), input.shape[1], device=input.device)
+    flat = input.flatten()
+    bags = torch.searchsorted(offsets, torch.arange(len(flat), device=flat.device), right=True) - 1
+    rows = F.embedding(flat, weight, padding)
     kept = torch.ones_like(flat, dtype=rows.dtype)
-    if padding_idx is not None:
-        kept = (flat != padding_idx % weight.shape[0]).to(rows.dtype)
-    if per_sample_weights is not None:
-        rows = rows * per_sample_weights.reshape(-1, 1)
-    sums = rows.new_zeros(count, weight.shape[1]).index_add(0, bags, rows * kept.unsqueeze(1))
+    if padding is not None:
+        kept = (flat != padding % weight.shape[0]).to(rows.dtype)
+    sums = rows.new_zeros(len(offsets), weight.shape[1]).index_add(0, bags, rows * kept.unsqueeze(1))
     if mode == "sum":
         return sums
-    sizes = kept.new_zeros(count).index_add(0, bags, kept)
+    sizes = kept.new_zeros(len(offsets)).index_add(0, bags, kept)
     return sums / sizes.clamp(min=1).unsqueeze(1)
 
 
@@ -91,18 +72,12 @@ def _embedding(
     sparse: bool = False,
 ) -> Tensor:
     """A sparse gradient cannot be differentiated again; the dense one holds the same numbers."""
-    if scale_grad_by_freq:
+    if scale_grad_by_freq or max_norm is not None:
         raise ProblemError(
-            "an Embedding has scale_grad_by_freq=True: its gradient is divided by how often each word "
-            "comes, so it is not the derivative of the loss, and there is no Hessian. Measure with "
-            "scale_grad_by_freq=False."
+            f"an Embedding has scale_grad_by_freq={scale_grad_by_freq} and max_norm={max_norm}: the first "
+            "divides its gradient by how often each word comes, the second rewrites its weight in the "
+            "forward, so that what is trained has no Hessian. Measure without these two."
         )
-    return F.embedding(input, weight, padding_idx, max_norm, norm_type)
-
-
-def _embedding_as_it_is(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, *settings: Any, **others: Any
-) -> Tensor:
     return F.embedding(input, weight, padding_idx)
 
 
@@ -147,7 +122,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """Run the forward with kernels that have a second derivative, in full precision, and no autocast.
 
     Fused attention and cuDNN's recurrent kernels have only a first one, oneDNN's not in every version. Only
-    switches of torch are set, nothing in the model, and all are put back on leaving.
+    switches of torch are set, and all are put back on leaving.
     """
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with contextlib.ExitStack() as stack:
@@ -163,13 +138,14 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))  # for our own vectors; the forward gets the user's back
-        # TF32 keeps 10 bits of the mantissa: a norm measured with it is off by up to 1e-3. CPUs have it too.
-        stack.enter_context(_full_precision_matmul())
+        _set_full_matmul_precision(stack)
         if torch.cuda.is_available():
             cudnn = torch.backends.cudnn
             stack.enter_context(cudnn.flags(enabled=not recurrent, deterministic=True, allow_tf32=False))
         if recurrent and torch.backends.mkldnn.is_available():
-            stack.enter_context(_without_onednn())
+            onednn: Any = torch.backends.mkldnn
+            stack.callback(setattr, onednn, "enabled", onednn.enabled)
+            onednn.enabled = False
         yield
 
 
@@ -178,38 +154,14 @@ def default_device() -> torch.device:
     return torch.empty(0).device  # torch.get_default_device does not see a `with` in torch 2.6
 
 
-@contextlib.contextmanager
-def _full_precision_matmul() -> Iterator[None]:
+def _set_full_matmul_precision(stack: contextlib.ExitStack) -> None:
+    """TF32 keeps 10 bits of the mantissa: a norm measured with it is off by up to 1e-3. CPUs have it too."""
     try:
-        precision = torch.get_float32_matmul_precision()
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
     except RuntimeError:
         # torch refuses to tell once the newer switches, one for each backend, have been used.
         switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
-        precisions = [switch.fp32_precision for switch in switches]
-        try:
-            for switch in switches:
-                switch.fp32_precision = "ieee"
-            yield
-        finally:
-            for switch, own in zip(switches, precisions, strict=True):
-                switch.fp32_precision = own
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-
-
-@contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    switch = torch.backends.mkldnn.flags(enabled=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of TF32 on Intel GPUs whenever these flags are touched
-        switch.__enter__()
-    try:
-        yield
-    finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            switch.__exit__(None, None, None)
+        for switch in switches:
+            stack.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
+            switch.fp32_precision = "ieee"

@@ -48,17 +48,19 @@ def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) 
     only when asked for; `"**"` asks for all that is trained. A frozen weight is measured only when a pattern
     names it.
     """
-    patterns = _patterns(selection)
     everything = _all_layers(model)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if patterns is None:
+    if selection is None:
         chosen = [layer for layer in everything if len(layer.shape) >= 2 and layer.parameter in trainable]
         if not chosen:
-            raise ProblemError(_nothing_to_measure(model, everything, trainable))
+            raise ProblemError(_nothing_to_measure(everything, trainable))
         return tuple(chosen)
-    if not patterns:
+    given: Any = [selection] if isinstance(selection, str) else selection
+    patterns = list(given) if isinstance(given, Iterable) else []
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise ProblemError(
-            "layers=[] names no layer; leave it out to measure every weight, or name at least one."
+            f'layers={selection!r} must be names or globs, such as layers=["fc1", "encoder.*"]; leave it '
+            "out to measure every weight."
         )
     selected: set[str] = set()
     for pattern in patterns:
@@ -66,29 +68,15 @@ def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) 
         if pattern == EVERYTHING:
             matches = [layer for layer in everything if layer.parameter in trainable]
         if not matches:
-            names = [layer.name for layer in everything if len(layer.shape) >= 2]
-            names = names or [layer.name for layer in everything]
+            weights = [layer for layer in everything if len(layer.shape) >= 2]
+            names = [layer.name for layer in weights or everything]
             shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             raise ProblemError(
-                f"layers={pattern!r} fits no parameter of the model; its layers are {shown or 'none at all'}."
+                f"layers={pattern!r} fits no parameter of the model; its layers are {shown}."
                 + did_you_mean(pattern, names)
             )
         selected.update(layer.parameter for layer in matches)
     return tuple(layer for layer in everything if layer.parameter in selected)
-
-
-def _patterns(selection: Any) -> list[str] | None:
-    if selection is None:
-        return None
-    several = isinstance(selection, Iterable) and not isinstance(selection, str)
-    patterns = list(selection) if several else [selection]
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise ProblemError(
-                f"layers={selection!r} holds a {type(pattern).__name__}; pass names or globs, such as "
-                'layers=["fc1", "encoder.*"].'
-            )
-    return patterns
 
 
 def _all_layers(model: nn.Module) -> list[Layer]:
@@ -112,16 +100,8 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
     return matrices or [layer for layer in layers if fits(layer)]
 
 
-def _nothing_to_measure(model: nn.Module, everything: list[Layer], trainable: set[str]) -> str:
-    own = [model.get_parameter(layer.parameter) for layer in everything]
-    if own and not any(parameter.is_floating_point() or parameter.is_complex() for parameter in own):
-        return (
-            f"{everything[0].name} has dtype {own[0].dtype}, and no weight of the model is real; curvature "
-            "needs floating-point weights. Measure the model before it is quantized."
-        )
-    frozen = [
-        layer.name for layer in everything if len(layer.shape) >= 2 and layer.parameter not in trainable
-    ]
+def _nothing_to_measure(everything: list[Layer], trainable: set[str]) -> str:
+    frozen = [one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable]
     if frozen:
         return (
             f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False). "
@@ -137,16 +117,20 @@ def _nothing_to_measure(model: nn.Module, everything: list[Layer], trainable: se
 
 def check_present(model: nn.Module) -> None:
     """Every weight has a shape and a value, whole, and on one device."""
-    for path, module in model.named_modules():
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise ProblemError(_sharded(path or "the model", "FSDP"))
+    # By name: importing these classes would take seconds. DeepSpeed marks its parameters by `ds_id`.
+    parts = [*model.named_modules(), *model.named_parameters()]
+    kinds = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
+    sharded = [name for name, one in parts if type(one).__name__ in kinds or hasattr(one, "ds_id")]
+    if sharded:
+        raise ProblemError(
+            f"{sharded[0] or 'the model'} is sharded: a rank holds only a part of the weights. Measure or "
+            "initialize before the model is sharded, or copy the full weights into a plain model "
+            "(get_model_state_dict of torch.distributed.checkpoint.state_dict, full_state_dict=True)."
+        )
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ProblemError(f"{name} is lazy and has no shape yet; run the model on a batch once first.")
-        kind = type(parameter.data).__name__
-        if kind in ("DTensor", "ShardedTensor"):
-            raise ProblemError(_sharded(name, kind))
         if parameter.device.type == "meta":
             raise ProblemError(
                 f"{name} is on the meta device and has no values; give it some: "
@@ -180,38 +164,17 @@ def check_apart(model: nn.Module) -> None:
 def _overlap(one: Tensor, other: Tensor) -> bool:
     first, second = sorted((one, other), key=lambda view: view.storage_offset())
     length = sum((n - 1) * step for n, step in zip(first.shape, first.stride(), strict=True))
-    if first.storage_offset() + length < second.storage_offset():
-        return False
-    size = one.untyped_storage().nbytes() // one.element_size()
-    touched = torch.zeros(size, dtype=torch.uint8)
-    for view in (one, other):
-        touched.as_strided(view.shape, view.stride(), view.storage_offset()).add_(1)
-    return bool((touched > 1).any())
-
-
-def _sharded(name: str, kind: str) -> str:
-    return (
-        f"{name} is sharded ({kind}): a rank may hold only a part of it. Measure before the model is "
-        "sharded, or copy the full weights into a plain model (get_model_state_dict of "
-        "torch.distributed.checkpoint.state_dict, with StateDictOptions(full_state_dict=True))."
-    )
+    return first.storage_offset() + length >= second.storage_offset()
 
 
 def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
     for layer in layers:
-        parameter = model.get_parameter(layer.parameter)
-        if not parameter.is_floating_point():
-            # model.float() is no way out: it converts floating-point weights alone.
+        own = model.get_parameter(layer.parameter)
+        if not own.is_floating_point() or own.layout is not torch.strided:
             raise ProblemError(
-                f"{layer.name} has dtype {parameter.dtype}; curvature needs real floating-point weights. "
-                "Hold it as one (a complex weight as torch.view_as_real of it), or leave this weight out "
-                "with layers=."
-            )
-        if parameter.layout is not torch.strided:
-            raise ProblemError(
-                f"{layer.name} is a sparse tensor ({parameter.layout}): whether what it leaves out may move "
-                "is up to each operation. Hold it as a dense weight, times a mask in the forward if need be, "
-                "or leave this weight out with layers=."
+                f"{layer.name} has dtype {own.dtype} and layout {own.layout}; curvature needs dense, real, "
+                "floating-point weights. Hold it as one (a complex weight as torch.view_as_real of it, a "
+                "sparse one as a dense one times a mask), or leave it out with layers=."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not all_finite(parameter.detach()):

@@ -14,8 +14,8 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 
 from hessinit.errors import ProblemError
 from hessinit.problem import validate
-from hessinit.problem.batches import Batch, cast, map_tensors, read_batches, tensors_in
-from hessinit.problem.double_backward import PlainCalls, Substitutes, default_device, twice_differentiable
+from hessinit.problem.batches import Batch, cast, map_tensors, read_batches
+from hessinit.problem.double_backward import Substitutes, default_device, twice_differentiable
 from hessinit.problem.layers import Layer, check_apart, check_present, check_values, find_layers
 from hessinit.problem.preserve import Draws, UserState, untouched_random_state
 
@@ -75,25 +75,8 @@ def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
             f"torch has no second derivative of {name}, which the loss uses, and every curvature needs it. "
             "Write the loss with other functions, such as log_softmax, torch.exp and sums."
             if of_loss
-            else f"torch has no second derivative of {name}. The exact Hessian needs it everywhere in the "
-            "model, Gauss-Newton behind weights that are not used by a dense, convolution or embedding "
-            "call. Leave these weights out (layers=), or write the function with others, such as torch.exp, "
-            "sums and square roots."
-        ) from failure
-
-
-@contextlib.contextmanager
-def explained_loss(output: Tensor, batch: Batch) -> Iterator[None]:
-    """Turn an error of the loss into a `ProblemError` if output and targets count different examples."""
-    try:
-        yield
-    except (ValueError, RuntimeError, IndexError) as failure:
-        shapes = [tuple(tensor.shape) for tensor in tensors_in(batch.targets)]
-        if len(shapes) != 1 or output.ndim == 0 or shapes[0][:1] == output.shape[:1]:
-            raise
-        raise ProblemError(
-            f"the loss failed on an output of shape {tuple(output.shape)} and targets of shape {shapes[0]}: "
-            f"{str(failure).rstrip('.')}. Both must count the same examples."
+            else f"torch has no second derivative of {name}. Leave the weights before it out (layers=), or "
+            "write the function with others, such as torch.exp, sums and square roots."
         ) from failure
 
 
@@ -167,13 +150,11 @@ class Problem:
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
         self._default_device = default_device()
         measured = [layer.parameter for layer in self.layers]
-        renormed = {id(module.weight) for module in self.model.modules() if getattr(module, "max_norm", None)}
         for name, parameter in self.model.named_parameters():
             if name not in measured:
-                # What is not measured may be a large frozen model: it is shared where nothing writes into it.
+                # What is not measured may be a large frozen model: it is shared.
                 kind = self.dtype if parameter.is_floating_point() else parameter.dtype
-                written = id(parameter) in renormed or parameter.is_inference()
-                self.constants[name] = parameter.detach().to(kind, copy=written)
+                self.constants[name] = parameter.detach().to(kind, copy=parameter.is_inference())
         own = {name: self.model.get_parameter(name) for name in measured}
         self.leaves: dict[str, Tensor] = {
             name: parameter.detach().to(self.dtype, copy=True).requires_grad_()
@@ -189,9 +170,9 @@ class Problem:
         return sum(batch.size for batch in self.batches)
 
     def _convert(self, place: str, read: Batch) -> Batch:
-        batch = Batch(cast(read.inputs, self.dtype, self.device), read.targets, read.size)
-        validate.check_finite_inputs(read.inputs, batch, place)
-        return batch
+        inputs = cast(read.inputs, self.dtype, self.device)
+        validate.check_finite_inputs(inputs, place)
+        return Batch(inputs, read.targets, read.size)
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
@@ -281,7 +262,7 @@ class Problem:
         with (
             self._users_default_device(),
             explained(self.model, batch, self.forward, self.converts),
-            PlainCalls() if plain else Substitutes(),
+            contextlib.nullcontext() if plain else Substitutes(),
         ):
             result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
         self.drew = draws.happened() or self._stand_ins.drew()
@@ -309,7 +290,6 @@ class Problem:
         with (
             self._loss_state.with_stand_ins(lambda tensor: _widened(tensor, dtype), seed) as stand_ins,
             self._users_default_device(),
-            explained_loss(output, batch),
         ):
             value = self.loss(given, targets)
         self.drew = draws.happened() or stand_ins.drew()
@@ -333,13 +313,7 @@ def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if wider else tensor.clone()
 
 
-_MEMORY_ERRORS = (
-    "out of memory",
-    "not enough memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "alloc_failed",
-)
+_NO_MEMORY = re.compile("out of memory|not enough memory|n.t allocate memory|alloc_failed", re.IGNORECASE)
 
 
 @contextlib.contextmanager
@@ -349,7 +323,7 @@ def explained_memory(problem: Problem) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as failure:
         known = isinstance(failure, (torch.OutOfMemoryError, MemoryError))
-        if not known and not any(sign in str(failure).lower() for sign in _MEMORY_ERRORS):
+        if not known and not _NO_MEMORY.search(str(failure)):
             raise
         # The frames that failed still hold what they had built.
         traceback.clear_frames(failure.__traceback__)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.batches import Batch, tensors_in
+from hessinit.problem.batches import tensors_in
 from hessinit.problem.layers import all_finite
 
 
@@ -93,18 +93,13 @@ def check_dropout(model: nn.Module, dropout: str) -> None:
     """Refuse active dropout: every product would see another mask."""
     if dropout == "freeze":
         return
-    active = []
-    for name, module in model.named_modules():
-        if _drops(module):
-            kind = type(module).__name__
-            shown = f"layer {name} ({kind})" if name[:1].isdigit() else name or kind
-            active.append(shown if isinstance(module, _DropoutNd) else f"the dropout of {shown}")
+    active = [
+        f"{name or 'the model'} ({type(one).__name__})" for name, one in model.named_modules() if _drops(one)
+    ]
     if active:
-        shown = ", ".join(active[:4]) + (f" and {len(active) - 4} more" if len(active) > 4 else "")
-        verb = "is" if len(active) == 1 else "are"
         raise ProblemError(
-            f"{shown} {verb} active (train mode): every product would see another mask, so there is no "
-            'single Hessian. Call model.eval(), or pass dropout="freeze" to keep one mask.'
+            f"dropout is active (train mode) in {', '.join(active)}: every product would see another mask, "
+            'so there is no single Hessian. Call model.eval(), or pass dropout="freeze" to keep one mask.'
         )
 
 
@@ -118,20 +113,15 @@ def _drops(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
 
 
-def check_finite_inputs(given: Any, converted: Batch, place: str) -> None:
+def check_finite_inputs(inputs: Any, place: str) -> None:
     """Refuse inputs with NaN or inf before the forward; targets may hold NaN where a loss masks it."""
-    for own, cast in zip(tensors_in(given), tensors_in(converted.inputs), strict=True):
-        if not cast.is_floating_point() or all_finite(cast) or _is_mask(cast):
-            continue
-        if all_finite(own):
+    for tensor in tensors_in(inputs):
+        if tensor.is_floating_point() and not all_finite(tensor) and not _is_mask(tensor):
+            bad = int((~torch.isfinite(tensor)).sum())
             raise ProblemError(
-                f"{place}the inputs hold values beyond the range of {cast.dtype}; "
-                "scale them, or pass dtype=torch.float64."
+                f"{place}the inputs hold {bad} NaN or inf among {tensor.numel()} values; clean them first. "
+                f"Are they beyond the range of {tensor.dtype}? Scale them, or pass dtype=torch.float64."
             )
-        bad = int((~torch.isfinite(cast)).sum())
-        raise ProblemError(
-            f"{place}the inputs hold {bad} NaN or inf among {cast.numel()} values; clean them first."
-        )
 
 
 def _is_mask(tensor: Tensor) -> bool:
@@ -143,16 +133,14 @@ def check_output(output: Any, forward: Any) -> None:
     """Refuse an output that is not one real tensor."""
     if not isinstance(output, Tensor):
         who = "forward=" if forward is not None else "the model"
+        found, way = f"a {type(output).__name__}", "model(**x).logits"
         if isinstance(output, (tuple, list)):
-            found, way = f"a {type(output).__name__} of {len(output)}", "lambda model, x: model(x)[0]"
-        elif hasattr(output, "logits"):
-            found, way = f"a {type(output).__name__}", "lambda model, x: model(**x).logits"
-        elif isinstance(output, Mapping):
-            found = f"a {type(output).__name__} with keys {list(output)}"
-            way = f"lambda model, x: model(x)[{next(iter(output), 'key')!r}]"
-        else:
-            found, way = f"a {type(output).__name__}", "lambda model, x: model(x).some_tensor"
-        raise ProblemError(f"{who} returned {found}; curvature needs one tensor. Pass forward={way}.")
+            found, way = f"{found} of {len(output)}", "model(x)[0]"
+        elif isinstance(output, Mapping) and not hasattr(output, "logits"):
+            found, way = f"{found} with keys {list(output)}", f"model(x)[{next(iter(output), 'key')!r}]"
+        raise ProblemError(
+            f"{who} returned {found}; curvature needs one tensor. Pass forward=lambda model, x: {way}."
+        )
     if not output.is_floating_point():
         raise ProblemError(
             f"the model's output has dtype {output.dtype}; it must be real and floating point."

@@ -19,7 +19,6 @@ MOST_LOSSES = 1000  # as many as a picture can show
 # At the limit the sharpness hovers: only after falling below this fraction of it does a new crossing count.
 BELOW_AGAIN = 0.9
 END = "end"
-RESUMED = "resumed"
 
 
 @dataclass(frozen=True, kw_only=True)
