@@ -32,6 +32,7 @@ def _one_thread() -> None:
 
 def read_global_torch_state() -> dict[str, object]:
     """The process-wide switches of torch that a test, or the code it calls, might leave turned."""
+    cuda = torch.backends.cuda
     return {
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
@@ -42,12 +43,9 @@ def read_global_torch_state() -> dict[str, object]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "threads": torch.get_num_threads(),
-        "cuDNN": torch.backends.cudnn.enabled,
-        "MKL-DNN": torch.backends.mkldnn.enabled,
-        "SDPA flash": torch.backends.cuda.flash_sdp_enabled(),
-        "SDPA memory-efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
-        "SDPA math": torch.backends.cuda.math_sdp_enabled(),
-        "SDPA cuDNN": torch.backends.cuda.cudnn_sdp_enabled(),
+        "cuDNN, MKL-DNN": (torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled),
+        "flash, math SDPA": (cuda.flash_sdp_enabled(), cuda.math_sdp_enabled()),
+        "memory-efficient, cuDNN SDPA": (cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()),
         "fast path of multi-head attention": torch.backends.mha.get_fastpath_enabled(),
     }
 
@@ -60,15 +58,10 @@ def _torch_left_as_found(_one_thread: None) -> Iterator[None]:
     yield
     after = read_global_torch_state()
     changed = [f"{name}: {before[name]} → {after[name]}" for name in before if before[name] != after[name]]
-    if changed:
-        restore_what_can_be(before)
+    if changed:  # put back what spoils later tests, so that one guilty test is reported, not all after it
+        torch.set_default_dtype(before["default dtype"])
+        torch.set_default_device(before["default device"])
+        torch.set_grad_enabled(bool(before["grad mode"]))
+        torch.use_deterministic_algorithms(bool(before["deterministic algorithms"]))
+        torch.set_num_threads(int(str(before["threads"])))
         pytest.fail("the test left global torch state changed: " + "; ".join(changed))
-
-
-def restore_what_can_be(state: dict[str, object]) -> None:
-    """Put back the switches that spoil later tests, so that one guilty test is reported, not all after it."""
-    torch.set_default_dtype(state["default dtype"])
-    torch.set_default_device(state["default device"])
-    torch.set_grad_enabled(bool(state["grad mode"]))
-    torch.use_deterministic_algorithms(bool(state["deterministic algorithms"]))
-    torch.set_num_threads(int(str(state["threads"])))

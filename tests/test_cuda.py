@@ -22,18 +22,12 @@ def images(width: int = 4) -> nn.Sequential:
     )
 
 
+LSTM = {"lstm": nn.LSTM(4, 5, batch_first=True), "last": nn.Linear(5, 3)}
 ENCODER = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
 PROBLEMS: dict[str, tuple[nn.Module, torch.Tensor]] = {
     "dense": (network(), inputs()),
     "convolution": (images(), inputs(6, 1, 8, 8)),
-    "LSTM": (
-        Net(
-            lambda m, x: m.last(m.lstm(x)[0][:, -1]),
-            lstm=nn.LSTM(4, 5, batch_first=True),
-            last=nn.Linear(5, 3),
-        ),
-        inputs(6, 3, 4),
-    ),
+    "LSTM": (Net(lambda m, x: m.last(m.lstm(x)[0][:, -1]), **LSTM), inputs(6, 3, 4)),
     "transformer": (nn.Sequential(ENCODER, nn.Flatten(), nn.Linear(12, 3)), inputs(6, 3, 4)),
 }
 

@@ -112,67 +112,38 @@ def test_every_public_name_option_and_command_is_described() -> None:
 # The checks above pass on good documents; these show that they fail on bad ones.
 
 
-def write_document(folder: Path, *lines: str) -> Path:
+def write_document(folder: Path, text: str) -> Path:
     document = folder / "sample.md"
-    document.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    document.write_text(text + "\n", encoding="utf-8")
     return document
 
 
-def test_blocks_share_one_namespace_and_a_failing_one_is_reported_with_its_line(tmp_path: Path) -> None:
-    first = ["```python", "x = 1", "```", "```text", "not python", "```"]
-    second = ["- item", "  ```python", "  assert x == 1", "  ```"]
-    assert run_blocks(write_document(tmp_path, *first, *second)) == 2
-    with pytest.raises(AssertionError) as failure:
-        run_blocks(write_document(tmp_path, "# Title", "", "```python", "x = 1", "assert x == 2", "```"))
-    assert failure.traceback[-1].lineno + 1 == 5
-    warning = ["```python", "import warnings", "warnings.warn('stale example')", "```"]
+GREETING = '```python title="greet.py"\nimport sys\nprint("hi", *sys.argv[1:], "in 2 s")\n```\n'
+GOOD = f"{GREETING}```console\n$ python greet.py you 1.00\nhi you 1.001 in 7 s\n$ pip install .\n```"
+GOOD += "\n```python\nx = 1\n```\n- item\n  ```python\n  print(x)\n  ```\n\n  ```output\n  1\n  ```"
+BAD = {
+    f"{GREETING}```console\n$ python greet.py you 1.00\nhi you 1.1 in 7 s\n```": "line 6, python greet",
+    "```python\nprint('fc1')\n```\n```output\nfc2\n```": "sample.md, line 2, prints",
+    '```python title="net.py"\nx = 1\n```': "line 2: nothing uses net.py",
+    "```bash\nhessinit demo | head\n```": "is a command that no test runs",
+    '```bash\npython -c "raise SystemExit(3)"  # exit status 2\n```': "exits with 3, not 2",
+}
+
+
+def test_a_block_that_prints_something_else_fails_or_is_never_run_is_found(folder: Path) -> None:
+    assert run_blocks(write_document(folder, GOOD)) == 4
+    for text, message in BAD.items():
+        with pytest.raises(AssertionError, match=message):
+            run_blocks(write_document(folder, text))
     with pytest.raises(UserWarning, match="stale example"):
-        run_blocks(write_document(tmp_path, *warning))
-
-
-def test_a_stale_output_is_found_but_not_the_last_figure_or_the_seconds(tmp_path: Path) -> None:
-    code = ["```python", "print('fc1  10.52 ───── ok')", "print('1 layer in 0.2 s')", "```", "", "```output"]
-    assert run_blocks(write_document(tmp_path, *code, "fc1 10.5 ── ok", "1 layer in 7 s", "```")) == 1
-    for stale in ("fc1 11.5 ─ ok", "fc2 10.5 ─ ok", "fc1 10.5 ─ sharp", "fc1 10.5 ─"):
-        with pytest.raises(AssertionError, match="sample.md, line 2, prints"):
-            run_blocks(write_document(tmp_path, *code, stale, "1 layer in 7 s", "```"))
-
-
-def test_files_are_written_and_commands_run(folder: Path) -> None:
-    file = ['```python title="greeting.py"', "import sys", "print('hello', *sys.argv[1:])", "```"]
-    commands = ["```console", "$ python greeting.py you  # and you", "hello you", "$ pip install .", "```"]
-    both = ["```bash", "python greeting.py \\", "  a 1.00", "```", "```output", "hello a 1.001", "```"]
-    assert run_blocks(write_document(folder, *file, *commands, *both)) == 3
-    for stale in (["$ python greeting.py", "hello you"], ["$ python greeting.py you", "hello"]):
-        with pytest.raises(AssertionError, match="sample.md, line 6, python greeting.py"):
-            run_blocks(write_document(folder, *file, "```console", *stale, "```"))
-
-
-@pytest.mark.parametrize(
-    ("block", "message"),
-    [
-        (['```python title="net.py"', "x = 1"], "line 2: nothing uses net.py"),
-        (["```bash", "curl example.org"], "is a command that no test runs"),
-        (["```bash", "hessinit demo | head"], "is a command that no test runs"),
-        (["```bash", 'python -c "raise SystemExit(3)"'], "exits with 3, not 0"),
-        (["```bash", 'python -c "raise SystemExit(3)"  # exit status 2'], "exits with 3, not 2"),
-    ],
-)
-def test_a_block_that_no_test_could_run_is_found(block: list[str], message: str, folder: Path) -> None:
-    with pytest.raises(AssertionError, match=message):
-        run_blocks(write_document(folder, *block, "```"))
+        run_blocks(write_document(folder, "```python\nimport warnings\nwarnings.warn('stale example')\n```"))
 
 
 def test_links_to_missing_files_and_headings_are_found(tmp_path: Path) -> None:
-    links = "[good](#what-it-costs-h--time) [web](https://example.org/x#y) [bad](#what-it-cost)"
-    ignored = ["`[code](no.md)`", "```", "[fenced](no.md)", "```", '<a href="sample.md">here</a>']
-    more = [
-        "[gone](gone.md#top)",
-        '<img src="no.png">',
-        "[ref]: other.md 'title'",
-        "# Cost",
-        "## Cost",
-        "[second](#cost-1)",
-    ]
-    document = write_document(tmp_path, "# What it costs: ‖H‖ & `time`", links, *ignored, *more)
+    good = "# What it costs: ‖H‖ & `time`\n[good](#what-it-costs-h--time) [web](https://example.org/x#y)\n"
+    good += '`[code](no.md)`\n```\n[fenced](no.md)\n```\n<a href="sample.md">here</a>\n# Cost\n## Cost\n'
+    bad = (
+        "[second](#cost-1) [bad](#what-it-cost) [gone](gone.md#top)\n<img src='no.png'>\n[ref]: other.md 'x'"
+    )
+    document = write_document(tmp_path, good + bad)
     assert sorted(broken_links(document)) == ["#what-it-cost", "gone.md#top", "no.png", "other.md"]

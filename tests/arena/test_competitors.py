@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,14 +24,12 @@ BATCH = torch.randn(16, 20, generator=torch.Generator().manual_seed(2)), torch.a
 class Residual(nn.Module):
     """Blocks x + branch(x) with m layers in a branch, and a scalar factor in each."""
 
-    def __init__(self, blocks: int, layers: int = 2, width: int = 64) -> None:
+    def __init__(self, blocks: int, layers: int) -> None:
         super().__init__()
-        self.stem = nn.Linear(10, width)
-        self.branches = nn.ModuleList(
-            nn.ModuleList(nn.Linear(width, width) for _ in range(layers)) for _ in range(blocks)
-        )
+        self.stem, self.classifier = nn.Linear(10, 64), nn.Linear(64, 3)
+        branches = [nn.ModuleList(nn.Linear(64, 64) for _ in range(layers)) for _ in range(blocks)]
+        self.branches = nn.ModuleList(branches)
         self.factors = nn.ParameterList(nn.Parameter(torch.randn(1)) for _ in range(blocks))
-        self.classifier = nn.Linear(width, 3)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         state = self.stem(inputs)
@@ -61,11 +58,12 @@ def test_fixup_has_branches_of_zero_and_inner_layers_times_the_papers_factor(
     assert model.stem.weight.std().item() == pytest.approx(math.sqrt(2 / 10), rel=0.1)
 
 
-@pytest.mark.parametrize(("rate", "bounded"), [(0.1, False), (0.1, True)])
+@pytest.mark.parametrize("bounded", [False, True])
 def test_one_scale_of_gradinit_goes_to_the_best_of_a_grid(
-    rate: float, bounded: bool, monkeypatch: pytest.MonkeyPatch
+    bounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Least squares, S and S̃ the whole batch: the loss after one normalized step has a closed form."""
+    rate = 0.1
     same = lambda batches, seed: itertools.repeat((batches[0], batches[0]))  # noqa: E731
     monkeypatch.setattr("arena.competitors.gradinit.overlapping_pairs", same)
     generator = torch.Generator().manual_seed(3)
@@ -81,9 +79,8 @@ def test_one_scale_of_gradinit_goes_to_the_best_of_a_grid(
     norms = np.linalg.norm(gradients, axis=1)
     losses = (((weights - rate * gradients / norms[:, None]) @ X.T - y.T) ** 2).mean(1)
     free = losses.argmin()
-    gamma = (
-        0.5 * (norms.min() + norms[free]) if bounded else math.inf
-    )  # between: the free optimum is forbidden
+    # Between: the free optimum is forbidden.
+    gamma = 0.5 * (norms.min() + norms[free]) if bounded else math.inf
     best = grid[norms <= gamma][losses[norms <= gamma].argmin()]
     assert abs(best - (grid[free] if bounded else 1)) > 0.1  # else standing still would pass
     effort = {"iterations": 1500, "scale_lr": 0.003} if bounded else {"iterations": 800, "scale_lr": 0.005}
@@ -93,22 +90,12 @@ def test_one_scale_of_gradinit_goes_to_the_best_of_a_grid(
     assert scale == pytest.approx(best, abs=0.02)
 
 
-def relu_net(factor: float, depth: int = 8) -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = [[nn.Linear(20, 20), nn.ReLU()] for _ in range(depth)]
-    model = nn.Sequential(*itertools.chain(*layers), nn.Linear(20, 4))
-    for layer in model[::2]:
-        nn.init.kaiming_normal_(layer.weight)
-        nn.init.zeros_(layer.bias)
-        layer.weight.data.mul_(factor)
-    return model
-
-
 @pytest.mark.parametrize(("optimizer", "lr", "gamma"), [("sgd", 0.1, 1.0), ("adam", 5e-4, 1e3)])
 def test_at_the_papers_rates_the_defaults_of_gradinit_are_the_papers(
     optimizer: str, lr: float, gamma: float
 ) -> None:
-    model, twin = relu_net(1.0, 2), relu_net(1.0, 2)
+    model = nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 4))
+    twin = copy.deepcopy(model)
     gradinit_(model, cross_entropy, [BATCH], lr=lr, optimizer=optimizer, iterations=9)
     gradinit_(twin, cross_entropy, [BATCH], lr=9.0, optimizer=optimizer, iterations=9, gamma=gamma, step=lr)
     assert torch.equal(model[0].weight, twin[0].weight)
@@ -145,24 +132,6 @@ def test_metainits_quotient_is_that_of_the_dense_hessian(activation: type[nn.Mod
     torch.testing.assert_close(quotient, truth, rtol=1e-9, atol=0)
 
 
-@pytest.mark.sweep
-def test_from_too_large_and_too_small_metainit_goes_to_the_same_norms() -> None:
-    def mean_gain(model: nn.Sequential) -> float:
-        logs = [
-            math.log(float(one.weight.detach().norm()) / math.sqrt(2 * len(one.weight))) for one in model[::2]
-        ]
-        return math.exp(sum(logs) / len(logs))
-
-    batch = (torch.randn(64, 20), torch.randint(0, 4, (64,)))
-    large, small = relu_net(1.6), relu_net(0.3)
-    for model in (large, small):
-        before = float(gradient_quotient(model, cross_entropy, batch).detach())
-        metainit_(model, cross_entropy, batch, steps=300)
-        assert float(gradient_quotient(model, cross_entropy, batch).detach()) < 0.7 * before
-    assert mean_gain(large) == pytest.approx(mean_gain(small), rel=0.1)
-    assert 0.4 < mean_gain(small) < 1.0
-
-
 def test_metainit_changes_only_norms_of_weights_and_biases_are_zero() -> None:
     model = nn.Sequential(nn.Linear(20, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 4))
     before, state = copy.deepcopy(model), torch.get_rng_state()
@@ -173,31 +142,3 @@ def test_metainit_changes_only_norms_of_weights_and_biases_are_zero() -> None:
     assert abs(float(ratio[0, 0]) - 1) > 0.01
     assert not any(model[place].bias.any() for place in (0, 3))
     assert torch.equal(model[1].weight, before[1].weight)
-
-
-PAIR = (torch.ones(2, 1), torch.ones(2, 1))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: fixup_(nn.Linear(2, 2)), "Linear does not say what its residual branches.*leave Fixup out"),
-        (lambda: next(overlapping_pairs([], 0)), "batches is empty; pass a list of at least one"),
-        (
-            lambda: next(overlapping_pairs(PAIR, 0)),
-            r"one \(inputs, targets\) pair; pass a list of such pairs",
-        ),
-        (lambda: next(overlapping_pairs([PAIR], 0)), "the only batch has 2 examples; pass at least 3"),
-        (
-            lambda: gradinit_(nn.Linear(1, 1), mse_loss, [], lr=0.1, optimizer="adamw"),
-            "optimizer='adamw' is unknown; choose from 'sgd', 'adam'",
-        ),
-        (
-            lambda: metainit_(nn.Linear(1, 1), cross_entropy, (), data="noise"),
-            "data='noise' is unknown; choose from 'random', 'real'",
-        ),
-    ],
-)
-def test_what_a_competitor_cannot_start_is_refused(call: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

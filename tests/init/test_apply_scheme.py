@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import math
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,48 +48,41 @@ EXPECTED = {
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_plan_dry_run_undo_and_seeds(scheme: str) -> None:
     model, sample, generator = small(), torch.randn(16, 8), seeded(3)
-    before, state, global_state = snapshot(model, None, sample), generator.get_state(), torch.get_rng_state()
+    before = snapshot(model, None, sample)
     plan = apply_scheme_(model, scheme, sample=sample, generator=generator, dry_run=True)
     assert differences(before, snapshot(model, None, sample)) == []
-    assert torch.equal(generator.get_state(), state)
-    assert not plan.applied
     with pytest.raises(ValueError, match="nothing to undo: this is a dry run"):
         plan.undo()
     if scheme in EXPECTED:
         assert [layer.std[0] ** 2 for layer in plan] == pytest.approx(EXPECTED[scheme], rel=1e-6)
-    old, objects = weights(model), [id(parameter) for parameter in model.parameters()]
     applied = apply_scheme_(model, scheme, sample=sample, generator=generator)
     first = weights(model)
-    assert not same(old, first)
-    assert [layer.std for layer in plan] == [layer.std for layer in applied]
+    assert (applied, applied.applied, plan.applied) == (plan, True, False)
     assert all(layer.std for layer in plan)
-    assert [id(parameter) for parameter in model.parameters()] == objects
+    assert len(differences(before, snapshot(model, None, sample))) == 4  # two weights, two biases
     applied.undo()
-    assert same(old, weights(model))
+    assert differences(before, snapshot(model, None, sample)) == []
     for seed in (3, 4):
         apply_scheme_(model, scheme, sample=sample, generator=seeded(seed))
         assert same(first, weights(model)) == (seed == 3)
-    assert torch.equal(torch.get_rng_state(), global_state)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_half_precision_gets_the_rounded_numbers_of_single_precision(scheme: str, dtype: torch.dtype) -> None:
-    single, sample = small(), torch.randn(16, 8)
-    half = copy.deepcopy(single).to(dtype)
-    apply_scheme_(single, scheme, sample=sample, generator=seeded())
-    apply_scheme_(half, scheme, sample=sample, generator=seeded())
+def test_half_precision_gets_the_rounded_numbers_of_single_precision(scheme: str) -> None:
+    sample, half = torch.randn(16, 8), torch.bfloat16
+    models = small(), small().to(half)
+    for model in models:
+        apply_scheme_(model, scheme, sample=sample, generator=seeded())
     tolerance = 2e-2 if scheme == "lsuv" else 0.0  # measured on outputs in half precision
-    for one, other in zip(single.parameters(), half.parameters(), strict=True):
-        assert other.dtype == dtype
-        assert torch.allclose(one.to(dtype).float(), other.float(), rtol=tolerance, atol=0.0)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert other.dtype == half
+        assert torch.allclose(one.to(half).float(), other.float(), rtol=tolerance, atol=0.0)
 
 
 def test_without_a_generator_the_global_seed_decides_and_default_is_what_torch_does() -> None:
-    model = small()
     found = []
     for _ in range(2):
-        torch.manual_seed(5)
+        model = small()  # seeds the global generator
         apply_scheme_(model, "he")
         found.append(weights(model))
     assert same(*found)
@@ -157,22 +147,26 @@ def test_frozen_sparse_unwritable_and_changed_weights_are_unchanged_with_a_reaso
     before = weights(model)
     plan = apply_scheme_(model, "he", generator=seeded())
     assert [layer.unchanged for layer in plan] == ["frozen", ""]
-    kept = [torch.equal(*pair) for pair in zip(before, weights(model), strict=True)]
-    assert kept[:3] == [True, True, False]
-    sparse = Net(
-        lambda net, x: torch.sparse.mm(net.matrix, x.T).T, matrix=nn.Parameter(torch.eye(8).to_sparse())
+    assert same(before[:2], weights(model)[:2])
+    sparse = nn.Parameter(torch.eye(8).to_sparse())
+    model = nn.Sequential(
+        Net(lambda net, x: torch.sparse.mm(net.matrix, x.T).T, matrix=sparse), nn.Linear(8, 3)
     )
-    plan = apply_scheme_(nn.Sequential(sparse, nn.Linear(8, 3)), "he", generator=seeded())
+    plan = apply_scheme_(model, "he", generator=seeded())
     assert [plan[name].unchanged for name in ("0.matrix", "1")] == ["a sparse tensor", ""]
-    equalized = Net(
-        lambda net, x: nn.functional.linear(x, net.weight * 0.1), weight=nn.Parameter(torch.eye(4))
-    )
+    weight = nn.Parameter(torch.eye(4))
+    equalized = Net(lambda net, x: nn.functional.linear(x, net.weight * 0.1), weight=weight)
     doubled = Net(lambda net, weight: 2 * weight)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), equalized)
     torch.nn.utils.parametrize.register_parametrization(model[0], "weight", doubled)
     plan = apply_scheme_(model, "he", sample=torch.randn(3, 4))
     assert plan["0"].unchanged == "its parametrization has no right_inverse"
     assert plan["2"].unchanged == "the forward changes it before using it"
+    parts = {"start": nn.Parameter(torch.randn(4, 8)), "query": nn.Linear(8, 8), "last": nn.Linear(8, 3)}
+    model = Net(lambda net, x: net.last(torch.softmax(net.query(net.start) @ x.T, -1) @ x), **parts)
+    plan = apply_scheme_(model, "he", sample=torch.randn(5, 8))
+    assert plan["query"].std == pytest.approx((8**-0.5,))
+    assert "learned input" in plan["start"].unchanged
 
 
 def test_only_the_named_layers_are_drawn_and_biases_become_zero_or_stay() -> None:
@@ -205,10 +199,7 @@ def test_parametrized_weights_are_written_through_and_undone() -> None:
         assert torch.equal(model(sample), before)
 
 
-class Refusing(nn.Module):
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight
-
+class Refusing(nn.Identity):
     def right_inverse(self, weight: Tensor) -> Tensor:
         if weight.abs().max() > 1e-3:
             raise RuntimeError("not this value")
@@ -261,33 +252,9 @@ def test_lsuv_with_large_biases_zero_states_and_stds_asked_for() -> None:
     assert (plan["1"].gain, plan["3"].gain) == (0.5, pytest.approx(1.0))
 
 
-@pytest.mark.parametrize("with_sample", [True, False])
-def test_a_layer_on_a_learned_input_is_drawn_and_the_input_unchanged(with_sample: bool) -> None:
-    def perceive(net: Any, x: Tensor) -> Tensor:
-        keys = net.keys(x)
-        return net.last(torch.softmax(net.query(net.start) @ keys.T, -1) @ keys)
-
-    parts = {"query": nn.Linear(8, 8), "keys": nn.Linear(16, 8), "last": nn.Linear(8, 3)}
-    model = Net(perceive, start=nn.Parameter(torch.randn(4, 8)), **parts)
-    plan = apply_scheme_(model, "he", sample=torch.randn(5, 16) if with_sample else None)
-    assert plan["query"].std == pytest.approx((8**-0.5,))
-    assert "learned input" in plan["start"].unchanged
-
-
-def test_a_plan_is_plain_data() -> None:
-    applied = apply_scheme_(small(), "he", generator=seeded())
-    assert applied.applied
-    assert applied == apply_scheme_(small(), "he", dry_run=True)
-    travelled = pickle.loads(pickle.dumps(applied))
-    assert travelled == applied
-    assert not travelled.applied
-    assert json.loads(json.dumps(applied.to_dict()))["layers"][1]["name"] == "3"
-
-
 def test_gains_override_and_a_name_beats_a_glob() -> None:
-    plan = apply_scheme_(
-        small(), "he", gains={"3": numpy.float32(2.0), "*": 1.0}, dropout=False, dry_run=True
-    )
+    gains = {"3": numpy.float32(2.0), "*": 1.0}
+    plan = apply_scheme_(small(), "he", gains=gains, dropout=False, dry_run=True)
     assert (plan["0"].gain, plan["3"].gain) == (1.0, 2.0)
     assert plan["3"].std == pytest.approx((2 / math.sqrt(6),))
 

@@ -133,7 +133,7 @@ def test_results_of_other_versions_are_refused(tmp_path: Path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     record["settings"]["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(ProblemError, match="another experiment: versions: torch was '1.0' there and is"):
+    with pytest.raises(ProblemError, match="another experiment: versions was {.*'torch': '1.0'"):
         small(tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(experiments, "run_job", fail_on_work)
     assert load_records(tmp_path) == [small(tmp_path)]
     (tmp_path / "file").touch()
-    with pytest.raises(ProblemError, match="cannot be used: Not a directory"):
+    with pytest.raises(ProblemError, match="cannot be used: .*Not a directory"):
         small(tmp_path / "file")
 
 

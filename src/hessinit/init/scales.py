@@ -106,25 +106,18 @@ class ScaledModel:
         self.factory = factory
         self._settings = engines.LanczosSettings(tolerance, 200, factory.options["seed"])
         self._base = {target.name: (target, target.value.clone(), target.snapshot()) for target in targets}
-        self._factors = dict.fromkeys(self._base, 1.0)
+        self.scales = dict.fromkeys(self._base, 1.0)
         self.known: dict[tuple[Any, ...], Any] = {}
-
-    @property
-    def scales(self) -> dict[str, float]:
-        """The present factors on the base."""
-        return dict(self._factors)
 
     def scale_(self, logs: Mapping[str, float]) -> None:
         """Write base × exp(log); weights that are not named return to their base."""
         for name, (target, base, restore) in self._base.items():
             factor = math.exp(min(logs.get(name, 0.0), 700.0))
-            if factor == self._factors[name]:
-                continue
-            self._factors[name] = factor
-            if factor == 1.0:
+            if factor == 1.0 != self.scales[name]:
                 restore()  # through a parametrization the base would come back only rounded
-            else:
+            elif factor != self.scales[name]:
                 target.write_(base * factor)
+            self.scales[name] = factor
 
     def unscalable(self) -> list[str]:
         """The weights whose parametrization removes their scale, as a spectral norm does."""
@@ -195,15 +188,12 @@ class ScaledModel:
     def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, engines.Engine]]:
         problem = self.factory.problem(measured=True)
         with problem.settings():
-            evaluations = evaluate(problem)
-            if self.factory.curvature == "hessian":
-                yield problem, engines.build_engine(evaluations, "hessian", self._settings)
-            else:
-                estimator = "auto" if every_layer else _network_estimator(evaluations)
-                # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
-                tolerance = TOLERANCE if estimator == "auto" else self._settings.tolerance
-                settings = replace(self._settings, tolerance=tolerance)
-                yield problem, engines.build_engine(evaluations, "gauss-newton", settings, estimator)
+            evaluations, settings, curvature = evaluate(problem), self._settings, self.factory.curvature
+            estimator = "auto" if every_layer else _network_estimator(evaluations)
+            # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
+            if curvature == "gauss-newton" and estimator == "auto":
+                settings = replace(settings, tolerance=TOLERANCE)
+            yield problem, engines.build_engine(evaluations, curvature, settings, estimator)
 
     def report(self, every_layer: bool) -> CurvatureReport:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
@@ -214,7 +204,7 @@ class ScaledModel:
             estimator = "auto" if every_layer else _network_estimator(evaluations)
             tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
             settings = engines.LanczosSettings(tolerance, 200, problem.seed)
-            rows = Rows(problem, evaluations, curvature, estimator, settings, engines.SpectrumOptions())
+            rows = Rows(problem, evaluations, curvature, estimator, settings)
             cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
             layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
             network = rows.network()
@@ -280,7 +270,7 @@ def scaling_path(
     """The path of one of `defaults.SCALINGS`.
 
     "all": one gain for all weights that matter. "last": the weights whose result is the output, or else the
-    one that runs last. "small-output": see `_small_output`.
+    one that runs last; also in the place of "small-output" where the network is not homogeneous.
     """
     if scaling == "all":
         return ScalingPath("all", dict.fromkeys(_effective(targets, uses), 1.0))
@@ -299,7 +289,7 @@ def _small_output(
     A weight's own curvature does not depend on its own size, only on that of the others. So the largest one
     gets as sharp as `target`, a norm, allows, and its initial size is next to nothing. Where branches are
     added, scaling them would change their proportions: the first weight on the trunk is the small one, and
-    those of the output grow. Only homogeneous networks can be scaled like this; for others it is "last".
+    those of the output grow.
     """
     powers = dict.fromkeys(large, 1.0) | {small: -float(len(large))}
     # The network is about as sharp as that weight alone will be, and that follows from its norm now.
