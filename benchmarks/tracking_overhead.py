@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hessinit.curvature.lanczos import lanczos
 from hessinit.digits import load_digits
-from hessinit.measurement.matrix_free import hessian
+from hessinit.measurement.measure import hessian
 from hessinit.results.track_record import Tracking
 from hessinit.training.track import track
 

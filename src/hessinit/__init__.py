@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hessinit.init.gain import gain as gain
     from hessinit.init.initialize import initialize_ as initialize_
     from hessinit.integrations.logits import logits_problem as logits_problem
-    from hessinit.measurement.matrix_free import gauss_newton as gauss_newton
-    from hessinit.measurement.matrix_free import hessian as hessian
-    from hessinit.measurement.matrix_free import jacobian as jacobian
+    from hessinit.measurement.measure import gauss_newton as gauss_newton
+    from hessinit.measurement.measure import hessian as hessian
+    from hessinit.measurement.measure import jacobian as jacobian
     from hessinit.measurement.measure import measure as measure
     from hessinit.measurement.quadratic_form import quadratic_form as quadratic_form
     from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice

@@ -187,7 +187,7 @@ def test_tied_weights_are_one_row_under_either_name() -> None:
     forms = quadratic_form(model, LOSS, batch(), directions={"again": direction})
     assert (forms.names, forms["again"].aliases) == (("first",), ("again",))
     assert forms["first"].exact == pytest.approx(along(truth, direction[None]), rel=1e-10)
-    with pytest.raises(ProblemError, match="'first' and 'again', which are one and the same weight"):
+    with pytest.raises(ProblemError, match="names one tied weight twice: .'first', 'again'"):
         quadratic_form(model, LOSS, batch(), directions={"first": direction, "again": direction})
 
 
@@ -203,16 +203,16 @@ ONES = torch.ones(5, 4)
     [
         ({"directions": "radnom"}, "directions='radnom' is unknown.* Did you mean 'random'"),
         ({"directions": ONES}, "directions is a Tensor; it must be 'random', 'gradient', or a map"),
-        ({"directions": {}}, "names no layer; name at least one"),
+        ({"directions": {}}, "={} names no parameter of the model; they are inner.0"),
         ({"directions": {"inner.00": ONES}}, "no parameter of the model.* mean 'inner.0'"),
-        (of_first([1.0]), "'inner.0'. is a list; it must be a tensor of shape .5, 4."),
+        (of_first([1.0]), "'inner.0'. is a list; it must be a dense, real, finite tensor of shape .5, 4."),
         (of_first(ONES.T), r"has shape \(4, 5\).* \(5, 4\), or \(draws, 5, 4\)"),
         (of_first(torch.ones(0, 5, 4)), r"has shape \(0, 5, 4\); it must be"),
         (of_first(ONES * math.nan), "holds 20 NaN or inf among 20 values"),
-        (of_first(ONES.double() * 1e300), "in torch.float32.; it must be finite"),
-        (of_first(ONES * 1j), "dtype torch.complex64; it must be real"),
+        (of_first(ONES.double() * 1e300), "in torch.float32.; it must be a dense, real, finite"),
+        (of_first(ONES * 1j), "dtype torch.complex64; it must be a dense, real"),
         ({"directions": {"inner.0": torch.ones(2, 5, 4), "inner.2": torch.ones(3, 3, 5)}}, "as many"),
-        (of_first(torch.ones(2, 5, 4), draws=3), "draws=3, but directions hold 2"),
+        (of_first(torch.ones(2, 5, 4), draws=3), "draws=3, but directions hold .2."),
         (of_first(ONES, layers="inner.2"), "leave layers out"),
         ({"directions": "gradient", "draws": 2}, "there is one loss gradient"),
         ({"draws": 0}, "draws=0 must be a whole number, 1 or more"),

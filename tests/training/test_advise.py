@@ -392,11 +392,11 @@ class Stepping(torch.optim.SGD):
         (Stepping, "the optimizer is a Stepping, whose stability limit is not known"),
         (torch.optim.RMSprop, "the optimizer is a RMSprop, whose stability limit is not known"),
         (lambda p: torch.optim.SGD([torch.zeros(2, 2)]), "holds none of the measured weights"),
-        (lambda p: torch.optim.SGD(p, maximize=True), "the optimizer maximizes"),
-        (lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.5), "has dampening=0.5, for which no"),
+        (lambda p: torch.optim.SGD(p, maximize=True), "is known with maximize=True or dampening"),
+        (lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.5), "is known with maximize=True or damp"),
         (
             lambda p: torch.optim.SGD([{"params": p[:2]}, {"params": p[2:], "momentum": 0.9}]),
-            r"differ in more than .* \(momentum 0 and 0.9\).*layers=\['2.weight'\]",
+            r"differ in more than .* \(momentum 0 and 0.9\).*layers='2.weight'",
         ),
         (
             lambda p: torch.optim.Adam([{"params": p[:2]}, {"params": p[2:], "maximize": True}]),
@@ -438,7 +438,7 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str)
         advise(network(), LOSS, batch(), **arguments)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ProblemError, match="momentum=0.9 was given, and the optimizer has its own"):
+    with pytest.raises(ProblemError, match="momentum, .* was given, and the optimizer has its own"):
         advise(model, LOSS, batch(), optimizer=optimizer, momentum=0.9)
 
 

@@ -127,25 +127,6 @@ def test_a_sweep_writes_the_std_and_zero_biases_into_its_layers_only() -> None:
     assert torch.allclose(trained[3].weight, untouched[3].weight, atol=1e-9)
 
 
-def test_a_run_that_meets_infinity_stops_and_is_marked() -> None:
-    comparison = problem.small(schemes=["he"], learning_rates=[0.1, 1e30], seeds=1)
-    broken = comparison.runs_of("he", 1e30)[0]
-    assert broken.diverged
-    assert not math.isfinite(broken.final_loss)
-    assert 1 <= broken.steps_done < 12
-    assert (comparison.loss("he", 1e30), comparison.diverged("he", 1e30)) == (math.inf, 1)
-    assert comparison.best == ("he", 0.1)
-
-
-def test_a_finite_loss_that_grows_is_a_divergence() -> None:
-    (run,) = problem.small(
-        build=lambda: nn.Linear(2, 1), loss=nn.MSELoss(), schemes=["default"], learning_rates=[1.0], seeds=1,
-        data=(torch.eye(2).repeat(20, 1) + 1, torch.ones(40, 1)),
-    ).runs  # fmt: skip
-    assert math.isfinite(run.final_loss)  # 2/‖H‖ is far below 1: each step multiplies the error
-    assert (run.diverged, run.steps_done) == (True, 12)
-
-
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [
@@ -165,31 +146,27 @@ def test_divergence_is_told_from_chance(losses: list[float], expected: bool) -> 
     assert has_diverged(losses, 10) is expected
 
 
-def test_a_forward_that_refuses_nan_is_a_divergence_too() -> None:
+def test_runs_that_diverge_fail_or_cannot_be_measured_are_marked_and_stop_nothing() -> None:
     def refuse(model: nn.Module, images: Tensor) -> Tensor:
         output: Tensor = model(images)
         if not output.isfinite().all():
             raise ValueError("no such numbers here")
         return output
 
-    (run,) = problem.small(forward=refuse, schemes=["default"], learning_rates=[1e38], seeds=1).runs
-    assert run.diverged
-    assert "no such numbers here" in run.note
-
-
-def test_a_scheme_that_fails_stops_nothing_and_says_why() -> None:
-    comparison = problem.small(schemes={"he": "he", "odd": problem.fail}, seeds=1)
-    assert comparison.loss("he", 0.1) < 3
+    rates = [0.1, 1e30]
+    comparison = problem.small(schemes={"he": "he", "odd": problem.fail}, learning_rates=rates, seeds=1)
+    (broken,) = comparison.runs_of("he", 1e30)
+    assert (broken.diverged, math.isfinite(broken.final_loss)) == (True, False)
+    assert 1 <= broken.steps_done < 12
+    assert (comparison.loss("he", 1e30), comparison.diverged("he", 1e30)) == (math.inf, 1)
+    assert comparison.best == ("he", 0.1)
     assert not comparison.applies("odd")
-    for run in comparison.runs_of("odd", 0.1):
-        assert (run.steps_done, run.diverged, run.note) == (0, False, "this scheme refuses the model")
-    assert math.isnan(comparison.loss("odd", 0.1))
-
-
-def test_a_curvature_that_cannot_be_measured_is_a_note() -> None:
-    (run,) = problem.small(
-        loss=lambda output, _: output.abs().mean(), schemes=["default"], learning_rates=[0.1], seeds=1
-    ).runs
+    (odd,) = comparison.runs_of("odd", 0.1)
+    assert (odd.steps_done, odd.diverged, odd.note) == (0, False, "this scheme refuses the model")
+    (run,) = problem.small(forward=refuse, schemes=["default"], learning_rates=[1e38], seeds=1).runs
+    assert (run.diverged, "no such numbers here" in run.note) == (True, True)
+    settings: dict[str, Any] = {"schemes": ["default"], "learning_rates": [0.1], "seeds": 1}
+    (run,) = problem.small(loss=lambda output, _: output.abs().mean(), **settings).runs
     assert (run.norms, run.steps_done) == (None, 12)
     assert run.note.startswith("The initial curvature was not measured: ")
 
@@ -210,19 +187,16 @@ def test_a_scheme_of_ones_own_gets_the_rate_a_seed_and_a_copy_of_the_same_batch(
     assert len({(seed, total) for _, seed, total in seen}) == 2  # one batch and one number for each seed
 
 
-def test_a_function_whose_name_ends_in_warmup_has_one() -> None:
+def test_hessinit_is_initialized_for_each_rate_and_names_that_end_in_warmup_have_one() -> None:
+    comparison = problem.small(schemes=["hessinit", "hessinit+warmup"], seeds=1)
+    assert comparison.rate_dependent == ("hessinit", "hessinit+warmup")
+    assert comparison.norm("hessinit", 0.1) > 1.5 * comparison.norm("hessinit", 0.5)
     kept = {"mine+warmup": problem.keep, "mine": problem.keep}
     schemes = {**kept, "named+warmup": "default", "word": "default+warmup"}
     comparison = problem.small(schemes=schemes, warmup=12, seeds=1)
     losses = {scheme: comparison.loss(scheme, 0.5) for scheme in schemes}
     assert losses["mine+warmup"] == losses["named+warmup"] == losses["word"] != losses["mine"]
     assert comparison.warmup == 12
-
-
-def test_hessinit_is_initialized_for_each_rate() -> None:
-    comparison = problem.small(schemes=["hessinit", "hessinit+warmup"], seeds=1)
-    assert comparison.rate_dependent == ("hessinit", "hessinit+warmup")
-    assert comparison.norm("hessinit", 0.1) > 1.5 * comparison.norm("hessinit", 0.5)
 
 
 def test_optimizers_by_name_and_by_function() -> None:
@@ -258,7 +232,7 @@ def test_the_callers_generators_and_threads_stay_and_frozen_weights_too() -> Non
     assert not torch.equal(first[3].weight, trained[3].weight)
 
 
-def test_every_epoch_holds_every_example_once_and_drops_the_remainder() -> None:
+def test_epochs_are_permutations_of_examples_without_their_remainder_or_of_ready_batches() -> None:
     numbers = torch.arange(13)
     batches = read_data((numbers, numbers * 10), batch_size=3, steps=10).minibatches(seed=0)
     epochs = [list(itertools.islice(batches, 4)) for _ in range(2)]
@@ -266,59 +240,38 @@ def test_every_epoch_holds_every_example_once_and_drops_the_remainder() -> None:
     assert all(len(set(order)) == 12 for order in orders)
     assert orders[0] != orders[1]
     assert all(torch.equal(batch.targets, batch.inputs * 10) for epoch in epochs for batch in epoch)
-
-
-def test_ready_batches_are_cycled_in_an_order_of_the_seed() -> None:
     ready = read_data([(torch.full((2,), index), torch.zeros(2)) for index in range(5)], 64, 10)
-    orders = [
+    first, again, other = (
         [int(batch.inputs[0]) for batch in itertools.islice(ready.minibatches(seed), 10)]
         for seed in (1, 1, 2)
-    ]
-    assert orders[0] == orders[1] != orders[2]
-    assert sorted(orders[0][:5]) == sorted(orders[0][5:]) == list(range(5))
+    )
+    assert first == again != other
+    assert sorted(first[:5]) == sorted(first[5:]) == list(range(5))
 
 
-def test_a_list_a_loader_and_an_endless_generator_give_the_same_runs() -> None:
+def test_a_list_a_loader_and_an_endless_generator_give_the_same_runs_and_keep_their_data() -> None:
     cut = problem.ready_batches(40)
 
     def endless() -> Iterator[tuple[Tensor, Tensor]]:
         while True:
             yield from cut
 
-    loader: DataLoader[Any] = DataLoader(TensorDataset(*problem.data()), batch_size=40)
-    settings = {"schemes": ["default"], "steps": 10, "seeds": 1}
-    by_list, by_loader = problem.small(data=cut, **settings), problem.small(data=loader, **settings)
+    before, dataset = [images.clone() for images, _ in cut], TensorDataset(*problem.data())
+    settings: dict[str, Any] = {"schemes": ["default"], "steps": 10, "seeds": 1}
+    # The model writes into its inputs.
+    settings["build"] = lambda: nn.Sequential(nn.Dropout(0.2, inplace=True), problem.build())
+    by_list, by_loader = (problem.small(data=data, **settings) for data in (cut, DataLoader(dataset, 40)))
     assert by_list == by_loader == problem.small(data=endless(), **settings)
+    assert all(map(torch.equal, before, [images for images, _ in cut]))
     assert (by_list.batch_size, by_list.examples) == (40, 400)
     assert problem.small(data=problem.ready_batches(200), **settings).batch_size == 200  # two are no pair
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_a_loader_that_shuffles_gives_the_same_runs_whatever_was_drawn_before(own: bool) -> None:
-    generator = torch.Generator().manual_seed(3) if own else None
-    loader: DataLoader[Any] = DataLoader(
-        TensorDataset(*problem.data()), batch_size=40, shuffle=True, generator=generator
-    )
+    shuffled: DataLoader[Any] = DataLoader(dataset, 40, shuffle=True)
     found = []
-    for seed in (1, 2):
+    for seed in (1, 2):  # whatever was drawn before
         torch.manual_seed(seed)
-        found.append(problem.small(data=loader, schemes=["default"], seeds=1))
+        found.append(problem.small(data=shuffled, **settings))
         assert torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(seed)))
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("ready", [False, True])
-def test_a_model_that_writes_into_its_inputs_changes_no_data(ready: bool) -> None:
-    data = problem.ready_batches(40) if ready else [tuple(part.clone() for part in problem.data())]
-    before = [images.clone() for images, _ in data]
-    settings: dict[str, Any] = {
-        "build": lambda: nn.Sequential(nn.Dropout(0.2, inplace=True), problem.build()),
-        "data": data if ready else data[0],
-        "seeds": 1,
-    }
-    first = problem.small(**settings)
-    assert all(map(torch.equal, before, [images for images, _ in data]))
-    assert all(run in first.runs for run in problem.small(**settings, schemes=("he", "default")).runs)
+    assert found[0] == found[1] != by_list
 
 
 def test_inputs_of_other_kinds_go_through_forward_and_losses_may_need_no_targets() -> None:
@@ -336,56 +289,51 @@ def test_inputs_of_other_kinds_go_through_forward_and_losses_may_need_no_targets
     assert without.runs[0].final_loss < without.runs[0].first_loss
 
 
-@pytest.mark.parametrize(("terminal", "progress"), [(True, True), (True, False), (False, True)])
 def test_progress_is_shown_on_a_terminal_only(
-    terminal: bool, progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    problem.small(measure_curvature=False, progress=progress)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert ("8/8" in err) if terminal and progress else err == ""
+    for terminal, progress in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        problem.small(measure_curvature=False, progress=progress)
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert ("8/8" in err) if terminal and progress else err == ""
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"build": MODEL}, "build is a Sequential; it must be a function that makes a new model for every"),
-        ({"build": 3}, "build is a int; it must be a function"),
         ({"build": lambda: MODEL}, r"build\(\) returned the same model twice.*copy.deepcopy\(model\)"),
         ({"build": lambda: nn.Sequential(MODEL)}, "models that share their weights"),
         ({"build": lambda: 3}, "model is a int; it must be a torch.nn.Module"),
-        ({"build": lambda: problem.build().to("meta")}, r"build\(\) puts its weights on the device 'meta'"),
         ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss; pass an instance"),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"the loss has shape \(32,\); it must be a single"),
         ({"loss": lambda output, target: torch.ones(())}, "does not depend on any trainable parameter"),
         ({"forward": 3}, "forward is a int; it must be callable"),
-        ({"schemes": []}, r"schemes=\[\] holds no scheme; name at least one"),
-        ({"schemes": ["he", "he"]}, "schemes holds 'he' twice"),
+        ({"schemes": []}, r"schemes=\[\] must be a list of names"),
+        ({"schemes": ["he", "he"]}, r"schemes=\['he', 'he'\] must hold every scheme once"),
         ({"schemes": ["orthogonl"]}, "schemes='orthogonl' is unknown.*Did you mean 'orthogonal'?"),
         ({"schemes": ["kaiming"]}, "schemes='kaiming' is unknown.*Did you mean 'he'?"),
         ({"schemes": ["he+warmpu"]}, r"schemes='he\+warmpu' is unknown.*Did you mean 'he\+warmup'?"),
-        ({"schemes": [problem.draw]}, "schemes holds a function without a name.*{'draw': draw}"),
-        ({"schemes": {"one": 3}}, "schemes holds 3, a int; a scheme is a name, such as 'he', or a function"),
+        ({"schemes": [problem.draw]}, "schemes holds <function draw .* in a mapping a function"),
+        ({"schemes": {"one": 3}}, "schemes holds 3; a scheme is a name, such as 'he', or in a mapping"),
         ({"schemes": 5}, "schemes=5 must be a list of names"),
-        ({"learning_rates": []}, "learning_rates is empty; give at least one number"),
+        ({"learning_rates": []}, r"learning_rates=\[\] must hold some numbers, each once, such as"),
         ({"learning_rates": 0.1}, r"learning_rates=0.1 must be a list of numbers, such as \[0.01, 0.1\]"),
         ({"learning_rates": [0.1, 0]}, "0 in learning_rates must be a number above 0"),
         ({"learning_rates": [float("inf")]}, "inf in learning_rates must be a number above 0"),
         ({"learning_rates": ["0.1"]}, "'0.1' in learning_rates must be a number above 0"),
-        ({"learning_rates": [0.1, 0.1]}, "learning_rates holds 0.1 twice"),
+        ({"learning_rates": [0.1, 0.1]}, r"learning_rates=\[0.1, 0.1\] must hold some numbers, each once"),
         ({"seeds": 0}, "seeds=0 must be a whole number, 1 or more"),
-        ({"seeds": []}, "seeds is empty; give at least one number, such as .*, or how many"),
-        ({"seeds": [1, 1]}, "seeds holds 1 twice"),
-        ({"seeds": [-1]}, "a seed in seeds=-1 must be a whole number, 0 or more"),
+        ({"seeds": [-1]}, "seeds=-1 must be a whole number, 0 or more"),
         ({"steps": 9}, "steps=9 must be a whole number, 10 or more"),
-        ({"steps": 12.5}, "steps=12.5 must be a whole number, 10 or more"),
         ({"batch_size": 0}, "batch_size=0 must be a whole number, 1 or more"),
-        ({"batch_size": 401}, "data hold 400 examples, fewer than batch_size=401; pass batch_size=400 or"),
+        ({"batch_size": 401}, "data hold 400 examples, fewer than batch_size=401; pass a smaller"),
         ({"warmup": 13}, "warmup=13 is longer than the run; it must be at most steps=12"),
-        ({"warmup": 3}, r"warmup=3 would change nothing, .*such as 'default\+warmup', or leave warmup out"),
+        ({"warmup": 3}, r"warmup=3 is for schemes with a warmup; name one, such as 'he\+warmup'"),
         ({"optimizer": "sgdd"}, "optimizer='sgdd' is unknown; choose from 'sgd', 'momentum', 'adam'"),
         ({"optimizer": torch.optim.SGD(MODEL.parameters())}, "optimizer is a SGD of one model.*lambda"),
         ({"optimizer": lambda parameters, lr: 3}, "optimizer returned a int; it must be called as"),
@@ -393,27 +341,15 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"executor": 3, "workers": None}, "executor is a int; it must be a concurrent.futures.Executor"),
         ({"executor": 3}, "workers=1 and executor= are both given"),
         ({"device": "gpu7"}, "device='gpu7' cannot be used here.*Leave it out"),
-        ({"device": "meta"}, "device='meta' cannot be used here: it holds no numbers"),
         ({"progress": 1}, "progress=1 must be True or False"),
-        ({"measure_curvature": None}, "measure_curvature=None must be True or False"),
-        ({"folder": __file__}, "folder='.*' is a file; pass the name of a folder"),
+        ({"folder": __file__}, "folder='.*' cannot be used: .*Not a directory"),
         ({"folder": Path(__file__).parent}, "holds other things .*; pass a folder of its own"),
         ({"folder": 3}, "folder=3 must be the path of a folder"),
         ({"data": torch.ones(3, 2)}, r"data is a Tensor; it must be \(inputs, targets\) with all examples"),
-        ({"data": 7}, r"data is a int; it must be \(inputs, targets\)"),
         ({"data": []}, "data is empty; it must hold at least one batch"),
-        ({"data": (torch.ones(1, 2), torch.ones(1))}, r"the data hold 1 example, .*; pass batch_size=1\.$"),
         ({"data": (torch.ones(5, 2), torch.ones(4))}, "inputs have 5 examples .* and targets 4"),
-        ({"data": (torch.ones(3), torch.ones(3), torch.ones(3))}, "is a tuple of 3 tensors"),
-        (
-            {"data": [(torch.ones(3), torch.ones(3)), torch.ones(2)] * 2},
-            r"data\[1\] is a Tensor; every batch",
-        ),
-        ({"data": [(torch.ones(3), torch.ones(2))] * 3}, r"data\[0\]: inputs have 3 examples"),
-        (
-            {"data": (torch.ones(7, 50, 3), torch.ones(50))},
-            r"the inputs of data have shape \(7, 50, 3\), and",
-        ),
+        ({"data": (torch.ones(3), torch.ones(3), torch.ones(3))}, r"data\[0\] is a Tensor; every batch"),
+        ({"data": (torch.ones(7, 50, 3), torch.ones(50))}, r"inputs of data have shape \(7, 50, 3\), and"),
     ],
 )
 def test_bad_arguments_of_compare_are_refused_before_any_run(arguments: dict[str, Any], message: str) -> None:
@@ -424,12 +360,9 @@ def test_bad_arguments_of_compare_are_refused_before_any_run(arguments: dict[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"stds": []}, "stds is empty; give at least one number"),
         ({"stds": [0.1, 0.0]}, "0.0 in stds must be a number above 0"),
         ({"stds": 0.1}, r"stds=0.1 must be a list of numbers, such as \[0.5, 0.05\]"),
         ({"learning_rate": 0}, "0 in learning_rate must be a number above 0"),
-        ({"layers": []}, r"layers=\[\] names no layer"),
-        ({"layers": [3]}, "holds a int; pass names or globs"),
         ({"layers": ["fc9"]}, "layers='fc9' fits no parameter of the model; its layers are 1, 3"),
         ({"layers": "*.bias"}, "names no weight of two or more dimensions"),
         ({"warmup": 0}, "warmup=0 must be a whole number, 1 or more"),

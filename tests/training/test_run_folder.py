@@ -22,7 +22,6 @@ import pytest
 import torch
 from torch import nn
 
-from hessinit import Comparison
 from hessinit.errors import ProblemError
 from hessinit.results.result import write_text
 from hessinit.training.run_folder import file_name
@@ -54,24 +53,6 @@ def test_more_schemes_rates_and_seeds_reuse_what_is_there(tmp_path: Path) -> Non
     assert problem.small(folder=folder, learning_rates=[0.5]).norm("he") == first.norm("he")
 
 
-def test_ones_own_functions_and_runs_that_are_not_finite_come_back_too(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"schemes": {"drawn": problem.draw, "odd": problem.fail}}
-    settings |= {"optimizer": problem.adam_without_momentum, "learning_rates": [0.5, 1e30]}
-    problem.small(folder=tmp_path, **{**settings, "learning_rates": [1e30]}, seeds=[1])
-    whole = problem.small(folder=tmp_path, **settings)
-    assert whole == problem.small(**settings) == problem.small(folder=tmp_path, **settings)
-    assert Comparison.from_json(whole.to_json()) == whole
-
-
-def test_norms_that_an_interrupted_run_would_have_measured_are_measured_later(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"schemes": ["he"], "seeds": 1, "folder": tmp_path}
-    whole = problem.small(**settings)
-    _path(tmp_path, "he", 0.1, 0).unlink()  # the one that measured
-    narrow = problem.small(**settings, learning_rates=[0.5])
-    assert narrow.norm("he") == whole.norm("he")
-    assert narrow.runs[0].losses == whole.runs[1].losses
-
-
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("used")
@@ -86,16 +67,16 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"batch_size": 16}, "batch_size was 32 there and is 16 here"),
         ({"optimizer": "adam"}, "optimizer was 'sgd' there and is 'adam' here"),
         ({"data": tuple(tensor.flip(0) for tensor in problem.data())}, "hash of the data was"),
-        ({"build": problem.build_with_dropout}, "model differs"),
-        ({"build": problem.build_partly_frozen}, "parameters differs"),
+        ({"build": problem.build_with_dropout}, "model was 'Sequential"),
+        ({"build": problem.build_partly_frozen}, "parameters was '1.weight: float32"),
         ({"build": problem.build_larger}, "loss of a new model was '2.3.*' there and is"),
         ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss of a new model was"),
         ({"loss": nn.MultiMarginLoss()}, r"loss was 'CrossEntropyLoss\(\)' there and is 'MultiMarginLoss"),
         ({"forward": lambda model, x: model(x)}, "forward was 'None' there and is '.*<lambda>' here"),
         ({"measure_curvature": False}, "measure_curvature was True there and is False here"),
-        ({"schemes": {"he": "glorot"}}, "'he', which was he and is glorot here; give the new one another"),
-        ({"schemes": {"he": problem.draw}}, "'he', which was he and is digit_problem.draw here"),
-        ({"schemes": ["he+warmup"], "warmup": 4}, "was he with 3 steps of warmup and is he with 4 steps"),
+        ({"schemes": {"he": "glorot"}}, "he was 'he' there and is 'glorot' here"),
+        ({"schemes": {"he": problem.draw}}, "he was 'he' there and is 'digit_problem.draw' here"),
+        ({"schemes": ["he+warmup"], "warmup": 4}, "was 'he with 3 steps of warmup' there and is 'he with 4"),
     ],
 )
 def test_other_settings_are_refused(used: Path, changes: dict[str, Any], message: str) -> None:
@@ -119,16 +100,6 @@ def test_files_that_were_edited_or_moved_are_named(tmp_path: Path, used: Path) -
         path.write_text(text)
         with pytest.raises(ProblemError, match=f"{path.name} {message}"):
             problem.small(folder=tmp_path, seeds=1, steps=13)
-    (tmp_path / "experiment.json").unlink()
-    with pytest.raises(ProblemError, match=r"holds other things \(runs\) but no experiment.json"):
-        problem.small(folder=tmp_path, seeds=1, steps=13)
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "file/inside"])
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ProblemError, match=r"(?s)folder='.*' cannot be used: .*Pass a folder"):
-        problem.small(folder=tmp_path / name)
 
 
 def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +111,7 @@ def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
         write_text(path, text)
 
     monkeypatch.setattr("hessinit.training.run_folder.write_text", full)
-    with pytest.raises(ProblemError, match="No space left on device. 2 runs are kept there; .*continues"):
+    with pytest.raises(ProblemError, match="No space left on device. Runs kept there: 2; .*continues"):
         problem.small(folder=tmp_path)
     monkeypatch.undo()
     assert problem.small(folder=tmp_path) == problem.small()
@@ -258,20 +229,6 @@ def test_processes_threads_and_another_order_give_the_same_bits(capfd: pytest.Ca
     assert all(run in shuffled.runs for run in alone.runs)
 
 
-class StubbornError(Exception):
-    """Cannot be made anew from its arguments, so no process can send it to another."""
-
-    def __init__(self, one: str, other: str) -> None:
-        super().__init__(f"{one} and {other}")
-
-
-def _refuse(model: Any, images: torch.Tensor) -> torch.Tensor:
-    if multiprocessing.parent_process() is not None:
-        raise StubbornError("this", "that")
-    output: torch.Tensor = model(images)
-    return output
-
-
 def test_processes_of_an_executor_get_the_callers_dtype_and_send_their_errors_back() -> None:
     images, labels = problem.data()
     settings = {"data": (images.double(), labels), "schemes": ["he"], "seeds": 1}
@@ -281,10 +238,6 @@ def test_processes_of_an_executor_get_the_callers_dtype_and_send_their_errors_ba
             elsewhere: dict[str, Any] = {**settings, "workers": None, "executor": executor}
             assert problem.small(**elsewhere) == problem.small(**settings)
             assert not labels.is_shared()
-            with pytest.raises(RuntimeError, match="^StubbornError: this and that$"):
-                problem.small(
-                    **{**elsewhere, "schemes": ["default"]}, forward=_refuse, measure_curvature=False
-                )
     finally:
         torch.set_default_dtype(torch.float32)
     wrong = labels.clone()
@@ -298,20 +251,12 @@ def test_what_cannot_be_sent_to_other_processes_is_refused_with_the_way_out(
 ) -> None:
     with pytest.raises(ProblemError, match="cannot be sent to other processes: .*lambda.*Pass workers=1"):
         problem.small(build=lambda: problem.build(), workers=2)
-    script = tmp_path / "script.py"
+    main, script = sys.modules["__main__"], tmp_path / "script.py"
     script.write_text("import hessinit\n")
-    main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "__spec__", None)
-    for file, message in [(str(script), "script.py would run as a whole.*__name__"), ("<stdin>", "from <st")]:
+    for file in (str(script), "<stdin>"):
         monkeypatch.setattr(main, "__file__", file, raising=False)
-        with pytest.raises(ProblemError, match=f"{message}.*Or pass workers=1"):
+        with pytest.raises(ProblemError, match=f"would run {file} again.*__name__.*Or pass workers=1"):
             problem.small(workers=2)
-    monkeypatch.delattr(main, "__file__")
-    monkeypatch.setattr(main, "build_here", problem.build, raising=False)
-    monkeypatch.setattr(problem.build, "__module__", "__main__")
-    monkeypatch.setattr(problem.build, "__qualname__", "build_here")
-    with pytest.raises(ProblemError, match="interactive session.*into a file.*workers=1"):
-        problem.small(workers=2)
 
 
 def test_without_a_wish_for_workers_it_runs_here_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import (
-    Direction,
-    Evaluation,
-    evaluate_in_double,
-    output_and_gradients_at,
-    output_at,
-)
+from hessinit.curvature.evaluation import Direction, Evaluation, evaluate_in_double, moved, output_at
 from hessinit.curvature.operators import HessianOperator, join, split
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
@@ -136,10 +130,7 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
 
 
 def check_gradients(evaluation: Evaluation) -> None:
-    """Compare `H` with differences of the loss gradient, and `J` with differences of the output.
-
-    Costs two gradients, and two more in float64 if the network has kinks.
-    """
+    """Compare `H` and `J` with differences of gradient and output; two gradients, two more with kinks."""
     if not _is_due(evaluation, "gradients"):
         return
     direction = _draw_direction(evaluation, GraphLinearization(evaluation))
@@ -153,7 +144,9 @@ def check_gradients(evaluation: Evaluation) -> None:
 
     def comparison(examined: Evaluation) -> _Comparison:
         def values(dtype: torch.dtype, step: float) -> Matrices:
-            output, gradients = output_and_gradients_at(examined, direction, step, dtype)
+            problem, names = examined.problem, list(direction)
+            with moved(problem, direction, step, dtype) as weights:
+                output, gradients = problem.output_and_gradients(examined.batch, weights, names)
             return [_as_row(output), *map(_as_row, gradients)]
 
         return _Comparison("the loss's gradient", derive(examined), values, derive, fractions=fractions)
@@ -171,10 +164,7 @@ def check_gradients(evaluation: Evaluation) -> None:
 
 
 def check_loss(evaluation: Evaluation) -> None:
-    """Compare `H_z` with differences of the loss gradient by each output, and this gradient with the loss.
-
-    Costs two calls of the loss.
-    """
+    """Compare `H_z` with differences of the loss gradient by each output, and this gradient with the loss."""
     if not _is_due(evaluation, "loss"):
         return
     cut, gradient = evaluation.output_gradient
@@ -215,9 +205,8 @@ class _Try:
 class _Comparison:
     """A derivative, and the function that it is compared with, row by row.
 
-    `values` evaluates the function in a precision, at a step along the direction. `derive` computes the
-    derivative from the graph of another evaluation, to tell rounding from a wrong derivative. `fractions` are
-    the fractions of a row that matter, for all rows alike or for each.
+    `values` evaluates the function in a precision, at a step along the direction; `derive` computes the
+    derivative of another evaluation, to tell rounding from a wrong one; `fractions` of the rows matter.
     """
 
     def __init__(

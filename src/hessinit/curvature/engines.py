@@ -45,7 +45,7 @@ class Extremes:
     def norm(self) -> Estimate:
         """The spectral norm: the larger of the two absolute values."""
         larger = self.top if abs(self.top.value) >= abs(self.bottom.value) else self.bottom
-        return Estimate(abs(larger.value), larger.error, larger.converged, larger.reason, larger.products)
+        return replace(larger, value=abs(larger.value))
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,7 @@ class Engine(ABC):
 
 
 def with_rounding(extremes: Extremes, rounding: RoundingError, tolerance: float) -> Extremes:
-    """Add the rounding error of the operator to both errors.
-
-    The stated error is a multiple of the likely one; where the likely one exceeds `tolerance`, the estimates
-    no longer count as converged.
-    """
+    """Add the rounding error of the operator; beyond `tolerance`, the estimates have not converged."""
     norm, fraction = extremes.norm.value, CAUTION * rounding.relative
     if not fraction or not math.isfinite(norm):
         return extremes
@@ -108,12 +104,12 @@ def with_rounding(extremes: Extremes, rounding: RoundingError, tolerance: float)
 
     def widen(estimate: Estimate) -> Estimate:
         wider = replace(estimate, error=math.hypot(estimate.error, fraction * norm))
-        if rounding.relative <= tolerance:
+        if rounding.relative <= tolerance or not estimate.converged:
             return wider
         reason = (
             f"rounding in float32 leaves an error of {fraction:.0e} of the norm; pass dtype=torch.float64"
         )
-        return replace(wider, converged=False, reason=reason if estimate.converged else estimate.reason)
+        return replace(wider, converged=False, reason=reason)
 
     return replace(extremes, top=widen(extremes.top), bottom=widen(extremes.bottom))
 
@@ -125,33 +121,20 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
     return replace(estimate, value=estimate.value * factor, error=estimate.error * factor)
 
 
-@dataclass(frozen=True)
-class SpectrumOptions:
-    """Which further numbers of the spectrum to compute."""
-
-    top: int = 0
-    trace: bool = False
-    frobenius: bool = False
-    density: bool = False
-
-    @property
-    def anything(self) -> bool:
-        return bool(self.top or self.trace or self.frobenius or self.density)
-
-
 def measure_spectrum(
-    operator: operators.LinearOperator, options: SpectrumOptions, settings: LanczosSettings
-) -> dict[str, Any]:
+    operator: operators.LinearOperator, settings: LanczosSettings, *, top: int, trace: bool, frobenius: bool,
+    density: bool,
+) -> dict[str, Any]:  # fmt: skip
     """The numbers asked for, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
-    if options.top:
-        count = min(options.top, operator.shape[0])
+    if top:
+        count = min(top, operator.shape[0])
         found["eigenvalues"] = top_eigenpairs(operator, count, **settings.options).values
-    if options.trace:
+    if trace:
         found["trace"] = hutch_plus_plus(operator, seed=settings.seed)
-    if options.frobenius:
+    if frobenius:
         found["frobenius"] = frobenius_norm(operator, seed=settings.seed)
-    if options.density:
+    if density:
         found["density"] = spectral_density(operator, seed=settings.seed)
     return found
 
@@ -212,25 +195,18 @@ class CallHessian(operators.LinearOperator):
         )
 
 
-class SeenHessian(operators.LinearOperator):
-    """`Lᵀ H_a L` for a dense call, where `L Lᵀ` are the inner products of its inputs: a smaller matrix."""
-
-    def __init__(self, call: DenseCall, hessian: OutputHessian) -> None:
-        self._hessian, self._outputs = hessian, call.output_shape[1]
-        inputs = call.inputs.double()
-        inner = inputs @ inputs.T
-        root, failure = torch.linalg.cholesky_ex(inner)
-        if int(failure):  # inputs that depend on each other, as equal examples do
-            values, vectors = torch.linalg.eigh(inner)
-            kept = values > 1e-14 * values[-1]
-            root = vectors[:, kept] * values[kept].sqrt()
-        self._root = root.to(call.inputs)
-        self.shape = (self._root.shape[1] * self._outputs,) * 2
-        self.dtype, self.device = call.inputs.dtype, call.inputs.device
-
-    def _product(self, vector: Tensor) -> Tensor:
-        moved = self._hessian(self._root @ vector.view(-1, self._outputs))
-        return (self._root.T @ moved).reshape(-1)
+def seen_hessian(call: DenseCall, hessian: OutputHessian) -> CallHessian | None:
+    """`Lᵀ H_a L`, where `L Lᵀ` are the inner products of the inputs: a smaller matrix; None for zeros."""
+    inputs = call.inputs.double()
+    inner = inputs @ inputs.T
+    root, failure = torch.linalg.cholesky_ex(inner)
+    if int(failure):  # inputs that depend on each other, as equal examples do
+        values, vectors = torch.linalg.eigh(inner)
+        kept = values > 1e-14 * values[-1]
+        root = vectors[:, kept] * values[kept].sqrt()
+    seen = DenseCall(root.to(call.inputs), call.output_shape, stored_transposed=True)
+    weight = seen.inputs.new_empty(seen.inputs.shape[1], call.output_shape[1])
+    return CallHessian([(seen, hessian)], weight) if weight.numel() else None
 
 
 class HessianEngine(Engine):
@@ -265,11 +241,10 @@ class HessianEngine(Engine):
             return None
         found = [calls[name] for calls in self._calls]
         call, hessian = found[0]
+        seen: CallHessian | None = None
         if len(found) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
-            seen = SeenHessian(call, hessian)
-            if seen.shape[0]:  # inputs of zeros see nothing
-                return seen
-        return CallHessian(found, self._evaluations[0].problem.leaves[name])
+            seen = seen_hessian(call, hessian)
+        return seen or CallHessian(found, self._evaluations[0].problem.leaves[name])
 
 
 def _zero(estimate: Estimate) -> Estimate:
@@ -346,16 +321,15 @@ class GramLinearization(derivative_check.GraphLinearization):
         known, others = self._pushed(direction)
         found = {}
         if others:
-            numbers = self._columns.reshape(*self._columns.shape[:2], -1)[..., 0]
-            factors = random_like(numbers, derivative_check.seed_of_check(self.evaluation))
+            factors = random_like(
+                self._columns.flatten(2)[..., 0], derivative_check.seed_of_check(self.evaluation)
+            )
             cotangent = torch.einsum("cn,cn...->n...", factors, self._columns)
             found = self.effects_from(others, cotangent)
         return {**found, **{name: float(change.double().norm()) for name, change in known.items()}}
 
     def _pushed(self, direction: Direction) -> tuple[dict[str, Tensor], Direction]:
-        known = {
-            name: self._grams[name].push(part) for name, part in direction.items() if name in self._grams
-        }
+        known = {name: gram.push(direction[name]) for name, gram in self._grams.items()}
         return known, {name: part for name, part in direction.items() if name not in known}
 
 
@@ -365,15 +339,10 @@ class GramEngine(Engine):
     name = "gram"
 
     def __init__(
-        self,
-        grams: Sequence[dict[str, LayerGram]],
-        unused: set[str],
-        general: LanczosEngine,
-        settings: LanczosSettings,
-        reason: str,
+        self, grams: Sequence[dict[str, LayerGram]], unused: set[str], general: LanczosEngine, reason: str
     ) -> None:
-        self._grams, self._unused, self._general = grams, unused, general
-        self._settings, self.reason = settings, reason
+        self._grams, self._unused, self._general, self.reason = grams, unused, general, reason
+        self._settings = general._settings
 
     def _known(self, names: Sequence[str]) -> list[str] | None:
         used = [name for name in names if name not in self._unused]
@@ -401,19 +370,21 @@ class GramEngine(Engine):
             return self._general.extremes(names)
         if not known:
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
-        per_batch = [[grams[name] for name in known] for grams in self._grams]
-        if self._is_small(names):
-            (single,) = per_batch
-            gram: operators.LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
-            return self._from_gram(lanczos(gram, which="top", **self._settings.options).top, single)
+        per_batch, options = (
+            [[grams[name] for name in known] for grams in self._grams],
+            self._settings.options,
+        )
+        first, *others = [gram for grams in per_batch for gram in grams]
+        if self._is_small(known):
+            gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
+            return self._from_gram(lanczos(gram, which="top", **options).top, [first, *others])
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
-            top = lanczos(GramCurvature(per_batch), which="top", **self._settings.options).top
+            top = lanczos(GramCurvature(per_batch), which="top", **options).top
             return Extremes(top, UNUSED, self.name, self.reason)
-        first, *others = [gram for grams in per_batch for gram in grams]
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
             matrix = first.factor.T @ first.factor
-            top = scaled(lanczos(matrix, which="top", **self._settings.options).top, first.scale)
+            top = scaled(lanczos(matrix, which="top", **options).top, first.scale)
             bottom = smallest_eigenvalue(matrix, tolerance=self._settings.tolerance, seed=self._settings.seed)
             return Extremes(top, scaled(bottom, first.scale), self.name, self.reason)
         rows = sum(grams[0].shape[0] for grams in per_batch)
@@ -421,11 +392,9 @@ class GramEngine(Engine):
 
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
-        known = self._known(names)
-        if not known or len(self._grams) > 1:
-            return False
-        grams = [self._grams[0][name] for name in known]
-        return grams[0].shape[0] < sum(gram.weights for gram in grams)
+        grams = [self._grams[0][name] for name in names if name in self._grams[0]]
+        few = bool(grams) and grams[0].shape[0] < sum(gram.weights for gram in grams)
+        return few and len(self._grams) == 1
 
     def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Extremes:
         bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))
@@ -506,4 +475,4 @@ def _gram_engine(
     reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
     if others:
         reason += f"; {len(others)} of {len(leaves)} layers by Lanczos"
-    return GramEngine(grams, unused, general, settings, reason)
+    return GramEngine(grams, unused, general, reason)

@@ -1,9 +1,8 @@
 """The Gram engine: every layer's Gauss-Newton curvature from a few shared backward passes.
 
-With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV` with one row of `V` per (example,
-column of S): the gradient of that output direction by the layer's weights. Its nonzero eigenvalues are those
-of the Gram matrix `V Vᵀ` (examples × outputs). A row of `V` is the product of the layer's input with the
-gradient at the layer's output, and one backward pass per column of S brings the latter to all layers.
+With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV`, where a row of `V` is the gradient
+of one column of S in one example: the layer's input times the gradient at its output, which one backward pass
+per column brings to all layers. The Gram matrix `V Vᵀ` (examples × outputs) has the same nonzero eigenvalues.
 """
 
 from __future__ import annotations
@@ -42,22 +41,17 @@ class LayerGram(LinearOperator):
         self.shape = (self.examples * self.columns,) * 2
         self.dtype, self.device = first.dtype, first.device
         self.weights = int(torch.Size(weight_shape).numel())
-        self._inner = self._inner_products()
         self.matrix: Tensor | None = None
+        self._inner: Tensor | None = None
+        call = self.traced[0].call if len(self.traced) == 1 else None
+        if isinstance(call, layer_uses.DenseCall) and call.rows == self.examples <= 2 * call.inputs.shape[1]:
+            self._inner = call.inputs @ call.inputs.T  # cheaper than the weight
         if self._inner is not None and self.shape[0] <= _LARGEST_MATRIX:
             # So small that the calls of a product cost more than the arithmetic: `V Vᵀ` itself.
             flat = first.reshape(self.shape[0], -1)
             blocks = (flat @ flat.T).view(self.examples, self.columns, self.examples, self.columns)
             blocks.mul_(self._inner.view(self.examples, 1, self.examples, 1))
             self.matrix = blocks.view(self.shape)
-
-    def _inner_products(self) -> Tensor | None:
-        """The inputs' inner products, where they are cheaper than the weight."""
-        (one, *others) = self.traced
-        if others or not isinstance(one.call, layer_uses.DenseCall) or one.call.rows != self.examples:
-            return None
-        inputs = one.call.inputs
-        return inputs @ inputs.T if self.examples <= 2 * inputs.shape[1] else None
 
     def _product(self, vector: Tensor) -> Tensor:
         if self.matrix is not None:
@@ -180,10 +174,7 @@ _MOST_WRITTEN = 2**16
 
 
 class CallSignals:
-    """A call and the gradients that reach its output, collected piece by piece.
-
-    `signals` is (examples, columns, outputs per example).
-    """
+    """A call and the gradients that reach its output: (examples, columns, outputs per example)."""
 
     call: layer_uses.Call
 
@@ -273,8 +264,7 @@ _BYTES_AT_ONCE = 2**25
 def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True) -> dict[str, LayerGram]:
     """The Gram operators of all leaves whose every use is a known linear call.
 
-    Costs a backward pass per column of the root, down to the layers' outputs: no weight gradient is formed.
-    With `split`, large batches go through in pieces.
+    Costs a backward pass per column of the root. With `split`, large batches go through in pieces.
     """
     problem, size = evaluation.problem, evaluation.output.shape[0]
     calls = known_calls(evaluation.uses, problem.leaves, size)
@@ -372,20 +362,16 @@ def _gather(
     """Send every column back to the calls of the plan."""
     for one, collector in zip(plan, collectors, strict=True):
         collector.begin(one.call, part)
-    batched = _backward_all(output, plan, columns)
+    batched: list[Tensor] = []
+    edges = [one.edge for one in plan]
+    if all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
+        # All columns in one pass are faster for dense networks.
+        arrived = layer_uses.batched_grad(output, edges, columns) or ()
+        batched = [one for one in arrived if one is not None]
+        batched = batched if len(batched) == len(arrived) else []
     for index, column in enumerate(columns):
         found = [arrived[index] for arrived in batched] if batched else backward(output, plan, column)
         for collector, gradient in zip(collectors, found, strict=True):
             collector.add(index, gradient)
     for collector in collectors:
         collector.finish()
-
-
-def _backward_all(output: Tensor, plan: Sequence[KnownCall], columns: Tensor) -> list[Tensor] | None:
-    """All columns in one pass, faster for dense networks; None for others, or where torch cannot."""
-    edges = [one.edge for one in plan]
-    if not all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
-        return None
-    found = layer_uses.batched_grad(output, edges, columns) or ()
-    arrived = [one for one in found if one is not None]
-    return arrived if arrived and len(arrived) == len(found) else None

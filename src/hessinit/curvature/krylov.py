@@ -22,8 +22,6 @@ _LARGEST_FOR_NUMPY = 24
 
 
 class LanczosState:
-    """What `conclude` reads of a Lanczos iteration."""
-
     dtype: torch.dtype
     steps, scale, exhausted = 0, 0.0, False
 
@@ -54,10 +52,7 @@ class LanczosProcess(LanczosState):
         self._blocks: list[Tensor] = []
         self._rows_used = 0
         self._current = self._next_row()
-        scale = power_of_two_scale(initial)
-        if scale == 0.0 or math.isinf(scale):
-            raise ValueError("the initial vector is zero or not finite; pass any other vector.")
-        torch.mul(initial.detach(), 1 / scale, out=self._current)
+        torch.mul(initial.detach(), 1 / power_of_two_scale(initial), out=self._current)
         for _ in range(2):
             self._orthogonalize(self._current, self._locked)
         self._current.div_(torch.linalg.vector_norm(self._current))
@@ -173,16 +168,13 @@ _RARE = 0.01
 
 @dataclass(frozen=True)
 class RitzExtreme:
-    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps.
-
-    `unseen` is how far beyond it an eigenvalue may lie that the initial vector holds almost nothing of.
-    """
+    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps."""
 
     value: float
     residual: float
     bound: float
     change: float
-    unseen: float = 0.0
+    unseen: float = 0.0  # how far beyond it an eigenvalue may lie, as by `unseen_distance`
     bounded: bool = False  # from both sides, so that the residual does not matter
 
     def is_converged(self, tolerance: float, norm: float) -> bool:

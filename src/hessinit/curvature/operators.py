@@ -19,7 +19,6 @@ class LinearOperator(ABC):
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    products: int = 0
     # What the products run in; the caller of many enters it once instead.
     settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -28,7 +27,7 @@ class LinearOperator(ABC):
         """The product with one flat vector."""
 
     def _adjoint_product(self, vector: Tensor) -> Tensor:
-        """The product with the transpose; the operator itself where it is symmetric."""
+        """The product with the transpose."""
         return self._product(vector)
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
@@ -42,7 +41,6 @@ class LinearOperator(ABC):
                 f"pass ({self.shape[1]},) or ({self.shape[1]}, m)."
             )
         vectors = vectors.to(dtype=self.dtype, device=self.device)
-        self.products += 1 if vectors.ndim == 1 else vectors.shape[1]
         with self.settings():
             if vectors.ndim == 1:
                 return self._product(vectors)
@@ -72,19 +70,15 @@ class LinearOperator(ABC):
 
 
 class Transposed(LinearOperator):
-    """The transpose of an operator; its products count as the operator's."""
-
     def __init__(self, original: LinearOperator) -> None:
         self.original = original
         self.shape = (original.shape[1], original.shape[0])
         self.dtype, self.device, self.settings = original.dtype, original.device, original.settings
 
     def _product(self, vector: Tensor) -> Tensor:
-        self.original.products += 1
         return self.original._adjoint_product(vector)
 
     def _adjoint_product(self, vector: Tensor) -> Tensor:
-        self.original.products += 1
         return self.original._product(vector)
 
 
@@ -95,9 +89,8 @@ def split(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
-    if len(tensors) == 1:
-        return tensors[0].reshape(-1)
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def add_up(tensors: Sequence[Tensor]) -> Tensor:
@@ -126,10 +119,7 @@ class WeightOperator(LinearOperator):
 
 
 class HessianOperator(WeightOperator):
-    """The exact Hessian of the loss: reverse over reverse, on one retained gradient graph.
-
-    A product costs about two gradients for the whole network, less for late layers.
-    """
+    """The exact Hessian of the loss, reverse over reverse; a product costs about two gradients."""
 
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
@@ -147,10 +137,7 @@ class HessianOperator(WeightOperator):
 
 
 class GaussNewtonOperator(WeightOperator):
-    """`Jᵀ H_z J`, the paper's Theorem 1; a product costs about two gradients.
-
-    The exact Hessian's block for piecewise-linear networks.
-    """
+    """`Jᵀ H_z J`, the paper's Theorem 1; a product costs about two gradients."""
 
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)

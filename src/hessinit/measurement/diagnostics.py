@@ -8,7 +8,7 @@ graph: so the numbers are found, for modules, functional calls and in-place oper
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagn
 
     Gradients are those of the loss over all batches, so two halves give the same as the whole. Uses of one
     weight (time steps, tied layers) are pooled. Costs a forward and a backward pass for each batch, and the
-    memory of one graph. Runs inside `problem.settings()`.
+    memory of one graph and of a copy of every layer's values. Runs inside `problem.settings()`.
     """
     gathered = {name: _Gathered() for name in problem.leaves}
     for evaluation in evaluations:
@@ -276,11 +276,6 @@ class _Recorder(TorchDispatchMode):
         for tensor in arguments:
             self.inspect(tensor)
         others = [tensor for tensor in arguments if tensor not in self._data]
-        written = list(_written(func, args, kwargs))
-        stores = {_store(tensor) for tensor in written} - {0}
-        for spot, value in self._values.items() if stores else ():
-            if _store(value) in stores:
-                self._values[spot] = value.clone()
         result = func(*args, **kwargs)
         found = list(tensors_in(result))
         if not arguments:
@@ -288,7 +283,8 @@ class _Recorder(TorchDispatchMode):
             found = [one for one in found if not one.is_floating_point() or self._examples in one.shape]
         elif len(others) == len(arguments):
             return result
-        found += [one for tensor in written for one in (tensor, tensor._base) if one is not None]
+        if func._schema.is_mutable:  # it may have written into a view
+            found += [tensor._base for tensor in found if tensor._base is not None]
         # Two summands that depend on the data make a residual connection; a matrix is a layer of its own.
         biased = len(others) == len(arguments) - 1 and all(map(_is_vector, others))
         for tensor in found:
@@ -314,7 +310,7 @@ class _Recorder(TorchDispatchMode):
             for name in carried:
                 self.uses[name].append(spot)
             self._open.add(spot)
-            self._values[spot] = tensor.detach()
+            self._values[spot] = tensor.detach().clone()  # it may be overwritten later
         if any(source in self._open for source in node.next_functions):
             passed = kind in REARRANGING or kind in NORMALIZING
             passed = passed or (kind == "AddBackward0" and self._data.get(tensor, False))
@@ -322,7 +318,7 @@ class _Recorder(TorchDispatchMode):
                 self._open.add(spot)
             if passed or activation_kind(node) is not None:
                 self._followers.add(spot)
-                self._values[spot] = tensor.detach()
+                self._values[spot] = tensor.detach().clone()
 
     def values_of(self, spot: Spot, consumers: Consumers) -> LayerValues:
         """From a use through its bias, or a normalization, to its activation, if it is the only way on."""
@@ -354,18 +350,3 @@ def _node(tensor: Tensor) -> Node | None:
 def _is_vector(tensor: Tensor) -> bool:
     """At most one dimension is longer than 1, as a bias's is."""
     return sum(length > 1 for length in tensor.shape) <= 1
-
-
-def _store(tensor: Tensor) -> int:
-    """Where the numbers lie; 0 for what has no such place (sparse tensors)."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The arguments that an operation writes into."""
-    if not func._schema.is_mutable:
-        return
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from tensors_in(given)

@@ -1,4 +1,4 @@
-"""`measure`: the extreme eigenvalues of every layer and of the network, as a `CurvatureReport`."""
+"""`measure`: the extreme eigenvalues of every layer and of the network; the same matrices as operators."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ import time
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from hessinit._version import __version__
-from hessinit.curvature import engines
+from hessinit.curvature import engines, operators
+from hessinit.curvature.derivative_check import check_gradients, check_loss, check_outputs
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.rounding_error import Rounding, relative_rounding
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.layers import EVERYTHING, Layer
-from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.validate import check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, LayerCurvature
 from hessinit.results.estimates import Estimate, Spread
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Kind = TypeVar("Kind", bound=operators.WeightOperator)
 
 
 def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> list[Layer]:
@@ -104,10 +110,10 @@ class Rows:
         curvature: str,
         estimator: str,
         settings: engines.LanczosSettings,
-        options: engines.SpectrumOptions,
+        spectrum: Mapping[str, Any] | None = None,
     ) -> None:
         self._problem, self._evaluations = problem, evaluations
-        self._options, self._settings = options, settings
+        self._spectrum, self._settings = spectrum or {}, settings
         self._rounding: dict[str, Rounding] = {}
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
 
@@ -115,36 +121,26 @@ class Rows:
             return engines.build_engine(chosen, kind, settings, estimator)
 
         self.main = build(self._kind, evaluations)
-        self._approximate = build("gauss-newton", evaluations) if curvature == "both" else None
+        self._engines = [self.main]
+        self._both = curvature == "both"
+        if self._both:
+            self._engines.append(build("gauss-newton", evaluations))
         # With several batches, each is also measured alone: how much does the answer depend on the batch?
-        alone = [copy.copy(one) for one in evaluations] if len(evaluations) > 1 else []
-        for one in alone:
+        for one in map(copy.copy, evaluations if len(evaluations) > 1 else []):
             one.weight = 1.0
-        self._single = [build(self._kind, [one]) for one in alone]
+            self._engines.append(build(self._kind, [one]))
 
     def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
         names = [layer.parameter for layer in layers]
-        extremes = self.main.extremes_of_each(names)
-        approximate = self._approximate.extremes_of_each(names) if self._approximate else {}
-        single = [engine.extremes_of_each(names) for engine in self._single]
+        found = [engine.extremes_of_each(names) for engine in self._engines]
         return tuple(
-            self._row(
-                layer,
-                [layer.parameter],
-                extremes[layer.parameter],
-                approximate.get(layer.parameter),
-                [found[layer.parameter] for found in single],
-            )
-            for layer in layers
+            self._row(one, [one.parameter], [each[one.parameter] for each in found]) for one in layers
         )
 
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self._problem.layers]
         whole = Layer("network", "", (), (sum(layer.size for layer in self._problem.layers),))
-        extremes = self.main.extremes(names)
-        approximate = self._approximate.extremes(names) if self._approximate else None
-        single = [engine.extremes(names) for engine in self._single]
-        return self._row(whole, names, extremes, approximate, single)
+        return self._row(whole, names, [engine.extremes(names) for engine in self._engines])
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
@@ -186,21 +182,15 @@ class Rows:
         error = found.layers[parameter] if parameter else found.network
         return engines.with_rounding(extremes, error, self._settings.tolerance)
 
-    def _row(
-        self,
-        layer: Layer,
-        names: Sequence[str],
-        extremes: engines.Extremes,
-        approximate: engines.Extremes | None,
-        single: Sequence[engines.Extremes],
-    ) -> LayerCurvature:
-        extremes = self._rounded(extremes, self._kind, layer.parameter)
-        if approximate is not None:
-            approximate = self._rounded(approximate, "gauss-newton", layer.parameter)
-        norms = tuple(found.norm.value for found in single)
+    def _row(self, layer: Layer, names: Sequence[str], found: Sequence[engines.Extremes]) -> LayerCurvature:
+        """A row of the report from the extremes that each engine found."""
+        extremes = self._rounded(found[0], self._kind, layer.parameter)
+        approximate = self._rounded(found[1], "gauss-newton", layer.parameter) if self._both else None
+        norms = tuple(single.norm.value for single in found[2 if self._both else 1 :])
         spectrum: dict[str, Any] = {}
-        if self._options.anything:
-            spectrum = engines.measure_spectrum(self.main.operator(names), self._options, self._settings)
+        if any(self._spectrum.values()):
+            operator = self.main.operator(names)
+            spectrum = engines.measure_spectrum(operator, self._settings, **self._spectrum)
         return LayerCurvature(
             name=layer.name,
             aliases=layer.aliases,
@@ -243,21 +233,18 @@ def measure(
 ) -> CurvatureReport:
     """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
 
-    `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs.
-    `curvature` is "gauss-newton" (the paper's approximation; fast), "hessian" (exact)
-    or "both" (with the gap between them). `layers` takes names or globs; by default every trainable weight of
-    two or more dimensions, and with "**" the biases and norm gains, too. Models that are not called as
-    `model(inputs)` pass `forward(model, inputs)`.
-
-    Several batches are averaged over examples, or added up where the loss is a sum: that is found from its
-    values, or told by `reduction="mean"` or "sum". The derivatives are checked against finite differences of
-    the plain model, which costs about two gradients; `check=False` leaves that out.
+    `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs, which
+    are averaged over examples, or added up where the loss is a sum (found from its values, or told by
+    `reduction`). Models that are not called as `model(inputs)` pass `forward(model, inputs)`. `curvature` is
+    "gauss-newton" (the paper's approximation; fast), "hessian" (exact) or "both" (with the gap between them).
+    `layers` takes names or globs; by default every trainable weight of two or more dimensions, and with "**"
+    the biases and norm gains, too.
 
     Norms are right to `tolerance`, relative; a value that did not get there says so and warns, or raises with
-    `strict=True`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
-    Jacobian products before and after each layer and the bounds they give (the paper's Theorem 2),
-    `diagnostics` for the size of activations and gradients, dead and saturated units. `network=False` leaves
-    the whole network out and bounds its norm by the layers'.
+    `strict=True`. The derivatives are checked against finite differences of the plain model unless
+    `check=False`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
+    Jacobians around each layer and the paper's Theorem 2, `diagnostics` for activations and gradients, dead
+    and saturated units. `network=False` bounds the network's norm by the layers' instead of measuring it.
 
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together; with
     diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
@@ -284,9 +271,8 @@ def measure(
     settings = engines.LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
-    options = engines.SpectrumOptions(
-        top=check_whole("top", top, at_least=0), trace=trace, frobenius=frobenius, density=density
-    )
+    top = check_whole("top", top, at_least=0)
+    spectrum = {"top": top, "trace": trace, "frobenius": frobenius, "density": density}
     if top > max_iterations:
         raise ProblemError(
             f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step; pass "
@@ -298,7 +284,7 @@ def measure(
     )  # fmt: skip
     with problem.settings():
         evaluations = evaluate(problem)
-        measuring = Rows(problem, evaluations, curvature, estimator, settings, options)
+        measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
         rows = measuring.layers(ordered)
         whole = measuring.network() if network else measuring.bounded_network(rows)
@@ -336,3 +322,49 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
     if strict:
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
+# --- The same matrices as operators -----------------------------------------------------------------------
+
+
+def hessian(
+    model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
+) -> operators.HessianOperator:
+    """The exact Hessian of the loss by the chosen weights (all by default), as an operator on flat vectors.
+
+    The options are those of `measure`: layers, forward, dtype, dropout, reduction, check, seed.
+
+    >>> model, data = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
+    >>> hessian(model, nn.MSELoss(), (data, torch.zeros(2, 1))).to_dense()
+    tensor([[1., 0.],
+            [0., 1.]], dtype=torch.float64)
+    """
+    return _operator(operators.HessianOperator, Problem(model, loss, batch, **options))
+
+
+def gauss_newton(
+    model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
+) -> operators.GaussNewtonOperator:
+    """The Gauss-Newton matrix `Jᵀ H_z J` of the chosen weights; the arguments are those of `hessian`."""
+    return _operator(operators.GaussNewtonOperator, Problem(model, loss, batch, **options))
+
+
+def jacobian(
+    model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
+) -> operators.JacobianOperator:
+    """The derivative of the model's outputs by the chosen weights, (outputs, weights).
+
+    The loss only serves to check the problem; the outputs of several batches follow one another.
+    """
+    return _operator(operators.JacobianOperator, Problem(model, loss, batch, **options))
+
+
+def _operator(kind: type[Kind], problem: Problem) -> Kind:
+    with problem.settings():
+        evaluations = evaluate(problem)
+        for evaluation in evaluations:
+            check_loss(evaluation)
+            (check_gradients if kind is operators.HessianOperator else check_outputs)(evaluation)
+        operator = kind(evaluations, list(problem.leaves))
+    operator.settings = problem.settings  # a product may come at any time, under any settings of the caller
+    return operator

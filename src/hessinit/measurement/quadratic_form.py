@@ -35,94 +35,49 @@ class Directions:
     """
 
     tensor: Tensor
-    lengths: tuple[float, ...]
-    factors: tuple[float, ...]
+    lengths: Tensor
+    factors: Tensor
 
 
-def check_directions(directions: Any, draws: int) -> None:
-    if isinstance(directions, Mapping):
-        if not directions:
-            raise ProblemError(
-                "directions={} names no layer; name at least one, or choose from 'random', 'gradient'."
-            )
-        return
-    if not isinstance(directions, str):
-        raise ProblemError(
-            f"directions is a {type(directions).__name__}; it must be 'random', 'gradient', or a mapping "
-            "from layer names to tensors of their weights' shapes."
-        )
-    choose("directions", directions, ["random", "gradient"])
-    if directions == "gradient" and draws != 1:
-        raise ProblemError(
-            f"draws={draws} with directions='gradient': there is one loss gradient. Leave draws out, or "
-            "choose directions='random'."
-        )
-
-
-def by_parameter(model: nn.Module, directions: Mapping[Any, Any]) -> dict[str, tuple[str, Tensor]]:
-    """The given directions by parameter, each with the key that the user gave it."""
+def _keys_by_parameter(model: nn.Module, directions: Mapping[Any, Any]) -> dict[str, Any]:
+    """For each parameter that directions are given for, the key that the user gave it."""
     first: dict[int, str] = {}
-    known: dict[str, str] = {}
+    known: dict[Any, str] = {}
     for name, parameter in unwrap(model).named_parameters(remove_duplicate=False):
-        first.setdefault(id(parameter), name)
-        known[name] = known[layer_name(name)] = first[id(parameter)]
-    found: dict[str, tuple[str, Tensor]] = {}
-    for key, given in directions.items():
-        if key not in known:
-            names = list(dict.fromkeys(map(layer_name, known)))
-            shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-            raise ProblemError(
-                f"directions[{key!r}] names no parameter of the model; its parameters are {shown}."
-                + did_you_mean(str(key), names)
-            )
-        if known[key] in found:
-            raise ProblemError(
-                f"directions holds {found[known[key]][0]!r} and {key!r}, which are one and the same weight; "
-                "give it once."
-            )
-        found[known[key]] = key, given
-    return found
+        known[name] = known[layer_name(name)] = first.setdefault(id(parameter), name)
+    unknown = [key for key in directions if key not in known]
+    if unknown or not directions:
+        which = f"[{unknown[0]!r}]" if unknown else "={}"
+        names = list(dict.fromkeys(map(layer_name, known)))
+        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        close = did_you_mean(str(unknown[0]), names) if unknown else ""
+        raise ProblemError(f"directions{which} names no parameter of the model; they are {shown}.{close}")
+    keys = {known[key]: key for key in directions}
+    if len(keys) < len(directions):
+        raise ProblemError(f"directions names one tied weight twice: {list(directions)}; give it once.")
+    return keys
 
 
-def read_given(
-    problem: Problem, given: Mapping[str, tuple[str, Any]], draws: int
-) -> tuple[dict[str, Tensor], int]:
-    """The user's own directions, checked, each (draws, *shape), and how many draws they hold."""
-    read = {layer.parameter: _read_one(problem, layer, *given[layer.parameter]) for layer in problem.layers}
-    counts = {given[parameter][0]: len(tensor) for parameter, tensor in read.items()}
-    (first, count), *others = counts.items()
-    for key, other in others:
-        if other != count:
-            raise ProblemError(
-                f"directions hold {count} for {first!r} and {other} for {key!r}; give every layer as many."
-            )
-    if draws not in (1, count):
-        raise ProblemError(
-            f"draws={draws}, but directions hold {count} for each layer; leave draws out: the tensors say it."
-        )
-    return read, count
-
-
-def _read_one(problem: Problem, layer: Layer, key: str, given: Any) -> Tensor:
-    several = ", ".join(["draws", *map(str, layer.shape)])
-    rule = f"a tensor of shape {layer.shape}, or ({several}) for several"
+def _read_given(problem: Problem, layer: Layer, key: str, given: Any) -> Tensor:
+    """The user's own directions in one layer, checked: (draws, *shape)."""
+    shape = tuple(given.shape) if isinstance(given, Tensor) else ()
     if not isinstance(given, Tensor):
-        raise ProblemError(f"directions[{key!r}] is a {type(given).__name__}; it must be {rule}.")
-    shape = tuple(given.shape)
-    if layer.shape not in (shape, shape[1:]) or given.numel() == 0:
-        raise ProblemError(f"directions[{key!r}] has shape {shape}; it must be {rule}.")
-    if given.layout is not torch.strided:
-        raise ProblemError(f"directions[{key!r}] is sparse; make it dense: .to_dense().")
-    if given.is_complex():
-        raise ProblemError(f"directions[{key!r}] has dtype {given.dtype}; it must be real.")
-    tensor = given.detach().to(problem.device, problem.dtype)
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        raise ProblemError(
-            f"directions[{key!r}] holds {bad} NaN or inf among {tensor.numel()} values (in {problem.dtype}); "
-            "it must be finite."
-        )
-    return tensor.reshape(-1, *layer.shape)
+        what = f"is a {type(given).__name__}"
+    elif layer.shape not in (shape, shape[1:]) or given.numel() == 0:
+        what = f"has shape {shape}"
+    elif given.layout is not torch.strided or given.is_complex():
+        what = f"has layout {given.layout} and dtype {given.dtype}"
+    else:
+        tensor = given.detach().to(problem.device, problem.dtype)
+        bad = int((~torch.isfinite(tensor)).sum())
+        if not bad:
+            return tensor.reshape(-1, *layer.shape)
+        what = f"holds {bad} NaN or inf among {tensor.numel()} values (in {problem.dtype})"
+    several = ", ".join(["draws", *map(str, layer.shape)])
+    raise ProblemError(
+        f"directions[{key!r}] {what}; it must be a dense, real, finite tensor of shape {layer.shape}, or "
+        f"({several}) for several."
+    )
 
 
 def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Iterator[Directions]:
@@ -138,8 +93,8 @@ def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Ite
     for first in range(0, draws, at_once):
         count = min(at_once, draws - first)
         probes = stream.draw().unsqueeze(0) if count == 1 else stream.draw_block(count).T.contiguous()
-        factors = tuple(1 / square for square in inner_products(probes, probes))
-        yield Directions(probes.view(count, *layer.shape), (1.0,) * count, factors)
+        squares = inner_products(probes, probes)
+        yield Directions(probes.view(count, *layer.shape), torch.ones_like(squares), 1 / squares)
 
 
 def normalize(given: Tensor, at_once: int) -> Iterator[Directions]:
@@ -148,15 +103,14 @@ def normalize(given: Tensor, at_once: int) -> Iterator[Directions]:
         # The squares of a vanished gradient, 1e-25, are 0 in float32: the largest entry is taken out first.
         largest = _as_rows(part).abs().amax(1)
         tensor = part / torch.where(largest > 0, largest, 1).view(-1, *[1] * (part.ndim - 1))
-        pairs = list(zip(largest.tolist(), inner_products(tensor, tensor), strict=True))
-        lengths = tuple(scale * math.sqrt(square) for scale, square in pairs)
-        yield Directions(tensor, lengths, tuple(scale * scale for scale, _ in pairs))
+        scales = largest.cpu().double()
+        yield Directions(tensor, scales * inner_products(tensor, tensor).sqrt(), scales * scales)
 
 
-def inner_products(one: Tensor, other: Tensor) -> list[float]:
+def inner_products(one: Tensor, other: Tensor) -> Tensor:
     """Row by row, which `torch.linalg.vecdot` takes five times as long for: it writes every product down."""
     rows = zip(_as_rows(one), _as_rows(other), strict=True)
-    return torch.stack([torch.dot(left, right) for left, right in rows]).tolist()
+    return torch.stack([torch.dot(left, right) for left, right in rows]).cpu().double()
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
@@ -203,21 +157,43 @@ def quadratic_form(
     draws = check_whole("draws", draws, at_least=1)
     seed = check_whole("seed", seed, at_least=0)
     check_arguments(model, loss, forward, dtype, dropout)
-    check_directions(directions, draws)
-    own: dict[str, tuple[str, Tensor]] = {}
-    if not isinstance(directions, str):
+    keys: dict[str, Any] = {}
+    if isinstance(directions, Mapping):
         if layers is not None:
             raise ProblemError(
                 f"layers={layers!r} and the keys of directions both choose layers; leave layers out."
             )
-        own = by_parameter(model, directions)
-        layers = [glob.escape(name) for name in own]  # globs that fit nothing else
+        keys = _keys_by_parameter(model, directions)
+        layers = [glob.escape(name) for name in keys]  # globs that fit nothing else
+    elif not isinstance(directions, str):
+        raise ProblemError(
+            f"directions is a {type(directions).__name__}; it must be 'random', 'gradient', or a mapping "
+            "from layer names to tensors of their weights' shapes."
+        )
+    else:
+        choose("directions", directions, ["random", "gradient"])
+    if directions == "gradient" and draws != 1:
+        raise ProblemError(
+            f"draws={draws} with directions='gradient': there is one loss gradient. Leave draws out, or "
+            "choose directions='random'."
+        )
     problem = Problem(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
     with problem.settings():
-        given, draws = read_given(problem, own, draws) if own else ({}, draws)
+        given: dict[str, Tensor] = {}
+        if isinstance(directions, Mapping):
+            for layer in problem.layers:
+                key = keys[layer.parameter]
+                given[layer.parameter] = _read_given(problem, layer, key, directions[key])
+            counts = {len(tensor) for tensor in given.values()}
+            if len(counts) > 1 or draws not in (1, *counts):
+                raise ProblemError(
+                    f"draws={draws}, but directions hold {sorted(counts)}; give every layer as many, and "
+                    "leave draws out: the tensors say it."
+                )
+            draws = counts.pop()
         passes = [SharedPass(evaluation) for evaluation in evaluate(problem)]
 
         def along(layer: Layer) -> Iterator[Directions]:
@@ -272,9 +248,9 @@ class SharedPass:
         each = layer.size * self._cotangent.element_size() + self._bytes_between
         return max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // each))
 
-    def forms(self, parameter: str, directions: Tensor) -> tuple[list[float], list[float]]:
+    def forms(self, parameter: str, directions: Tensor) -> tuple[Tensor, Tensor]:
         """`vᵀ H_z v` for every direction, and what the exact form has beyond it."""
-        zeros = [0.0] * len(directions)
+        zeros = torch.zeros(len(directions), dtype=torch.float64)
         adjoint = self._adjoint[parameter]
         if adjoint is None:
             return zeros, zeros  # the forward does not use it
@@ -305,14 +281,13 @@ def _form(passes: Sequence[SharedPass], layer: Layer, along: Iterator[Directions
     theorem1: list[float] = []
     lengths: list[float] = []
     for some in along:
-        approximate, beyond = [0.0] * len(some.factors), [0.0] * len(some.factors)
+        totals = torch.zeros(2, len(some.factors), dtype=torch.float64)
         for one in passes:
-            forms = one.forms(layer.parameter, some.tensor)
-            for total, values in zip((approximate, beyond), forms, strict=True):
-                for index, value in enumerate(values):
-                    total[index] += one.evaluation.weight * value * some.factors[index]
-        theorem1 += approximate
-        exact += map(float.__add__, approximate, beyond)
-        lengths += some.lengths
+            totals += (
+                one.evaluation.weight * torch.stack(one.forms(layer.parameter, some.tensor)) * some.factors
+            )
+        theorem1 += totals[0].tolist()
+        exact += totals.sum(0).tolist()
+        lengths += some.lengths.tolist()
     found = {"exact": tuple(exact), "theorem1": tuple(theorem1), "length": tuple(lengths)}
     return QuadraticForm(name=layer.name, aliases=layer.aliases, shape=layer.shape, **found)

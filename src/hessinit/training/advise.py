@@ -77,7 +77,17 @@ def advise(
     check_switches(strict=strict)
     curvature, settings, given = rules.read_curvature_options(model, loss, options)
     named = {"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    steps = _read(optimizer, unwrap(model), given["layers"], check_rate(lr), named)
+    rules.require_known_optimizer(optimizer)
+    if isinstance(optimizer, str):
+        steps = rules.name_optimizer(optimizer, check_rate(lr), named)
+    elif set(named.values()) != {None}:
+        raise ProblemError(
+            "momentum, betas, eps or weight_decay was given, and the optimizer has its own; leave them out, "
+            "or pass a name such as 'adam'."
+        )
+    else:
+        layers = find_layers(unwrap(model), given["layers"])
+        steps = rules.read_optimizer(optimizer, unwrap(model), layers, lr=check_rate(lr))
     problem = Problem(model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]})
     with problem.settings():
         evaluations = evaluate(problem)
@@ -105,21 +115,6 @@ def advise(
             raise ConvergenceError(message)
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
     return advice
-
-
-def _read(
-    optimizer: Any, model: nn.Module, layers: Any, lr: float | None, given: dict[str, Any]
-) -> rules.OptimizerRule:
-    rules.require_known_optimizer(optimizer)
-    if isinstance(optimizer, str):
-        return rules.name_optimizer(optimizer, lr, given)
-    for name, value in given.items():
-        if value is not None:
-            raise ProblemError(
-                f"{name}={value!r} was given, and the optimizer has its own; leave it out, or pass a name "
-                "such as 'adam'."
-            )
-    return rules.read_optimizer(optimizer, model, find_layers(model, layers), lr=lr)
 
 
 def _advice(

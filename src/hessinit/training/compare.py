@@ -95,12 +95,8 @@ def compare(
     steps = check_whole("steps", steps, at_least=FEWEST_STEPS)
     read = read_schemes(schemes, _read_warmup(warmup, steps))
     if warmup is not None and not any(each.warmup for each in read):
-        name = next((each.name for each in read if isinstance(each.scheme, str)), "he")
-        raise ProblemError(
-            f"warmup={warmup} would change nothing, because no scheme has a warmup; name one with it, such "
-            f"as '{name}+warmup', or leave warmup out."
-        )
-    rates = _read_positive_numbers("learning_rates", learning_rates, "[0.01, 0.1]")
+        raise ProblemError(f"warmup={warmup} is for schemes with a warmup; name one, such as 'he+warmup'.")
+    rates = _read_list("learning_rates", learning_rates, "[0.01, 0.1]", loop.read_positive)
     return _run_grid(
         build, loss, data, read, rates, seeds=seeds, steps=steps, batch_size=batch_size, optimizer=optimizer,
         forward=forward, measure_curvature=measure_curvature, folder=folder, workers=workers,
@@ -136,7 +132,7 @@ def sweep(
     True
     """
     steps = check_whole("steps", steps, at_least=FEWEST_STEPS)
-    sizes = _read_positive_numbers("stds", stds, "[0.5, 0.05]")
+    sizes = _read_list("stds", stds, "[0.5, 0.05]", loop.read_positive)
     chosen = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
     warming = 0 if warmup is None else _read_warmup(warmup, steps)
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
@@ -224,11 +220,6 @@ class Trainer:
                     "build() returned the same model twice, or models that share their weights, and every "
                     "run needs its own; create the model inside build, or return copy.deepcopy(model)."
                 )
-            if device_of(model).type == "meta":
-                raise ProblemError(
-                    "build() puts its weights on the device 'meta', where there are no numbers to train; "
-                    "build the model on a real one, such as 'cpu'."
-                )
             for each in self.schemes:
                 if isinstance(each.scheme, NormalWeights):
                     each.scheme.check(model)
@@ -302,7 +293,17 @@ def _run_grid(
     loop.check_optimizer(optimizer)
     validate.check_switches(measure_curvature=measure_curvature, progress=progress)
     check_workers(workers, executor)
-    seeds, device, kept = _read_seeds(seeds), _read_device(device), RunFolder(folder)
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        seeds = range(check_whole("seeds", seeds, at_least=1))
+    seeds = _read_list("seeds", seeds, "[0, 1, 2]", lambda name, seed: check_whole(name, seed, at_least=0))
+    try:
+        device = None if device is None else str(torch.empty(0, device=device).device)
+    except (RuntimeError, AssertionError, TypeError) as failure:
+        raise ProblemError(
+            f"device={device!r} cannot be used here: {failure}. Leave it out to train where build() puts the "
+            "model."
+        ) from failure
+    kept = RunFolder(folder)
     read = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
     started, kind = time.perf_counter(), "sweep" if stds else "compare"
     trainer = Trainer(build, loss, read, forward, schemes, steps, optimizer, device)
@@ -319,7 +320,7 @@ def _run_grid(
     names = tuple(each.name for each in schemes)
     dependent = {each.name for each in schemes if each.depends_on_rate}
     grid = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
-    jobs = _missing_jobs(grid, seeds, runs, dependent, measure_curvature)
+    jobs = _missing_jobs(grid, runs, dependent, measure_curvature)
     if workers is None and executor is None and device_of(model).type != "cpu":
         workers = 1  # one accelerator has one memory
     notes: tuple[str, ...] = ()
@@ -355,11 +356,8 @@ def _collect(
         try:
             with contextlib.closing(results):
                 for job, run in results:
-                    key = job.parameters[0]
-                    if key in runs:  # it was made again for its norms alone
-                        run = replace(runs[key], norms=run.norms, note=runs[key].note or run.note)
                     kept.add(job.key, to_plain(run))
-                    runs[key] = run
+                    runs[job.parameters[0]] = run
                     advance(f"{run.scheme}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
         except KeyboardInterrupt:
             done = sum(key in runs for key in grid)
@@ -367,25 +365,23 @@ def _collect(
 
 
 def _missing_jobs(
-    grid: Sequence[Key], seeds: Sequence[int], runs: Mapping[Key, Run], dependent: set[str], measured: bool
+    grid: Sequence[Key], runs: Mapping[Key, Run], dependent: set[str], measured: bool
 ) -> list[Job]:
     """The runs to make, seed by seed, so that there is something to compare early.
 
-    Weights that do not depend on the learning rate are measured once for each seed, at the lowest rate; where
-    that run is there without its norms, and no other run has them, it is made again.
+    Weights that do not depend on the learning rate are measured once for each seed, at the lowest rate.
     """
     known = {
         (run.scheme, run.seed)
         for run in runs.values()
         if run.norms is not None or NOT_MEASURED in run.note or not run.applies
     }
-    lowest = min(rate for _, rate, _ in grid)
-    jobs = []
-    for key in sorted(grid, key=lambda key: seeds.index(key[2])):
+    seeds, jobs = list(dict.fromkeys(seed for _, _, seed in grid)), []
+    for key in sorted(grid, key=lambda key: (seeds.index(key[2]), key[1])):
         name, rate, seed = key
-        alone = measured and name not in dependent and rate == lowest and (name, seed) not in known
-        if alone or key not in runs:
-            measures = alone or (measured and name in dependent)
+        if key not in runs:
+            measures = measured and (name in dependent or (name, seed) not in known)
+            known.add((name, seed))
             jobs.append(Job(f"{name}, lr {rate!r}, seed {seed}", (key, measures)))
     return jobs
 
@@ -400,25 +396,12 @@ def _read_run(kept: RunFolder, key: str) -> tuple[Key, Run]:
     return (run.scheme, run.learning_rate, run.seed), run
 
 
-def _read_positive_numbers(name: str, values: Any, example: str) -> tuple[float, ...]:
+def _read_list(name: str, values: Any, example: str, read: Callable[[str, Any], Any]) -> tuple[Any, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ProblemError(f"{name}={values!r} must be a list of numbers, such as {example}.")
-    return _all_different(name, [loop.read_positive(name, value) for value in values], example)
-
-
-def _read_seeds(seeds: Any) -> tuple[int, ...]:
-    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
-        return tuple(range(check_whole("seeds", seeds, at_least=1)))
-    read = [check_whole("a seed in seeds", seed, at_least=0) for seed in seeds]
-    return _all_different("seeds", read, "[0, 1, 2], or how many")
-
-
-def _all_different(name: str, numbers: list[Any], example: str) -> tuple[Any, ...]:
-    if not numbers:
-        raise ProblemError(f"{name} is empty; give at least one number, such as {example}.")
-    for number in numbers:
-        if numbers.count(number) > 1:
-            raise ProblemError(f"{name} holds {number:g} twice; give every number once.")
+    numbers = [read(name, value) for value in values]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ProblemError(f"{name}={numbers!r} must hold some numbers, each once, such as {example}.")
     return tuple(numbers)
 
 
@@ -430,20 +413,3 @@ def _read_warmup(warmup: Any, steps: int) -> int:
     if number > steps:
         raise ProblemError(f"warmup={number} is longer than the run; it must be at most steps={steps}.")
     return number
-
-
-def _read_device(device: Any) -> str | None:
-    if device is None:
-        return None
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-        if found.type == "meta":
-            raise RuntimeError("it holds no numbers")
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as failure:
-        reason = str(failure).strip().splitlines()[0].rstrip(".")
-        raise ProblemError(
-            f"device={device!r} cannot be used here: {reason}. Leave it out to train where build() puts the "
-            "model."
-        ) from failure
-    return str(found)

@@ -72,9 +72,8 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
         return data
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise ProblemError(
-            f"data is a {type(data).__name__}; it must be (inputs, targets) with all examples, or an "
-            "iterable of such pairs, as a DataLoader is. For a loss that needs no targets, pass "
-            "(inputs, None)."
+            f"data is a {type(data).__name__}; it must be (inputs, targets) with all examples, where targets "
+            "may be None, or an iterable of such pairs, as a DataLoader is."
         )
     if isinstance(data, (tuple, list)) and len(data) == 2:
         parts = tuple(batch for _, batch in read_batches(data))
@@ -88,9 +87,13 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
         pairs = list(data if isinstance(data, Sequence) else itertools.islice(data, steps))
     if not pairs:
         raise ProblemError("data is empty; it must hold at least one batch (inputs, targets).")
-    if all(isinstance(pair, Tensor) for pair in pairs):
-        read_batches(data)  # says what is wrong with a tuple of tensors
-    parts = tuple(_read_pair(index, pair) for index, pair in enumerate(pairs))
+    for index, pair in enumerate(pairs):
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise ProblemError(
+                f"data[{index}] is a {type(pair).__name__}; every batch must be a pair (inputs, targets), or "
+                "data one pair of all examples."
+            )
+    parts = tuple(read_batches(tuple(pair))[0][1] for pair in pairs)
     return Data(parts, parts[0].size, ready=True)
 
 
@@ -123,16 +126,6 @@ def hash_data(data: Data) -> str:
     return digest.hexdigest()[:16]
 
 
-def _read_pair(index: int, pair: Any) -> Batch:
-    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-        found = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, (tuple, list)) else "")
-        raise ProblemError(f"data[{index}] is a {found}; every batch must be a pair (inputs, targets).")
-    try:
-        return read_batches(tuple(pair))[0][1]
-    except ProblemError as refusal:
-        raise ProblemError(f"data[{index}]: {refusal}") from None
-
-
 def _check_examples(whole: Batch, batch_size: int) -> None:
     for name, part in (("inputs", whole.inputs), ("targets", whole.targets)):
         shapes = [tuple(tensor.shape) for tensor in tensors_in(part)]
@@ -143,8 +136,6 @@ def _check_examples(whole: Batch, batch_size: int) -> None:
                 "of ready batches."
             )
     if batch_size > whole.size:
-        # The size may be the default, so the message names the data first.
         raise ProblemError(
-            f"the data hold {whole.size} example{'' if whole.size == 1 else 's'}, fewer than "
-            f"batch_size={batch_size}; pass batch_size={whole.size}{'' if whole.size == 1 else ' or less'}."
+            f"the data hold {whole.size} examples, fewer than batch_size={batch_size}; pass a smaller one."
         )

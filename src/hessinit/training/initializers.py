@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -102,36 +100,28 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
     """
     if isinstance(schemes, str):
         schemes = [schemes]
-    if not isinstance(schemes, Iterable):
+    if not isinstance(schemes, Iterable) or not schemes:
         raise ProblemError(
-            f"schemes={schemes!r} must be a list of names, or a mapping from names to names or functions."
+            f"schemes={schemes!r} must be a list of names, such as ['he'], or a mapping from names to names "
+            "or functions."
         )
     named = list(schemes.items()) if isinstance(schemes, Mapping) else [(each, each) for each in schemes]
-    if not named:
-        raise ProblemError(f"schemes={schemes!r} holds no scheme; name at least one, such as ['default'].")
-    names = [name for name, _ in named]
-    for name in names:
-        if names.count(name) > 1:
-            raise ProblemError(f"schemes holds {name!r} twice; name every scheme once.")
+    if len({name for name, _ in named}) < len(named):
+        raise ProblemError(f"schemes={schemes!r} must hold every scheme once.")
     return tuple(_read_scheme(name, scheme, warmup) for name, scheme in named)
 
 
 def _read_scheme(name: Any, scheme: Any, warmup: int) -> Initializer:
-    if isinstance(scheme, str) and isinstance(name, str):
+    if isinstance(scheme, str):
         base = scheme.removesuffix(WARMUP)
         if base not in KNOWN:
             allowed = [*KNOWN, *(f"{known}{WARMUP}" for known in KNOWN)] if "+" in scheme else KNOWN
             choose("schemes", scheme, allowed, SYNONYMS)
         return Initializer(name, base, warmup if scheme.endswith(WARMUP) or name.endswith(WARMUP) else 0)
-    if not callable(scheme) or isinstance(scheme, (type, nn.Module)):
+    if not callable(scheme) or isinstance(scheme, (type, nn.Module)) or not isinstance(name, str):
         raise ProblemError(
-            f"schemes holds {scheme!r}, a {type(scheme).__name__}; a scheme is a name, such as 'he', or a "
-            "function scheme(model, loss, batch, lr, seed) that writes the weights in place."
-        )
-    if not isinstance(name, str) or not name:
-        shown = getattr(scheme, "__name__", type(scheme).__name__)
-        raise ProblemError(
-            f"schemes holds a function without a name; pass a mapping: {{{shown!r}: {shown}}}."
+            f"schemes holds {scheme!r}; a scheme is a name, such as 'he', or in a mapping a function "
+            "scheme(model, loss, batch, lr, seed) that writes the weights in place: {'mine': function}."
         )
     return Initializer(name, scheme, warmup if name.endswith(WARMUP) else 0)
 
@@ -142,14 +132,6 @@ def describe(thing: Any) -> str:
     >>> describe(torch.nn.functional.mse_loss), describe(NormalWeights(0.1))
     ('torch.nn.functional.mse_loss', 'NormalWeights(std=0.1, layers=None)')
     """
-    if thing is None or isinstance(thing, (str, nn.Module)):
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", str(thing))
-    if isinstance(thing, (bool, int, float)) or (
-        dataclasses.is_dataclass(thing) and not isinstance(thing, type)
-    ):
-        return repr(thing)
-    if isinstance(thing, functools.partial):
-        keywords = (f"{key}={describe(value)}" for key, value in thing.keywords.items())
-        return f"{describe(thing.func)}({', '.join([*map(describe, thing.args), *keywords])})"
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{named.__module__}.{named.__qualname__}"
+    if hasattr(thing, "__qualname__"):
+        return f"{thing.__module__}.{thing.__qualname__}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(thing))

@@ -69,7 +69,8 @@ def train(
             value = evaluate_loss(model, loss, batch, forward)
         except Exception as raised:
             # Some functions refuse nan and inf instead of passing them on.
-            if not _caused_by_weights(raised, model, loss, batch, forward, build):
+            is_memory = isinstance(raised, torch.OutOfMemoryError)
+            if is_memory or not _caused_by_weights(model, build, loss, batch, forward):
                 raise
             failure = f"Step {step + 1} failed on the weights that training led to: {raised}"
             losses.append(math.nan)
@@ -95,19 +96,14 @@ def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward:
 
 
 def _caused_by_weights(
-    failure: Exception, model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward: Forward | None,
-    build: Callable[[], nn.Module] | None,
+    model: nn.Module, build: Callable[[], nn.Module] | None, loss: Loss, batch: tuple[Any, Any],
+    forward: Forward | None,
 ) -> bool:  # fmt: skip
-    if isinstance(failure, torch.OutOfMemoryError):
-        return False
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
-        return True
-    if build is None:
-        return False
-    try:
-        evaluate_loss(build(), loss, batch, forward)
-    except Exception:
-        return False
+    if all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        try:
+            evaluate_loss(model if build is None else build(), loss, batch, forward)
+        except Exception:
+            return False
     return True
 
 
@@ -206,24 +202,19 @@ def has_diverged(losses: Sequence[float], last: int) -> bool:
     final = statistics.fmean(losses[-last:])
     if not final > losses[0] + WORSE * abs(losses[0]):
         return False
-    early = max(1, min(last, len(losses) - last))
-    in_logarithms = min(losses) > 0
-    heights = [math.log(loss) for loss in losses] if in_logarithms else list(losses)
-    noise = max(_noise(heights[: last + 1]), _noise(heights[-last:]))
+    is_positive, noise = min(losses) > 0, 0.0
+    heights = [math.log(loss) for loss in losses] if is_positive else losses
+    for part in (heights[: last + 1], heights[-last:]):
+        # The standard deviation of one loss, from the median difference of neighbours: jumps do not count.
+        apart = [abs(after - before) for before, after in itertools.pairwise(part)]
+        noise = max(noise, statistics.median(apart or [0.0]) / (0.6745 * math.sqrt(2)))
     # Against the first loss alone, for a training that jumps at once; and against the first few, whose mean
     # is known better, for one that climbs slowly.
-    return any(_is_above(losses[:many], final, last, noise, in_logarithms) for many in {1, early})
-
-
-def _is_above(first: Sequence[float], final: float, last: int, noise: float, in_logarithms: bool) -> bool:
-    reference = statistics.fmean(first)
-    by_chance = DEVIATIONS * noise * math.sqrt(1 / len(first) + 1 / last)
-    if in_logarithms:
-        return math.log(final / reference) > math.log1p(WORSE) + by_chance
-    return final - reference > WORSE * abs(reference) + by_chance
-
-
-def _noise(heights: Sequence[float]) -> float:
-    """The standard deviation of one loss, from the median difference of neighbours: jumps do not count."""
-    apart = [abs(after - before) for before, after in zip(heights, heights[1:], strict=False)]
-    return statistics.median(apart) / (0.6745 * math.sqrt(2)) if apart else 0.0
+    for many in (1, max(1, min(last, len(losses) - last))):
+        reference = statistics.fmean(losses[:many])
+        rise, most = final - reference, WORSE * abs(reference)
+        if is_positive:
+            rise, most = math.log(final / reference), math.log1p(WORSE)
+        if rise > most + DEVIATIONS * noise * math.sqrt(1 / many + 1 / last):
+            return True
+    return False

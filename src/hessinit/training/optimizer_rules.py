@@ -63,9 +63,8 @@ def read_curvature_options(
     given["seed"] = check_whole("seed", given["seed"], at_least=0)
     layers = given.get("layers")
     given["layers"] = layers if layers is None or isinstance(layers, str) else list(layers)
-    names = ("forward", "dtype", "dropout", "reduction", "check")
-    defaults: dict[str, Any] = {"forward": None, "dtype": None, "dropout": "refuse"}
-    check_arguments(model, loss, **defaults | {name: given[name] for name in names if name in given})
+    checked: dict[str, Any] = {"forward": None, "dtype": None, "dropout": "refuse", **given}
+    check_arguments(model, loss, **{key: checked[key] for key in checked if key not in ("seed", "layers")})
     return curvature, LanczosSettings(tolerance, iterations, given["seed"]), given
 
 
@@ -87,15 +86,11 @@ class OptimizerRule:
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    @property
-    def has_uniform_decay(self) -> bool:
-        return len(set(self.decays.values())) <= 1
-
     def relative_rates(self, leaves: Mapping[str, Tensor]) -> Tensor | None:
         """Each weight's learning rate over the largest one, flat; None where all are equal."""
-        largest = max(self.rates.values(), default=0.0)
-        if all(rate == largest for rate in self.rates.values()):
+        if len(set(self.rates.values())) <= 1:
             return None
+        largest = max(self.rates.values())
         return _flat({name: rate / largest for name, rate in self.rates.items()}, leaves)
 
     def decay(self, leaves: Mapping[str, Tensor]) -> Tensor:
@@ -133,10 +128,9 @@ class OptimizerRule:
 class StabilityLimit:
     """The largest stable learning rate and the one of the largest guaranteed decrease (of the fastest group).
 
-    `norm` is what they follow from: of H plus weight decay, scaled by each weight's preconditioner and
-    relative learning rate. `rule` holds the decay that is not a part of `norm`; `ends` are both ends of the
-    spectrum where gradient descent needs them. `first_step` is that of `AdamCurvature`, else inf. `products`
-    counts those with the curvature beyond `extremes`.
+    `norm` is that of H plus weight decay, scaled by each weight's preconditioner and relative learning rate.
+    `rule` holds the decay that is not a part of it; `ends` are those of the spectrum, for gradient descent.
+    `first_step` is that of `AdamCurvature`; `products` counts those with the curvature beyond `extremes`.
     """
 
     stable: float
@@ -169,7 +163,7 @@ def find_stability_limit(
     leaves = evaluations[0].problem.leaves
     rule, relative = optimizer.rule, optimizer.relative_rates(leaves)
     assert rule is not None
-    is_plain = relative is None and optimizer.has_uniform_decay
+    is_plain = relative is None and len(set(optimizer.decays.values())) <= 1
     if isinstance(rule, AdamRule) and (age := optimizer.age(leaves)) < YOUNG:
         diagonal = None
         if rule.decoupled and not is_plain:
@@ -190,24 +184,14 @@ def find_stability_limit(
         limiting = max(extremes.top.value + rule.weight_decay, 0.0) if top_only else norm.value
         stable, best = rule.stability_limit(limiting), rule.best(norm.value)
         return StabilityLimit(stable, best, norm, rule, (extremes.top, extremes.bottom))
-    return _scaled_limit(optimizer, engine, leaves, settings, relative, semidefinite, top_only)
-
-
-def _scaled_limit(
-    optimizer: OptimizerRule, engine: Engine, leaves: Mapping[str, Tensor], settings: LanczosSettings,
-    relative: Tensor | None, semidefinite: bool, top_only: bool,
-) -> StabilityLimit:  # fmt: skip
-    """With S = P/relative rate the matrix is `S^-½ (H + decay) S^-½`.
-
-    AdamW's decoupled decay adds `(1 + β₁)/(1 − β₁) decay · relative rate` to its diagonal instead: at z = −1,
-    where the steps leave the unit circle, both act as one curvature.
-    """
-    assert optimizer.rule is not None
-    rule, decay = replace(optimizer.rule, weight_decay=0.0), optimizer.decay(leaves)
+    # With S = P/relative rate the matrix is S^-½ (H + decay) S^-½, or with AdamW S^-½ H S^-½ + its own decay.
+    rule, decay = replace(rule, weight_decay=0.0), optimizer.decay(leaves)
     scale = torch.ones_like(decay) if isinstance(rule, Descent) else optimizer.preconditioner(leaves)
     scale = scale if relative is None else scale / relative
-    is_decoupled = isinstance(rule, AdamRule) and rule.decoupled
-    diagonal = _decoupled(rule, decay, relative) if is_decoupled else decay / scale  # type: ignore[arg-type]
+    if isinstance(rule, AdamRule) and rule.decoupled:
+        diagonal = _decoupled(rule, decay, relative)
+    else:
+        diagonal = decay / scale
     diagonal = torch.where(torch.isfinite(scale), diagonal, 0.0)
     operator = ScaledCurvature(engine.operator(list(leaves)), scale, diagonal)
     # Not started from the last eigenvector: where the sharpest direction has changed since, such a search
@@ -217,13 +201,13 @@ def _scaled_limit(
     else:
         norm = spectral_norm(operator, settings, semidefinite=semidefinite)
     value = max(norm.value, 0.0)
+    stable, best = rule.stability_limit(value), rule.best(value)
     zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
-    return StabilityLimit(
-        rule.stability_limit(value), rule.best(value), norm, rule, (norm, zero), products=norm.products
-    )
+    return StabilityLimit(stable, best, norm, rule, (norm, zero), products=norm.products)
 
 
 def _decoupled(rule: AdamRule, decay: Tensor, relative: Tensor | None) -> Tensor:
+    """The curvature that acts as a decoupled decay does at z = −1, where the steps leave the unit circle."""
     strength = (1 + rule.beta1) / (1 - rule.beta1)
     return strength * decay if relative is None else strength * decay * relative
 
@@ -237,18 +221,18 @@ def name_optimizer(
 ) -> OptimizerRule:
     """The rule of a name; `settings` are what was given with it, None where torch's defaults apply."""
     require_known_optimizer(optimizer)
-    known = ("momentum",) if optimizer in DESCENTS else ("betas", "eps")
     given = {name: value for name, value in (settings or {}).items() if value is not None}
+    known = ("momentum", "weight_decay") if optimizer in DESCENTS else ("betas", "eps", "weight_decay")
     for name, value in given.items():
-        if name not in (*known, "weight_decay"):
+        if name not in known:
             raise ProblemError(
                 f"{name}={value!r} is no setting of optimizer={optimizer!r}, which takes "
-                f"{', '.join(known)} and weight_decay; leave it out."
+                f"{', '.join(known)}; leave it out."
             )
-    if optimizer not in DESCENTS:
-        rule: Rule = _adam_rule(given, decoupled=optimizer == "adamw")
+    if optimizer in DESCENTS:
+        rule: Rule = named_descent(optimizer, given.get("momentum"), given.get("weight_decay"))
     else:
-        rule = named_descent(optimizer, given.get("momentum"), given.get("weight_decay"))
+        rule = _adam_rule(given, decoupled=optimizer == "adamw")
     return OptimizerRule(rule, lr, str(rule))
 
 
@@ -334,43 +318,30 @@ def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def _common_rule(
     optimizer: torch.optim.Optimizer, held: Mapping[str, dict[str, Any]], weight_decay: float
 ) -> Rule:
-    first, *others = held.values()
-    kind = _kind(optimizer, first)
-    for group in others:
-        different = [key for key in _COMMON if group.get(key) != first.get(key)]
-        if different:
-            shown = ", ".join(f"{key} {first.get(key)} and {group.get(key)}" for key in different)
-            names = [name for name, one in held.items() if one is group]
-            raise ProblemError(
-                "groups of the optimizer differ in more than learning rate and weight decay "
-                f"({shown}), so there is no common limit; measure one at a time: layers={names[:3]!r}."
-            )
-    if first.get("maximize"):
-        raise ProblemError("the optimizer maximizes; the stability limit is for descent. Negate the loss.")
-    if kind != "sgd":
-        return _adam_rule({**first, "weight_decay": weight_decay}, decoupled=kind == "adamw")
-    if first["momentum"] and first["dampening"]:
+    first = next(iter(held.values()))
+    for name, group in held.items():
+        for key in _COMMON:
+            if group.get(key) != first.get(key):
+                raise ProblemError(
+                    "groups of the optimizer differ in more than learning rate and weight decay "
+                    f"({key} {first.get(key)} and {group.get(key)}), so there is no common limit; measure "
+                    f"one at a time, as with layers={name!r}."
+                )
+    kind = next((kind for kind, one in _CLASSES.items() if isinstance(optimizer, one)), None)
+    # A subclass that overrides `step` is unknown, too. Torch wraps it once more in every class that is used.
+    if kind is None or inspect.unwrap(type(optimizer).step) is not inspect.unwrap(_CLASSES[kind].step):
         raise ProblemError(
-            f"the optimizer has dampening={first['dampening']:g}, for which no stability limit is known; use "
-            "dampening=0."
+            f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; known are "
+            "those of torch.optim.SGD, Adam and AdamW. Pass the nearest of the names "
+            f"{', '.join(map(repr, OPTIMIZER_NAMES))}."
         )
+    if first.get("maximize") or (first.get("momentum") and first["dampening"]):
+        raise ProblemError("no stability limit is known with maximize=True or dampening; leave them out.")
+    if kind != "sgd":
+        decoupled = kind == "adamw" or bool(first.get("decoupled_weight_decay"))
+        return _adam_rule({**first, "weight_decay": weight_decay}, decoupled=decoupled)
     momentum, nesterov = float(first["momentum"]), bool(first["nesterov"])
     return Descent(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
-
-
-def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
-    """Which of the known classes this is; a subclass counts if it does not override `step`."""
-    for kind, known in _CLASSES.items():
-        # Torch wraps `step` once more in every class that is used.
-        if isinstance(optimizer, known) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(
-            known.step
-        ):
-            return "adamw" if group.get("decoupled_weight_decay") else kind
-    known_names = ", ".join(f"torch.optim.{one.__name__}" for one in _CLASSES.values())
-    raise ProblemError(
-        f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; known are "
-        f"{known_names}. Pass the nearest of the names {', '.join(map(repr, OPTIMIZER_NAMES))}."
-    )
 
 
 def _adam_rule(settings: Mapping[str, Any], *, decoupled: bool) -> AdamRule:

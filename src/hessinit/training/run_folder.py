@@ -61,45 +61,35 @@ class RunFolder:
                         "it, and it is run again, or pass another folder."
                     )
                 self.results[data["key"]] = data["value"]
-        except ProblemError:
-            raise
-        except (OSError, ValueError) as failure:
+        except OSError as failure:
             raise ProblemError(
-                f"folder={str(self.folder)!r} cannot be used: {_reason(failure)}. Pass a folder that can be "
-                "read and written."
+                f"folder={str(self.folder)!r} cannot be used: {failure}. Pass a folder that can be read and "
+                "written."
             ) from failure
         self.found = frozenset(self.results)
 
     def add(self, key: str, value: Plain) -> None:
-        """Keep a result; on disk, the file is whole or not there."""
         head = {"kind": "hessinit run", "schema": SCHEMA, "experiment": self._experiment}
         text = _to_text({**head, "key": key, "value": value})
         if self.folder is not None:
             try:
                 write_text(self.path_of(key), text)
-            except (OSError, ValueError) as failure:
-                many = len(self.results)
+            except OSError as failure:
                 raise ProblemError(
-                    f"a run could not be written to {self.folder}: {_reason(failure)}. {many} "
-                    f"run{' is' if many == 1 else 's are'} kept there; once it can be written again, the "
-                    "same call continues from them."
+                    f"a run could not be written to {self.folder}: {failure}. Runs kept there: "
+                    f"{len(self.results)}; once it can be written again, the same call continues from them."
                 ) from failure
         self.results[key] = json.loads(text)["value"]  # as it would be read back
 
     def path_of(self, key: str) -> Path:
-        """The file of a result."""
         return (self.folder or Path()) / "runs" / file_name(key)
 
     def _open_record(self, folder: Path, wanted: Plain) -> None:
         """Write the record of a new folder; compare the one that is there, and add the new names to it."""
         path = folder / RECORD
         if folder.exists() and not path.exists():
-            if not folder.is_dir():
-                raise ProblemError(
-                    f"folder={str(folder)!r} is a file; pass the name of a folder, new or used before."
-                )
             names = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
-            if names and (names != ["runs"] or any((folder / "runs").iterdir())):
+            if names and names != ["runs"]:
                 raise ProblemError(
                     f"folder={str(folder)!r} holds other things ({', '.join(names[:3])}) but no {RECORD}; "
                     f"pass a folder of its own, such as {str(folder / 'comparison')!r}."
@@ -109,18 +99,14 @@ class RunFolder:
             write_text(path, _to_text({"kind": "hessinit experiment", "schema": SCHEMA, **wanted}))
             return
         found = _read(path, "hessinit experiment", "Pass another folder")
-        if found["settings"] != wanted["settings"]:
-            different = _differences(found["settings"], wanted["settings"])
-            raise ProblemError(
-                f"folder={str(folder)!r} belongs to another experiment: {'; '.join(different[:3])}. "
-                "Pass another folder, or delete this one to begin anew."
-            )
-        for name, now in wanted["named"].items():
-            before = found["named"].get(name, now)
+        fixed = [("settings", name) for name in {**wanted["settings"], **found["settings"]}]
+        fixed += [("named", name) for name in wanted["named"] if name in found["named"]]
+        for part, name in fixed:
+            before, now = found[part].get(name), wanted[part].get(name)
             if before != now:
                 raise ProblemError(
-                    f"folder={str(folder)!r} has runs of {name!r}, which was {before} and is {now} here; "
-                    "give the new one another name, or pass another folder."
+                    f"folder={str(folder)!r} belongs to another experiment: {name} was {before!r:.80} there "
+                    f"and is {now!r:.80} here. Pass another folder, or delete this one to begin anew."
                 )
         if wanted["named"].keys() - found["named"].keys():
             write_text(path, _to_text({**found, "named": {**found["named"], **wanted["named"]}}))
@@ -147,10 +133,6 @@ def _to_text(data: Plain) -> str:
     return json.dumps(to_plain(data), indent=1, allow_nan=False) + "\n"
 
 
-def _reason(failure: Exception) -> str:
-    return (getattr(failure, "strerror", None) or str(failure)).rstrip(".")
-
-
 def _read(path: Path, kind: str, way_out: str) -> Plain:
     try:
         data = json.loads(path.read_bytes())
@@ -162,17 +144,3 @@ def _read(path: Path, kind: str, way_out: str) -> Plain:
             f"{way_out}."
         ) from problem
     return data
-
-
-def _differences(there: Mapping[str, Plain], here: Mapping[str, Plain], inside: str = "") -> list[str]:
-    """The settings that differ, in words."""
-    found: list[str] = []
-    for name in {**here, **there}:
-        before, now = there.get(name), here.get(name)
-        if isinstance(before, dict) and isinstance(now, dict):
-            found += _differences(before, now, f"{inside}{name}: ")
-        elif before != now and max(len(str(before)), len(str(now))) > 80:
-            found.append(f"{inside}{name} differs")
-        elif before != now:
-            found.append(f"{inside}{name} was {before!r} there and is {now!r} here")
-    return found

@@ -7,10 +7,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,16 +19,17 @@ from hessinit.curvature.evaluation import evaluate
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError
 from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit
-from hessinit.problem.batches import map_tensors, read_batches, tensors_in
+from hessinit.problem.batches import read_batches, tensors_in
 from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.layers import find_layers
 from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.validate import check_switches, check_whole, unwrap
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
-from hessinit.results.track_record import TrackedPoint, Tracking, describe_notes, find_crossings
+from hessinit.results.result import to_plain
+from hessinit.results.track_record import END, TrackedPoint, Tracking, describe_notes, find_crossings
 from hessinit.training import optimizer_rules as rules
-from hessinit.training.track_log import Losses, Sink, TrackLog, check_path, find_sinks, scalars
+from hessinit.training.track_log import Losses, Sink, TrackLog, find_sinks, scalars
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -81,10 +80,9 @@ def track(
     max_overhead = check_max_overhead(max_overhead)
     given = {"tolerance": 1e-2, "dropout": "freeze", **options}
     curvature, settings, problem = rules.read_curvature_options(model, loss, given)
-    if path is not None:
-        check_path(path)
-    elif resume:
+    if path is None and resume:
         raise ProblemError("resume=True needs the file to continue; pass its path=, or leave resume out.")
+    log = None if path is None else TrackLog(path, resume)
     sinks, rate = find_sinks(log_to), check_rate(lr)
     steps: Any = optimizer
     if optimizer is None:
@@ -92,11 +90,13 @@ def track(
     else:
         rules.require_known_optimizer(optimizer)
         steps = rules.name_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-    subject = _Subject(
-        model, loss, _copy_examples(batch), steps, rate, curvature, each_layer, settings, problem
-    )
+    # Copied: an iterator gives its batches once, and a loader may reuse its tensors. Those with a graph are
+    # known to deepcopy beforehand, as it refuses them.
+    pairs = [(one.inputs, one.targets) for _, one in read_batches(batch)]
+    pairs = copy.deepcopy(pairs, {id(tensor): tensor.clone() for tensor in tensors_in(pairs)})
+    examples: Any = pairs[0] if len(pairs) == 1 else pairs
+    subject = _Subject(model, loss, examples, steps, rate, curvature, each_layer, settings, problem)
     facts = subject.check()
-    log = None if path is None else TrackLog(path, resume)
     facts |= {"curvature": curvature, "every": every, "max_overhead": max_overhead, "seed": settings.seed}
     tracker = Tracker(subject, Tracking(**facts), log, sinks, warn)
     if at_start and not tracker.steps:
@@ -119,8 +119,7 @@ class Tracker:
         self._record = record
         self._points: list[TrackedPoint] = list(record.points)
         self._losses = Losses(record.losses)
-        # Weights at the last point, modes at the first.
-        self._seen: tuple[frozenset[str], tuple[bool, ...]] | None = None
+        self._seen: Any = None  # the measured weights and the modes of the modules at the last point
         last = self._points[-1].measuring_seconds if self._points else 0.0
         self._budget = Budget(record.max_overhead, record.seconds, record.measuring_seconds, last)
         self._is_start_beyond = False
@@ -131,8 +130,6 @@ class Tracker:
         seen = [*(point.step for point in self._points[-1:]), *(step for step, _ in record.losses[-1:])]
         self._steps = max(seen, default=0)
         self._due = self._next_due()
-        if log is not None:
-            log.begin(record)
 
     def step(self, loss: float | Tensor | None = None, *, lr: float | None = None) -> TrackedPoint | None:
         """Call once after every optimizer step; returns a point when one was measured.
@@ -144,8 +141,8 @@ class Tracker:
         if lr is not None:
             if isinstance(self._subject.optimizer, torch.optim.Optimizer) and self._subject.lr is None:
                 raise ProblemError(
-                    f"lr={lr!r} was given to step(), and the learning rate is read from the optimizer, whose "
-                    "schedule it would hide; leave it out."
+                    f"lr={lr!r} was given to step(), and the learning rate is read from the optimizer; leave "
+                    "it out."
                 )
             self._subject.lr = check_rate(lr)
         self._steps += 1
@@ -167,8 +164,10 @@ class Tracker:
     def close(self) -> Tracking:
         """Write the last line, and return the whole record; a second call changes nothing."""
         if self._closed is None:
+            names = ("notes", "seconds", "spent", "name", "initialization")
             tracking = self.tracking
-            self._write(lambda log: log.end(tracking, self._losses))
+            facts = {name: value for name, value in tracking.to_dict().items() if name in names}
+            self._write({"line": END, **facts})
             self._closed = tracking
         return self._closed
 
@@ -179,15 +178,13 @@ class Tracker:
 
     @steps.setter
     def steps(self, steps: int) -> None:
-        before, overdue = self._steps, self._steps >= self._due
-        self._steps = check_whole("steps", steps, at_least=0)
-        if not overdue:  # a postponed measurement stays due
-            self._due = self._next_due()
+        before, self._steps = self._steps, check_whole("steps", steps, at_least=0)
         if self._steps < before:
-            kept = [point for point in self._points if point.step <= self._steps]
-            if self._losses.drop_after(self._steps) or len(kept) < len(self._points):
-                self._points = kept
-                self._write(lambda log: log.rewrite(kept, self._losses, self._budget.elapsed))
+            self._points = [point for point in self._points if point.step <= self._steps]
+            self._losses.drop_after(self._steps)
+            self._due = self._next_due()
+            if self._log is not None:
+                self._log.is_whole = False
 
     @property
     def tracking(self) -> Tracking:
@@ -196,15 +193,11 @@ class Tracker:
             return self._closed
         failures = describe_notes((point.step, point.note) for point in self._points)
         return replace(
-            self._record,
-            points=tuple(self._points),
-            losses=self._losses.all(),
-            seconds=self._budget.elapsed,
-            spent=self._budget.spent,
-            notes=tuple(dict.fromkeys([*self._record.notes, *self._notes, *failures])),
-            name=self.name,
+            self._record, points=tuple(self._points), losses=self._losses.all(),
+            seconds=self._budget.elapsed, spent=self._budget.spent,
+            notes=tuple(dict.fromkeys([*self._record.notes, *self._notes, *failures])), name=self.name,
             initialization=self.initialization,
-        )
+        )  # fmt: skip
 
     @property
     def overhead(self) -> float:
@@ -219,42 +212,43 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def _measure(self, must_succeed: bool = False) -> TrackedPoint:
-        point = self._make_point(must_succeed)
-        self._points = [one for one in self._points if one.step < point.step]
-        self._points.append(point)
-        self._due = self._next_due()
+        _synchronize(self._subject.model)  # what training still has to compute is not our time
         started = now()
-        self._write(lambda log: log.add(point, self._losses))
+        point = self._make_point(started, must_succeed)
+        self._points = [one for one in self._points if one.step < point.step]
+        self._due = self._next_due()
+        self._write(to_plain(point))
+        self._points.append(point)
         for sink in list(self._sinks):
             try:
                 sink(scalars(point), point.step)
             except Exception as failure:  # a full disk or a lost connection is no reason to stop training
                 self._sinks.remove(sink)
-                what = f"{type(failure).__name__}: {failure}"
-                self._notes.append(f"Logging stopped at step {point.step}: {what}")
-        self._budget.count(now() - started, is_more=True)
+                self._notes.append(f"Logging stopped at step {point.step}: {failure!r}")
+        self._budget.count(now() - started)
         if self._crosses_limit() and self._warn:
             message = warn_of_limit(point, self._record.optimizer)
             warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
         return point
 
-    def _make_point(self, must_succeed: bool) -> TrackedPoint:
+    def _make_point(self, started: float, must_succeed: bool) -> TrackedPoint:
         """The point of this step; one of nan with a note where measuring fails."""
         subject, lr, note = self._subject, None, ""
-        _synchronize(subject.model)  # what training still has to compute is not our time
-        started = now()
         try:
             steps = subject.read_optimizer()
             lr = steps.lr
             fields, weights = subject.measure(steps)
             news = [one for one in steps.notes if steps.rule is None and one not in self._record.notes]
-            note = " ".join([*news, *self._describe_changes(weights)])
+            seen = weights, [module.training for module in unwrap(subject.model).modules()]
+            if self._seen not in (None, seen):
+                news.append(
+                    "Since the last point, the measured weights or modes of modules (train or eval) changed."
+                )
+            self._seen, note = seen, " ".join(news)
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
                 raise
@@ -262,32 +256,14 @@ class Tracker:
             fields = {**dict.fromkeys(unknown, math.nan), "converged": False}
             note = str(failure) or type(failure).__name__
         _synchronize(subject.model)
-        seconds = now() - started
-        self._budget.count(seconds)
         stable = fields["stable_learning_rate"]
         return TrackedPoint(
-            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=seconds,
+            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=now() - started,
             training_loss=self._losses.latest, lr=lr, note=note,
             lr_times_norm=None if lr is None else lr * fields["norm"],
             lr_over_limit=None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf,
             **fields,
         )  # fmt: skip
-
-    def _describe_changes(self, weights: frozenset[str]) -> list[str]:
-        """Why points may differ for another reason than training: other weights, or another mode."""
-        modes = tuple(module.training for module in unwrap(self._subject.model).modules())
-        before, first = self._seen or (weights, modes)
-        self._seen, said = (weights, first), []
-        if weights != before:
-            pairs = (("with", weights - before), ("without", before - weights))
-            changes = [f"{word} {_join_few(sorted(names))}" for word, names in pairs if names]
-            said.append(f"Other weights are measured from here on: {', '.join(changes)}.")
-        if modes != first:
-            said.append(
-                "Modules are in another mode (train or eval) than at the first point: dropout and "
-                "normalization may differ."
-            )
-        return said
 
     def _crosses_limit(self) -> bool:
         """Whether to warn. An initial rate somewhat above the limit is tolerated until the next point."""
@@ -300,16 +276,13 @@ class Tracker:
             return False
         return crossed or (waited and over >= 1)
 
-    def _write(self, write: Callable[[TrackLog], None]) -> None:
-        """A full disk does not end a training: the lines wait until there is room."""
-        if self._log is None:
-            return
-        is_told = self._log.is_behind
-        try:
-            write(self._log)
-        except OSError as failure:
-            if not is_told:
-                self._notes.append(f"{self._log.path} could not be written at step {self.steps}: {failure}")
+    def _write(self, line: dict[str, Any]) -> None:
+        """A full disk does not end a training: the next line brings what it did not take."""
+        if self._log is not None:
+            try:
+                self._log.add(line, self._losses, self._record, self._points)
+            except OSError as failure:
+                self._notes.append(f"{self._log.path} could not be written: {failure}")
 
     def _next_due(self) -> int:
         return (self.steps // self._record.every + 1) * self._record.every
@@ -325,10 +298,7 @@ def now() -> float:
 
 
 class Budget:
-    """Permits a measurement where its time, if it takes as long as the last one, stays within the overhead.
-
-    The time before a resumed run counts: `elapsed` seconds of training, of which `spent` were measuring.
-    """
+    """Permits a measurement that, if it takes as long as the last one, stays within the overhead."""
 
     def __init__(self, max_overhead: float, elapsed: float = 0.0, spent: float = 0.0, last: float = 0.0):
         self.max_overhead, self.spent, self.last = max_overhead, spent, last
@@ -341,17 +311,14 @@ class Budget:
     def affords(self) -> bool:
         return self.max_overhead == 1 or self.spent + self.last <= self.max_overhead * self.elapsed
 
-    def count(self, seconds: float, is_more: bool = False) -> None:
-        """Count the time of a measurement, or `is_more` of the last one, as for logging it."""
-        self.spent += seconds
-        self.last = self.last + seconds if is_more else seconds
+    def count(self, seconds: float) -> None:
+        self.spent, self.last = self.spent + seconds, seconds
 
 
-def check_max_overhead(max_overhead: object) -> float:
+def check_max_overhead(max_overhead: Any) -> float:
     """A fraction of the time, above 0."""
-    is_number = isinstance(max_overhead, int | float) and not isinstance(max_overhead, bool)
-    if is_number and 0 < max_overhead <= 1:  # type: ignore[operator]
-        return float(max_overhead)  # type: ignore[arg-type]
+    if isinstance(max_overhead, int | float) and max_overhead is not True and 0 < max_overhead <= 1:
+        return float(max_overhead)
     raise ProblemError(
         f"max_overhead={max_overhead!r} must be a number above 0, up to 1: the maximum fraction of the time "
         "spent measuring, such as 0.1."
@@ -398,15 +365,11 @@ class _Subject:
             problem.drew = drew
             if not problem.drew:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
-            notes = (
-                *measure.notes_on(problem, evaluations),
-                *measure.note_unchecked(problem.check),
-                *steps.notes,
-                *(measure.note_uncounted(problem, steps.moved) if steps.name else ()),
-            )
-            versions = measure.versions_of(problem)
+            notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
+            uncounted = measure.note_uncounted(problem, steps.moved) if steps.name else ()
             return {
-                "optimizer": steps.name, "examples": problem.examples, "notes": notes, "versions": versions
+                "optimizer": steps.name, "examples": problem.examples,
+                "notes": (*notes, *steps.notes, *uncounted), "versions": measure.versions_of(problem),
             }  # fmt: skip
 
     def measure(self, steps: rules.OptimizerRule) -> tuple[dict[str, Any], frozenset[str]]:
@@ -437,10 +400,6 @@ class _Subject:
             return fields, frozenset(names)
 
 
-def _join_few(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Tracking:
     """The earlier record with the new settings; changes are noted, another curvature is refused."""
     if earlier.curvature != record.curvature:
@@ -457,22 +416,6 @@ def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Trackin
     told = describe_notes((point.step, point.note) for point in earlier.points)  # and will be again
     kept = [note for note in earlier.notes if note not in told]
     return replace(earlier, every=record.every, max_overhead=record.max_overhead, notes=(*kept, *notes))
-
-
-def _copy_examples(batch: Any) -> Any:
-    """A copy of the examples: an iterator gives them once, and a loader may reuse its tensors."""
-    found = [(_copy(one.inputs), _copy(one.targets)) for _, one in read_batches(batch)]
-    return found[0] if len(found) == 1 else found
-
-
-def _copy(structure: Any) -> Any:
-    """A copy that includes objects of the user's own; where these cannot be copied, they are shared."""
-    known = {id(tensor): tensor.clone() for tensor in tensors_in(structure)}
-    try:
-        # With the tensors known beforehand: torch does not deep-copy one that has a graph.
-        return copy.deepcopy(structure, known)
-    except Exception:  # whatever a class of the user's raises
-        return map_tensors(torch.clone, structure)
 
 
 def _synchronize(model: nn.Module) -> None:

@@ -26,11 +26,10 @@ from hessinit.errors import ProblemError
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: `key` names its result, `cost` is its weight in the progress bar."""
+    """One piece of work: `key` names its result."""
 
     key: str
     parameters: Any
-    cost: float = 1.0
 
 
 Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
@@ -77,14 +76,9 @@ def check_workers(workers: Any, executor: Any) -> None:
 
     if workers is not None:
         check_whole("workers", workers, at_least=1)
-    if executor is None:
-        return
-    if workers is not None:
-        raise ProblemError(
-            f"workers={workers} and executor= are both given; the executor knows its own workers, so leave "
-            "workers out."
-        )
-    if not callable(getattr(executor, "submit", None)):
+        if executor is not None:
+            raise ProblemError(f"workers={workers} and executor= are both given; leave out one of them.")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
         raise ProblemError(
             f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
             "ProcessPoolExecutor() or a Dask client's get_executor()."
@@ -100,21 +94,16 @@ def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Resul
     context = multiprocessing.get_context("spawn")
     listening, held = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(packed, listening))
-
-    def submit(job: Job) -> Future[Any]:
-        with _interrupts_blocked():
-            return pool.submit(_run_packed, None, job)
-
     try:
-        yield from _as_they_finish(submit, jobs)
+        yield from _as_they_finish(lambda job: pool.submit(_run_received, job), jobs)
     except BaseException as failure:
         held.close()
         if not isinstance(failure, BrokenProcessPool):
             raise
         raise WorkerLostError(
-            "a worker process ended before its run was done: it was killed, ran out of memory, or could "
-            "not load the experiment (its own message is above). Pass fewer workers, or workers=1 to see "
-            "what happens in this process."
+            "a worker process ended before its run was done: it was killed, ran out of memory, could not "
+            "load the experiment, or raised what cannot be pickled (its own message is above). Pass fewer "
+            "workers, or workers=1 to see what happens in this process."
         ) from failure
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -134,21 +123,16 @@ def _as_they_finish(submit: Callable[[Job], Future[Any]], jobs: Sequence[Job]) -
             future.cancel()
 
 
-_received: list[Work] = []  # in a worker process: the work that it was started with
-
-
 def _pack(work: Work) -> bytes:
     """The work, and the global settings of torch without which a worker's numbers would differ."""
     import torch
 
     from hessinit.problem.double_backward import default_device
 
-    matmul = None
-    with contextlib.suppress(RuntimeError):  # torch refuses to tell once the newer switches have been used
-        matmul = torch.get_float32_matmul_precision()
     try:
+        precision = torch.get_float32_matmul_precision()
         # Not as an argument of the process: torch would move the user's tensors to shared memory for that.
-        return pickle.dumps((work, (torch.get_default_dtype(), str(default_device()), matmul)))
+        return pickle.dumps((work, torch.get_default_dtype(), str(default_device()), precision))
     except Exception as failure:
         raise ProblemError(
             f"the experiment cannot be sent to other processes: {failure}. build, loss, forward, optimizer "
@@ -159,24 +143,16 @@ def _pack(work: Work) -> bytes:
 
 def _check_main_file(uses_main: bool) -> None:
     """A new process runs the main file again: it must be a file, and must not start the work again."""
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    name = getattr(getattr(main, "__spec__", None), "name", "")
-    if (file is None and not uses_main) or name.endswith("__main__"):
-        return  # nothing is run again; nor is a package that was run with -m
-    trouble = ""
-    if file is None or not Path(file).is_file():
-        trouble = (
-            f"the program comes from {file or 'an interactive session'}, which other processes cannot run "
-            "again. Put build and the other functions of the experiment into a file and import it."
+    name = getattr(sys.modules["__main__"], "__file__", None)
+    if name is None and not uses_main:
+        return
+    file = Path(name or "")
+    if not file.is_file() or "__main__" not in file.read_text(encoding="utf-8", errors="replace"):
+        raise ProblemError(
+            f"every worker process would run {name or 'this interactive session'} again. Put build and the "
+            "other functions into a file and import it, and what a script does under "
+            "`if __name__ == '__main__':`. Or pass workers=1 to run everything in this process."
         )
-    elif "__main__" not in Path(file).read_text(encoding="utf-8", errors="replace"):
-        trouble = (
-            f"{Path(file).name} would run as a whole in every worker process, and start all this again. Put "
-            "what it does under `if __name__ == '__main__':`."
-        )
-    if trouble:
-        raise ProblemError(f"{trouble} Or pass workers=1 to run everything in this process.")
 
 
 @functools.lru_cache(maxsize=1)
@@ -186,13 +162,15 @@ def _unpack(packed: bytes) -> Work:
     from hessinit.problem.double_backward import default_device
 
     work: Work
-    work, (dtype, device, matmul) = pickle.loads(packed)
+    work, dtype, device, precision = pickle.loads(packed)
     torch.set_default_dtype(dtype)
-    if matmul is not None:
-        torch.set_float32_matmul_precision(matmul)
+    torch.set_float32_matmul_precision(precision)
     if torch.device(device) != default_device():
         torch.set_default_device(device)
     return work
+
+
+_received: list[Work] = []  # in a worker process: the work that it was started with
 
 
 def _begin_worker(packed: bytes, listening: Connection) -> None:
@@ -201,44 +179,24 @@ def _begin_worker(packed: bytes, listening: Connection) -> None:
             listening.recv_bytes()
         os._exit(1)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent ends the workers
     threading.Thread(target=end_with_parent, daemon=True).start()
     _received.append(_unpack(packed))
 
 
-def _run_packed(packed: bytes | None, job: Job) -> Any:
-    """The result; an exception that cannot be pickled, and would break the pool, is sent as its words."""
-    work = _received[0] if packed is None else _unpack(packed)
-    try:
-        return work(job)
-    except Exception as failure:
-        try:
-            pickle.loads(pickle.dumps(failure))
-        except Exception:
-            raise RuntimeError(f"{type(failure).__name__}: {failure}") from failure
-        raise
+def _run_received(job: Job) -> Any:
+    return _received[0](job)
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C, which a terminal sends to all: the parent ends them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _run_packed(packed: bytes, job: Job) -> Any:
+    return _unpack(packed)(job)
 
 
 @contextlib.contextmanager
 def progress_bar(
-    label: str, total: float, done: float, wanted: bool, *, counts: bool = True
+    label: str, total: float, done: float, wanted: bool
 ) -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr, where stderr is a terminal; `advance(latest, amount)` moves it.
-
-    `done` of `total` was there before. `counts` shows the amounts as numbers instead of per cent.
-    """
+    """A bar on stderr, where that is a terminal, at `done` of `total`; `advance(latest, amount)` moves it."""
     # Not rich's is_terminal: FORCE_COLOR asks for colours, not for a bar in a file.
     if not wanted or not sys.stderr.isatty() or done == total:
         yield lambda latest, amount: None
@@ -246,13 +204,12 @@ def progress_bar(
     from rich import progress
     from rich.console import Console
 
-    how_far = progress.MofNCompleteColumn() if counts else progress.TaskProgressColumn()
     columns = (
-        progress.TextColumn(label, markup=False), progress.BarColumn(), how_far,
+        progress.TextColumn(label, markup=False), progress.BarColumn(), progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(), progress.TextColumn("{task.fields[latest]}", markup=False),
     )  # fmt: skip
-    console = Console(stderr=True)
     # The speed of the last minutes: the first runs may be unlike the later ones.
+    console = Console(stderr=True)
     with progress.Progress(*columns, console=console, transient=True, speed_estimate_period=180) as bar:
         task = bar.add_task("", total=total - done, latest="")
         yield lambda latest, amount: bar.update(task, advance=amount, latest=latest)
