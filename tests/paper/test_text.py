@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import lzma
 import math
@@ -20,7 +18,6 @@ from hessinit.paper.text import (
     Vocabulary,
     collect_pairs,
     count_words,
-    find_corpus,
     load_text,
     pair_up,
     read_lines,
@@ -29,15 +26,6 @@ from hessinit.paper.text import (
 
 CATS = "The cat sat on the mat, and the dog ran. The cat ran; the dog sat.\n" * 30
 LETTERS = Vocabulary(tuple("abcde"), (1, 1, 1, 1, 1), 5)
-PACK = {".xz": lzma.compress, ".bz2": bz2.compress, ".gz": gzip.compress}
-
-
-def put(folder: Path, *names: str, text: str = CATS) -> str:
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(PACK.get(path.suffix, bytes)(text.encode()))
-    return str(folder)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +70,9 @@ def test_a_long_clause_is_cut_into_equal_parts_and_loses_nothing(many: int, leng
 CLAUSES = [["b", "a", "b"], ["c", "a"], ["b", "d"], ["d", "e"]]  # b 3; a, d 2; c, e 1
 
 
-def test_frequent_words_are_kept_exact_and_ties_go_by_the_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequent_words_are_kept_exact_and_ties_go_by_the_alphabet() -> None:
     assert count_words(CLAUSES, size=2) == Vocabulary(("b", "a"), (3, 2), 9)
     assert count_words(CLAUSES, size=99) == Vocabulary(("b", "a", "d", "c", "e"), (3, 2, 2, 1, 1), 9)
-    monkeypatch.setattr(text_module, "CLAUSES_AT_ONCE", 100)  # rare words are dropped in between
-    endless = (["often", "always" if number % 2 else "seldom", f"once{number}"] for number in range(5000))
-    found = count_words(endless, size=3, most_counted=200)
-    assert found == Vocabulary(("often", "always", "seldom"), (5000, 2500, 2500), 15_000)
 
 
 def test_keep_probability_and_noise_are_the_formulas_of_the_article() -> None:
@@ -168,72 +152,33 @@ def test_the_sample_is_uniform_and_its_beginning_a_smaller_sample(monkeypatch: p
     assert collect(clauses * 20, most=100).tolist() == whole[:100].tolist()
 
 
-@pytest.mark.parametrize(
-    ("there", "taken"),
-    [
-        (["b.txt", "a.txt.xz", "README.txt", "x.csv", ".hidden.txt"], ["a.txt.xz", "b.txt"]),
-        (["a.txt", "a.txt.xz", "b.txt.bz2"], ["a.txt", "b.txt.bz2"]),
-        (["other.txt", "enwiki-2014.txt.xz", "enwiki-2014.txt.xz.md5"], ["enwiki-2014.txt.xz"]),
-        (["wikipedia/part1.txt.gz", "mnist/labels.txt"], ["wikipedia/part1.txt.gz"]),
-    ],
-)
-def test_the_corpus_is_found_by_its_names(tmp_path: Path, there: list[str], taken: list[str]) -> None:
-    assert list(find_corpus(put(tmp_path, *there))) == taken
-
-
 def test_doc_blocks_titles_tags_and_entities_are_taken_off(tmp_path: Path) -> None:
     page = '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\nOne &lt;b&gt;two<br>three\n</doc>\n'
-    put(tmp_path, "wiki.txt", text="\ufeff" + page + "A &amp; B\nlast")
+    (tmp_path / "wiki.txt").write_text("\ufeff" + page + "A &amp; B\nlast", encoding="utf-8")
     assert list(read_lines(tmp_path / "wiki.txt")) == ["One  two; three", "A & B", "last"]
 
 
-def load(folder: str, cache: Path, vocabulary: int = 3) -> tuple[Vocabulary, str, list[list[int]]]:
-    load_text.cache_clear()
-    found = load_text(folder, vocabulary=vocabulary, pairs=100, cache=str(cache))
-    return found.vocabulary, found.source, found.pairs.tolist()
-
-
-def test_a_corpus_is_counted_paired_described_and_kept(tmp_path: Path) -> None:
-    folder, cache = put(tmp_path / "data", "a.txt.xz", "b.txt"), tmp_path / "new" / "cache"
-    text = load(folder, cache)
-    assert text[0] == Vocabulary(("the", "cat", "dog"), (300, 120, 120), 60 * 16)
-    assert 0 < len(text[2]) <= 100
-    files = {name: (tmp_path / "data" / name).read_bytes() for name in ("a.txt.xz", "b.txt")}
-    assert text[1] == ", ".join(
-        f"{name} (md5 {hashlib.md5(held).hexdigest()})" for name, held in files.items()
-    )
-    (kept,) = cache.iterdir()
-    whole = kept.read_bytes()
-    for content in (whole, b"", b"junk", whole[:-30], whole[:200] + b"\x55" + whole[201:]):
-        kept.write_bytes(content)  # a damaged file is made again, and never believed
-        assert load(folder, cache) == text
-    load(folder, cache, vocabulary=4)
-    assert len(list(cache.iterdir())) == 2
+def test_the_files_of_a_corpus_are_found_counted_paired_and_described(tmp_path: Path) -> None:
+    files = {"b-wiki.txt.xz": lzma.compress(CATS.encode()), "enwiki.txt": CATS.encode()}
+    for name, content in {**files, "other.txt": b"another text", "wiki.csv": b"1, 2"}.items():
+        (tmp_path / name).write_bytes(content)
+    text = load_text(str(tmp_path), vocabulary=3, pairs=100)
+    assert text.vocabulary == Vocabulary(("the", "cat", "dog"), (300, 120, 120), 60 * 16)
+    assert 0 < len(text.pairs) <= 100
+    names = ("enwiki.txt", "b-wiki.txt.xz")
+    assert text.source == ", ".join(f"{name} (md5 {hashlib.md5(files[name]).hexdigest()})" for name in names)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"12 34\n", r"a.txt \(md5 .* no pair of neighbours is left"),
-        ("a.txt", "naïve".encode("latin-1"), "a.txt is not UTF-8 text"),
-        ("a.txt", "two words".encode("utf-16"), "a.txt is not UTF-8 text"),
-        ("a.txt", b"<mediawiki>", "a.txt is XML or HTML.*WikiExtractor"),
-        ("a.txt.xz", lzma.compress(CATS.encode())[:-20], "a.txt.xz cannot be read .*copy or download"),
-        ("a.txt.bz2", b"no bz2 at all", "a.txt.bz2 cannot be read"),
-        ("a.txt.gz", gzip.compress(CATS.encode(), mtime=0)[:-20], "a.txt.gz cannot be read"),
-        ("x.csv", b"", r"holds no text; word2vec needs a Wikipedia text.*--data-dir"),
+        ("wiki.txt", b"12 34\n", r"wiki.txt \(md5 .* no pair of neighbours is left"),
+        ("wiki.txt", "naïve".encode("latin-1"), "wiki.txt cannot be read as UTF-8 text"),
+        ("wiki.txt.xz", lzma.compress(CATS.encode())[:-20], "wiki.txt.xz cannot be read"),
+        ("x.csv", b"", r"holds no text; word2vec needs a Wikipedia text.*WikiExtractor.*--data-dir"),
     ],
 )
 def test_what_is_no_text_is_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ProblemError, match=message):
         load_text(str(tmp_path), vocabulary=10, pairs=10)
-
-
-def test_without_a_text_the_way_to_one_is_told(tmp_path: Path) -> None:
-    for folder, message in (
-        (None, r"word2vec needs .*files \*.txt.*WikiExtractor.*Pass their folder as --data-dir"),
-        (str(tmp_path / "gone"), r"data_dir='.*gone' cannot be read \(No such file"),
-    ):
-        with pytest.raises(ProblemError, match=message):
-            load_text(folder, vocabulary=10, pairs=10)

@@ -159,7 +159,7 @@ def setting(tmp_path: Path) -> PaperSetting:
     chosen = random.Random(0)
     lines = [" ".join(chosen.choices(words, k=8)) + "." for _ in range(200)]
     (tmp_path / "wiki.txt").write_text("\n".join(lines), encoding="utf-8")
-    return PaperSetting("word2vec", "wikipedia", "mean", (0,), str(tmp_path), str(tmp_path / "cache"))
+    return PaperSetting("word2vec", "wikipedia", "mean", (0,), str(tmp_path))
 
 
 def run(setting: PaperSetting, key: str) -> Plain:

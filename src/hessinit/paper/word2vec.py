@@ -153,7 +153,7 @@ class Word2Vec(Experiment):
     def read_text(self, setting: PaperSetting, model: str) -> Corpus:
         """The text with as many pairs as are trained on: a loss is always that of new pairs."""
         vocabulary, pairs = self.vocabulary[model], self.steps * BATCH
-        return load_text(setting.data_dir, vocabulary=vocabulary, pairs=pairs, cache=setting.cache)
+        return load_text(setting.data_dir, vocabulary=vocabulary, pairs=pairs)
 
     def prepare(self, setting: PaperSetting) -> str:
         return {self.read_text(setting, model).source for model in MODELS}.pop()
@@ -180,9 +180,9 @@ class Word2Vec(Experiment):
         return dict(to_plain(found))
 
     def plan(self, setting: PaperSetting) -> list[Job]:
-        names, seconds = ("model", "dimension", "row", "seed"), len(self.rates) * self.steps / 1000
+        names = ("model", "dimension", "row", "seed")
         return [
-            Job("-".join(map(str, values)), dict(zip(names, values, strict=True)), seconds)
+            Job("-".join(map(str, values)), dict(zip(names, values, strict=True)))
             for values in product(MODELS, self.dimensions, ROWS, setting.seeds)
         ]
 
