@@ -17,9 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 import hessinit
 from tiny import Net
-from zoo import PROBLEMS, Problem
-from zoo.snapshot import differences, snapshot
-from zoo.truth import true_layers
 
 
 def residual_net() -> Net:
@@ -398,21 +395,3 @@ def test_bounds_are_never_below_the_norm(first: int, bias_free_relu: bool) -> No
             assert single[row.name].rigorous_bound >= row.norm * (1 - 1e-4), (seed, row.name)
             # The layer's input is ‖F x‖ long here, at most ‖F‖ ‖x‖; both carry errors of up to a per cent.
             assert not bias_free_relu or rigorous <= paper * 1.03, (seed, row.name)
-
-
-SOME = [one if at % 6 == 0 else pytest.param(one, marks=pytest.mark.sweep) for at, one in enumerate(PROBLEMS)]
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-@pytest.mark.parametrize("problem", SOME, ids=str)
-def test_the_zoo_is_bounded_and_left_as_found(problem: Problem) -> None:
-    model, loss, batch = problem.build()
-    settings = {key: value for key, value in problem.options.items() if key in ("layers", "dropout", "seed")}
-    before = snapshot(model, loss, batch)
-    found = measured_bounds(model, loss, batch, forward=problem.forward, **settings)
-    assert differences(before, snapshot(model, loss, batch)) == []
-    for name, truth in true_layers(problem, "gauss-newton").items():
-        row = found[name]
-        assert (row.paper_bound is None) == bool(row.reason)
-        if row.rigorous_bound is not None:
-            assert row.rigorous_bound >= truth.norm * (1 - 1e-9), name
