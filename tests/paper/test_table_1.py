@@ -21,7 +21,6 @@ from hessinit.paper.table_1 import (
     OUTPUTS,
     Samples,
     choose_pair,
-    draw_all,
     draw_samples,
     expect,
     pearson,
@@ -92,18 +91,6 @@ def test_gradients_at_the_softmax_are_those_of_autograd() -> None:
         assert derivative[sample].item() == pytest.approx(by_logits[0].item(), rel=1e-5)
 
 
-def test_weights_on_black_pixels_are_left_out_and_the_fan_is_not() -> None:
-    image = torch.zeros(784)
-    image[300:340] = lit_images(1, 40)[0]
-    samples = many(image, 0, [64, 10], 4000, seed=7)
-    squares = samples.hidden.double().square()
-    truth = 0.5 * float(image.square().sum()) * 2 / (784 + 64)  # ReLU keeps half of the second moment
-    error = float(squares.std()) / math.sqrt(squares.numel())
-    assert abs(float(squares.mean()) - truth) < 4 * error < 0.04 * truth
-    variance = float(samples.weights.double().var())
-    assert variance == pytest.approx(2 / (64 + 10), rel=4 * math.sqrt(0.8 / 4000))  # kurtosis of uniform: 1.8
-
-
 def test_with_one_image_components_correlate_by_minus_one_over_the_other_classes() -> None:
     samples = many(3 * lit_images(1, 12)[0], 2, [8, 5], 40_000, seed=11)
     r, p = pearson(*choose_pair("one-image", OUTPUTS, samples))
@@ -171,13 +158,6 @@ def test_a_job_gives_the_recorded_numbers(variant: str) -> None:
     assert (relu["r"], relu["expected r"]) == pytest.approx(RECORDED[variant], rel=1e-5)
     assert len(found["shuffled p"]) == 40
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-
-
-def test_one_image_is_one_and_new_images_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(table_1.SAMPLES, OUTPUTS, 2000)
-    for variant, most in (("one-image", 1), ("new-image", 10)):
-        samples = draw_all(PaperSetting("table-1", "digits", variant, (0,)), OUTPUTS, 0)["relu"]
-        assert int(samples.targets.any(0).sum()) == most
 
 
 def made_up(r: float, p: float, shuffled: list[float]) -> Plain:
