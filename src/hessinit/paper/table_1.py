@@ -36,10 +36,6 @@ SIGNIFICANCE = 0.05
 class CorrelationTable(Experiment):
     """Pearson's correlation between gradients, with the one that formulas predict and a shuffled control."""
 
-    def prepare(self, setting: PaperSetting) -> str:
-        pearson(torch.arange(3), torch.arange(3))  # a missing scipy is told before the work
-        return super().prepare(setting)
-
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         return {
             "hidden widths": list(HIDDEN), "classes": CLASSES,
