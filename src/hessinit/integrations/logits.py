@@ -113,7 +113,17 @@ def _read_inputs(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
             return inputs, labels
         batch = {**inputs, "labels": labels}
     named = {str(name): value for name, value in batch.items() if value is not None}
-    _check_tensors(named)
+    for name, value in named.items():
+        if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
+            raise ProblemError(
+                f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. Tokenize with "
+                'return_tensors="pt" and padding=True, or collate the examples first.'
+            )
+    if (tokens := named.get("input_ids")) is not None and tokens.ndim < 2:
+        raise ProblemError(
+            f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; collate the examples "
+            "first (transformers.default_data_collator(examples))."
+        )
     labels = next((named[name] for name in _LABELS if name in named), None)
     parameters = inspect.signature(model.forward).parameters.values()
     known = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
@@ -125,21 +135,6 @@ def _read_inputs(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
     if "use_cache" in known:
         inputs["use_cache"] = False  # keys and values for the next token would only take memory
     return inputs, labels
-
-
-def _check_tensors(named: Mapping[str, Any]) -> None:
-    for name, value in named.items():
-        if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
-            raise ProblemError(
-                f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. Tokenize with "
-                'return_tensors="pt" and padding=True, or collate the examples first.'
-            )
-    tokens = named.get("input_ids")
-    if isinstance(tokens, Tensor) and tokens.ndim < 2:
-        raise ProblemError(
-            f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; collate the examples "
-            "first (transformers.default_data_collator(examples))."
-        )
 
 
 def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None) -> tuple[Any, Tensor]:
@@ -171,11 +166,7 @@ def _targets(task: str, labels: Tensor) -> Tensor:
 
 
 def next_tokens(labels: Tensor) -> Tensor:
-    """The label that each position predicts: that of the next one, and none for the last.
-
-    >>> next_tokens(torch.tensor([[5, 6, 7]])).tolist()
-    [[6, 7, -100]]
-    """
+    """The label that each position predicts: that of the next one, and none for the last."""
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
 
 
