@@ -60,10 +60,6 @@ def test_a_figure_holds_the_numbers_of_the_chart(result: Any, name: str) -> None
     axes.figure.canvas.draw()
     if axes.get_legend():  # it hides no data
         assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1
-    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
-    left, right = axes.get_window_extent().intervalx
-    inside = [box for box in boxes if left <= (box.x0 + box.x1) / 2 <= right]
-    assert all(one.x1 < other.x0 for one, other in zip(inside, inside[1:], strict=False))
     if not isinstance(chart, LineChart):
         return
     lines = drawn(axes)
@@ -83,9 +79,7 @@ def test_every_block_can_be_drawn_with_hostile_names_and_numbers() -> None:
     axes[0].figure.canvas.draw()
     heat = next(chart for chart in charts if isinstance(chart, HeatMap))
     (image,) = axes[charts.index(heat)].images
-    assert image.get_array().tolist() == [[2.0, None], [0.1, 0.5]] or same(
-        image.get_array().filled(math.nan).ravel().tolist(), [2.0, math.nan, 0.1, 0.5], False
-    )
+    assert same(image.get_array().filled(math.nan).ravel().tolist(), [2.0, math.nan, 0.1, 0.5], False)
     texts = [text.get_text() for text in axes[charts.index(heat)].texts]
     assert texts == [text for row in heat.texts for text in row]
 

@@ -19,12 +19,10 @@ from hessinit.results.estimates import Spread
 from hessinit.results.initialization import PlannedWeight, SchemePlan
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 from result_examples import (
-    HOSTILE,
     LONG,
     every_block,
     example_comparison,
     example_reproduction,
-    example_sweep,
     example_tracking,
     hostile_report,
     make_estimate,
@@ -247,18 +245,12 @@ def test_each_kind_prints_its_golden_text(result: Any, width: int, text: str) ->
     assert to_text(result, width) == text
 
 
-@pytest.mark.parametrize("width", [36, 40, 60, 100])
-def test_no_line_is_wider_than_asked_and_no_short_name_is_cut(width: int) -> None:
-    report = make_three_layers()
-    spread = [replace(layer, spread=Spread((1.0, 2.0)), trace=make_estimate(1234.5)) for layer in report]
-    text = to_text(replace(report, layers=tuple(spread)), width)
-    assert all(f" {layer.name} " in text and f" {layer.verdict}" in text for layer in report)
-    for result in (example_comparison(), example_sweep(), TRACK, example_reproduction(), hostile_report()):
+@pytest.mark.parametrize("width", [36, 60, 100])
+def test_no_line_is_wider_than_asked_and_the_best_rate_stays(width: int) -> None:
+    for result in (example_comparison(), SWEEP, TRACK, example_reproduction(), hostile_report()):
         assert max(map(cell_len, to_text(result, width).splitlines())) <= width
-    heading = to_text(example_comparison(), width).splitlines()[0]
-    assert "lr 0.3" in heading  # the best rate stays
-    narrow = to_text(TRACK, 60)
-    assert "Left out of 60 columns: sharpest layer, training loss." in narrow
+    assert "lr 0.3" in to_text(example_comparison(), width).splitlines()[0]
+    assert "Left out of 60 columns: sharpest layer, training loss." in to_text(TRACK, 60)
 
 
 @pytest.mark.parametrize("width", [16, 26, 40])
@@ -282,8 +274,6 @@ def test_text_has_colour_unless_no_color_is_set_and_a_rich_console_prints_the_sa
     assert "\x1b[33msharp" in to_text(make_three_layers(), 80, color=True)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[33m" not in to_text(make_three_layers(), 80, color=True)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert str(make_three_layers()) == REPORT
     page = io.StringIO()
     console = Console(file=page, width=80, height=25, force_terminal=False, force_jupyter=False)
     console.print(make_three_layers())
@@ -296,24 +286,27 @@ def test_markup_and_control_characters_are_shown_and_not_obeyed_and_long_names_a
     assert all(part in text for part in (" [bold]x[/bold] ", r" a\x1b[2J\n:smile: ", r"Note: [red]\x07"))
     for shown in (text, to_text(hostile_report(), 100), render_text(every_block(), 100)):
         assert not set(shown) & {"\x1b", "\x07", "\u2028", "\u202e"}
-    assert HOSTILE[0] in to_text(hostile_report(), 100)
     report = make_report(make_layer(LONG, 1.0), make_layer("7" + LONG, 1e5), make_layer("c", 1e6))
     assert len(to_text(report, 80).splitlines()) < 30
     assert len(describe(report).verdict[0]) < 800
 
 
 def test_columns_appear_only_when_they_say_something() -> None:
-    down = make_layer("b", 2.0, curvature="hessian", bottom=make_estimate(-1.5))
-    spread = make_layer("c", 2.0, spread=Spread((1.0, 2.0, 3.0)))
-    full = make_layer("d", 2.0, trace=make_estimate(5.0, converged=False), frobenius=make_estimate(3.0))
     plain = to_text(make_report(make_layer()), 120)
     assert not any(heading in plain for heading in ("trace", "‖H‖F", "λmin", "gap", "per batch"))
-    assert "-1.5 … 2 " in to_text(make_report(down), 120)
-    assert "2 ± 0.58" in to_text(make_report(spread, batches=3), 120)
-    text = to_text(make_report(full), 120)
-    assert all(part in text for part in ("trace", "‖H‖F", "~5 ", "Not converged (marked ~): d;"))
-    batched = make_report(make_layer(), batches=4, examples=5000, engine="sampled")
-    assert "by the sampled engine. Gauss-Newton on 5,000 examples in 4 batches" in to_text(batched, 120)
+    down = make_layer("b", 2.0, curvature="hessian", bottom=make_estimate(-1.5))
+    rough, spread = make_estimate(5.0, converged=False), Spread((1.0, 2.0, 3.0))
+    full = make_layer("d", 2.0, trace=rough, frobenius=make_estimate(3.0), spread=spread)
+    text = to_text(make_report(down, full, batches=4, examples=5000, engine="sampled"), 120)
+    shown = (
+        "-1.5 … 2 ",
+        "2 ± 0.58",
+        "‖H‖F",
+        "~5 ",
+        "Not converged (marked ~): d;",
+        "on 5,000 examples in 4 b",
+    )
+    assert all(part in text for part in shown)
 
 
 @pytest.mark.parametrize(
@@ -363,43 +356,22 @@ def test_a_network_of_mostly_negative_curvature_is_not_called_unstable() -> None
 
 def test_quadratic_forms_say_where_theorem_1_is_wrong() -> None:
     one = replace(forms(), layers=forms().layers[1:], directions="gradient", draws=1)
-    text = to_text(one, 200)
-    assert "along 1 gradient direction g: exact" in text
-    assert "Theorem 1 and the exact form agree within 1 % on every layer." in text
+    assert "Theorem 1 and the exact form agree within 1 % on every layer." in to_text(one, 200)
     overflow = replace(forms().layers[0], name="[red]", exact=(INF,), theorem1=(INF,), length=(1,))
-    text = to_text(replace(one, layers=(overflow,)), 80)
-    assert "The numbers of [red] overflow; pass dtype=torch.float64." in text
+    assert "The numbers of [red] overflow; pass dtype" in to_text(replace(one, layers=(overflow,)), 80)
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (9.996, "10"), (0.09996, "0.1"), (99950.0, "1.0e+05"), (99940.0, "99900"), (0.0001, "0.0001"),
-        (0.00009994, "1.0e-04"), (-0.0, "0"), (-INF, "-inf"), (5e-324, "4.9e-324"),
-    ],
-)  # fmt: skip
-def test_numbers_keep_three_figures_across_every_power_of_ten(number: float, text: str) -> None:
-    assert words.format_number(number) == text
-
-
-@pytest.mark.parametrize(
-    ("found", "wanted"),
-    [
-        ([words.format_ratio(x) for x in (1.0, 2.6149, 206.45, 0.004)], ["1.00", "2.61", "206", "0.004"]),
-        ([words.format_times(x) for x in (2.6149, 206.45)], ["2.6", "206"]),
-        ([words.format_range((NAN, 2.0, 1.0)), words.format_range((NAN,))], ["1 to 2", ""]),
-        ([words.shorten("encoder.layers.11.out_proj", 13), words.shorten("fc1")], ["encode…t_proj", "fc1"]),
-        ([words.call_layer("fc1"), words.call_layer("0")], ["fc1", "Layer 0"]),
-        ([words.count(1, "layer"), words.count(1200, "example")], ["1 layer", "1,200 examples"]),
-        ([words.join_names("abcd"), words.join_names("abcde")], ["a, b, c and d", "a, b, c and 2 more"]),
-        (words.looks(["he", "he+warmup"])["he+warmup"], {"color": "blue", "dashed": True}),
-        (words.ramp([0.1, 1.0, 0.01]), ["ramp:0.5", "ramp:1", "ramp:0"]),
-    ],
-)
-def test_words(found: object, wanted: object) -> None:
-    assert found == wanted
-
-
-def test_what_cannot_be_described_is_refused_with_what_can() -> None:
+def test_words() -> None:
+    numbers = {
+        9.996: "10", 0.09996: "0.1", 99950.0: "1.0e+05", 99940.0: "99900", 0.0001: "0.0001",
+        0.00009994: "1.0e-04", -0.0: "0", -INF: "-inf", 5e-324: "4.9e-324",
+    }  # fmt: skip
+    assert list(map(words.format_number, numbers)) == list(numbers.values())
+    assert [words.format_ratio(x) for x in (1.0, 2.6149, 206.45, 0.004)] == ["1.00", "2.61", "206", "0.004"]
+    assert [words.format_range((NAN, 2.0, 1.0)), words.format_range((NAN,))] == ["1 to 2", ""]
+    assert words.shorten("encoder.layers.11.out_proj", 13) == "encode…t_proj"
+    assert [words.join_names("abcd"), words.join_names("abcde")] == ["a, b, c and d", "a, b, c and 2 more"]
+    assert words.looks(["he", "he+warmup"])["he+warmup"] == {"color": "blue", "dashed": True}
+    assert words.ramp([0.1, 1.0, 0.01]) == ["ramp:0.5", "ramp:1", "ramp:0"]
     with pytest.raises(TypeError, match="a dict cannot be described; what can is a CurvatureReport"):
         describe({})

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import hessinit
 from hessinit.results.estimates import Estimate
-from hessinit.results.result import Result, from_plain, to_plain
+from hessinit.results.result import Result, to_plain
 from result_examples import (
     COMPARISON,
     EVERY_KIND,
@@ -68,10 +68,6 @@ def test_every_bit_of_a_number_survives_and_rows_have_a_line_each() -> None:
     assert sum(line.startswith('    {"scheme": ') for line in lines) == 2
     assert '  "seeds": [0],' in lines
     assert COMPARISON.to_dict()["experiment"] == "compare"  # the file's own kind is another matter
-    assert from_plain(dict[str, tuple[float, ...]], {"a": [1, "nan", "-inf"]})["a"][::2] == (1.0, -math.inf)
-    assert from_plain(int | None, None) is None
-    assert from_plain(tuple[int, str], [1, "a"]) == (1, "a")
-    assert to_plain({1: (None, True)}) == {"1": [None, True]}
 
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
@@ -100,8 +96,6 @@ def test_equality_counts_every_number_but_not_the_time_of_runs() -> None:
     assert make_report(loss=1.0) != make_report(loss=1.0 + 2**-52)
     assert make_report(loss=math.nan) == make_report(loss=math.nan) != make_report(loss=math.inf)
     assert make_report(loss=2) == make_report(loss=2.0)
-    assert make_report(seconds=1.0) != make_report(seconds=2.0)
-    assert REPORT != 3
     slower = tuple(replace(run, seconds=9.0) for run in COMPARISON.runs)
     assert replace(COMPARISON, runs=slower, seconds=9.0) == COMPARISON
     assert replace(COMPARISON, runs=(make_run("he", 0.1, 0, 0.6), COMPARISON.runs[1])) != COMPARISON
@@ -146,28 +140,21 @@ CUT = r"r\.json cannot be read as 'hessinit {}': {}\. Was the file edited or cut
     ("text", "message"),
     [
         ("not json", r"r\.json is not JSON \(.*\)\. Give a file that hessinit wrote"),
-        ("", r"r\.json is not JSON"),
         (b"\xff\xfe\x00", r"r\.json is not JSON"),
-        ('{"kind": "hessinit comparison', r"r\.json is not JSON"),
         ("[" * 100_000, r"r\.json is not JSON"),
         ("[]", r"r\.json holds 'a JSON list'; what can be read back is 'hessinit "),
         ("[1, 2]", r"r\.json\[0\] holds 'a JSON int'"),
         ('{"weights": 1}', r"holds 'None'; what can be"),
-        ('{"kind": "hessinit demonstration"}', r"holds 'hessinit demonstration'; what can be read back"),
         (change(REPORT, "loss", math.inf), r"r\.json is not JSON \(Infinity is not a JSON number\)"),
         (change(REPORT, "schema", 99), r"schema 99 of 'hessinit curvature report', .* reads 3\. Upgrade"),
         (change(REPORT, "schema", True), r"schema True of "),
-        (change(REPORT, "schema", KeyError), r"schema None of "),
         (change(REPORT, "network", KeyError), CUT.format("curvature report", "'network' is missing in it")),
         (change(REPORT, "colour", "green"), CUT.format("curvature report", "'colour' is unknown in it")),
         (change(REPORT, "layers.0.top.value", KeyError), r"'value' is missing in layers\[0\]\.top"),
-        (change(REPORT, "layers.0.top.value", None), r"layers\[0\]\.top\.value is None, not a number"),
         (change(REPORT, "layers.0.top.value", True), r"top\.value is True, not a number"),
         (change(REPORT, "layers.0.top.value", "much"), r"top\.value is 'much', not a number"),
-        (change(REPORT, "layers.0.top.products", 1.5), r"top\.products is 1\.5, not int"),
         (change(REPORT, "layers.0.top.products", True), r"top\.products is True, not int"),
         (change(REPORT, "layers.0.top.converged", 1), r"top\.converged is 1, not bool"),
-        (change(REPORT, "layers.0.name", 7), r"layers\[0\]\.name is 7, not str"),
         (change(REPORT, "layers", 3), r"layers is 3, not tuple"),
         (change(REPORT, "network", []), r"network is \[\], not LayerCurvature"),
         (change(REPORT, "versions", {"torch": 2}), r"versions\['torch'\] is 2, not str"),
@@ -175,10 +162,8 @@ CUT = r"r\.json cannot be read as 'hessinit {}': {}\. Was the file edited or cut
         (change(INITIALIZATION, "after.kind", "hessinit comparison"), r"after holds 'hessinit comp"),
         (change(INITIALIZATION, "plan.schema", 9), r"plan has schema 9 of 'hessinit scheme plan'"),
         (change(COMPARISON, "experiment", "race"), r"kind='race' is unknown; choose from 'compare', 'sweep'"),
-        (change(COMPARISON, "runs.1.norms", KeyError), r"'norms' is missing in runs\[1\]"),
         (change(TRACKING, "losses", [[1]]), r"losses\[0\] is \[1\], not tuple\[int, float\]"),
         (change(FORMS, "layers.0.exact", ["x" * 99]), r"exact\[0\] is 'x{56}…, not a number"),
-        (change(REPRODUCTION, "findings.tables.0.cells.0.within", 1), r"within is 1, not bool"),
     ],
 )  # fmt: skip
 def test_a_broken_file_is_answered_with_what_is_wrong(
