@@ -310,7 +310,7 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"build": lambda: nn.Sequential(MODEL)}, "models that share their weights"),
         ({"build": lambda: 3}, "model is a int; it must be a torch.nn.Module"),
         ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss; pass an instance"),
-        ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"the loss has shape \(32,\); it must be a single"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"a tensor of shape \(32,\) .*it must be one"),
         ({"loss": lambda output, target: torch.ones(())}, "does not depend on any trainable parameter"),
         ({"forward": 3}, "forward is a int; it must be callable"),
         ({"schemes": []}, r"schemes=\[\] must be a list of names"),
