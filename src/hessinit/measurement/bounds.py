@@ -163,7 +163,7 @@ def kernel_overlap(call: layer_uses.Call) -> int:
 
 
 def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[Array, bool]:
-    """‖H_z‖ of every example, plus its error, and whether all converged; of the batch if the loss couples it."""
+    """‖H_z‖ of every example plus its error (of the batch if the loss couples it); whether all converged."""
     output = evaluation.output.detach()
     size = output.shape[0] if output.ndim else 1
     point = jacobians.GraphPoint(output, tuple(output.shape), size)
