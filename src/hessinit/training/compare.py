@@ -37,7 +37,6 @@ LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 STDS = (1.0, 0.5, 0.1, 0.075, 0.05, 0.005)  # of the paper's Table 4
 FEWEST_STEPS = 10
 TOLERANCE = 1e-2  # of the initial norms: a percent is enough to compare initializations
-NOT_MEASURED = "The initial curvature was not measured"
 
 Build = Callable[[], nn.Module]
 Key = tuple[str, float, int]  # scheme, learning rate, seed
@@ -65,9 +64,9 @@ def compare(
 ) -> Comparison:
     """Train briefly from several initializations, at several learning rates, with several seeds.
 
-    `build()` makes a new model, which is trained in train mode; torch, random and numpy are seeded before.
-    `data` is `(inputs, targets)` with all examples along the first dimension, or an iterable of ready batches
-    (whose size `batch_size` does not change). All schemes of a seed see the same batches in the same order.
+    `build()` makes a new model, which is trained in train mode. `data` is `(inputs, targets)` with all
+    examples along the first dimension, or an iterable of ready batches (whose size `batch_size` does not
+    change). All schemes of a seed see the same batches in the same order; numbers depend on the seeds only.
 
     A scheme is one of `apply_scheme_`, "default" (the weights that build() gives), "hessinit" (`initialize_`
     for that learning rate), or one of them with "+warmup": the rate rises linearly over `warmup` steps (by
@@ -75,11 +74,10 @@ def compare(
     write the weights in place. `optimizer` is "sgd", "momentum" (0.9), "adam" or a function
     `(parameters, lr)`. A scheme that fails on this model stops nothing: its runs say why.
 
-    With `folder`, every finished run is kept there, and the same call continues an interrupted experiment.
-    More schemes, rates and seeds may be added; other settings are refused. Your functions are recorded by
-    name: after changing their code, use a new folder. Runs are made in `workers` processes (by default one
-    for each core), for which your functions must be defined at the top of a file; `workers=1` stays in this
-    process; `executor` is any of concurrent.futures. The numbers depend on the seeds only.
+    With `folder`, every finished run is kept there, and the same call continues an interrupted experiment,
+    also with more schemes, rates and seeds. Your functions are recorded by name: after changing their code,
+    use a new folder. Runs are made in `workers` processes (by default one for each core), for which your
+    functions must be defined at the top of a file, or on an `executor` of concurrent.futures.
 
     Costs `steps` training steps for each run, and 20 to 50 more where the initial curvature is measured.
 
@@ -140,9 +138,6 @@ def sweep(
     return _run_grid(build, loss, data, read, rates, sizes, steps=steps, **options)
 
 
-# ── One run ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Trainer:
     """What all runs share; called with a job, it trains a new model and returns the run."""
@@ -157,7 +152,6 @@ class Trainer:
     device: str | None
 
     def __call__(self, job: Job) -> Run:
-        """Make one run; its numbers depend on its settings only, not on when and where it is made."""
         (name, rate, seed), measures = job.parameters
         started = time.perf_counter()
         with reproducible(), warnings.catch_warnings():
@@ -207,7 +201,6 @@ class Trainer:
         return moved.train()
 
     def own_loss(self, device: torch.device) -> Loss:
-        """A copy, on the device, of a loss that may hold tensors or a state."""
         return copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
 
     def check_first_model(self) -> tuple[nn.Module, float]:
@@ -222,7 +215,7 @@ class Trainer:
                 )
             for each in self.schemes:
                 if isinstance(each.scheme, NormalWeights):
-                    each.scheme.check(model)
+                    each.scheme(other, None, None, 0.0, 0)  # refuses layers that match nothing
             batch = copy_to(self.data.initial_batch(0), device_of(model))
             seed_everything(0, "training")
             value = loop.evaluate_loss(model, self.own_loss(device_of(model)), batch, self.forward)
@@ -265,15 +258,12 @@ class Trainer:
                     check=check, seed=derive(seed, "measure"),
                 )  # fmt: skip
             except Exception as failure:
-                return None, f"{NOT_MEASURED}: {failure}"
+                return None, f"The initial curvature was not measured: {failure}"
         # A layer that is called "network" appears under its parameter's name.
         names = {NETWORK: f"{NETWORK}.weight"}
         norms = {names.get(layer.name, layer.name): layer.norm for layer in report.layers}
         norms[NETWORK] = report.network.norm
         return norms, " ".join(f"Initial curvature: {warning.message}" for warning in caught)
-
-
-# ── All runs ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _run_grid(
@@ -316,11 +306,24 @@ def _run_grid(
         record = {"kind": kind, "measure_curvature": measure_curvature, "torch": versions["torch"]}
         described = {each.name: each.description for each in schemes}
         kept.open({**record, **trainer.record(model, first_loss)}, described)
-    runs = dict(_read_run(kept, name) for name in kept.results)
+    runs: dict[Key, Run] = {}
+    for name, value in kept.results.items():
+        try:
+            run: Run = from_plain(Run, value)
+        except ValueError as problem:
+            raise ProblemError(f"{kept.path_of(name)} is not a whole run: {problem}. Delete it.") from problem
+        runs[run.scheme, run.learning_rate, run.seed] = run
     names = tuple(each.name for each in schemes)
     dependent = {each.name for each in schemes if each.depends_on_rate}
     grid = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
-    jobs = _missing_jobs(grid, runs, dependent, measure_curvature)
+    # Seed by seed, so that there is something to compare early. Weights that do not depend on the learning
+    # rate are measured at the lowest one.
+    jobs = [
+        Job(f"{name}, lr {rate!r}, seed {seed}", (key, measure_curvature and measures))
+        for name, rate, seed in sorted(grid, key=lambda key: seeds.index(key[2]))
+        if (key := (name, rate, seed)) not in runs
+        for measures in [name in dependent or rate == min(rates)]
+    ]
     if workers is None and executor is None and device_of(model).type != "cpu":
         workers = 1  # one accelerator has one memory
     notes: tuple[str, ...] = ()
@@ -329,11 +332,10 @@ def _run_grid(
         _collect(results, kept, runs, grid, len(jobs), progress)
     # Norms that do not depend on the rate are shown at the lowest one, wherever they were measured.
     known = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
-    for key in grid:
-        if key[0] not in dependent:
-            runs[key] = replace(
-                runs[key], norms=known.get((key[0], key[2])) if key[1] == min(rates) else None
-            )
+    for name, rate, seed in grid:
+        if name not in dependent:
+            norms = known.get((name, seed)) if rate == min(rates) else None
+            runs[name, rate, seed] = replace(runs[name, rate, seed], norms=norms)
     settings = {
         "model": type(model).__name__, "parameters": sum(one.numel() for one in model.parameters()),
         "loss": describe(loss), "forward": None if forward is None else describe(forward),
@@ -364,38 +366,6 @@ def _collect(
             raise KeyboardInterrupt(describe_interruption(kept.folder, done, len(grid))) from None
 
 
-def _missing_jobs(
-    grid: Sequence[Key], runs: Mapping[Key, Run], dependent: set[str], measured: bool
-) -> list[Job]:
-    """The runs to make, seed by seed, so that there is something to compare early.
-
-    Weights that do not depend on the learning rate are measured once for each seed, at the lowest rate.
-    """
-    known = {
-        (run.scheme, run.seed)
-        for run in runs.values()
-        if run.norms is not None or NOT_MEASURED in run.note or not run.applies
-    }
-    seeds, jobs = list(dict.fromkeys(seed for _, _, seed in grid)), []
-    for key in sorted(grid, key=lambda key: (seeds.index(key[2]), key[1])):
-        name, rate, seed = key
-        if key not in runs:
-            measures = measured and (name in dependent or (name, seed) not in known)
-            known.add((name, seed))
-            jobs.append(Job(f"{name}, lr {rate!r}, seed {seed}", (key, measures)))
-    return jobs
-
-
-def _read_run(kept: RunFolder, key: str) -> tuple[Key, Run]:
-    try:
-        run: Run = from_plain(Run, kept.results[key])
-    except ValueError as problem:
-        raise ProblemError(
-            f"{kept.path_of(key)} is not a whole run: {problem}. Was it edited? Delete it to run it again."
-        ) from problem
-    return (run.scheme, run.learning_rate, run.seed), run
-
-
 def _read_list(name: str, values: Any, example: str, read: Callable[[str, Any], Any]) -> tuple[Any, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ProblemError(f"{name}={values!r} must be a list of numbers, such as {example}.")
@@ -406,10 +376,7 @@ def _read_list(name: str, values: Any, example: str, read: Callable[[str, Any], 
 
 
 def _read_warmup(warmup: Any, steps: int) -> int:
-    """Steps of warmup; a fifth of all by default."""
-    if warmup is None:
-        return max(1, steps // 5)
-    number = check_whole("warmup", warmup, at_least=1)
+    number = max(1, steps // 5) if warmup is None else check_whole("warmup", warmup, at_least=1)
     if number > steps:
         raise ProblemError(f"warmup={number} is longer than the run; it must be at most steps={steps}.")
     return number

@@ -31,17 +31,12 @@ class NormalWeights:
     std: float
     layers: str | tuple[str, ...] | None = None
 
-    def check(self, model: nn.Module) -> None:
-        """Refuse `layers` that match no weight."""
-        if not find_targets(model, self.layers):
-            raise ProblemError(
-                f"layers={self.layers!r} names no weight of two or more dimensions, so a sweep has nothing "
-                "to set; leave it out for every weight."
-            )
-
     def __call__(self, model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:
         source = torch.Generator().manual_seed(seed)  # the same numbers for every std, only scaled
-        for target in find_targets(model, self.layers):
+        targets = find_targets(model, self.layers)
+        if not targets:
+            raise ProblemError(f"layers={self.layers!r} names no weight of two or more dimensions.")
+        for target in targets:
             value = torch.randn(target.value.shape, generator=source)
             if target.reason_unchanged:
                 continue
