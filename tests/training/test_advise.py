@@ -18,7 +18,6 @@ from dense import dense_curvature, in_double
 from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, advise, measure
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.results.advice import Descent, judge_warmup
-from hessinit.results.estimates import Estimate
 from tiny import LOSS, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot
@@ -93,13 +92,6 @@ def test_along_a_constant_gradient_no_step_is_longer_than_one_over_the_norm(rule
         optimizer.step()
         steps.append(before - weights.item())
     assert max(steps) == pytest.approx(1 / 4, rel=1e-6)
-
-
-def test_the_norm_with_weight_decay_counts_both_extremes() -> None:
-    bottom = Estimate(-3.0, 0.0, True, "known", 1)
-    for top in (1.0, 2.0):
-        found = Descent(weight_decay=0.5).norm(Estimate(top, 0.0, True, "known", 1), bottom)
-        assert (found.value, found.converged, found.products) == (2.5, True, 2)
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])

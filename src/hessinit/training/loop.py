@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -160,7 +160,8 @@ def train_and_track(
                 if progress is not None:
                     progress(step, value)
                 if not math.isfinite(value):
-                    tracker.add_note(f"The loss became {value} at step {step}; training ended there.")
+                    ended = f"The loss became {value} at step {tracker.steps}; training ended there."
+                    tracker.add_note(ended)
 
             batches = (copy_to(batch, device_of(model)) for batch in read.minibatches(seed))
             train(model, loss, batches, stepper, steps=steps, warmup=ramp, forward=forward, on_step=on_step)
@@ -173,8 +174,8 @@ def check_optimizer(optimizer: Any) -> None:
     """Refuse what is neither a name nor a function that makes an optimizer."""
     if isinstance(optimizer, Optimizer):
         raise ProblemError(
-            f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new one; pass a "
-            f"function: lambda parameters, lr: torch.optim.{type(optimizer).__name__}(parameters, lr=lr)."
+            f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new one; pass "
+            "a function such as lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr)."
         )
     if not callable(optimizer):
         choose("optimizer", optimizer, list(OPTIMIZERS))
@@ -182,13 +183,9 @@ def check_optimizer(optimizer: Any) -> None:
 
 def read_positive(name: str, value: Any) -> float:
     """A finite number above 0, such as a learning rate."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf or isinstance(value, (bool, str)):
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat) or not 0 < float(value) < math.inf:
         raise ProblemError(f"{value!r} in {name} must be a number above 0, such as 0.1.")
-    return number
+    return float(value)
 
 
 def make_optimizer(optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float) -> Optimizer:
@@ -246,11 +243,6 @@ def has_diverged(losses: Sequence[float], last: int) -> bool:
 
     The first mini-batch may be an easy one, so a run that does not move can end 5 % above its first loss. The
     noise is estimated from differences of neighbouring losses, in logarithms where all are positive.
-
-    >>> has_diverged([2.0, 2.6, 2.3, 2.7, 2.4, 2.5, 2.2, 2.6, 2.3, 2.6, 2.4, 2.5], last=10)
-    False
-    >>> has_diverged([2.0, 2.1, 2.1, 2.6, 2.6, 2.7, 2.9, 3.0, 3.0, 3.2, 3.3, 3.5], last=10)
-    True
     """
     if not math.isfinite(losses[-1]):
         return True

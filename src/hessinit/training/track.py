@@ -34,8 +34,6 @@ from hessinit.training.track_log import Losses, Sink, TrackLog, find_sinks, scal
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-now = time.perf_counter
-
 
 def track(
     model: nn.Module,
@@ -214,7 +212,7 @@ class Tracker:
     def _measure(self, must_succeed: bool = False) -> TrackedPoint:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # what training still has to compute is not our time
-        started = now()
+        started = time.perf_counter()
         point = self._make_point(started, must_succeed)
         self._points = [one for one in self._points if one.step < point.step]
         self._due = self._next_due()
@@ -226,7 +224,7 @@ class Tracker:
             except Exception as failure:  # a full disk or a lost connection is no reason to stop training
                 self._sinks.remove(sink)
                 self._notes.append(f"Logging stopped at step {point.step}: {failure!r}")
-        self._budget.count(now() - started)
+        self._budget.count(time.perf_counter() - started)
         if self._crosses_limit() and self._warn:
             message = warn_of_limit(point, self._record.optimizer)
             warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
@@ -254,7 +252,7 @@ class Tracker:
             note = str(failure) or type(failure).__name__
         stable = fields["stable_learning_rate"]
         return TrackedPoint(
-            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=now() - started,
+            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=time.perf_counter() - started,
             training_loss=self._losses.latest, lr=lr, note=note,
             lr_times_norm=None if lr is None else lr * fields["norm"],
             lr_over_limit=None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf,
@@ -293,11 +291,11 @@ class Budget:
 
     def __init__(self, max_overhead: float, elapsed: float = 0.0, spent: float = 0.0, last: float = 0.0):
         self.max_overhead, self.spent, self.last = max_overhead, spent, last
-        self._began = now() - elapsed
+        self._began = time.perf_counter() - elapsed
 
     @property
     def elapsed(self) -> float:
-        return now() - self._began
+        return time.perf_counter() - self._began
 
     def affords(self) -> bool:
         return self.max_overhead == 1 or self.spent + self.last <= self.max_overhead * self.elapsed
