@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tiny import Net
+
 Forward = Callable[[nn.Module, Any], Tensor]
 
 
@@ -91,7 +93,8 @@ def dense_curvature(
     with torch.random.fork_rng(devices=[]):  # a DataLoader draws a seed each time it is read
         batches = [in_double(part) for part in ([batch] if isinstance(batch, tuple) else batch)]
     sizes = [len(targets) for _, targets in batches]
-    called = _Called(in_double(model), forward)
+    call = forward or (lambda model, inputs: model(inputs))
+    called = Net(lambda net, inputs: call(net.model, inputs), model=in_double(model))
     loss = in_double(loss)
     names = [f"model.{name}" for name in layer_parameters(model, layers).values()]
     assemble = {"gauss-newton": _gauss_newton, "hessian": _HESSIANS[hessian_by]}[curvature]
@@ -100,24 +103,17 @@ def dense_curvature(
             (size / sum(sizes)) * assemble(called, loss, inputs, targets, names)
             for size, (inputs, targets) in zip(sizes, batches, strict=True)
         )
-    _check_symmetric(network)
+    skew, size = (network - network.t()).abs().max().item(), network.abs().max().item()
+    assert skew <= 1e-9 * size, f"the dense truth is not symmetric: off by {skew:.1e} at a size of {size:.1e}"
     network = (network + network.t()) / 2
-    return DenseCurvature(_diagonal_blocks(network, model, layers), network)
+    blocks, start = {}, 0
+    for layer, name in layer_parameters(model, layers).items():
+        stop = start + model.get_parameter(name).numel()
+        blocks[layer], start = network[start:stop, start:stop], stop
+    return DenseCurvature(blocks, network)
 
 
-class _Called(nn.Module):
-    """The model and the way it is called, as one module that `functional_call` can take."""
-
-    def __init__(self, model: nn.Module, forward: Forward | None) -> None:
-        super().__init__()
-        self.model = model
-        self.call = forward or (lambda model, inputs: model(inputs))
-
-    def forward(self, inputs: Any) -> Tensor:
-        return self.call(self.model, inputs)
-
-
-def _hessian_by_func(called: _Called, loss: Any, inputs: Any, targets: Any, names: list[str]) -> Tensor:
+def _hessian_by_func(called: nn.Module, loss: Any, inputs: Any, targets: Any, names: list[str]) -> Tensor:
     parameters = dict(called.named_parameters())
     shapes = [parameters[name].shape for name in names]
     fixed = {name: parameter.detach() for name, parameter in parameters.items() if name not in names}
@@ -135,12 +131,12 @@ def _hessian_by_func(called: _Called, loss: Any, inputs: Any, targets: Any, name
         return torch.func.hessian(evaluate)(start)
 
 
-def _hessian_by_loops(called: _Called, loss: Any, inputs: Any, targets: Any, names: list[str]) -> Tensor:
+def _hessian_by_loops(called: nn.Module, loss: Any, inputs: Any, targets: Any, names: list[str]) -> Tensor:
     output, parameters = _run(called, inputs, names)
     return _second_derivative(loss(output, targets), parameters)
 
 
-def _gauss_newton(called: _Called, loss: Any, inputs: Any, targets: Any, names: list[str]) -> Tensor:
+def _gauss_newton(called: nn.Module, loss: Any, inputs: Any, targets: Any, names: list[str]) -> Tensor:
     output, parameters = _run(called, inputs, names)
     jacobian = _rows(output.flatten(), parameters)
     seen = output.detach().requires_grad_()
@@ -150,7 +146,7 @@ def _gauss_newton(called: _Called, loss: Any, inputs: Any, targets: Any, names: 
 _HESSIANS = {"func": _hessian_by_func, "loops": _hessian_by_loops}
 
 
-def _run(called: _Called, inputs: Any, names: list[str]) -> tuple[Tensor, list[Tensor]]:
+def _run(called: nn.Module, inputs: Any, names: list[str]) -> tuple[Tensor, list[Tensor]]:
     # A copy per run: train-mode statistics move during a forward, and the next run must not see that.
     called = copy.deepcopy(called)
     parameters = [dict(called.named_parameters())[name].requires_grad_() for name in names]
@@ -168,18 +164,3 @@ def _rows(values: Tensor, variables: list[Tensor]) -> Tensor:
         row = torch.autograd.grad(entry, variables, retain_graph=True, materialize_grads=True)
         rows.append(torch.cat([part.flatten() for part in row]))
     return torch.stack(rows)
-
-
-def _check_symmetric(matrix: Tensor) -> None:
-    skew, size = (matrix - matrix.t()).abs().max().item(), matrix.abs().max().item()
-    if not skew <= 1e-9 * size:
-        raise ArithmeticError(f"the dense truth is not symmetric: off by {skew:.1e} at a size of {size:.1e}")
-
-
-def _diagonal_blocks(network: Tensor, model: nn.Module, layers: Sequence[str] | None) -> dict[str, Tensor]:
-    parameters, blocks, start = dict(model.named_parameters()), {}, 0
-    for layer, name in layer_parameters(model, layers).items():
-        stop = start + parameters[name].numel()
-        blocks[layer] = network[start:stop, start:stop]
-        start = stop
-    return blocks

@@ -363,17 +363,16 @@ def every_block() -> doc.Document:
     )  # fmt: skip
     marks = [doc.ReferenceLine(0.1, evil, "blue"), doc.ReferenceLine(math.inf, "endless")]
     rates = doc.RateLine("rates", "rates", "four rates", 0.5, 1.0, marks)
-    verdicts, links = ["ok", "sharp", "ok", "flat", "ok"], ["#two", "javascript:alert(6)", "", "", ""]
+    verdicts = ["ok", "sharp", "ok", "flat", "ok"]
     columns = [
-        replace(name_column("name", ["a", evil, "c", "d", "mean"]), links=links),
-        doc.Column("paper", ["~1,230", "9", "nan", "inf", "7"], group="both"),
-        doc.Column("ours", ["3", "20", "100", "", "7"], marks=["yes", "no", "best", "diverged", ""],
-                   group="both"),
+        name_column("name", ["a", evil, "c", "d", "mean"]),
+        doc.Column("paper", ["~1,230", "9", "nan", "inf", "7"]),
+        doc.Column("ours", ["3", "20", "100", "", "7"], marks=["yes", "no", "best", "diverged", ""]),
         doc.Column("verdict", verdicts, is_number=False, marks=verdicts),
-    ]  # fmt: skip
-    texts = [doc.Paragraph(evil), doc.Paragraph("three", "heading"), doc.Paragraph("note", "note")]
+    ]
+    texts = [doc.Paragraph(evil), doc.Paragraph("three", "strong"), doc.Paragraph("note", "note")]
     table = doc.Table(evil, columns, fixed=1, show_caption=True)
-    first = doc.Section("One", [depth, lines, lines, heat, rates], "one", subtitle=evil)
+    first = doc.Section("One", [depth, lines, lines, heat, rates], "one")
     second = doc.Section("Two", [*texts, table, doc.Facts(evil, [(evil, evil)])], "two")
     number = doc.KeyNumber(evil, "64.5", evil)
     shown = {"verdict": [evil, "second"], "tone": "fair", "footer": evil, "numbers": [number]}

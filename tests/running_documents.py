@@ -83,21 +83,20 @@ def run_blocks(document: Path) -> int:
             later = "\n".join(other.code for other in blocks[position + 1 :])
             assert Path(block.title).stem in later, f"{where}: nothing uses {block.title}"
             Path(block.title).write_text(block.code, encoding="utf-8")
-            continue
-        is_python = block.kind == "python"
-        printed = run_python(block, document, namespace) if is_python else run_commands(block, where)
-        if block.output is not None:
-            assert differences(block.output, printed) == [], f"{where}, prints:\n{printed}"
+        elif block.kind == "python":
+            printed = io.StringIO()
+            with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
+                warnings.simplefilter("error")
+                # The blank lines make a traceback point at the line of the document.
+                exec(compile("\n" * (block.line - 1) + block.code, str(document), "exec"), namespace)
+            compare(block.output, printed.getvalue(), where)
+        else:
+            compare(block.output, run_commands(block, where), where)
     return len(blocks)
 
 
-def run_python(block: Block, document: Path, namespace: dict[str, object]) -> str:
-    printed = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
-        warnings.simplefilter("error")
-        # The blank lines make a traceback point at the line of the document.
-        exec(compile("\n" * (block.line - 1) + block.code, str(document), "exec"), namespace)
-    return printed.getvalue()
+def compare(shown: str | None, printed: str, where: str) -> None:
+    assert shown is None or differences(shown, printed) == [], f"{where}, prints:\n{printed}"
 
 
 def run_commands(block: Block, where: str) -> str:
@@ -109,15 +108,12 @@ def run_commands(block: Block, where: str) -> str:
         if line.startswith("$ ") or not has_prompts:
             commands.append((line.removeprefix("$ "), []))
         else:
-            assert commands, f"{where}: {line!r} is shown before any command"
             commands[-1][1].append(line)
     printed = []
     for command, shown in commands:
         text = run_command(command, where)
-        if shown:
-            assert differences("\n".join(shown), text) == [], f"{where}, {command} prints:\n{text}"
-        else:
-            printed.append(text)
+        compare("\n".join(shown) if shown else None, text, f"{where}, {command}")
+        printed += [] if shown else [text]
     return "".join(printed)
 
 
@@ -131,13 +127,9 @@ def run_command(command: str, where: str) -> str:
     source = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     settings = {"COLUMNS": "100", "MPLBACKEND": "Agg", "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     for _ in range(4):
-        done = subprocess.run(
-            [sys.executable, *PROGRAMS[words[0]], *words[1:]],
-            env={**os.environ, **settings},
-            capture_output=True,
-            encoding="utf-8",
-            timeout=PATIENCE,
-        )
+        program, options = [sys.executable, *PROGRAMS[words[0]], *words[1:]], {"timeout": PATIENCE}
+        environment = {**os.environ, **settings}
+        done = subprocess.run(program, env=environment, capture_output=True, encoding="utf-8", **options)
         if not (words[0] == "torchrun" and ABORTS_AT_EXIT in done.stderr):
             break
     status = re.search(r"#.*\bexit status (\d+)", command)
@@ -153,13 +145,13 @@ def differences(shown: str, printed: str) -> list[str]:
     >>> differences("fc1  0.311 in 2 s", "fc1 0.312 in 9 s"), differences("fc1 0.31", "fc2 0.33")
     ([], ["'fc1' is 'fc2'", "'0.31' is '0.33'"])
     """
+
+    def alike(one: str, other: str) -> bool:
+        if NUMBER.sub("#", one) != NUMBER.sub("#", other):
+            return False
+        numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(word)] for word in (one, other)]
+        return all(math.isclose(a, b, rel_tol=AGREEMENT) for a, b in zip(*numbers, strict=True))
+
     words = [RULE.sub("─", SECONDS.sub("…", text)).split() for text in (shown, printed)]
     pairs = zip_longest(*words, fillvalue="")
-    return [f"{one!r} is {other!r}" for one, other in pairs if not _alike(one, other)]
-
-
-def _alike(one: str, other: str) -> bool:
-    if NUMBER.sub("#", one) != NUMBER.sub("#", other):
-        return False
-    numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(word)] for word in (one, other)]
-    return all(math.isclose(a, b, rel_tol=AGREEMENT) for a, b in zip(*numbers, strict=True))
+    return [f"{one!r} is {other!r}" for one, other in pairs if not alike(one, other)]

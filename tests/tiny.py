@@ -43,18 +43,6 @@ def raise_from(call: int, error: BaseException) -> Callable[[], None]:
     return count
 
 
-class Calling(nn.Module):
-    """The network, called through any function of (network, inputs)."""
-
-    def __init__(self, call: Any, inner: nn.Module | None = None) -> None:
-        super().__init__()
-        self.inner = inner or network()
-        self.call = call
-
-    def forward(self, x: Any) -> Any:
-        return self.call(self.inner, x)
-
-
 class Net(nn.Module):
     """Parts by name, and the forward as a function of the module and its input."""
 
@@ -66,3 +54,10 @@ class Net(nn.Module):
 
     def forward(self, x: Any) -> torch.Tensor:
         return self.run(self, x)
+
+
+class Calling(Net):
+    """The network, called through any function of (network, inputs)."""
+
+    def __init__(self, call: Any, inner: nn.Module | None = None) -> None:
+        super().__init__(lambda net, x: call(net.inner, x), inner=inner or network())

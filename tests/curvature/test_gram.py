@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -74,8 +73,6 @@ def test_many_outputs_go_by_lanczos_unless_gram_is_asked_for() -> None:
 @pytest.mark.parametrize("examples", [3, 4, 12])
 @pytest.mark.parametrize("inputs", [2, 5])
 def test_the_rank_is_bounded_by_the_outputs_even_where_examples_mix(examples: int, inputs: int) -> None:
-    """Jᵀ S Sᵀ J has the rank of S at most, whatever J does; the bottom is 0 only when that is too few."""
-
     def mixed(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
         return m.head(torch.tanh(hidden - hidden.mean(dim=0)))
@@ -97,18 +94,6 @@ def test_rows_by_position_do_not_pass_for_rows_by_example(examples: int, steps: 
     model = two_layers(lambda m, x: m.last(torch.tanh(m.first(x.transpose(0, 1))))[position])
     report = assert_right(model, LOSS, (double(examples, steps, 3), labels(examples)))
     assert {row.engine for row in report.layers} == {"gram"}
-
-
-@pytest.mark.parametrize("seed", [0, 8, 13, 17])  # random halves would miss it with some of these
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.0, 1.0)], ids=["both ways", "one way"])
-def test_pairs_of_examples_that_see_each_other_are_noticed(weights: tuple[float, float], seed: int) -> None:
-    def see_partner(m: Any, x: Tensor) -> Tensor:
-        hidden = torch.tanh(m.first(x))
-        seen = hidden.view(-1, 2, 4).flip(1) * torch.tensor(weights, dtype=hidden.dtype).view(1, 2, 1)
-        return m.last(hidden + seen.reshape(hidden.shape))
-
-    report = assert_right(two_layers(see_partner), LOSS, (double(4, 3), labels(4)), seed=seed)
-    assert {row.name: row.engine for row in report.layers} == {"first": "lanczos", "last": "gram"}
 
 
 @pytest.mark.parametrize("examples", [2, 3, 5, pytest.param(16, marks=pytest.mark.sweep), 40])
@@ -154,9 +139,7 @@ def test_a_layer_that_no_gradient_reaches_or_the_forward_does_not_use_is_flat() 
     assert "does not use" in report.network.bottom.reason
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(k, marks=pytest.mark.sweep) for k in range(6, 20))]
-)
+@pytest.mark.parametrize("seed", range(6))
 def test_the_network_of_layers_of_very_different_size_has_the_true_norm(seed: int) -> None:
     torch.manual_seed(seed)
     a, b, c = (int(torch.randint(2, 9, ())) for _ in range(3))
@@ -166,17 +149,6 @@ def test_the_network_of_layers_of_very_different_size_has_the_true_norm(seed: in
         model[4].weight.mul_(10.0 ** (seed % 5 - 2))
     fine = assert_right(model, LOSS, batch).network
     assert hessinit.measure(model, LOSS, batch).network.norm == pytest.approx(fine.norm, rel=1e-3)
-
-
-def test_the_bound_without_the_network_stands_beside_a_layer_that_is_not_finite() -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
-    with torch.no_grad():
-        model[0].weight.zero_()  # equal logits, so a finite loss
-        model[1].weight.copy_(1e25 * torch.eye(2))
-    with pytest.warns(hessinit.ConvergenceWarning, match="not finite"):
-        report = hessinit.measure(model, LOSS, (torch.ones(3, 2), torch.tensor([0, 1, 0])), network=False)
-    assert report["0"].norm == report.network.top.value == math.inf
-    assert report.network.top.error == report["1"].norm
 
 
 def test_a_small_gram_matrix_is_searched_to_the_end() -> None:
@@ -296,15 +268,3 @@ def test_what_comes_after_the_pieces_is_measured_on_the_whole_batch(monkeypatch:
         assert one.frobenius.value == pytest.approx(other.frobenius.value, rel=1e-8)
         expected = [value.value for value in other.eigenvalues]
         assert [value.value for value in one.eigenvalues] == pytest.approx(expected, rel=1e-6)
-
-
-def test_pieces_of_several_batches_and_both_curvatures_agree_with_the_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, batches = perceptron(), [(double(), labels()), (double(3, 3), labels(3))]
-    split_into(monkeypatch, 2)
-    report = assert_right(model, LOSS, batches)
-    both = assert_right(model, LOSS, batches, curvature="hessian", measured="both")
-    for row, exact in zip(report.layers, both.layers, strict=True):
-        assert exact.approximation.value == pytest.approx(row.norm, rel=1e-6)
-        assert len(row.spread.norms) == 2

@@ -111,22 +111,10 @@ def test_an_end_that_is_not_yet_known_is_not_claimed_to_be_zero() -> None:
         assert end.error > 0
 
 
-def perceptron() -> tuple[nn.Module, Any]:
-    layers = nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
-    return nn.Sequential(*layers), (torch.randn(7, 5), labels(7))
-
-
-def convolutions() -> tuple[nn.Module, Any]:
-    layers = nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Conv2d(3, 4, 2, stride=2), nn.Tanh(), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(16, 3)), (torch.randn(5, 1, 6, 6), labels(5))
-
-
-@pytest.mark.parametrize("build", [perceptron, convolutions])
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
-def test_losses_and_weights_of_any_size_are_measured_as_well_as_ordinary_ones(
-    build: Callable[[], tuple[nn.Module, Any]], curvature: str
-) -> None:
-    model, batch = build()
+def test_losses_and_weights_of_any_size_are_measured_as_well_as_ordinary_ones(curvature: str) -> None:
+    layers = nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Conv2d(3, 4, 2, stride=2), nn.Tanh(), nn.Flatten()
+    model, batch = nn.Sequential(*layers, nn.Linear(16, 3)), (torch.randn(5, 1, 6, 6), labels(5))
 
     def true_norms() -> dict[str, float]:
         truth = dense_curvature(model, LOSS, batch, curvature)
@@ -135,12 +123,9 @@ def test_losses_and_weights_of_any_size_are_measured_as_well_as_ordinary_ones(
     def norms(scale: float = 1.0, **options: Any) -> dict[str, float]:
         loss = lambda output, target: scale * LOSS(output, target)  # noqa: E731
         report = hessinit.measure(model, loss, batch, curvature=curvature, **options)
-        if scale in (1e-30, 1e30):
-            verdict = "vanishing" if scale < 1 else "exploding"
-            assert {row.verdict for row in (*report.layers, report.network)} == {verdict}
         return {row.name: row.norm / scale for row in (*report.layers, report.network)}
 
-    for scale in (1e-30, 1e-10, 1e-3, 1.0, 1e10, 1e30):
+    for scale in (1e-30, 1e-10, 1e-3, 1e10, 1e30):
         found = norms(scale, dtype=torch.float64, tolerance=1e-8)
         assert found == pytest.approx(true_norms(), rel=1e-6, abs=0)
     for scale in (1e-3, 1e4):  # times 10 in the end

@@ -71,15 +71,10 @@ def two_heads() -> nn.Module:
     )
 
 
-def contrastive(features: Tensor) -> Tensor:
-    one, other = F.normalize(features[:, :3]), F.normalize(features[:, 3:])
-    return F.cross_entropy(one @ other.T / 0.2, torch.arange(len(features)))
-
-
 SMALL_HEADS: dict[str, Any] = {
     "convex": lambda z: z.square().mean(),
     "not convex": lambda z: torch.cos(2 * z).sum(1).mean(),
-    "couples the examples": contrastive,
+    "couples the examples": lambda z: z.mean(0).square().sum(),
 }
 
 

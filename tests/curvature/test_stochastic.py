@@ -56,13 +56,6 @@ def test_enough_products_are_exact(name, size):
     assert estimate.products == operator.products == size
 
 
-def test_hutch_plus_plus_is_exact_on_low_rank():
-    matrix = gram(200, 5)
-    estimate = hutch_plus_plus(matrix, products=18)
-    assert abs(estimate.value / float(matrix.trace()) - 1) < 1e-13
-    assert estimate.error < 1e-12 * estimate.value
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("matrix", [gram(400, 600), wigner(400)], ids=["gram", "wigner"])
 def test_the_quadrature_has_the_moments_of_the_spectrum(matrix, dtype):
@@ -87,13 +80,6 @@ def test_the_curve_of_a_wigner_matrix_is_the_semicircle():
     assert abs(values.sum() * spacing - 1) < 1e-3
     assert np.abs(values - semicircle).sum() * spacing < 0.1
     assert 0 < density.error < 0.2
-
-
-def test_the_weight_of_outliers_is_their_fraction_of_the_spectrum():
-    matrix = with_spectrum([50.0] * 40 + list(np.linspace(-1, 1, 360)))
-    density = spectral_density(matrix, probes=20)
-    outliers = sum(weight for node, weight in zip(density.nodes, density.weights, strict=True) if node > 25)
-    assert abs(outliers - 0.1) < 0.02
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])

@@ -422,7 +422,6 @@ def test_weights_that_would_be_worse_are_not_kept(rule: str) -> None:
     before = state(model)
     result = initialize_(model, LOSS, (inputs(8, 6), labels(8)), lr=0.1, rule=rule)
     assert "the old weights were put back" in result.reason
-    assert any("head gets a standard deviation of" in note for note in result.plan.notes)
     assert state(model) == before
     assert (result.after, result.converged, set(result.scales.values())) == (result.before, False, {1.0})
 

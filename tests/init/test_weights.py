@@ -702,7 +702,7 @@ def test_what_is_unchanged_or_unknown_has_a_reason(with_sample: bool) -> None:
         "unused.weight": "not used by the forward",
         "experts": "used in slices by matmul",
         "gate": "scales a signal elementwise",
-        "summed": "used by einsum('ni,oi->no')",
+        "summed": "used by einsum",
     }
 
 

@@ -71,9 +71,7 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def fit_from(
-    checkpoint: Any, trainer: Any, module: Any, data: DataLoader[Any], *, weights_only: bool
-) -> None:
+def fit_from(checkpoint: Any, trainer: Any, module: Any, data: DataLoader[Any]) -> None:
     # Lightning 2.4 does not know the argument: it unpickles whatever a checkpoint holds.
     known = "weights_only" in inspect.signature(trainer.fit).parameters
-    trainer.fit(module, data, ckpt_path=checkpoint, **({"weights_only": weights_only} if known else {}))
+    trainer.fit(module, data, ckpt_path=checkpoint, **({"weights_only": True} if known else {}))

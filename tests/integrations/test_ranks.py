@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
-import hessinit
-from hessinit.integrations.callback import check_unsharded, is_first_rank, on_first_rank, share_weights
+from hessinit.integrations.callback import is_first_rank, on_first_rank, share_weights
 from integrations.two_ranks import run_on_two_ranks
 
 
@@ -50,20 +48,3 @@ def test_ranks_of_ddp_get_the_same_weights_and_the_same_failure(
         f"failed RuntimeError: initializing failed on rank 0, so that every rank stops: {failure}"
     )
     assert (tmp_path / "curvature.jsonl").exists()
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_sharded_weights_are_refused(tmp_path: Path) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        with pytest.raises(hessinit.ProblemError, match="sharded over the ranks.*before the model"):
-            check_unsharded(model)
-    finally:
-        torch.distributed.destroy_process_group()
-    check_unsharded(nn.Linear(4, 4))

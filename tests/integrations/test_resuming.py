@@ -20,6 +20,7 @@ from integrations.lightning_digits import (
     fit_from,
     loader,
     plain_network,
+    same_weights,
     trainer_of,
 )
 from integrations.test_trainer import Masking
@@ -33,7 +34,7 @@ pytestmark = [
 
 
 def fit(
-    folder: Path, *, seed: int, epochs: int = 1, checkpoint: Path | None = None, **options: Any
+    folder: Path, *, seed: int, epochs: int = 1, checkpoint: Any = None, shuffle: bool = True, **options: Any
 ) -> tuple[Any, Tracking]:
     """Four steps an epoch of a network that the seed makes; leaves `seed.ckpt`."""
     torch.manual_seed(seed)
@@ -41,7 +42,7 @@ def fit(
     callback = CurvatureCallback(LOSS, every=2, **options)
     trainer = trainer_of(lightning, folder, callback, max_epochs=epochs)
     torch.manual_seed(seed + epochs)  # the loader shuffles in another order when training resumes
-    fit_from(checkpoint, trainer, module, loader(shuffle=True), weights_only=True)
+    fit_from(checkpoint, trainer, module, loader(shuffle=shuffle))
     trainer.save_checkpoint(folder / f"{seed}.ckpt")
     return module, callback.tracking
 
@@ -50,12 +51,14 @@ def norms(tracking: Tracking) -> list[tuple[int, float]]:
     return [(point.step, point.norm) for point in tracking.points]
 
 
-def test_lightning_continues_its_file_also_in_a_folder_that_was_moved(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
+def test_lightning_continues_its_file_also_in_a_folder_that_was_moved_and_its_weights(tmp_path: Path) -> None:
+    old, new, options = tmp_path / "old", tmp_path / "new", {"initialize": True, "shuffle": False}
     old.mkdir()
-    _, first = fit(old, seed=1)
+    straight, _ = fit(tmp_path, seed=1, epochs=2, **options)
+    _, first = fit(old, seed=1, **options)
     old.rename(new)
-    _, resumed = fit(new, seed=1, epochs=2, checkpoint=new / "1.ckpt")
+    module, resumed = fit(new, seed=1, epochs=2, checkpoint=new / "1.ckpt", **options)
+    assert same_weights(straight, module)  # not initialized again
     assert norms(resumed)[:2] == norms(first)[:2]
     assert [point.step for point in resumed.points] == [0, 2, 4, 6, 8]
     assert norms(Tracking.load(new / "curvature.jsonl")) == norms(resumed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -30,13 +29,6 @@ def _llama() -> Any:
     return transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=6, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=LENGTH, **_SPECIAL,
-    )  # fmt: skip
-
-
-def _distilbert() -> Any:
-    return transformers.DistilBertConfig(
-        vocab_size=VOCABULARY, dim=WIDTH, n_layers=1, n_heads=2, hidden_dim=6, num_labels=3,
-        max_position_embeddings=LENGTH, pad_token_id=0,
     )  # fmt: skip
 
 
@@ -105,37 +97,16 @@ _MADE: dict[str, tuple[Any, Any, Any]] = {
     "Llama": (transformers.LlamaForCausalLM, _llama, _causal),
     "masked BERT": (transformers.BertForMaskedLM, _bert, _masked),
     "BERT classifier": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=3), _classes),
-    "DistilBERT classifier": (transformers.DistilBertForSequenceClassification, _distilbert, _classes),
-    "GPT-2 classifier": (transformers.GPT2ForSequenceClassification, lambda: _gpt2(num_labels=3), _classes),
     "token classifier": (transformers.BertForTokenClassification, lambda: _bert(num_labels=11), _masked),
     "regression": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=1), _values),
     "several labels": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=3), _several),
-    "labels in a column": (
-        transformers.BertForSequenceClassification,
-        lambda: _bert(num_labels=3),
-        lambda generator: {**_tokens(generator), "labels": torch.tensor([[0], [2], [1]])},
-    ),
     "T5": (transformers.T5ForConditionalGeneration, _t5, _masked),
     "ViT": (transformers.ViTForImageClassification, _vit, _images),
 }
 NAMES = list(_MADE)
 
 
-def _deberta(config: Any) -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit.script, when it is imported
-        return transformers.DebertaForSequenceClassification(config)
-
-
 _REFUSED: dict[str, tuple[Any, Any, Any]] = {
-    "DeBERTa": (
-        _deberta,
-        lambda: transformers.DebertaConfig(
-            vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=6, max_position_embeddings=LENGTH, num_labels=3,
-        ),
-        _several,
-    ),
     "one class": (
         transformers.BertForTokenClassification,
         lambda: _bert(num_labels=1),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,6 @@ from hessinit.curvature.evaluation import evaluate
 from hessinit.measurement.bounds import jacobian_bounds
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import JacobianBounds
-
-Parts = tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]
 
 
 def measured_bounds(
@@ -75,134 +72,79 @@ def run(
 
 
 def dense_products(
-    model: nn.Module,
-    layer: nn.Module,
-    after: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    batch: tuple[Tensor, Tensor],
-    *,
-    joint: bool = False,
+    model: nn.Module, layer: nn.Module, after: nn.Module, loss: Any, batch: Any, *, joint: bool = False
 ) -> list[DenseProducts]:
     """One row for each example; one for all with `joint`."""
     model, (inputs, targets) = model.double(), batch
     inputs = inputs.double()
-    targets = targets.double() if targets.is_floating_point() else targets
     output, seen, given, behind = run(model, layer, after, inputs)
     groups = [slice(0, len(inputs))] if joint else [slice(i, i + 1) for i in range(len(inputs))]
     zero = [torch.zeros_like(one) for one in behind]
     curvature = jacrev(jacrev(lambda z: loss(z, targets)))(output.detach())
 
-    def stacked(tensors: list[Tensor], group: slice) -> Tensor:
-        return torch.cat([one[group].flatten() for one in tensors])
+    def products(group: slice) -> DenseProducts:
+        def stacked(tensors: list[Tensor]) -> Tensor:
+            return torch.cat([one[group].flatten() for one in tensors])
 
-    rows = []
-    for group in groups:
-
-        def head(moved: list[Tensor], group: slice = group) -> Tensor:
-            return run(model, layer, after, inputs, moved)[0][group].flatten()
-
-        def tail(x: Tensor, group: slice = group) -> Tensor:
-            return stacked(run(model, layer, after, x)[1], group)
-
-        def weight_map(weight: Tensor, group: slice = group) -> Tensor:
+        def weight_map(weight: Tensor) -> Tensor:
             calls = [functional_call(layer, {"weight": weight}, (one[group].detach(),)) for one in seen]
             return torch.cat([call.flatten() for call in calls])
 
-        backward = torch.cat([part[:, group].flatten(1) for part in jacrev(head)(zero)], dim=1)
-        forward = jacrev(tail)(inputs)[:, group].flatten(1)
-        reached = jacrev(weight_map)(layer.weight.detach()).flatten(1)
-        width = output[group].numel()
+        pushed = jacrev(lambda moved: run(model, layer, after, inputs, moved)[0][group].flatten())(zero)
+        backward = torch.cat([part[:, group].flatten(1) for part in pushed], dim=1)
+        forward = jacrev(lambda x: stacked(run(model, layer, after, x)[1]))(inputs)[:, group].flatten(1)
+        width, values, slope = output[group].numel(), stacked(given).detach().requires_grad_(), 1.0
+        if after is not layer:
+            slope = torch.autograd.grad(after(values).sum(), values)[0].abs().max().item()
         block = curvature[(group, *[slice(None)] * (output.ndim - 1), group)].reshape(width, width)
-        rows.append(
-            DenseProducts(
-                norm(forward),
-                norm(backward),
-                largest_slope(layer, after, stacked(given, group)),
-                norm(reached),
-                norm(block),
-                inputs[group].norm().item(),
-            )
-        )
-    return rows
+        reached = jacrev(weight_map)(layer.weight.detach()).flatten(1)
+        length = inputs[group].norm().item()
+        return DenseProducts(norm(forward), norm(backward), slope, norm(reached), norm(block), length)
+
+    return [products(group) for group in groups]
 
 
 def norm(matrix: Tensor) -> float:
     return torch.linalg.matrix_norm(matrix.detach(), 2).item()
 
 
-def largest_slope(layer: nn.Module, after: nn.Module, given: Tensor) -> float:
-    if after is layer:
-        return 1.0
-    values = given.detach().requires_grad_()
-    (slopes,) = torch.autograd.grad(after(values).sum(), values)
-    return slopes.abs().max().item()
+ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus)
 
 
-PIECEWISE_LINEAR = (nn.ReLU, nn.LeakyReLU, nn.Identity)
-SMOOTH = (nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Hardswish)
-
-
-class Skip(nn.Module):
-    def __init__(self, branch: nn.Module) -> None:
-        super().__init__()
-        self.branch = branch
-
+class Skip(nn.Sequential):
     def forward(self, stream: Tensor) -> Tensor:
-        return stream + self.branch(stream)
+        return stream + super().forward(stream)
 
 
-def random_network(seed: int, *, bias_free_relu: bool = False) -> Parts:
+def random_network(seed: int, *, bias_free_relu: bool = False) -> tuple[nn.Module, nn.Module, Any]:
     """A model, a loss and a batch."""
     chance = random.Random(seed)
     torch.manual_seed(seed)
     bias = not bias_free_relu and chance.random() < 0.7
-    activation = nn.ReLU if bias_free_relu else chance.choice((*PIECEWISE_LINEAR, *SMOOTH))
-    examples, classes = chance.choice((1, 2, 5, 9)), chance.choice((1, 2, 4))
-    if chance.random() < 0.5:
-        features = chance.randint(1, 8)
-        inputs, body, width = torch.randn(examples, features), *dense_body(chance, features, activation, bias)
-    else:
-        channels, side = chance.randint(1, 3), chance.randint(5, 7)
-        inputs = torch.randn(examples, channels, side, side)
-        body = conv_body(chance, channels, activation, bias)
-        width = body(inputs).shape[1]
-    model = nn.Sequential(body, nn.Linear(width, classes, bias=bias))
+    activation = nn.ReLU if bias_free_relu else chance.choice(ACTIVATIONS)
+    examples, classes, images = chance.choice((1, 2, 5, 9)), chance.choice((1, 2, 4)), chance.random() < 0.5
+    width = chance.randint(1, 3 if images else 8)
+    inputs = torch.randn(examples, width, *([6, 6] if images else []))
+    parts: list[nn.Module] = []
+    for _ in range(chance.randint(1, 3 if images else 6)):
+        if images:
+            groups = chance.choice([number for number in (1, 2, 3) if width % number == 0])
+            kind, following = chance.choice([nn.Conv2d, nn.ConvTranspose2d]), groups * chance.randint(1, 2)
+            settings = {"stride": chance.randint(1, 2), "padding": 1, "groups": groups, "bias": bias}
+            settings["dilation"] = chance.randint(1, 2) if kind is nn.Conv2d else 1
+            parts += [nn.ZeroPad2d(1), kind(width, following, chance.randint(2, 3), **settings), activation()]
+        elif parts and chance.random() < 0.3:
+            following = width
+            parts.append(Skip(nn.Linear(width, width, bias=bias), activation()))
+        else:
+            following = chance.randint(1, 8)
+            parts += [nn.Linear(width, following, bias=bias), activation()]
+        width = following
+    body = nn.Sequential(*parts, *([nn.AvgPool2d(2, ceil_mode=True)] if images else []), nn.Flatten())
+    model = nn.Sequential(body, nn.Linear(body(inputs).shape[1], classes, bias=bias))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(chance.choice((0.3, 1.0, 3.0)))
     if classes > 1 and chance.random() < 0.5:
         return model, nn.CrossEntropyLoss(), (inputs, torch.randint(classes, (examples,)))
     return model, nn.MSELoss(), (inputs, torch.randn(examples, classes))
-
-
-def dense_body(chance: random.Random, width: int, activation: Any, bias: bool) -> tuple[nn.Module, int]:
-    parts: list[nn.Module] = []
-    for _ in range(chance.randint(1, 6)):
-        if parts and chance.random() < 0.3:
-            inner = nn.Linear(width, width, bias=bias)
-            parts.append(Skip(nn.Sequential(inner, activation())))
-        else:
-            following = chance.randint(1, 8)
-            parts += [nn.Linear(width, following, bias=bias), activation()]
-            width = following
-    return nn.Sequential(*parts), width
-
-
-def conv_body(chance: random.Random, channels: int, activation: Any, bias: bool) -> nn.Module:
-    parts: list[nn.Module] = []
-    for _ in range(chance.randint(1, 3)):
-        groups = chance.choice([g for g in (1, 2, 3) if channels % g == 0])
-        out = groups * chance.randint(1, 2)
-        kind = nn.ConvTranspose2d if chance.random() < 0.25 else nn.Conv2d
-        settings = {"stride": chance.randint(1, 2), "padding": 1, "groups": groups, "bias": bias}
-        settings["dilation"] = 1 if kind is nn.ConvTranspose2d else chance.randint(1, 2)
-        parts += [
-            nn.Sequential(nn.ZeroPad2d(1), kind(channels, out, chance.randint(2, 3), **settings)),
-            activation(),
-        ]
-        channels = out
-    if chance.random() < 0.5:
-        parts.append(
-            nn.AvgPool2d(2, ceil_mode=True) if chance.random() < 0.5 else nn.MaxPool2d(2, ceil_mode=True)
-        )
-    return nn.Sequential(*parts, nn.Flatten())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -48,6 +49,8 @@ def test_every_layer_is_right_in_both_precisions_and_the_model_comes_back_bit_fo
         model, loss, batch = problem.build()
         before = snapshot(model, loss, batch)
         options = {"curvature": curvature, "forward": problem.forward, **settings, **problem.options}
+        if curvature == "gauss-newton":
+            options |= {"jacobians": True, "diagnostics": True}
         report = hessinit.measure(model, loss, batch, **options)
         assert differences(before, snapshot(model, loss, batch)) == []
         rows = {**{row.name: row for row in report.layers}, "network": report.network}
@@ -59,6 +62,15 @@ def test_every_layer_is_right_in_both_precisions_and_the_model_comes_back_bit_fo
             if settings and not abs(row.norm - truths[name].norm) <= row.error + 1e-9 * truths[name].norm
         }
         assert outside == {}
+        for row in report if curvature == "gauss-newton" else []:
+            bounds, seen = row.jacobians, row.diagnostics
+            assert (bounds.paper_bound is None) == bool(bounds.reason)
+            assert bounds.rigorous_bound is None or bounds.rigorous_bound >= truths[row.name].norm * (
+                1 - 1e-5
+            )
+            numbers = [value for value in vars(seen).values() if isinstance(value, float)]
+            assert all(map(math.isfinite, numbers))
+            assert len(numbers) >= 6 or "unused" in row.name
 
 
 @pytest.mark.parametrize("draws", [1, 3])  # one by one, and batched where torch can

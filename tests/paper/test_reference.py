@@ -57,34 +57,19 @@ def test_only_the_papers_own_data_are_judged_and_the_first_claim_wins() -> None:
     assert (other.paper, other.rule, other.within) == (8.65, "", None)
 
 
-@pytest.mark.parametrize("n", [5, 7, 21])
-def test_rho_is_scipys(n: int) -> None:
-    random = np.random.default_rng(n)
-    first = random.normal(size=n)
-    second = np.round(first + random.normal(size=n), 0)  # with ties
-    found = rank_correlation(first.tolist(), second.tolist())
-    assert found.rho == pytest.approx(stats.spearmanr(first, second).statistic, abs=1e-10)
-    assert found.n == n
-
-
-def test_p_counts_every_order_of_few_points_and_is_near_the_asymptotic_one_of_many() -> None:
-    first, second = [1, 2, 3, 4, 5, 6], [2, 1, 4, 3, 6, 5.5]
+def test_rho_and_p_over_every_order_are_scipys() -> None:
+    random = np.random.default_rng(5)
+    first = random.normal(size=6)
+    second = np.round(first + random.normal(size=6), 0)  # with ties
     statistic = lambda x: stats.spearmanr(x, second).statistic  # noqa: E731
     options = {"permutation_type": "pairings", "n_resamples": math.inf}
     truth = stats.permutation_test((first,), statistic, **options)
-    assert rank_correlation(first, second).p == pytest.approx(truth.pvalue, rel=1e-12)
-    random = np.random.default_rng(4)
-    many = random.normal(size=60)
-    related = 0.25 * many + random.normal(size=60)
-    asymptotic = stats.spearmanr(many, related).pvalue
-    assert 0.01 < asymptotic < 0.5
-    assert rank_correlation(many.tolist(), related.tolist()).p == pytest.approx(asymptotic, rel=0.15)
+    found = rank_correlation(first.tolist(), second.tolist())
+    assert (found.rho, found.p, found.n) == pytest.approx((truth.statistic, truth.pvalue, 6), rel=1e-10)
 
 
 def test_blocks_add_no_evidence_infinite_losses_rank_last_and_nothing_to_rank_is_nan() -> None:
     once, thrice = [1, 2, 3, 4], [1, 2, 3, 4] * 3
     assert rank_correlation(once, once).p == rank_correlation(thrice, thrice, blocks=3).p == 2 / 24
-    assert rank_correlation(thrice, thrice).p < 0.001
     assert rank_correlation([1, 2, 3], [5, 6, math.inf]).rho == 1
     assert math.isnan(rank_correlation([1, 1, 1], [1, 2, 3]).rho)
-    assert math.isnan(rank_correlation([1, 2], [1, 2]).p)

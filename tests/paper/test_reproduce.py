@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 import torch
 
 from hessinit.errors import ProblemError
-from hessinit.paper import NAMES, Reproduction, experiments, load_records, reproduce
-from hessinit.paper.experiments import FIGURES, MODULES, choose_experiments
+from hessinit.paper import Reproduction, experiments, load_records, reproduce
+from hessinit.paper.experiments import MODULES, choose_experiments
 from hessinit.paper.images import load_images
 from hessinit.training.workers import WorkerLostError
 
@@ -37,8 +36,7 @@ def results_of(folder: Path) -> list[Path]:
     return sorted((folder / "table-2-digits" / "runs").glob("*.json"))
 
 
-def test_every_name_is_an_experiment_or_a_figure_of_one() -> None:
-    assert {*MODULES, *FIGURES, "all"} == set(NAMES)
+def test_all_on_the_digits_leaves_out_word2vec() -> None:
     on_digits = [one.name for one, data in choose_experiments(["all"], "digits", None) if data == "digits"]
     assert on_digits == [name for name in MODULES if name != "word2vec"]
 
@@ -99,72 +97,21 @@ def test_processes_threads_and_the_callers_settings_give_the_same_numbers(
     [
         ((), {}, "nothing to reproduce was named; name some of table-1"),
         (("table-6",), {}, "name='table-6' is unknown; choose from 'table-1'"),
-        (("tabel-4",), {}, "Did you mean 'table-4'"),
         (("table-2",), {"data": "cifar-10"}, "'cifar-10' is unknown; choose from 'paper', 'digits', 'mnist'"),
-        (("word2vec",), {"data": "mnist"}, "'mnist' is unknown; choose from 'paper', 'digits', 'wikipedia'"),
         (("table-2",), {"variant": "broad"}, "variant='broad' is unknown; choose from 'narrow-first'"),
         (("all",), {"variant": "one-hidden"}, "table-1: variant='one-hidden' is unknown; .*'one-image'"),
         (("word2vec",), {}, "word2vec does not run on the embedded digits. Pass data='wikipedia'"),
         (("table-2",), {"seeds": 0}, "seeds=0 "),
-        (("table-2",), {"seeds": 1.5}, "seeds=1.5 "),
-        (("table-2",), {"seeds": 10**12}, "seeds=1000000000000 must be at most 100000"),
-        (("table-2",), {"workers": 0}, "workers=0 "),
-        (("table-2",), {"folder": 5}, "folder=5 must be the path of a folder"),
-        (("table-2",), {"data_dir": 5}, "data_dir=5 must be the path of a folder"),
         (("table-2",), {"data": "mnist", "data_dir": "."}, "train-images"),
-        (("word2vec",), {"data": "paper"}, "word2vec needs a Wikipedia text, which is not downloaded"),
-        (("table-2",), {"progress": "no"}, "progress='no' "),
+        (("word2vec",), {"data": "paper"}, "data_dir=None holds no text; word2vec needs a Wiki"),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_work(
-    names: tuple[str, ...], changes: dict[str, Any], message: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
+    names: tuple[str, ...], changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(experiments, "run_job", fail_on_work)
     with pytest.raises(ProblemError, match=message):
         reproduce(*names, **{**SMALL, "folder": None, **changes})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_results_of_other_versions_are_refused(tmp_path: Path) -> None:
-    small(tmp_path)
-    path = tmp_path / "table-2-digits" / "experiment.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
-    record["settings"]["versions"]["torch"] = "1.0"
-    path.write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(ProblemError, match="another experiment: versions was {.*'torch': '1.0'"):
-        small(tmp_path)
-
-
-def test_edited_results_are_named(tmp_path: Path) -> None:
-    small(tmp_path)
-    path = results_of(tmp_path)[0]
-    data = json.loads(path.read_text(encoding="utf-8"))
-    for text, message in (
-        ("{}", rf"{path.name} cannot be read.* Delete it"),
-        ('{"kind": ', rf"{path.name} cannot be read"),
-        ("[" * 200_000, rf"{path.name} cannot be read"),
-        (json.dumps({**data, "value": "nonsense"}), "nothing can be concluded from the results in .*table-2"),
-    ):
-        path.write_text(text, encoding="utf-8")
-        with pytest.raises(ProblemError, match=message):
-            small(tmp_path)
-
-
-def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(experiments, "write_text", full)
-    with pytest.raises(ProblemError, match=r"No space left on device.*The results in .* are kept"):
-        small(tmp_path)
-    monkeypatch.undo()
-    monkeypatch.setattr(experiments, "run_job", fail_on_work)
-    assert load_records(tmp_path) == [small(tmp_path)]
-    (tmp_path / "file").touch()
-    with pytest.raises(ProblemError, match="cannot be used: .*Not a directory"):
-        small(tmp_path / "file")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import lzma
 import math
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from hessinit.paper.text import (
     Vocabulary,
     collect_pairs,
     count_words,
-    find_corpus,
     load_text,
     pair_up,
     read_lines,
@@ -29,27 +27,15 @@ from hessinit.paper.text import (
 
 CATS = "The cat sat on the mat, and the dog ran. The cat ran; the dog sat.\n" * 30
 LETTERS = Vocabulary(tuple("abcde"), (1, 1, 1, 1, 1), 5)
-PACK = {".xz": lzma.compress, ".bz2": bz2.compress, ".gz": gzip.compress}
-
-
-def put(folder: Path, *names: str, text: str = CATS) -> str:
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(PACK.get(path.suffix, bytes)(text.encode()))
-    return str(folder)
 
 
 @pytest.mark.parametrize(
     ("text", "clauses"),
     [
-        ("The cat sat. The dog ran!", ["the cat sat", "the dog ran"]),
         ("it rained; we stayed: we read, and slept", ["it rained", "we stayed", "we read", "and slept"]),
         ("the day—a long one – was over -- at last", ["the day", "a long one", "was over", "at last"]),
-        ("the king (born in Rome) was old", ["the king", "born in rome", "was old"]),
         ("Dr. Smith met Mrs. Lee, Acme Inc. of St. Ives", ["dr smith met mrs lee", "acme inc of st ives"]),
         ("The U.S. Army and J. R. R. Tolkien", ["the u.s army and j r r tolkien"]),
-        ("some fruit, e.g. apples, i.e. food", ["some fruit", "e.g apples", "i.e food"]),
         ("platform No. 5 was on Jan. 5 closed", ["platform no was on jan closed"]),
         ("he said no. Then he left", ["he said no", "then he left"]),
         ("about 1,000 men at 10:30 ran 3.5 miles", ["about men at ran miles"]),
@@ -58,37 +44,25 @@ def put(folder: Path, *names: str, text: str = CATS) -> str:
         ("don't and don’t, the dogs' o'clock 'tis", ["don't and don't", "the dogs o'clock tis"]),
         ("the 20th mp3 of read_file in the 1990s __NOTOC__", ["the of in the"]),
         ("CAFÉ Cafe\u0301 straße Ελλάδα", ["café café straße ελλάδα"]),
-        ("an area of 5 km² or ½ more", ["an area of or more"]),
         ("see http://example.com/a,b;c or www.example.org now", ["see or now"]),
-        ("alone. Twice here. Once", ["twice here"]),
-        ("... !!! 123", []),
+        ("alone. Twice here. Once... !!! 123", ["twice here"]),
     ],
 )
 def test_text_is_split_at_punctuation_only(text: str, clauses: list[str]) -> None:
     assert [" ".join(clause) for clause in split_clauses(text)] == clauses
 
 
-@pytest.mark.parametrize(
-    ("many", "lengths"),
-    [(1, []), (2, [2]), (20, [20]), (21, [10, 11]), (41, [13, 14, 14]), (1000, [20] * 50)],
-)
-def test_a_long_clause_is_cut_into_equal_parts_and_loses_nothing(many: int, lengths: list[int]) -> None:
-    words = [chr(97 + number // 26 % 26) + chr(97 + number % 26) + "x" for number in range(many)]
-    clauses = list(split_clauses(" ".join(words)))
-    assert [len(clause) for clause in clauses] == lengths
-    assert [word for clause in clauses for word in clause] == (words if many > 1 else [])
+def test_a_long_clause_is_cut_into_equal_parts_and_loses_nothing() -> None:
+    for many, lengths in ((20, [20]), (21, [10, 11]), (41, [13, 14, 14])):
+        words = [chr(97 + number % 26) + "x" for number in range(many)]
+        clauses = list(split_clauses(" ".join(words)))
+        assert [len(clause) for clause in clauses] == lengths
+        assert [word for clause in clauses for word in clause] == words
 
 
-CLAUSES = [["b", "a", "b"], ["c", "a"], ["b", "d"], ["d", "e"]]  # b 3; a, d 2; c, e 1
-
-
-def test_frequent_words_are_kept_exact_and_ties_go_by_the_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert count_words(CLAUSES, size=2) == Vocabulary(("b", "a"), (3, 2), 9)
-    assert count_words(CLAUSES, size=99) == Vocabulary(("b", "a", "d", "c", "e"), (3, 2, 2, 1, 1), 9)
-    monkeypatch.setattr(text_module, "CLAUSES_AT_ONCE", 100)  # rare words are dropped in between
-    endless = (["often", "always" if number % 2 else "seldom", f"once{number}"] for number in range(5000))
-    found = count_words(endless, size=3, most_counted=200)
-    assert found == Vocabulary(("often", "always", "seldom"), (5000, 2500, 2500), 15_000)
+def test_frequent_words_are_kept_exact_and_ties_go_by_the_alphabet() -> None:
+    clauses = [["b", "a", "b"], ["c", "a"], ["b", "d"], ["d", "e"]]
+    assert count_words(clauses, size=4) == Vocabulary(("b", "a", "d", "c"), (3, 2, 2, 1), 9)
 
 
 def test_keep_probability_and_noise_are_the_formulas_of_the_article() -> None:
@@ -116,9 +90,7 @@ def test_pairs_of_a_tiny_text_are_those_found_by_hand() -> None:
     assert spelled(collect([["a", "x", "y", "b"], ["x", "c"], ["x"]])) == ["ab", "ba"]
     assert collect([]).shape == collect([["x", "y"]]).shape == collect([["a"], ["b"]]).shape == (0, 2)
     rare = Vocabulary(("the", "a", "b"), (10**12, 1, 1), 10**12)  # "the" is subsampled away
-    assert (
-        spelled(collect([["a", "the", "b"]] * 50, rare, threshold=1e-12), rare) == ["ab"] * 50 + ["ba"] * 50
-    )
+    assert spelled(collect([["a", "the", "b"]] * 2, rare, threshold=1e-12), rare) == ["ab", "ab", "ba", "ba"]
 
 
 def test_pairs_of_given_widths_are_those_of_the_plain_loop() -> None:
@@ -129,11 +101,8 @@ def test_pairs_of_given_widths_are_those_of_the_plain_loop() -> None:
         widths = generator.integers(1, window + 1, size=len(clause))
         truth = [
             [numbers[centre], numbers[context]]
-            for centre in range(len(clause))
-            for context in range(len(clause))
-            if context != centre
-            and clause[context] == clause[centre]
-            and abs(context - centre) <= widths[centre]
+            for centre, context in product(range(len(clause)), repeat=2)
+            if clause[context] == clause[centre] and 0 < abs(context - centre) <= widths[centre]
         ]
         assert len(truth) > 100
         assert pair_up(numbers, clause, widths, window).tolist() == truth
@@ -168,72 +137,33 @@ def test_the_sample_is_uniform_and_its_beginning_a_smaller_sample(monkeypatch: p
     assert collect(clauses * 20, most=100).tolist() == whole[:100].tolist()
 
 
-@pytest.mark.parametrize(
-    ("there", "taken"),
-    [
-        (["b.txt", "a.txt.xz", "README.txt", "x.csv", ".hidden.txt"], ["a.txt.xz", "b.txt"]),
-        (["a.txt", "a.txt.xz", "b.txt.bz2"], ["a.txt", "b.txt.bz2"]),
-        (["other.txt", "enwiki-2014.txt.xz", "enwiki-2014.txt.xz.md5"], ["enwiki-2014.txt.xz"]),
-        (["wikipedia/part1.txt.gz", "mnist/labels.txt"], ["wikipedia/part1.txt.gz"]),
-    ],
-)
-def test_the_corpus_is_found_by_its_names(tmp_path: Path, there: list[str], taken: list[str]) -> None:
-    assert list(find_corpus(put(tmp_path, *there))) == taken
-
-
 def test_doc_blocks_titles_tags_and_entities_are_taken_off(tmp_path: Path) -> None:
     page = '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\nOne &lt;b&gt;two<br>three\n</doc>\n'
-    put(tmp_path, "wiki.txt", text="\ufeff" + page + "A &amp; B\nlast")
+    (tmp_path / "wiki.txt").write_text("\ufeff" + page + "A &amp; B\nlast", encoding="utf-8")
     assert list(read_lines(tmp_path / "wiki.txt")) == ["One  two; three", "A & B", "last"]
 
 
-def load(folder: str, cache: Path, vocabulary: int = 3) -> tuple[Vocabulary, str, list[list[int]]]:
-    load_text.cache_clear()
-    found = load_text(folder, vocabulary=vocabulary, pairs=100, cache=str(cache))
-    return found.vocabulary, found.source, found.pairs.tolist()
-
-
-def test_a_corpus_is_counted_paired_described_and_kept(tmp_path: Path) -> None:
-    folder, cache = put(tmp_path / "data", "a.txt.xz", "b.txt"), tmp_path / "new" / "cache"
-    text = load(folder, cache)
-    assert text[0] == Vocabulary(("the", "cat", "dog"), (300, 120, 120), 60 * 16)
-    assert 0 < len(text[2]) <= 100
-    files = {name: (tmp_path / "data" / name).read_bytes() for name in ("a.txt.xz", "b.txt")}
-    assert text[1] == ", ".join(
-        f"{name} (md5 {hashlib.md5(held).hexdigest()})" for name, held in files.items()
-    )
-    (kept,) = cache.iterdir()
-    whole = kept.read_bytes()
-    for content in (whole, b"", b"junk", whole[:-30], whole[:200] + b"\x55" + whole[201:]):
-        kept.write_bytes(content)  # a damaged file is made again, and never believed
-        assert load(folder, cache) == text
-    load(folder, cache, vocabulary=4)
-    assert len(list(cache.iterdir())) == 2
+def test_the_files_of_a_corpus_are_found_counted_paired_and_described(tmp_path: Path) -> None:
+    files = {"b-wiki.txt.xz": lzma.compress(CATS.encode()), "enwiki.txt": CATS.encode()}
+    for name, content in {**files, "other.txt": b"another text", "wiki.csv": b"1, 2"}.items():
+        (tmp_path / name).write_bytes(content)
+    text = load_text(str(tmp_path), vocabulary=3, pairs=100)
+    assert text.vocabulary == Vocabulary(("the", "cat", "dog"), (300, 120, 120), 60 * 16)
+    assert 0 < len(text.pairs) <= 100
+    names = ("enwiki.txt", "b-wiki.txt.xz")
+    assert text.source == ", ".join(f"{name} (md5 {hashlib.md5(files[name]).hexdigest()})" for name in names)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"12 34\n", r"a.txt \(md5 .* no pair of neighbours is left"),
-        ("a.txt", "naïve".encode("latin-1"), "a.txt is not UTF-8 text"),
-        ("a.txt", "two words".encode("utf-16"), "a.txt is not UTF-8 text"),
-        ("a.txt", b"<mediawiki>", "a.txt is XML or HTML.*WikiExtractor"),
-        ("a.txt.xz", lzma.compress(CATS.encode())[:-20], "a.txt.xz cannot be read .*copy or download"),
-        ("a.txt.bz2", b"no bz2 at all", "a.txt.bz2 cannot be read"),
-        ("a.txt.gz", gzip.compress(CATS.encode(), mtime=0)[:-20], "a.txt.gz cannot be read"),
-        ("x.csv", b"", r"holds no text; word2vec needs a Wikipedia text.*--data-dir"),
+        ("wiki.txt", b"12 34\n", r"wiki.txt \(md5 .* no pair of neighbours is left"),
+        ("wiki.txt", "naïve".encode("latin-1"), "wiki.txt cannot be read as UTF-8 text"),
+        ("wiki.txt.xz", lzma.compress(CATS.encode())[:-20], "wiki.txt.xz cannot be read"),
+        ("x.csv", b"", r"holds no text; word2vec needs a Wikipedia text.*WikiExtractor.*--data-dir"),
     ],
 )
 def test_what_is_no_text_is_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ProblemError, match=message):
         load_text(str(tmp_path), vocabulary=10, pairs=10)
-
-
-def test_without_a_text_the_way_to_one_is_told(tmp_path: Path) -> None:
-    for folder, message in (
-        (None, r"word2vec needs .*files \*.txt.*WikiExtractor.*Pass their folder as --data-dir"),
-        (str(tmp_path / "gone"), r"data_dir='.*gone' cannot be read \(No such file"),
-    ):
-        with pytest.raises(ProblemError, match=message):
-            load_text(folder, vocabulary=10, pairs=10)

@@ -78,34 +78,19 @@ def test_without_a_usable_norm_a_sentence_replaces_the_rate_line(norm: float) ->
     report = make_report(make_layer(), network=norm)
     assert any("sets no learning rate" in text for text in texts(report))
     assert len(describe(report).numbers) == 1
-    with pytest.raises(ValueError, match="there is no chart 'rates' here; there are 'norms'"):
+    with pytest.raises(ValueError, match="no chart 'rates' here; there are: 'norms'.*jacobians=True 'jacob"):
         describe(report).chart("rates")
-
-
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("jacobians", "measure them with jacobians=True"),
-        ("activations", "measure them with diagnostics=True"),
-        ("spectrum:a", "the spectrum of a was not measured; ask for density=True, or top=10"),
-        ("norm", "there is no chart 'norm' here; there are 'norms', 'rates'"),
-    ],
-)
-def test_a_chart_that_is_not_there_says_how_to_get_it(name: str, way: str) -> None:
-    with pytest.raises(ValueError, match=way):
-        describe(make_report(make_layer())).chart(name)
 
 
 def test_spectra_hold_the_density_and_the_eigenvalues() -> None:
     report = rich_report()
     names = [one.name for one in describe(report).charts if one.name.startswith("spectrum")]
     assert names == ["spectrum:fc3", "spectrum:fc2", "spectrum:fc1"]
-    density, marks = chart(report, "spectrum:fc3").series
+    (density,) = chart(report, "spectrum:fc3").series
     assert (list(density.x or ()), list(density.y)) == (
         list(report["fc3"].density.grid),
         list(report["fc3"].density.values),
     )
-    assert list(marks.x or ()) == [64.0, 32.0, 64.0 / 3]
     listed = make_layer("a", 2.0, eigenvalues=(make_estimate(2.0), make_estimate(1.0)))
     ranks = chart(make_report(listed), "spectrum:a")
     assert (values(ranks), ranks.log_y) == ({"eigenvalues": [2.0, 1.0]}, True)
@@ -121,7 +106,6 @@ def test_a_page_shows_the_densities_of_the_sharpest_and_any_can_be_drawn() -> No
         one.name for one in document.blocks if isinstance(one, LineChart) and one.x_label == "eigenvalue"
     ]
     assert shown == [f"spectrum:l{place}" for place in range(29, 20, -1)]
-    assert "The spectra of the sharpest of 30 layers; plot('spectrum:NAME') draws any." in texts(report)
     assert document.chart("spectrum:l3") in document.more_charts
     assert len(document.charts) == len({one.name for one in document.charts})
 
@@ -139,9 +123,8 @@ def test_jacobian_norms_and_bounds_are_drawn() -> None:
         "The rigorous bound is 3 times ‖H‖: no layer is above its bound. fc1, fc2 and fc3 are above the "
         "paper's bound, which omits biases and f(0)."
     )
-    sizes, idle = chart(rich_report(), "activations"), chart(rich_report(), "idle")
-    assert list(values(sizes).values()) == [[1.0, 0.5, 0.2], [0.01, 0.005, 0.002]]
-    assert (values(idle), sizes.log_y, idle.log_y) == ({"dead units": [25.0] * 3}, True, False)
+    sizes = values(chart(rich_report(), "activations"))
+    assert list(sizes.values()) == [[1.0, 0.5, 0.2], [0.01, 0.005, 0.002]]
 
 
 def diagnosed(name: str, **numbers: object) -> LayerCurvature:
@@ -154,11 +137,11 @@ def diagnosed(name: str, **numbers: object) -> LayerCurvature:
     [
         ([diagnosed("a", dead=0.05)], "No layer has 10 % dead units or 25 % saturated entries, and standard"),
         ([diagnosed("a", dead=0.3), diagnosed("b", dead=0.2)],
-         "a: 30 % of its ReLUs are dead on this batch; 10 % or more in 1 other layer."),
-        ([diagnosed("a", activation="tanh", saturated=0.6)], "a: 60 % of its tanh entries are saturated."),
-        ([diagnosed("a", weight_gradient_norm=0.0)], "a gets no gradient: it cannot learn from this batch."),
+         "Up to 30 % of the units are dead on this batch in a and b."),
+        ([diagnosed("a", saturated=0.6)], "Up to 60 % of the entries are saturated in a."),
+        ([diagnosed("a", weight_gradient_norm=0.0)], "a gets no gradient from this batch."),
         ([diagnosed("0"), diagnosed("1", activation_std=1e-3)],
-         "Layer 0's activations are 1000 times as large as layer 1's."),
+         "Layer 0's activations are 1000 times as large as Layer 1's."),
     ],
 )  # fmt: skip
 def test_diagnostics_say_what_is_wrong(layers: list[LayerCurvature], sentence: str) -> None:
@@ -182,15 +165,11 @@ def test_an_initialization_has_before_after_and_target_in_one_chart() -> None:
     (band,) = found.bands
     assert (band.low, band.high, band.label) == (19.0, 21.0, "target for the network: 20 ± 5 %")
     assert [rule.label for rule in found.rules] == ["network before 64.5", "network after 20.2"]
-    assert "The network's ‖H‖ was 64.5 and is 20.2." in found.description
     layers = chart(make_initialization(rule="layers"), "norms")
     assert layers.bands[0].label == "target for each layer: 20 ± 5 %"
-    numbers = [(one.label, one.text, one.note) for one in describe(make_initialization()).numbers]
-    assert numbers[::3] == [("‖H‖ before", "64.5", ""), ("Learning rate", "0.1", "lr·‖H‖ = 2.02")]
+    numbers = [(one.label, one.text) for one in describe(make_initialization()).numbers]
+    assert numbers[::3] == [("‖H‖ before", "64.5"), ("Learning rate", "0.1")]
     assert [describe(make_initialization(converged=one)).tone for one in (True, False)] == ["good", "fair"]
-    (series,) = chart(make_initialization(), "search").series
-    assert (list(series.x or ()), series.y) == ([1, 2], [9.3, 20.2])
-    assert (series.details or ())[1] == f"loss 2.34, gain × {math.exp(0.191):.2f}"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +178,7 @@ def test_an_initialization_has_before_after_and_target_in_one_chart() -> None:
         ({"lr": None}, "Target: the network's ‖H‖ = 20."),
         ({"rule": "layers"}, "Target: every layer's ‖H‖ = κ/lr = 2/0.1 = 20."),
         ({"kappa": None}, "No target at a learning rate of 0.1."),
-        ({"target": 2.0}, "κ/(10·lr) = 2/(10·0.1) = 2; momentum makes steps 10 times as long."),
+        ({"target": 2.0}, "κ/(10·lr) = 2; momentum makes steps 10 times as long."),
     ],
 )
 def test_the_target_is_explained(changes: dict[str, object], sentence: str) -> None:
@@ -212,8 +191,6 @@ def test_the_rate_line_of_an_initialization_has_the_rate_and_the_limit_before() 
     assert [(mark.label, mark.value) for mark in line.marks] == [
         ("your rate", 0.1), ("stability limit before", pytest.approx(2 / 64.5)),
     ]  # fmt: skip
-    assert any(text.startswith("lr = 0.1 is above 2/‖H‖.") for text in texts(make_initialization()))
-    assert not any("is above 2/‖H‖" in text for text in texts(make_initialization(lr=0.01)))
 
 
 def test_reports_of_the_network_alone_are_drawn_as_one_point() -> None:
@@ -236,7 +213,7 @@ def test_the_plan_and_what_else_was_measured_have_sections() -> None:
     result = replace(make_initialization(), after=rich_report(), plan=plan)
     sections = {section.heading: section for section in describe(result).sections}
     assert list(sections) == [
-        "Before and after", "Learning rate", "Search", "Spectrum", "Jacobian norms and bounds",
+        "Before and after", "Learning rate", "Spectrum", "Jacobian norms and bounds",
         "Activations and gradients", "Scheme", "Procedure",
     ]  # fmt: skip
     (table,) = sections["Scheme"].blocks

@@ -50,7 +50,6 @@ def same(found: list[float], wanted: list[float | None], is_log: bool) -> bool:
 CHARTS = [
     *((rich_report(), chart.name) for chart in describe(rich_report()).charts),
     (make_initialization(), "norms"),
-    (make_initialization(), "search"),
     (hostile_report(), "norms"),
 ]
 
@@ -110,7 +109,6 @@ def test_numbers_that_the_axis_cannot_hold_are_named_at_its_edge() -> None:
 def test_several_charts_share_a_figure_and_own_axes_make_none() -> None:
     upper, lower = draw(rich_report(), ["jacobians", "bounds"])
     assert upper.figure is lower.figure
-    assert upper.get_xlabel() == ""
     before, axes = pyplot.get_fignums(), Figure().subplots(2)
     assert draw(rich_report(), ["jacobians", "bounds"], axes) == list(axes)
     assert pyplot.get_fignums() == before

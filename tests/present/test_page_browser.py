@@ -210,11 +210,6 @@ def test_a_table_sorts_by_number_down_up_and_back(browser, pages, tmp_path):
         page.keyboard.press("Space")
         assert column(page, 0) == [*"edcba", "network"]
         assert page.locator("th[aria-sort]").all_text_contents() == ["layer"]
-    with opened(browser, pages["blocks"]) as page:  # columns with a common heading
-        sort_by(page, "paper")
-        assert column(page, 1) == ["inf", "~1,230", "9", "nan", "7"]
-        sort_by(page, "ours")
-        assert column(page, 2) == ["100", "20", "3", "", "7"]
     names = ["constructor", "5", "inf", "2", "valueOf"]  # every JavaScript object has some of these
     with opened(browser, write(tmp_path / "p.html", doc.Table("t", [name_column("name", names)]))) as page:
         sort_by(page, "name")
@@ -377,9 +372,6 @@ def test_a_page_with_names_of_ten_thousand_letters_stays_short(browser, tmp_path
     with opened(browser, tmp_path / "r.html") as page:
         assert overflow(page) <= 0
         assert page.evaluate("document.documentElement.scrollHeight") < 5000
-        assert any(
-            LONG in one for one in page.locator("[title]").evaluate_all("all => all.map((one) => one.title)")
-        )
         said = hover_over(page, "Curvature ‖H‖ of each layer", DOTS, 0)
         assert said.splitlines()[0] == shorten(LONG, 240)
 
@@ -392,7 +384,6 @@ def test_names_are_shown_and_never_run_and_a_script_that_got_in_would_not_run(br
         assert page.locator("main script:not([type='application/json']), main img").count() == 0
     with opened(browser, pages["blocks"], quiet=False) as page:
         assert page.title() == HOSTILE[1]
-        assert page.locator("td a, th a").all_text_contents() == ["a"]  # and no javascript: link
         run = "Object.assign(document.createElement('script'), {text: 'window.ran = 1'})"
         page.evaluate(f"document.body.append({run})")
         evil = "'beforeend', '<b onclick=\"window.ran = 1\" id=evil>x</b>'"

@@ -17,14 +17,13 @@ from hessinit.present import to_notebook, to_page
 from hessinit.present.page import (
     brief,
     css_color,
-    headings,
     legend,
     render_fragment,
     render_page,
     rows,
     write_island,
 )
-from hessinit.present.words import name_column, shorten
+from hessinit.present.words import shorten
 from result_examples import (
     HOSTILE,
     LONG,
@@ -89,23 +88,6 @@ def test_a_chart_cannot_leave_its_island() -> None:
     assert json.loads(islands[0])["layers"][1] == HOSTILE[1]
 
 
-def test_columns_of_a_group_have_a_common_heading() -> None:
-    cells = ["1", "2"]
-    names = doc.Column("name", ["a", "b"], is_number=False)
-    grouped = [doc.Column(name, cells, group="G") for name in ("paper", "ours")]
-    table = doc.Table("t", [names, *grouped, doc.Column("alone", cells)])
-    upper, lower = headings(table)
-    assert [(one.text, one.across, one.down, one.column) for one in upper] == [
-        ("name", 1, 2, 0), ("G", 2, 1, None), ("alone", 1, 2, 3),
-    ]  # fmt: skip
-    assert [(one.text, one.classes, one.column) for one in lower] == [
-        ("paper", "number begins", 1), ("ours", "number", 2),
-    ]  # fmt: skip
-    assert [cell.classes for cell in rows(table)[0]] == ["", "number begins", "number", "number"]
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        rows(doc.Table("t", [doc.Column("a", ["1"]), doc.Column("b", [])]))
-
-
 def test_the_dark_theme_is_one_and_the_light_one_has_the_colours_of_the_figures() -> None:
     css = (ASSETS / "colors.css").read_text(encoding="utf-8")
     blocks = re.findall(r"\{[^{}]*\}", css)
@@ -123,10 +105,9 @@ def test_names_of_ten_thousand_letters_are_cut_and_whole_in_the_title() -> None:
     assert shorten(LONG).endswith("encoder.end")
     assert len(shorten(LONG)) == 80
     text = str(brief(f"Note: <b>{'x' * 200}</b> & more"))
-    assert text.startswith('Note: <span title="&lt;b&gt;xxx')
-    assert text.endswith("&lt;/b&gt;</span> &amp; more")
-    page = render_page(small_document(title="my scheme " * 1200))
-    assert f"<title>{shorten('my scheme ' * 1200, 140)}</title>" in page
+    assert text.startswith("Note: &lt;b&gt;xxx")
+    assert text.endswith("&lt;/b&gt; &amp; more")
+    assert len(text) < 120
 
 
 def test_a_page_has_a_text_alternative_for_each_chart() -> None:
@@ -166,9 +147,6 @@ def test_charts_are_written_for_the_script() -> None:
     (found,) = json.loads(write_island(chart))["series"]
     assert (found["y"], found["color"]) == (["nan", "inf", "-inf", None, 1.0], "var(--sky)")
     assert css_color("ramp:0.25") == "color-mix(in oklab, var(--ramp-1) 50%, var(--ramp-0))"
-    for color in ("pink", "red; background: url"):
-        with pytest.raises(ValueError, match=rf"color='{color}' is unknown; choose from 'blue', .*'ramp:0'"):
-            css_color(color)
     assert legend(chart) == []  # one series needs none
     assert [item[:2] for item in legend(replace(chart, series=[series] * 2))] == [("n", "line")] * 2
     column = doc.Column("x", ["~1,230", "× 0.21", "1.2e-07 ± 3", "inf", "–", "nan", "-3"])
@@ -183,9 +161,6 @@ def test_a_page_is_small_shows_control_characters_and_lists_its_sections() -> No
     assert not re.search("[\x1b\u2028\u202e]", own)
     assert "a\\u2028b\\u202ec\\x1b[2J" in own
     assert '<nav aria-label="On this page">' in text
-    linked = replace(name_column("name", ["one"]), links=["#one"])
-    overview = doc.Section("", [doc.Table("overview", [linked])])
-    assert "<nav" not in render_page(small_document(sections=[overview, *small_document().sections]))
 
 
 def test_a_fragment_shows_what_the_terminal_shows() -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from hessinit.present import describe, to_rich, to_text, words
+from hessinit.present import describe, to_text, words
 from hessinit.present.document import Column, Document, Section, Table
 from hessinit.present.terminal import render_text
 from hessinit.results.curvature_report import CurvatureReport
@@ -55,8 +55,8 @@ examples; loss 2.3."""
 NARROW = """\
  layer                      ‖H‖     gap   verdict
 ──────────────────────────────────────────────────
- encoder.layers.0.         0.31    1.55   ok
- self_attn.out_proj
+ encoder.layers.0.self_a   0.31    1.55   ok
+ ttn.out_proj
  embed = head               ~64   ~1.00   sharp
 ──────────────────────────────────────────────────
  network                   64.5           sharp
@@ -66,7 +66,7 @@ encoder.layers.0.self_attn.out_proj. Gradient
 descent is unstable above lr = 2/‖H‖ = 0.031; lr =
 1/‖H‖ = 0.016 gives the largest guaranteed
 decrease. encoder.layers.0.self_attn.out_proj's
-exact Hessian is 1.5 times its Gauss-Newton
+exact Hessian is 1.55 times its Gauss-Newton
 approximation. Not converged (marked ~): embed;
 stopped; raise max_iterations.
 2 layers in 0.09 s (4.1 gradients) by the Lanczos
@@ -86,7 +86,7 @@ INITIALIZATION = """\
 
 Met: ‖H‖ = 20.2 is within 5 % of the target.
 Target: the network's ‖H‖ = κ/lr = 2/0.1 = 20.
-All 3 layers are about equally sharp. Gradient descent is unstable above lr =
+The 3 layers are about equally sharp. Gradient descent is unstable above lr =
 2/‖H‖ = 0.099; lr = 1/‖H‖ = 0.05 gives the largest guaranteed decrease.
 Weights drawn by lsuv, all weights multiplied by one gain; 2 measurements in 0.2
 s. Nothing was written, or this is a copy."""
@@ -108,11 +108,11 @@ FORMS = """\
  fc1     (512, 784)   0.00095 ± 0.0022   0.00105 ± 0.00015    0.90     0 %     0 %     0 %
  fc2     (10, 512)         0.28 ± 0.03         0.28 ± 0.03    1.00   100 %   100 %   100 %
 
-gᵀHg in each layer along 2 random directions g of length 1: exact, and by Theorem 1 (vᵀH_z v, v the
-first-order change of the output along g); mean ± standard error. ≤0.5: the fraction of directions
-on which the two differ by at most half of Theorem 1's value.
-The error of Theorem 1 is largest on fc1: the exact form is within 50 % of its value on 0 % of the
-directions, and on average 0.9 times its value.
+gᵀHg in each layer along 2 random directions g: exact, and by Theorem 1 (vᵀH_z v, v the first-order
+change of the output along g); mean ± standard error. ≤0.5: the fraction of directions with at most
+that relative error.
+The error of Theorem 1 is largest on fc1: the exact form is within 50 % of it on 0 % of the
+directions, and 0.9 times its value on average.
 2 layers on 32 examples; loss 2.31."""
 
 ADVICE = """\
@@ -134,12 +134,10 @@ COMPARED = """\
 
 lsuv has the lowest final loss: 0.550 ± 0.050 at lr 1; next he, 1.10 ± 0.10 at
 lr 0.1.
-lsuv is least sensitive to the learning rate: its loss is 1.16× the lowest at
-each rate, on average over 2 rates; next he, 1.56×, within two standard errors
-(diverged runs count as untrained).
+lsuv trains wherever another scheme does (2 rates): its loss is 1.17× the lowest
+at each rate, on average.
 Final loss: the mean training loss of the last 10 steps, ± its standard error
-over seeds; * lowest at that rate; ✗ diverged (seeds). ‖H‖: of the network at
-initialization.
+over seeds; * lowest; ✗ diverged (seeds). ‖H‖: at initialization.
 2 schemes × 2 rates × 2 seeds = 8 runs of 20 steps in 1.5 s: sgd, batches of 8
 from 100 examples."""
 
@@ -150,12 +148,11 @@ SWEPT = """\
   0.1     4         8      0.8          1.10 ± 0.10*
  0.01   0.1       0.2     0.02              1.90 ± 0
 
-The final loss is lowest at std 0.1: 1.10 ± 0.10, where lr·‖H‖ = 0.8 at
-initialization.
-std 1 diverges.
+std 0.1 has the lowest final loss: 1.10 ± 0.10 at lr 0.1; next std 0.01, 1.90 ±
+0 at lr 0.1.
+std 1.0 does not train with every seed at lr 0.1.
 Final loss: the mean training loss of the last 10 steps, ± its standard error
-over seeds; * lowest; ✗ diverged (seeds). ‖H‖: of the layers and the network at
-initialization.
+over seeds; * lowest; ✗ diverged (seeds). ‖H‖: at initialization.
 3 stds × 1 rate × 2 seeds = 6 runs of 20 steps in 1.5 s: sgd, batches of 8 from
 100 examples."""
 
@@ -169,8 +166,9 @@ TRACKED = """\
   240   0.163           0.163   0.1   20.6     2.06         1.03   fc3
 
 The sharpness ‖H‖ rose, from 3 at step 0 to 20.6 at step 240.
-lr·‖H‖ reached the stability limit (2 for SGD) at step 240; 1 of 5 measurements was at or above it.
-5 measurements of the Gauss-Newton matrix on 256 examples took 3.3 % of 3 s."""
+lr·‖H‖ was at or above the stability limit (2 for SGD) at 1 of 5 measurements, first at step 240.
+5 measurements of the Gauss-Newton matrix on 256 examples took 3.3 % of 3 s; some may be skipped to
+stay within max_overhead = 0.1."""
 
 REPRODUCED = """\
 Table 4: the std of the weights, their Hessians and the training loss – As
@@ -193,11 +191,11 @@ The same with GELU
 5 of 6 printed numbers with a claimed tolerance are within it. Outside: Training
 loss in row 1.000.
 On mnist, 5 seeds. Variant two-hidden: 784–64–64–10 with ReLU.
-As printed: n = 5. Claimed: within a factor of 10 in row 1.000; within 50 % in
-rows 0.100 and 0.005.
+As printed: n = 5. Claimed: within a factor of 10 (2 numbers); within 50 % (4
+numbers).
 The same with GELU: n = 400. Relative errors.
-± is the standard error over n seeds or restarts.
-In parentheses: the paper's number; ✗: outside the claimed tolerance.
+±: the standard error over n seeds or restarts. In parentheses: the paper's
+number; ✗: outside the claimed tolerance.
 The loss is lowest at 0.100."""
 
 
@@ -263,23 +261,18 @@ def test_no_line_is_wider_than_asked_and_no_short_name_is_cut(width: int) -> Non
     assert "Left out of 60 columns: sharpest layer, training loss." in narrow
 
 
-def shown(columns: list[Column], width: int) -> str:
-    return render_text(Document(title="", verdict=[], sections=[Section("", [Table("", columns)])]), width)
-
-
-@pytest.mark.parametrize("width", [16, 20, 26, 32, 40])
+@pytest.mark.parametrize("width", [16, 26, 40])
 @pytest.mark.parametrize("is_number", [False, True])
 def test_numbers_stay_whole_at_any_width(width: int, is_number: bool) -> None:
     names = Column("name", ["0", "12345"] if is_number else ["encoder.0", "network"], 9, is_number)
     numbers = [Column("loss", ["2.31", "0.01"], 7), Column("‖H‖", ["0.478", "123.4"], 8)]
-    text = shown([names, *numbers, Column("limit", ["0.15", "1.01"], 8)], width)
-    table, _, rest = text.partition("Left out of")
-    assert max(map(cell_len, table.splitlines())) <= width
+    table = Table("", [names, *numbers, Column("limit", ["0.15", "1.01"], 8)])
+    text = render_text(Document(title="", verdict=[], sections=[Section("", [table])]), width)
+    shown, _, rest = text.partition("Left out of")
+    assert max(map(cell_len, shown.splitlines())) <= width
     for column in numbers:
-        assert all((cell in table.split()) == (column.heading not in rest) for cell in column.cells)
-    assert "123.4" in table
-    equal = [Column(name, ["12345"], 8) for name in ("step", "norm", "limit")]
-    assert shown(equal, 20).endswith("columns: limit.")  # of equally important ones the last
+        assert all((cell in shown.split()) == (column.heading not in rest) for cell in column.cells)
+    assert "123.4" in shown
 
 
 def test_text_has_colour_unless_no_color_is_set_and_a_rich_console_prints_the_same(
@@ -293,7 +286,7 @@ def test_text_has_colour_unless_no_color_is_set_and_a_rich_console_prints_the_sa
     assert str(make_three_layers()) == REPORT
     page = io.StringIO()
     console = Console(file=page, width=80, height=25, force_terminal=False, force_jupyter=False)
-    console.print(*to_rich(make_three_layers(), 80), sep="\n")
+    console.print(make_three_layers())
     assert [line.rstrip() for line in page.getvalue().splitlines()] == REPORT.splitlines()
 
 
@@ -319,8 +312,6 @@ def test_columns_appear_only_when_they_say_something() -> None:
     assert "2 ± 0.58" in to_text(make_report(spread, batches=3), 120)
     text = to_text(make_report(full), 120)
     assert all(part in text for part in ("trace", "‖H‖F", "~5 ", "Not converged (marked ~): d;"))
-    bare = make_report(make_layer(), seconds=None, gradients=None, examples=1)
-    assert "1 layer by the Gram engine. Gauss-Newton on 1 example; loss 2.3." in to_text(bare, 120)
     batched = make_report(make_layer(), batches=4, examples=5000, engine="sampled")
     assert "by the sampled engine. Gauss-Newton on 5,000 examples in 4 batches" in to_text(batched, 120)
 
@@ -330,11 +321,10 @@ def test_columns_appear_only_when_they_say_something() -> None:
     [
         ([], 1.0, "No layer was measured. Gradient descent is unstable above lr = 2/‖H‖ = 2; lr = 1/‖H‖ = 1"),
         ([64.0], 64.0, "a has ‖H‖ = 64 (sharp). Gradient descent"),
-        ([1.0, 1.2], 2.0, "Both layers are about equally sharp."),
-        ([1.0, 1.2, 0.0], 2.0, "2 of 3 layers are about equally sharp. c has no curvature (‖H‖ = 0)"),
-        ([1e-5, 1.0], 2.0, "b is 1.0e+05 times sharper than a. a vanishes (‖H‖ is below 0.001) and hardly"),
-        ([1e-5, 1e-5, 1.0], 2.0, "a and b vanish (‖H‖ is below 0.001) and hardly change the loss."),
-        ([1.0, 5000.0], 2.0, "b explodes: ‖H‖ is above 1000."),
+        ([1.0, 1.2], 2.0, "The 2 layers are about equally sharp."),
+        ([1.0, 1.2, 0.0], 2.0, "2 of 3 layers are about equally sharp. ‖H‖ of c is 0: the loss has no"),
+        ([1e-5, 1e-5, 1.0], 2.0, "c is 1.0e+05 times sharper than a. ‖H‖ of a and b is below 0.001 (vanish"),
+        ([1.0, 5000.0], 2.0, "‖H‖ of b is above 1000 (exploding)."),
         ([1.0, INF], INF, "‖H‖ of b is not finite: the numbers overflow. Initialize with smaller"),
         ([1.0, NAN], NAN, "The network's ‖H‖ is nan: no learning rate is stable."),
         ([0.0, 0.0], 0.0, "The network has no curvature, so it sets no limit to the learning rate."),
@@ -349,10 +339,9 @@ def test_the_verdict_fits_the_norms(norms: list[float], network: float, sentence
     ("approximations", "network", "sentence"),
     [
         ((1.0, 2.0), 64.5, "The exact Hessian and Gauss-Newton agree within 1 % on every layer."),
-        ((1 / 2.6, 1.9), 64.5, "a's exact Hessian is 2.6 times its Gauss-Newton approximation."),
+        ((1 / 2.6, 1.9), 64.5, "a's exact Hessian is 2.60 times its Gauss-Newton approximation."),
         ((1.1, 8.0), 64.5, "b's exact Hessian is 0.25 times its Gauss-Newton approximation."),
-        ((1.0, 1.95), 64.5, "b's exact Hessian is 1.03 times its Gauss-Newton approximation."),
-        ((1.0, 2.0), 24.8, "on every layer; for the whole network the exact one is 2.6 times as large."),
+        ((1.0, 2.0), 24.8, "on every layer; for the whole network the exact one is 2.60 times as large."),
     ],
 )
 def test_the_verdict_names_the_largest_gap(
@@ -375,7 +364,7 @@ def test_a_network_of_mostly_negative_curvature_is_not_called_unstable() -> None
 def test_quadratic_forms_say_where_theorem_1_is_wrong() -> None:
     one = replace(forms(), layers=forms().layers[1:], directions="gradient", draws=1)
     text = to_text(one, 200)
-    assert "along the loss gradient g: exact" in text
+    assert "along 1 gradient direction g: exact" in text
     assert "Theorem 1 and the exact form agree within 1 % on every layer." in text
     overflow = replace(forms().layers[0], name="[red]", exact=(INF,), theorem1=(INF,), length=(1,))
     text = to_text(replace(one, layers=(overflow,)), 80)
@@ -400,10 +389,9 @@ def test_numbers_keep_three_figures_across_every_power_of_ten(number: float, tex
         ([words.format_times(x) for x in (2.6149, 206.45)], ["2.6", "206"]),
         ([words.format_range((NAN, 2.0, 1.0)), words.format_range((NAN,))], ["1 to 2", ""]),
         ([words.shorten("encoder.layers.11.out_proj", 13), words.shorten("fc1")], ["encode…t_proj", "fc1"]),
-        ([words.call_layer("fc1"), words.call_layer("0")], ["fc1", "layer 0"]),
+        ([words.call_layer("fc1"), words.call_layer("0")], ["fc1", "Layer 0"]),
         ([words.count(1, "layer"), words.count(1200, "example")], ["1 layer", "1,200 examples"]),
         ([words.join_names("abcd"), words.join_names("abcde")], ["a, b, c and d", "a, b, c and 2 more"]),
-        (words.spread_out(range(101), 5), [0, 25, 50, 75, 100]),
         (words.looks(["he", "he+warmup"])["he+warmup"], {"color": "blue", "dashed": True}),
         (words.ramp([0.1, 1.0, 0.01]), ["ramp:0.5", "ramp:1", "ramp:0"]),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import hessinit
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network, raise_from
@@ -30,32 +30,23 @@ def broken(value: float) -> torch.Tensor:
     return inputs().index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(value))
 
 
-def dicts() -> Any:
-    return DataLoader([{"x": x, "labels": y} for x, y in zip(*batch(), strict=True)], batch_size=3)
-
-
 EMPTY = inputs()[:0], labels()[:0]
 NO_PAIR = "it must be \\(inputs, targets\\), or an iterable of such pairs"
 BATCHES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: None, f"batch is a NoneType; {NO_PAIR}"),
     (lambda: 3, f"batch is a int; {NO_PAIR}"),
-    (lambda: "digits", f"batch is a str; {NO_PAIR}"),
     (inputs, f"batch is a Tensor; {NO_PAIR}"),
     (lambda: {"x": inputs()}, f"batch is a dict; {NO_PAIR}"),
     (lambda: TensorDataset(*batch()), f"batch is a TensorDataset; {NO_PAIR}"),
     (lambda: (inputs(), inputs(), labels()), "a tuple of 3 tensors; .*\\(\\(x1, x2\\), targets\\)"),
     (lambda: [batch(), batch(), (inputs(), inputs(), labels())], "batch 2 is a tuple; every batch must"),
-    (dicts, "batch 0 is a dict; every batch must be a pair.*b\\['labels'\\]"),
+    (lambda: [{"x": inputs(), "labels": labels()}], "batch 0 is a dict; every.*a pair.*b\\['labels'\\]"),
     (list, "batch is an empty iterable"),
     (lambda: itertools.repeat(batch(1)), "more than 1000 batches.*itertools.islice\\(batch, 8\\)"),
     (lambda: EMPTY, "the batch is empty .*shape \\(0,\\)\\); pass at least one example"),
     (lambda: [batch(), EMPTY], "batch 1: the batch is empty"),
-    (lambda: [(EMPTY[0], None)], "batch 0: the batch is empty"),
     (lambda: (numpy.ones((6, 4)), [0, 1]), "no tensor that counts examples; convert arrays with torch.as_te"),
-    (lambda: (inputs(6), labels(5)), "inputs have 6 examples \\(shape \\(6, 4\\)\\) and targets 5 \\(shape"),
-    (lambda: [batch(), (inputs(4), labels(6))], "batch 1: inputs have 4 examples"),
-    (lambda: (broken(torch.nan), labels()), "the inputs hold 1 NaN or inf among 24 values; clean them first"),
-    (lambda: [batch(), (broken(-torch.inf), labels())], "batch 1: the inputs hold 1 NaN or inf"),
+    (lambda: [batch(), (inputs(4), labels(6))], "batch 1: inputs have 4 examples \\(shape \\(4, 4\\)\\)"),
+    (lambda: [batch(), (broken(-torch.inf), labels())], "batch 1: the inputs hold 1 NaN or inf among 24 val"),
     (lambda: (inputs().double() * 1e300, labels()), "beyond the range of torch.float32.*torch.float64"),
 ]
 
@@ -128,6 +119,12 @@ def not_finite() -> nn.Module:
     return model
 
 
+def marked_by_deepspeed() -> nn.Module:
+    model = network()
+    model[2].weight.ds_id = 3
+    return model
+
+
 def returning(function: Callable[[Any], Any]) -> Callable[[], nn.Module]:
     return lambda: Calling(lambda net, x: function(net(x)))
 
@@ -157,25 +154,14 @@ MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (lambda: nn.LazyLinear(3), "weight is lazy and has no shape yet; run the model on a batch once", {}),
     (lambda: elsewhere("cuda:1"), "0.weight on cpu, 2.weight on cuda:1\\); .*model.to\\(", {}),
     (lambda: elsewhere("mps"), "an Apple GPU \\(mps\\), which has no float64.*model.cpu\\(\\)", {}),
-    (
-        lambda: Calling(None, Scripted()),
-        "inner is a TorchScript module.*pass the module it was made from",
-        {},
-    ),
-    (
-        not_finite,
-        "0.bias holds NaN or inf \\(it is the first parameter that does\\); initialize it again",
-        {},
-    ),
+    (lambda: Calling(None, Scripted()), "inner is a TorchScript module.*pass the module it was made", {}),
+    (not_finite, "0.bias holds NaN or inf \\(it is the first parameter.*; initialize it again", {}),
     (lambda: filled(three_layers(), 1e15), "NaN or inf \\(2 is the first layer whose output.*float64", {}),
-    (lambda: filled(nn.Linear(4, 3), 3e38), "the Linear itself is the first layer", {}),
     (returning(lambda z: (z, z)), "the model returned a tuple of 2; .*model\\(x\\)\\[0\\]", {}),
-    (returning(lambda z: [z]), "the model returned a list of 1; .*model\\(x\\)\\[0\\]", {}),
     (returning(lambda z: {"out": z}), "a dict with keys \\['out'\\]; .*model\\(x\\)\\['out'\\]", {}),
     (returning(lambda z: types.SimpleNamespace(logits=z)), "a SimpleNamespace; .*x\\).logits", {}),
-    (returning(lambda z: None), "a NoneType; curvature needs one tensor", {}),
     (returning(lambda z: z.argmax(1)), "the model's output has dtype torch.int64", {}),
-    (returning(lambda z: z.bfloat16()), "output has dtype torch.bfloat16.*Leave the cast out", {}),
+    (returning(lambda z: z.bfloat16()), "output has dtype torch.bfloat16.*Leave casts", {}),
     (returning(lambda z: z.detach()), "does not depend on any measured weight.*Remove the det", {}),
     (network, "forward= returned a tuple of 2", {"forward": lambda model, x: (model(x), x)}),
     (network, "forward is a int; it must be callable as forward\\(model, inputs\\)", {"forward": 3}),
@@ -184,6 +170,7 @@ MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (lambda: Calling(lambda net, x: net(x.bfloat16()), HALF), "float32 or better.*same dtype.*x.to\\(", {}),
     (lambda: checkpointed(False), "recomputes activations.*gradient_checkp", {"dtype": torch.float64}),
     (lambda: checkpointed(True), "reentrant checkpoints.*use_reentrant=False", {}),
+    (marked_by_deepspeed, "2.weight is sharded: .*before the model is sharded.*full_state_dict", {}),
 ]
 
 
@@ -194,29 +181,22 @@ def test_models_that_cannot_be_measured(
     check_refused(message, build(), LOSS, **{"data": batch(), **options})
 
 
-@pytest.fixture
-def mesh() -> Iterator[Any]:
-    from torch import distributed
-    from torch.distributed.device_mesh import init_device_mesh
-
-    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
-    yield init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
-
-
 @pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support:UserWarning")
 @pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
-def test_sharded_weights_are_refused(mesh: Any) -> None:
+def test_sharded_weights_are_refused() -> None:
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import distribute_module
 
-    sharded = distribute_module(network(), mesh)
-    check_refused("0.weight is sharded: .*before the model is sharded", sharded, LOSS, batch())
-    wrapped = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
-    check_refused("the model is sharded: .*full_state_dict", wrapped, LOSS, batch())
-    marked = network()
-    marked[2].weight.ds_id = 3  # as DeepSpeed leaves it
-    check_refused("2.weight is sharded", marked, LOSS, batch())
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        sharded = distribute_module(network(), init_device_mesh("cpu", (1,)))
+        check_refused("0.weight is sharded", sharded, LOSS, batch())
+        wrapped = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
+        check_refused("the model is sharded", wrapped, LOSS, batch())
+    finally:
+        distributed.destroy_process_group()
 
 
 # Losses, options and memory ---------------------------------------------------------------------------------
@@ -227,10 +207,9 @@ def test_sharded_weights_are_refused(mesh: Any) -> None:
     [
         (None, "loss is a NoneType; it must be callable as loss\\(output, target\\)"),
         (nn.MSELoss, "loss is the class MSELoss; pass an instance: MSELoss\\(\\)"),
-        (nn.CrossEntropyLoss(reduction="none"), 'loss has shape \\(6,\\); .*reduction="mean"'),
-        (lambda z, y: 1.0, "the loss returned a float; it must return a scalar tensor"),
-        (lambda z, y: z.argmax(), "the loss has dtype torch.int64"),
-        (lambda z, y: torch.ones(()), "not a function of the model's output"),
+        (nn.CrossEntropyLoss(reduction="none"), 'a tensor of shape \\(6,\\) .*reduction="mean"'),
+        (lambda z, y: 1.0, "the loss returned a float; it must be one real number in a tensor"),
+        (lambda z, y: z.argmax(), "the loss returned a tensor of shape \\(\\) and torch.int64"),
         (lambda z, y: z.detach().sum(), "not a function of the model's output"),
         (lambda z, y: nn.Parameter(torch.ones(())) ** 2, "not a function of the model's output"),
         (lambda z, y: -z.sum().abs().neg().log(), "the loss is nan.*check the targets"),
@@ -284,18 +263,14 @@ RELATIVE = "tolerance=.* must be a relative error between 0 and 1, such as 1e-3"
         ({"dtype": torch.bfloat16}, "dtype=torch.bfloat16 is not supported; choose torch.float32"),
         ({"dtype": "float64"}, "dtype=float64 is not supported; choose torch.float32"),
         ({"curvature": "hessian", "estimator": "gram"}, "'gram' measures Gauss-Newton.*'auto' or 'lanczos'"),
-        *(({"tolerance": value}, RELATIVE) for value in (0, -1e-3, 1, float("nan"), "small", None)),
-        ({"max_iterations": 0}, f"max_iterations=0 {WHOLE}, 1 or more"),
+        *(({"tolerance": value}, RELATIVE) for value in (0, 1, float("nan"), None)),
         ({"max_iterations": 0.5}, f"max_iterations=0.5 {WHOLE}, 1 or more"),
         ({"top": -1}, f"top=-1 {WHOLE}, 0 or more"),
-        ({"top": 2.5}, f"top=2.5 {WHOLE}, 0 or more"),
-        ({"seed": None}, f"seed=None {WHOLE}, 0 or more"),
         ({"seed": 2**70}, f"seed={2**70} {WHOLE}, 0 or more"),
         ({"top": 3, "max_iterations": 1}, "top=3 with max_iterations=1.*pass max_iterations=3 or more"),
         ({"layers": []}, "layers=\\[\\] must be names or globs.*leave it out to measure every weight"),
         ({"layers": "3"}, "layers='3' fits no parameter of the model; its layers are 0, 2\\."),
         ({"layers": ["0", "encoder.*"]}, "layers='encoder.\\*' fits no parameter"),
-        ({"layers": 5}, "layers=5 must be names or globs"),
         ({"layers": ["0", None]}, "layers=\\['0', None\\] must be names or globs"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_report_advises_on_gradient_descent() -> None:
     ("arguments", "message"),
     [
         ({"optimizer": "adam"}, "a report cannot advise on 'adam'"),
-        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "a report cannot advise on 'SGD'"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "a report cannot advise on SGD ("),
         ({"optimizer": "nestrov"}, "Did you mean 'nesterov'?"),
         ({"momentum": 0.9}, "momentum=0.9 and optimizer='sgd' do not go together"),
         ({"optimizer": "momentum", "momentum": 1.0}, "momentum=1.0 must be a number from 0"),
@@ -114,11 +114,11 @@ def test_a_report_refuses_what_makes_no_sense(arguments: dict[str, object], mess
     ("lr", "stable", "flat", "steps", "reason"),
     [
         (0.1, 0.1, False, 0, "lr = 0.1 is stable"),
-        (None, 0.1, False, 0, "learning_rate = 0.05 is stable"),
+        (None, 0.1, False, 0, "lr = 0.05 is stable"),
         (0.2, 0.1, False, 100, "lr = 0.2 is 2 times the stable learning rate; smaller first steps"),
         (1.0, 0.1, False, 500, "more than a warmup usually makes up for"),
         (1e9, 0.1, False, 2000, "more than a warmup"),
-        (0.2, 0.1, True, 0, "so flat that a warmup has no sharpness to reduce: lower the learning rate"),
+        (0.2, 0.1, True, 0, "too flat for a warmup to help: lower the learning rate"),
         (0.2, 0.0, False, 0, "No learning rate is stable"),
         (3.0, math.inf, False, 0, "sets no limit"),
     ],

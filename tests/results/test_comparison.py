@@ -61,7 +61,7 @@ def test_initial_norms_serve_every_rate_unless_they_depend_on_it() -> None:
 
 
 def test_schemes_and_rates_that_were_not_compared_are_refused() -> None:
-    with pytest.raises(ValueError, match="scheme='glorot' was not compared; choose from 'he', 'lsuv', 'odd'"):
+    with pytest.raises(ValueError, match="scheme='glorot' is unknown; choose from 'he', 'lsuv', 'odd'"):
         compared().loss("glorot", 0.1)
     with pytest.raises(ValueError, match="learning_rate=0.2 was not tried; choose from 0.01, 0.1"):
         compared().loss("he", 0.2)

@@ -58,7 +58,7 @@ def test_what_was_asked_for_converged_and_a_layer_that_did_not_is_named():
     loose = replace(report.layers[0], top=make_estimate(report.layers[0].norm, 1.0, converged=False))
     doubtful = replace(report, layers=(loose, *report.layers[1:]))
     assert not doubtful.converged
-    assert "Not converged (marked ~): layer 0;" in doubtful.verdict
+    assert "Not converged (marked ~): Layer 0;" in doubtful.verdict
     assert "its ‖H‖ is at least" in doubtful.verdict
 
 

@@ -301,7 +301,7 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"build": MODEL}, "build is a Sequential; it must be a function that makes a new model for every"),
         ({"build": lambda: MODEL}, r"build\(\) returned the same model twice.*copy.deepcopy\(model\)"),
         ({"build": lambda: nn.Sequential(MODEL)}, "models that share their weights"),
-        ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"the loss has shape \(32,\); it must be a single"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"a tensor of shape \(32,\) .*it must be one"),
         ({"loss": lambda output, target: torch.ones(())}, "does not depend on any trainable parameter"),
         ({"schemes": []}, r"schemes=\[\] must be a list of names"),
         ({"schemes": ["he", "he"]}, r"schemes=\['he', 'he'\] must hold every scheme once"),

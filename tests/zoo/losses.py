@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tiny import Net
-from zoo.problem import Parts, classify, labels, problems
+from zoo.problem import Parts, classify, classify_by, labels, mlp, problems
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def network(outputs: int = 3) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, outputs))
+    return mlp(4, 5, outputs)
 
 
 def masked_labels() -> Tensor:
@@ -64,9 +64,7 @@ REGRESSION: dict[str, Loss] = {
     "smooth_l1": nn.SmoothL1Loss(beta=0.9),
     "log_sum_exp": lambda output, target: torch.logsumexp(output - target, dim=1).mean(),
     "one_minus_cosine": lambda output, target: (1 - torch.cos(output - target)).mean(),
-    "one_minus_cosine_similarity": lambda output, target: (
-        1 - F.cosine_similarity(output, target, dim=1)
-    ).mean(),
+    "one_minus_cosine_similarity": lambda z, target: (1 - F.cosine_similarity(z, target, dim=1)).mean(),
     "cauchy": lambda output, target: torch.log1p(4 * (output - target) ** 2).sum(dim=1).mean(),
     "welsch": lambda output, target: (1 - torch.exp(-((output - target) ** 2) / 2)).mean(),
     "concave": lambda output, target: -((output - target) ** 2).mean(),
@@ -90,15 +88,11 @@ TABLE: dict[str, Callable[[], Parts]] = {
         f"loss_{name}": lambda loss=loss: (network(), loss, (torch.randn(7, 4), torch.randn(7, 3)))
         for name, loss in REGRESSION.items()
     },
-    "loss_bce_with_pos_weight": lambda: (
-        network(), BINARY, (torch.randn(7, 4), labels(2, 7, 3).float())
-    ),
+    "loss_bce_with_pos_weight": lambda: (network(), BINARY, (torch.randn(7, 4), labels(2, 7, 3).float())),
     "loss_bce_one_logit_squeezed": lambda: (
         nn.Sequential(network(1), nn.Flatten(0)), SUMMED, (torch.randn(7, 4), labels(2, 7).float())
     ),
-    "loss_poisson": lambda: (
-        network(2), nn.PoissonNLLLoss(), (torch.randn(7, 4), labels(4, 7, 2).float())
-    ),
+    "loss_poisson": lambda: (network(2), nn.PoissonNLLLoss(), (torch.randn(7, 4), labels(4, 7, 2).float())),
     "loss_gaussian_with_learned_variance": lambda: (
         network(2), gaussian, (torch.randn(7, 4), torch.randn(7, 1))
     ),
@@ -132,16 +126,6 @@ def with_targets(loss: Loss) -> Parts:
     return network(), loss, (torch.randn(5, 4), torch.randn(5, 3))
 
 
-def attends_over_the_batch() -> Parts:
-    """A transformer layer that was given its batch in the wrong place: the examples attend to each other."""
-    model = Net(
-        lambda m, x: m.head(m.attention(x, x, x, need_weights=False)[0]),
-        attention=nn.MultiheadAttention(4, 2),
-        head=nn.Linear(4, 3),
-    )
-    return classify(model, 5, 4)
-
-
 COUPLED = problems(
     {
         "loss_contrastive_against_targets": lambda: with_targets(contrastive),
@@ -153,6 +137,10 @@ COUPLED = problems(
         "model_centres_over_the_batch": lambda: classify(
             nn.Sequential(nn.Linear(4, 5), Net(lambda _, x: x - x.mean(0)), nn.ReLU(), nn.Linear(5, 3)), 6, 4
         ),
-        "model_attends_over_the_batch": attends_over_the_batch,
+        # A transformer layer that was given its batch in the wrong place: the examples attend to each other.
+        "model_attends_over_the_batch": lambda: classify_by(
+            lambda m, x: m.head(m.attention(x, x, x, need_weights=False)[0]), 5, 4,
+            attention=nn.MultiheadAttention(4, 2), head=nn.Linear(4, 3),
+        ),
     }
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from tiny import Net
 
 Parts = tuple[nn.Module, Callable[..., torch.Tensor], Any]
 
@@ -56,9 +59,22 @@ def labels(classes: int, *shape: int) -> torch.Tensor:
     return torch.randint(classes, shape)
 
 
+def mlp(*widths: int, act: Callable[[], nn.Module] = nn.Tanh) -> nn.Sequential:
+    """Dense layers of these widths, with an activation between them."""
+    pairs = [(nn.Linear(before, after), act()) for before, after in itertools.pairwise(widths)]
+    return nn.Sequential(*[module for pair in pairs for module in pair][:-1])
+
+
 def classify(model: nn.Module, *shape: int, classes: int = 3) -> Parts:
     """Random inputs of this shape, one label for each."""
     return model, nn.CrossEntropyLoss(), (torch.randn(*shape), labels(classes, shape[0]))
+
+
+def classify_by(
+    run: Callable[[Any, Any], torch.Tensor], *shape: int, classes: int = 3, **parts: Any
+) -> Parts:
+    """`classify` of a network whose forward is a function of its parts."""
+    return classify(Net(run, **parts), *shape, classes=classes)
 
 
 def regress(model: nn.Module, shape: tuple[int, ...], target: tuple[int, ...]) -> Parts:

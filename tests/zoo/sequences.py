@@ -10,7 +10,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from tiny import Net
-from zoo.problem import Parts, classify, classify_tokens, labels, per_token_cross_entropy, problems
+from zoo.problem import (
+    Parts,
+    classify,
+    classify_by,
+    classify_tokens,
+    labels,
+    per_token_cross_entropy,
+    problems,
+)
 
 
 def label_tokens(model: nn.Module, words: int) -> Parts:
@@ -18,9 +26,8 @@ def label_tokens(model: nn.Module, words: int) -> Parts:
 
 
 def embedding() -> Parts:
-    model = nn.Sequential(
-        nn.Embedding(9, 4), nn.Tanh(), nn.Linear(4, 5), nn.GELU(), nn.Flatten(), nn.Linear(15, 3)
-    )
+    body = nn.Embedding(9, 4), nn.Tanh(), nn.Linear(4, 5), nn.GELU()
+    model = nn.Sequential(*body, nn.Flatten(), nn.Linear(15, 3))
     return model, nn.CrossEntropyLoss(), (labels(9, 5, 3), labels(3, 5))
 
 
@@ -61,12 +68,8 @@ def bag(mode: str) -> nn.Sequential:
 
 
 def tied_language_model() -> nn.Module:
-    model = Net(
-        lambda m, x: m.head(torch.tanh(m.mix(m.embed(x)))),
-        embed=nn.Embedding(7, 4),
-        mix=nn.Linear(4, 4),
-        head=nn.Linear(4, 7, bias=False),
-    )
+    parts = {"embed": nn.Embedding(7, 4), "mix": nn.Linear(4, 4), "head": nn.Linear(4, 7, bias=False)}
+    model = Net(lambda m, x: m.head(torch.tanh(m.mix(m.embed(x)))), **parts)
     model.head.weight = model.embed.weight
     return model
 
@@ -84,9 +87,7 @@ def used_twice(shared: nn.Module, head: nn.Module) -> nn.Module:
 EMBEDDINGS: dict[str, Callable[[], Parts]] = {
     "embedding": embedding,
     "embedding_with_padding": embedding_with_padding,
-    "embedding_bag_mean": lambda: (
-        bag("mean"), nn.CrossEntropyLoss(), (labels(8, 6, 3), labels(3, 6))
-    ),
+    "embedding_bag_mean": lambda: (bag("mean"), nn.CrossEntropyLoss(), (labels(8, 6, 3), labels(3, 6))),
     "embedding_bag_sum_with_offsets": lambda: (
         bag("sum"), nn.CrossEntropyLoss(), ((labels(8, 9), torch.tensor([0, 2, 5, 6])), labels(3, 4))
     ),
@@ -110,10 +111,8 @@ def convolution_used_twice() -> Parts:
 
 def by_mean_state(recurrent: nn.Module, states: int) -> Parts:
     """Classifies a batch-first sequence by the mean of its states."""
-    model = Net(
-        lambda m, x: m.head(m.recurrent(x)[0].mean(dim=1)), recurrent=recurrent, head=nn.Linear(states, 3)
-    )
-    return classify(model, 4, 3, 2)
+    parts = {"recurrent": recurrent, "head": nn.Linear(states, 3)}
+    return classify_by(lambda m, x: m.head(m.recurrent(x)[0].mean(dim=1)), 4, 3, 2, **parts)
 
 
 def by_every_state(recurrent: nn.Module) -> Parts:
@@ -138,28 +137,23 @@ RECURRENT: dict[str, Callable[[], Parts]] = {
     "lstm_with_projection": lambda: by_mean_state(nn.LSTM(2, 3, proj_size=2, batch_first=True), 2),
     "lstm_time_first": lambda: by_every_state(nn.LSTM(2, 3)),
     "gru_time_first": lambda: by_every_state(nn.GRU(2, 3)),
-    "gru_cell_unrolled": lambda: classify(
-        Net(unroll, cell=nn.GRUCell(2, 3), head=nn.Linear(3, 2)), 4, 3, 2, classes=2
+    "gru_cell_unrolled": lambda: classify_by(
+        unroll, 4, 3, 2, classes=2, cell=nn.GRUCell(2, 3), head=nn.Linear(3, 2)
     ),
 }
 
 
 def self_attention(weights: bool) -> Parts:
-    model = Net(
-        lambda m, x: m.head(m.attention(x, x, x, need_weights=weights)[0].mean(dim=1)),
-        attention=nn.MultiheadAttention(4, 2, batch_first=True),
-        head=nn.Linear(4, 3),
-    )
-    return classify(model, 4, 3, 4)
+    parts = {"attention": nn.MultiheadAttention(4, 2, batch_first=True), "head": nn.Linear(4, 3)}
+    run = lambda m, x: m.head(m.attention(x, x, x, need_weights=weights)[0].mean(dim=1))  # noqa: E731
+    return classify_by(run, 4, 3, 4, **parts)
 
 
 def cross_attention() -> Parts:
     """Keys and values of other widths: three projection weights instead of one."""
-    model = Net(
-        lambda m, x: m.head(m.attention(*x, need_weights=False)[0]),
-        attention=nn.MultiheadAttention(4, 2, kdim=3, vdim=2, batch_first=True),
-        head=nn.Linear(4, 2),
-    )
+    attention = nn.MultiheadAttention(4, 2, kdim=3, vdim=2, batch_first=True)
+    parts = {"attention": attention, "head": nn.Linear(4, 2)}
+    model = Net(lambda m, x: m.head(m.attention(*x, need_weights=False)[0]), **parts)
     inputs = (torch.randn(3, 2, 4), torch.randn(3, 3, 3), torch.randn(3, 3, 2))
     return model, per_token_cross_entropy, (inputs, labels(2, 3, 2))
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from tiny import Net
-from zoo.problem import Parts, classify, classify_tokens, labels, problems, regress
+from zoo.problem import Parts, classify, classify_by, classify_tokens, labels, mlp, problems, regress
 
 
 def residual(*branch: nn.Module) -> nn.Module:
@@ -40,15 +40,14 @@ def in_place(model: Any, signal: Tensor) -> Tensor:
 
 
 def frozen() -> Parts:
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+    model = mlp(4, 5, 5, 3)
     model[0].requires_grad_(False)
     return classify(model, 6, 4)
 
 
 def dropout(rate: float, training: bool) -> Parts:
-    model, *rest = classify(
-        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(rate), nn.Linear(6, 3)), 6, 4
-    )
+    layers = nn.Linear(4, 6), nn.ReLU(), nn.Dropout(rate), nn.Linear(6, 3)
+    model, *rest = classify(nn.Sequential(*layers), 6, 4)
     return model.train(training), *rest
 
 
@@ -81,18 +80,14 @@ def named(numbers: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     return {"numbers": numbers, "tokens": tokens}
 
 
-def small_network() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3))
-
-
 def uneven_list_of_batches() -> Parts:
     batches = [(torch.randn(size, 4), labels(3, size)) for size in (5, 5, 1)]
-    return small_network(), nn.CrossEntropyLoss(), batches
+    return mlp(4, 5, 3, act=nn.GELU), nn.CrossEntropyLoss(), batches
 
 
 def uneven_data_loader() -> Parts:
     data = TensorDataset(torch.randn(11, 4), torch.randn(11, 3))
-    return small_network(), nn.MSELoss(), DataLoader(data, batch_size=4)
+    return mlp(4, 5, 3, act=nn.GELU), nn.MSELoss(), DataLoader(data, batch_size=4)
 
 
 def uneven_batches_of_dictionaries() -> Parts:
@@ -122,7 +117,7 @@ class Conv1D(nn.Module):
         return torch.addmm(self.bias, features.reshape(-1, features.shape[-1]), self.weight).view(shape)
 
 
-class WeightStandardizedConv2d(nn.Conv2d):
+class StandardizedConv2d(nn.Conv2d):
     def forward(self, images: Tensor) -> Tensor:
         centred = self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True)
         weight = centred / (centred.pow(2).mean(dim=(1, 2, 3), keepdim=True) + 1e-5).sqrt()
@@ -134,10 +129,18 @@ class ScaledLinear(nn.Linear):
         return 3.0 * super().forward(features.sin())
 
 
+def double(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def shift(module: nn.Module, inputs: Any) -> tuple[Tensor]:
+    return (inputs[0] + 0.5,)
+
+
 def users_own_forward_hooks() -> Parts:
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-    model[2].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 0.5,))
+    model = mlp(4, 5, 3)
+    model[0].register_forward_hook(double)
+    model[2].register_forward_pre_hook(shift)
     return classify(model, 6, 4)
 
 
@@ -149,32 +152,22 @@ def make_weights(m: Any, features: Tensor) -> Tensor:
 
 TABLE: dict[str, Callable[[], Parts]] = {
     "residual_mlp": lambda: classify(
-        nn.Sequential(
-            *[residual(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4)) for _ in range(2)], nn.Linear(4, 3)
-        ),
-        6, 4,
+        nn.Sequential(*[residual(*mlp(4, 5, 4, act=nn.ReLU)) for _ in range(2)], nn.Linear(4, 3)), 6, 4
     ),
     "residual_convolutions": residual_convolutions,
     "inplace_activations": inplace_activations,
-    "inplace_arithmetic_on_layer_outputs": lambda: classify(
-        Net(in_place, inner=nn.Conv1d(2, 3, 2), outer=nn.Linear(9, 3)), 5, 2, 4
+    "inplace_arithmetic_on_layer_outputs": lambda: classify_by(
+        in_place, 5, 2, 4, inner=nn.Conv1d(2, 3, 2), outer=nn.Linear(9, 3)
     ),
-    "sequence_outputs": lambda: classify_tokens(
-        nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4)), 4, 3, 3, classes=4
-    ),
-    "sequence_outputs_regression": lambda: regress(
-        nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), (4, 3, 3), (4, 3, 2)
-    ),
+    "sequence_outputs": lambda: classify_tokens(mlp(3, 5, 4, act=nn.ReLU), 4, 3, 3, classes=4),
+    "sequence_outputs_regression": lambda: regress(mlp(3, 5, 2), (4, 3, 3), (4, 3, 2)),
     "frozen_weights": frozen,
     "frozen_weight_asked_for_by_name": frozen,
     "dropout_in_eval_mode": lambda: dropout(0.5, training=False),
     "dropout_of_zero_in_train_mode": lambda: dropout(0.0, training=True),
-    "unused_layer": lambda: classify(
-        Net(
-            lambda m, x: m.head(torch.tanh(m.body(x))),
-            body=nn.Linear(4, 5), head=nn.Linear(5, 3), unused=nn.Linear(5, 2),
-        ),
-        6, 4,
+    "unused_layer": lambda: classify_by(
+        lambda m, x: m.head(torch.tanh(m.body(x))), 6, 4,
+        body=nn.Linear(4, 5), head=nn.Linear(5, 3), unused=nn.Linear(5, 2),
     ),
     "inputs_in_a_dictionary": lambda: two_inputs(named),
     "inputs_in_a_tuple": lambda: two_inputs(lambda *parts: parts),
@@ -185,41 +178,33 @@ TABLE: dict[str, Callable[[], Parts]] = {
     "uneven_list_of_batches": uneven_list_of_batches,
     "uneven_data_loader": uneven_data_loader,
     "uneven_batches_of_dictionaries": uneven_batches_of_dictionaries,
-    "own_parameters_linear_matmul_einsum": lambda: classify(
-        Net(with_own_parameters, by_linear=normal(5, 4), by_matmul=normal(5, 4), by_einsum=normal(2, 4, 3)),
-        6, 4,
+    "own_parameters_linear_matmul_einsum": lambda: classify_by(
+        with_own_parameters, 6, 4, by_linear=normal(5, 4), by_matmul=normal(5, 4), by_einsum=normal(2, 4, 3)
     ),
     "hugging_face_conv1d": lambda: classify_tokens(
         nn.Sequential(Conv1D(6, 4), nn.GELU(approximate="tanh"), Conv1D(3, 6)), 3, 3, 4
     ),
-    "bilinear": lambda: classify(
-        Net(
-            lambda m, x: m.bilinear(x, torch.relu(m.inner(x))),
-            inner=nn.Linear(4, 3), bilinear=nn.Bilinear(4, 3, 3),
-        ),
-        6, 4,
+    "bilinear": lambda: classify_by(
+        lambda m, x: m.bilinear(x, torch.relu(m.inner(x))), 6, 4,
+        inner=nn.Linear(4, 3), bilinear=nn.Bilinear(4, 3, 3),
     ),
     "subclass_of_convolution": lambda: classify(
-        nn.Sequential(WeightStandardizedConv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
-        5, 2, 3, 3,
+        nn.Sequential(StandardizedConv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)), 5, 2, 3, 3
     ),
     "subclass_of_linear": lambda: classify(
         nn.Sequential(ScaledLinear(4, 5), nn.ReLU(), ScaledLinear(5, 3)), 6, 4
     ),
     "users_own_forward_hooks": users_own_forward_hooks,
     # Called as a module, and read directly beside that.
-    "weight_read_beside_the_call": lambda: classify(
-        Net(
-            lambda m, x: m.last(torch.relu(m.first(x))) * m.first.weight.pow(2).mean().exp(),
-            first=nn.Linear(4, 5), last=nn.Linear(5, 3),
-        ),
-        6, 4,
+    "weight_read_beside_the_call": lambda: classify_by(
+        lambda m, x: m.last(torch.relu(m.first(x))) * m.first.weight.pow(2).mean().exp(), 6, 4,
+        first=nn.Linear(4, 5), last=nn.Linear(5, 3),
     ),
-    "weights_made_per_example": lambda: classify(
-        Net(make_weights, maker=nn.Linear(2, 12), head=nn.Linear(4, 3)), 6, 5
+    "weights_made_per_example": lambda: classify_by(
+        make_weights, 6, 5, maker=nn.Linear(2, 12), head=nn.Linear(4, 3)
     ),
-    "output_quadratic_in_the_weight": lambda: classify(
-        Net(lambda m, x: x @ m.weight.pow(2), weight=normal(4, 3)), 6, 4
+    "output_quadratic_in_the_weight": lambda: classify_by(
+        lambda m, x: x @ m.weight.pow(2), 6, 4, weight=normal(4, 3)
     ),
 }  # fmt: skip
 PROBLEMS = problems(

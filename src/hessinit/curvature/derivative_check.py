@@ -16,14 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import (
-    Direction,
-    Evaluation,
-    evaluate_in_double,
-    output_and_gradients_at,
-    output_at,
-)
-from hessinit.curvature.operators import HessianOperator, join, split
+from hessinit.curvature.evaluation import Direction, Evaluation, evaluate_in_double, moved, output_at
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions
@@ -41,9 +34,8 @@ class Attempt:
     allowed: float
 
 
-# float32 needs a long step, and a network with kinks then differs from its derivative. What fails there is
-# tried in float64 with shorter steps: short enough to cross hardly any kink, where gradients jump, and long
-# enough for a forward that cancels or rounds inside. One attempt that agrees is enough.
+# float32 needs a long step, over which a network with kinks differs from its derivative. What fails there is
+# tried in float64: steps that cross hardly any kink, and longer ones for a forward that rounds inside.
 _OUTPUTS = (
     Attempt(torch.float32, 2e-3, 0.01),
     *(Attempt(torch.float64, step, 1e-3) for step in (1e-6, 1e-8, 1e-4, 2e-3)),
@@ -66,8 +58,7 @@ _LEAST_EFFECT = 1e-3
 _LEAST_SIZE = 1e-3
 # A row below this share of the whole is a difference of larger numbers, and is compared with this fraction.
 _LEAST_ROW = 1e-6
-# Two steps agree with each other if their changes differ by less than this share of the distance to the
-# derivative.
+# Two steps agree if their changes differ by less than this share of the distance to the derivative.
 _AGREEMENT = 0.3
 
 
@@ -84,14 +75,13 @@ class GraphLinearization:
     def push(self, direction: Direction) -> Tensor:
         return self.evaluation.push(list(direction), list(direction.values())).detach()
 
-    def effects(self, direction: Direction) -> dict[str, float]:
-        """Roughly the size of the change that each layer's entries of the direction make alone."""
-        return self.effects_from(
-            direction, random_like(self.evaluation.output, seed_of_check(self.evaluation))
-        )
+    def effects(self, direction: Direction, cotangent: Tensor | None = None) -> dict[str, float]:
+        """Roughly the size of the change that each layer's entries of the direction make alone.
 
-    def effects_from(self, direction: Direction, cotangent: Tensor) -> dict[str, float]:
-        """One backward pass: ‖Jᵀu‖² and n ‖J d‖² have the mean ‖J‖²_F, for random u and unit vectors d."""
+        ‖Jᵀu‖² and n ‖J d‖² have the mean ‖J‖²_F, for random u and unit vectors d.
+        """
+        if cotangent is None:
+            cotangent = random_like(self.evaluation.output, seed_of_check(self.evaluation))
         pulled = self.evaluation.pull(list(direction), cotangent)
         return {
             name: _norm(gradient) * _norm(direction[name]) / math.sqrt(gradient.numel())
@@ -136,10 +126,7 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
 
 
 def check_gradients(evaluation: Evaluation) -> None:
-    """Compare `H` with differences of the loss gradient, and `J` with differences of the output.
-
-    Costs two gradients, and two more in float64 if the network has kinks.
-    """
+    """Compare `H` and `J` with differences of gradient and output; two gradients, two more with kinks."""
     if not _is_due(evaluation, "gradients"):
         return
     direction = _draw_direction(evaluation, GraphLinearization(evaluation))
@@ -147,13 +134,14 @@ def check_gradients(evaluation: Evaluation) -> None:
 
     def derive(at: Evaluation) -> Matrices:
         along = _in_dtype(direction, at)
-        operator = HessianOperator([at], list(along))
-        product = operator._product(join(list(along.values()))) / at.weight
-        return [_as_row(GraphLinearization(at).push(along)), *map(_as_row, split(product, operator.shapes))]
+        product = at.hessian(list(along), list(along.values()))
+        return [_as_row(GraphLinearization(at).push(along)), *map(_as_row, product)]
 
     def comparison(examined: Evaluation) -> _Comparison:
         def values(dtype: torch.dtype, step: float) -> Matrices:
-            output, gradients = output_and_gradients_at(examined, direction, step, dtype)
+            problem, names = examined.problem, list(direction)
+            with moved(problem, direction, step, dtype) as weights:
+                output, gradients = problem.output_and_gradients(examined.batch, weights, names)
             return [_as_row(output), *map(_as_row, gradients)]
 
         return _Comparison("the loss's gradient", derive(examined), values, derive, fractions=fractions)
@@ -171,10 +159,7 @@ def check_gradients(evaluation: Evaluation) -> None:
 
 
 def check_loss(evaluation: Evaluation) -> None:
-    """Compare `H_z` with differences of the loss gradient by each output, and this gradient with the loss.
-
-    Costs two calls of the loss.
-    """
+    """Compare `H_z` with differences of the loss gradient by each output, and this gradient with the loss."""
     if not _is_due(evaluation, "loss"):
         return
     cut, gradient = evaluation.output_gradient
@@ -215,9 +200,8 @@ class _Try:
 class _Comparison:
     """A derivative, and the function that it is compared with, row by row.
 
-    `values` evaluates the function in a precision, at a step along the direction. `derive` computes the
-    derivative from the graph of another evaluation, to tell rounding from a wrong derivative. `fractions` are
-    the fractions of a row that matter, for all rows alike or for each.
+    `values` evaluates the function in a precision, at a step along the direction; `derive` computes the
+    derivative of another evaluation, to tell rounding from a wrong one; `fractions` of the rows matter.
     """
 
     def __init__(

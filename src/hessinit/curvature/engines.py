@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +22,9 @@ from hessinit.curvature.evaluation import (
     factor_loss_hessian,
     unused_leaves,
 )
-from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, trace_grams
+from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, known_calls, trace_grams
 from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue
-from hessinit.curvature.layer_uses import Call, DenseCall, read_call
+from hessinit.curvature.layer_uses import Call, DenseCall
 from hessinit.curvature.probes import Operator, random_like
 from hessinit.curvature.rounding_error import CAUTION, RoundingError
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
@@ -45,7 +45,7 @@ class Extremes:
     def norm(self) -> Estimate:
         """The spectral norm: the larger of the two absolute values."""
         larger = self.top if abs(self.top.value) >= abs(self.bottom.value) else self.bottom
-        return Estimate(abs(larger.value), larger.error, larger.converged, larger.reason, larger.products)
+        return replace(larger, value=abs(larger.value))
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,7 @@ class Engine(ABC):
 
 
 def with_rounding(extremes: Extremes, rounding: RoundingError, tolerance: float) -> Extremes:
-    """Add the rounding error of the operator to both errors.
-
-    The stated error is a multiple of the likely one; where the likely one exceeds `tolerance`, the estimates
-    no longer count as converged.
-    """
+    """Add the rounding error of the operator; beyond `tolerance`, the estimates have not converged."""
     norm, fraction = extremes.norm.value, CAUTION * rounding.relative
     if not fraction or not math.isfinite(norm):
         return extremes
@@ -108,12 +104,12 @@ def with_rounding(extremes: Extremes, rounding: RoundingError, tolerance: float)
 
     def widen(estimate: Estimate) -> Estimate:
         wider = replace(estimate, error=math.hypot(estimate.error, fraction * norm))
-        if rounding.relative <= tolerance:
+        if rounding.relative <= tolerance or not estimate.converged:
             return wider
         reason = (
             f"rounding in float32 leaves an error of {fraction:.0e} of the norm; pass dtype=torch.float64"
         )
-        return replace(wider, converged=False, reason=reason if estimate.converged else estimate.reason)
+        return replace(wider, converged=False, reason=reason)
 
     return replace(extremes, top=widen(extremes.top), bottom=widen(extremes.bottom))
 
@@ -125,33 +121,20 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
     return replace(estimate, value=estimate.value * factor, error=estimate.error * factor)
 
 
-@dataclass(frozen=True)
-class SpectrumOptions:
-    """Which further numbers of the spectrum to compute."""
-
-    top: int = 0
-    trace: bool = False
-    frobenius: bool = False
-    density: bool = False
-
-    @property
-    def anything(self) -> bool:
-        return bool(self.top or self.trace or self.frobenius or self.density)
-
-
 def measure_spectrum(
-    operator: operators.LinearOperator, options: SpectrumOptions, settings: LanczosSettings
-) -> dict[str, Any]:
+    operator: operators.LinearOperator, settings: LanczosSettings, *, top: int, trace: bool, frobenius: bool,
+    density: bool,
+) -> dict[str, Any]:  # fmt: skip
     """The numbers asked for, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
-    if options.top:
-        count = min(options.top, operator.shape[0])
+    if top:
+        count = min(top, operator.shape[0])
         found["eigenvalues"] = top_eigenpairs(operator, count, **settings.options).values
-    if options.trace:
+    if trace:
         found["trace"] = hutch_plus_plus(operator, seed=settings.seed)
-    if options.frobenius:
+    if frobenius:
         found["frobenius"] = frobenius_norm(operator, seed=settings.seed)
-    if options.density:
+    if density:
         found["density"] = spectral_density(operator, seed=settings.seed)
     return found
 
@@ -160,11 +143,7 @@ class LanczosEngine(Engine):
     """One Lanczos run per block; `rank` bounds that of a semidefinite curvature, None if it is indefinite."""
 
     def __init__(
-        self,
-        evaluations: Sequence[Evaluation],
-        settings: LanczosSettings,
-        reason: str,
-        rank: int | None = None,
+        self, evaluations: Sequence[Evaluation], settings: LanczosSettings, reason: str, rank: int | None
     ) -> None:
         self._evaluations, self._settings, self.reason, self._rank = evaluations, settings, reason, rank
 
@@ -180,57 +159,50 @@ def zero_bottom(rank: int, size: int) -> Estimate:
     return Estimate(0.0, 0.0, True, f"positive semidefinite, with rank at most {rank} for {size} weights", 0)
 
 
-OutputHessian = Callable[[Tensor], Tensor]
+@dataclass(frozen=True)
+class OutputHessian:
+    """`H_a`: the Hessian of the loss by the output of a call, from the gradient that arrives at its edge."""
 
+    call: Call
+    edge: GradientEdge
+    gradient: Tensor
+    weight: float
 
-def output_hessian(evaluation: Evaluation, edge: GradientEdge, gradient: Tensor) -> OutputHessian:
-    """`H_a`: products with the Hessian of the loss by the output of one call."""
-
-    def product(tangent: Tensor) -> Tensor:
-        found: Tensor | None = None
-        if gradient.requires_grad:
-            along = tangent.view_as(gradient)
-            (found,) = torch.autograd.grad(gradient, [edge], along, retain_graph=True, allow_unused=True)
-        if found is None:  # the gradient does not change with the output, as for a loss linear in it
-            return torch.zeros_like(tangent)
-        return found if evaluation.weight == 1.0 else found * evaluation.weight
-
-    return product
+    def product(self, tangent: Tensor) -> Tensor:
+        found, along = None, tangent.view_as(self.gradient)
+        if self.gradient.requires_grad:
+            (found,) = torch.autograd.grad(
+                self.gradient, [self.edge], along, retain_graph=True, allow_unused=True
+            )
+        # None where the gradient does not change with the output, as for a loss linear in it.
+        return torch.zeros_like(tangent) if found is None else found * self.weight
 
 
 class CallHessian(operators.LinearOperator):
     """`Aᵀ H_a A` on the flat weight, summed over batches."""
 
-    def __init__(self, calls: Sequence[tuple[Call, OutputHessian]], leaf: Tensor) -> None:
-        self._calls, self._weight_shape = calls, leaf.shape
+    def __init__(self, uses: Sequence[OutputHessian], leaf: Tensor) -> None:
+        self._uses, self._weight_shape = uses, leaf.shape
         self.shape, self.dtype, self.device = (leaf.numel(), leaf.numel()), leaf.dtype, leaf.device
 
     def _product(self, vector: Tensor) -> Tensor:
         weight = vector.view(self._weight_shape)
-        return operators.add_up(
-            [call.pull(hessian(call.push(weight))).reshape(-1) for call, hessian in self._calls]
-        )
+        moved = [use.call.pull(use.product(use.call.push(weight))) for use in self._uses]
+        return operators.add_up(moved).reshape(-1)
 
 
-class SeenHessian(operators.LinearOperator):
-    """`Lᵀ H_a L` for a dense call, where `L Lᵀ` are the inner products of its inputs: a smaller matrix."""
-
-    def __init__(self, call: DenseCall, hessian: OutputHessian) -> None:
-        self._hessian, self._outputs = hessian, call.output_shape[1]
-        inputs = call.inputs.double()
-        inner = inputs @ inputs.T
-        root, failure = torch.linalg.cholesky_ex(inner)
-        if int(failure):  # inputs that depend on each other, as equal examples do
-            values, vectors = torch.linalg.eigh(inner)
-            kept = values > 1e-14 * values[-1]
-            root = vectors[:, kept] * values[kept].sqrt()
-        self._root = root.to(call.inputs)
-        self.shape = (self._root.shape[1] * self._outputs,) * 2
-        self.dtype, self.device = call.inputs.dtype, call.inputs.device
-
-    def _product(self, vector: Tensor) -> Tensor:
-        moved = self._hessian(self._root @ vector.view(-1, self._outputs))
-        return (self._root.T @ moved).reshape(-1)
+def seen_hessian(use: OutputHessian) -> CallHessian | None:
+    """`Lᵀ H_a L`, where `L Lᵀ` are the inner products of the inputs: a smaller matrix; None for zeros."""
+    inputs = use.call.inputs.double()
+    inner = inputs @ inputs.T
+    root, failure = torch.linalg.cholesky_ex(inner)
+    if int(failure):  # inputs that depend on each other, as equal examples do
+        values, vectors = torch.linalg.eigh(inner)
+        kept = values > 1e-14 * values[-1]
+        root = vectors[:, kept] * values[kept].sqrt()
+    seen = DenseCall(root.to(use.call.inputs), use.call.output_shape, stored_transposed=True)
+    weight = seen.inputs.new_empty(seen.inputs.shape[1], use.call.output_shape[1])
+    return CallHessian([replace(use, call=seen)], weight) if weight.numel() else None
 
 
 class HessianEngine(Engine):
@@ -263,13 +235,11 @@ class HessianEngine(Engine):
     def _through_output(self, name: str) -> operators.LinearOperator | None:
         if not all(name in calls for calls in self._calls):
             return None
-        found = [calls[name] for calls in self._calls]
-        call, hessian = found[0]
-        if len(found) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
-            seen = SeenHessian(call, hessian)
-            if seen.shape[0]:  # inputs of zeros see nothing
-                return seen
-        return CallHessian(found, self._evaluations[0].problem.leaves[name])
+        uses, seen = [calls[name] for calls in self._calls], None
+        call = uses[0].call
+        if len(uses) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
+            seen = seen_hessian(uses[0])
+        return seen or CallHessian(uses, self._evaluations[0].problem.leaves[name])
 
 
 def _zero(estimate: Estimate) -> Estimate:
@@ -278,22 +248,18 @@ def _zero(estimate: Estimate) -> Estimate:
     return replace(estimate, value=0.0, error=error, reason=reason)
 
 
-def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian]]:
+def _single_calls(evaluation: Evaluation) -> dict[str, OutputHessian]:
     """The leaves that are used exactly once, by a call with a known derivative."""
-    known: dict[str, tuple[Call, GradientEdge]] = {}
-    for name, uses in evaluation.uses.items():
-        call = read_call(uses[0], evaluation.problem.leaves[name]) if len(uses) == 1 else None
-        if call is not None:
-            known[name] = call, GradientEdge(uses[0].node, 0)
+    uses = evaluation.uses
+    known = [one for one in known_calls(uses, evaluation.problem.leaves, 1) if len(uses[one.name]) == 1]
     if not known:
         return {}
-    edges = [edge for _, edge in known.values()]
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-        evaluation.loss, edges, create_graph=True, allow_unused=True
+        evaluation.loss, [one.edge for one in known], create_graph=True, allow_unused=True
     )
     return {
-        name: (call, output_hessian(evaluation, edge, gradient))
-        for (name, (call, edge)), gradient in zip(known.items(), gradients, strict=True)
+        one.name: OutputHessian(one.call, one.edge, gradient, evaluation.weight)
+        for one, gradient in zip(known, gradients, strict=True)
         if gradient is not None
     }
 
@@ -314,14 +280,12 @@ class GramCurvature(operators.LinearOperator):
 
     def _product(self, vector: Tensor) -> Tensor:
         weights = operators.split(vector, self.shapes)
-        total: list[Tensor] | None = None
+        found = []
         for grams in self.per_batch:
             moved = operators.add_up([gram.push(weight) for gram, weight in zip(grams, weights, strict=True)])
             moved = moved * grams[0].scale
-            pulled = [gram.pull(moved) for gram in grams]
-            total = pulled if total is None else [a + b for a, b in zip(total, pulled, strict=True)]
-        assert total is not None
-        return operators.join(total)
+            found.append(operators.join([gram.pull(moved) for gram in grams]))
+        return sum(found[1:], found[0])
 
 
 class GramLinearization(derivative_check.GraphLinearization):
@@ -342,20 +306,17 @@ class GramLinearization(derivative_check.GraphLinearization):
             found.append(self.coordinates(super().push(others)))
         return torch.stack(found).sum(0)
 
-    def effects(self, direction: Direction) -> dict[str, float]:
+    def effects(self, direction: Direction, cotangent: Tensor | None = None) -> dict[str, float]:
         known, others = self._pushed(direction)
-        found = {}
+        found = {name: float(change.double().norm()) for name, change in known.items()}
         if others:
-            numbers = self._columns.reshape(*self._columns.shape[:2], -1)[..., 0]
-            factors = random_like(numbers, derivative_check.seed_of_check(self.evaluation))
-            cotangent = torch.einsum("cn,cn...->n...", factors, self._columns)
-            found = self.effects_from(others, cotangent)
-        return {**found, **{name: float(change.double().norm()) for name, change in known.items()}}
+            seed = derivative_check.seed_of_check(self.evaluation)
+            factors = random_like(self._columns.reshape(*self._columns.shape[:2], -1)[..., 0], seed)
+            found |= super().effects(others, torch.einsum("cn,cn...->n...", factors, self._columns))
+        return found
 
     def _pushed(self, direction: Direction) -> tuple[dict[str, Tensor], Direction]:
-        known = {
-            name: self._grams[name].push(part) for name, part in direction.items() if name in self._grams
-        }
+        known = {name: gram.push(direction[name]) for name, gram in self._grams.items()}
         return known, {name: part for name, part in direction.items() if name not in known}
 
 
@@ -365,15 +326,10 @@ class GramEngine(Engine):
     name = "gram"
 
     def __init__(
-        self,
-        grams: Sequence[dict[str, LayerGram]],
-        unused: set[str],
-        general: LanczosEngine,
-        settings: LanczosSettings,
-        reason: str,
+        self, grams: Sequence[dict[str, LayerGram]], unused: set[str], general: LanczosEngine, reason: str
     ) -> None:
-        self._grams, self._unused, self._general = grams, unused, general
-        self._settings, self.reason = settings, reason
+        self._grams, self._unused, self._general, self.reason = grams, unused, general, reason
+        self._settings = general._settings
 
     def _known(self, names: Sequence[str]) -> list[str] | None:
         used = [name for name in names if name not in self._unused]
@@ -401,19 +357,21 @@ class GramEngine(Engine):
             return self._general.extremes(names)
         if not known:
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
-        per_batch = [[grams[name] for name in known] for grams in self._grams]
-        if self._is_small(names):
-            (single,) = per_batch
-            gram: operators.LinearOperator = single[0] if len(single) == 1 else SumOfGrams(single)
-            return self._from_gram(lanczos(gram, which="top", **self._settings.options).top, single)
+        per_batch, options = (
+            [[grams[name] for name in known] for grams in self._grams],
+            self._settings.options,
+        )
+        first, *others = [gram for grams in per_batch for gram in grams]
+        if self._is_small(known):
+            gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
+            return self._from_gram(lanczos(gram, which="top", **options).top, [first, *others])
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
-            top = lanczos(GramCurvature(per_batch), which="top", **self._settings.options).top
+            top = lanczos(GramCurvature(per_batch), which="top", **options).top
             return Extremes(top, UNUSED, self.name, self.reason)
-        first, *others = [gram for grams in per_batch for gram in grams]
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
             matrix = first.factor.T @ first.factor
-            top = scaled(lanczos(matrix, which="top", **self._settings.options).top, first.scale)
+            top = scaled(lanczos(matrix, which="top", **options).top, first.scale)
             bottom = smallest_eigenvalue(matrix, tolerance=self._settings.tolerance, seed=self._settings.seed)
             return Extremes(top, scaled(bottom, first.scale), self.name, self.reason)
         rows = sum(grams[0].shape[0] for grams in per_batch)
@@ -421,11 +379,9 @@ class GramEngine(Engine):
 
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
-        known = self._known(names)
-        if not known or len(self._grams) > 1:
-            return False
-        grams = [self._grams[0][name] for name in known]
-        return grams[0].shape[0] < sum(gram.weights for gram in grams)
+        grams = [self._grams[0][name] for name in names if name in self._grams[0]]
+        few = bool(grams) and grams[0].shape[0] < sum(gram.weights for gram in grams)
+        return few and len(self._grams) == 1
 
     def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Extremes:
         bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))
@@ -465,7 +421,7 @@ def build_engine(
     for evaluation in evaluations:
         check_curved(evaluation)
         derivative_check.check_outputs(evaluation)
-    return LanczosEngine(evaluations, settings, reason)
+    return LanczosEngine(evaluations, settings, reason, None)
 
 
 def _gram_engine(
@@ -506,4 +462,4 @@ def _gram_engine(
     reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
     if others:
         reason += f"; {len(others)} of {len(leaves)} layers by Lanczos"
-    return GramEngine(grams, unused, general, settings, reason)
+    return GramEngine(grams, unused, general, reason)

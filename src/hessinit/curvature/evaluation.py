@@ -33,20 +33,12 @@ def output_at(
     """The output at the weights plus `step` times the direction, of some examples; costs one forward."""
     problem = evaluation.problem
     batch = evaluation.batch if examples is None else evaluation.batch.take(examples)
-    with _moved(problem, direction, step, dtype) as weights:
+    with moved(problem, direction, step, dtype) as weights:
         with contextlib.suppress(RuntimeError), torch.no_grad():
             return problem.output(batch, weights=weights, plain=True)
         # A forward that differentiates by its inputs or its weights needs the graph; any other fails again.
         weights = {name: weight.requires_grad_(name in direction) for name, weight in weights.items()}
         return problem.output(batch, weights=weights, plain=True).detach()
-
-
-def output_and_gradients_at(
-    evaluation: Evaluation, direction: Direction, step: float, dtype: torch.dtype
-) -> tuple[Tensor, list[Tensor]]:
-    """The same with the gradient of the loss by the weights of the direction, as training would get it."""
-    with _moved(evaluation.problem, direction, step, dtype) as weights:
-        return evaluation.problem.output_and_gradients(evaluation.batch, weights, list(direction))
 
 
 def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -57,13 +49,10 @@ def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def _moved(
+def moved(
     problem: Problem, direction: Direction, step: float, dtype: torch.dtype
 ) -> Iterator[dict[str, Tensor]]:
-    """The moved weights, also in the model's own parameters, for a forward that reads them directly.
-
-    Only `parameter.data` is exchanged: the storage of the user's weights is not written to.
-    """
+    """The moved weights, also as `.data` of the model's own parameters; their storage is not written to."""
     weights = weights_in(problem, dtype)
     for name, part in direction.items():
         weights[name] = torch.add(weights[name], part.to(dtype), alpha=step)
@@ -81,10 +70,7 @@ def _moved(
 
 
 class Evaluation:
-    """A batch's output and loss with their graph, and the derivative graphs that are built on first use.
-
-    `weights` evaluates at others than the problem's own, in their precision.
-    """
+    """A batch's output and loss with their graphs, built on first use; at the problem's weights or others."""
 
     def __init__(
         self, problem: Problem, batch: Batch, weight: float = 1.0, weights: Mapping[str, Tensor] | None = None
@@ -165,17 +151,27 @@ class Evaluation:
     def push(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
         """`J` times a change of the named leaves, by differentiating `Jᵀu` by `u` (no forward-mode gaps)."""
         placeholder, adjoint = self.adjoint
-        pulled = [adjoint[name] for name in names]
-        pairs = [pair for pair in zip(pulled, tangents, strict=True) if pair[0].requires_grad]
-        if not pairs:
-            return torch.zeros_like(self.output)
-        used, along = zip(*pairs, strict=True)
-        return torch.autograd.grad(used, placeholder, along, retain_graph=True, materialize_grads=True)[0]
+        return _grad_along([adjoint[name] for name in names], [placeholder], tangents)[0]
+
+    def hessian(self, names: Sequence[str], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The Hessian of the loss times a change of the named leaves, reverse over reverse."""
+        gradients, leaves = [self.gradients[name] for name in names], [self.leaves[name] for name in names]
+        return _grad_along(gradients, leaves, tangents)
 
     def pull(self, names: Sequence[str], cotangent: Tensor) -> tuple[Tensor, ...]:
         """`Jᵀ` times a cotangent of the output, for the named leaves."""
         leaves = [self.leaves[name] for name in names]
         return torch.autograd.grad(self.output, leaves, cotangent, retain_graph=True, materialize_grads=True)
+
+
+def _grad_along(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    pairs = [pair for pair in zip(outputs, tangents, strict=True) if pair[0].requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(one) for one in inputs)
+    used, along = zip(*pairs, strict=True)
+    return torch.autograd.grad(used, inputs, along, retain_graph=True, materialize_grads=True)
 
 
 def evaluate_in_double(evaluation: Evaluation) -> Evaluation:
@@ -206,7 +202,7 @@ def evaluate(problem: Problem) -> list[Evaluation]:
 
 
 def find_reduction(evaluations: Sequence[Evaluation]) -> str | None:
-    """Whether the loss is a "mean" or a "sum" over examples, found from its gradients; None if it is neither.
+    """Whether the loss is a "mean" or a "sum" over examples; None if it is neither.
 
     Where the outputs of a batch are joined with others, the gradients of a mean shrink by the batch's share.
     """
@@ -233,10 +229,7 @@ _SAME = 1e-3
 
 
 def _shrinkage(one: Evaluation, other: Evaluation) -> float | None:
-    """The gradient by the outputs of one batch when another one is joined to it, over that without.
-
-    None where the loss cannot be taken of both, nan where the gradient also turns.
-    """
+    """The gradient by the outputs of one batch when another is joined, over that without; nan if it turns."""
     joined = one.batch.joined_targets(other.batch)
     outputs = [one.output.detach(), other.output.detach()]
     if joined is None or outputs[0].ndim == 0 or outputs[0].shape[1:] != outputs[1].shape[1:]:
@@ -278,10 +271,7 @@ _MOST_ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class LossFactor:
-    """`H_z = scale · Σ_c S_c S_cᵀ` in every example: `columns` is (C, examples, …output).
-
-    Directions that no example bends (for softmax: all logits moving together) are left out.
-    """
+    """`H_z = scale · Σ_c S_c S_cᵀ` in every example: `columns` is (C, examples, …output)."""
 
     columns: Tensor
     scale: float

@@ -1,9 +1,8 @@
 """The Gram engine: every layer's Gauss-Newton curvature from a few shared backward passes.
 
-With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV` with one row of `V` per (example,
-column of S): the gradient of that output direction by the layer's weights. Its nonzero eigenvalues are those
-of the Gram matrix `V Vᵀ` (examples × outputs). A row of `V` is the product of the layer's input with the
-gradient at the layer's output, and one backward pass per column of S brings the latter to all layers.
+With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV`, where a row of `V` is the gradient
+of one column of S in one example: the layer's input times the gradient at its output, which one backward pass
+per column brings to all layers. The Gram matrix `V Vᵀ` (examples × outputs) has the same nonzero eigenvalues.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
 
 
 class LayerGram(LinearOperator):
-    """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block itself."""
+    """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block."""
 
     def __init__(self, traced: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> None:
         self.traced, self.weight_shape, self.scale = list(traced), weight_shape, scale
@@ -42,22 +41,17 @@ class LayerGram(LinearOperator):
         self.shape = (self.examples * self.columns,) * 2
         self.dtype, self.device = first.dtype, first.device
         self.weights = int(torch.Size(weight_shape).numel())
-        self._inner = self._inner_products()
         self.matrix: Tensor | None = None
+        self._inner: Tensor | None = None
+        call = self.traced[0].call if len(self.traced) == 1 else None
+        if isinstance(call, layer_uses.DenseCall) and call.rows == self.examples <= 2 * call.inputs.shape[1]:
+            self._inner = call.inputs @ call.inputs.T  # cheaper than the weight
         if self._inner is not None and self.shape[0] <= _LARGEST_MATRIX:
             # So small that the calls of a product cost more than the arithmetic: `V Vᵀ` itself.
             flat = first.reshape(self.shape[0], -1)
             blocks = (flat @ flat.T).view(self.examples, self.columns, self.examples, self.columns)
             blocks.mul_(self._inner.view(self.examples, 1, self.examples, 1))
             self.matrix = blocks.view(self.shape)
-
-    def _inner_products(self) -> Tensor | None:
-        """The inputs' inner products, where they are cheaper than the weight."""
-        (one, *others) = self.traced
-        if others or not isinstance(one.call, layer_uses.DenseCall) or one.call.rows != self.examples:
-            return None
-        inputs = one.call.inputs
-        return inputs @ inputs.T if self.examples <= 2 * inputs.shape[1] else None
 
     def _product(self, vector: Tensor) -> Tensor:
         if self.matrix is not None:
@@ -123,15 +117,12 @@ class SumOfGrams(LinearOperator):
 
 @dataclass(frozen=True)
 class KnownCall:
-    """A leaf, one of its calls, and the edge that the gradient of the call's output takes.
-
-    The rows are ordered by example, or, with `time_first`, by position, as inside `nn.MultiheadAttention`.
-    """
+    """A leaf, one of its calls, and the edge that the gradient of the call's output takes."""
 
     name: str
     call: layer_uses.Call
     edge: GradientEdge
-    time_first: bool = False
+    time_first: bool = False  # rows by position, not by example, as inside `nn.MultiheadAttention`
 
 
 def known_calls(
@@ -180,30 +171,21 @@ _MOST_WRITTEN = 2**16
 
 
 class CallSignals:
-    """A call and the gradients that reach its output, collected piece by piece.
-
-    `signals` is (examples, columns, outputs per example).
-    """
+    """A call and the gradients that reach its output: (examples, columns, outputs per example)."""
 
     call: layer_uses.Call
 
     def __init__(self, one: KnownCall, size: int, like: Tensor) -> None:
         outputs = int(torch.Size(one.call.output_shape).numel()) // size
-        self.time_first, self._part = one.time_first, slice(0, size)
+        self.time_first, self._calls = one.time_first, list[layer_uses.Call]()
         self.signals = like.new_empty(size, like.shape[0], outputs)
-        self._calls: list[layer_uses.Call] = []
 
-    def begin(self, call: layer_uses.Call, part: slice) -> None:
+    def add(self, call: layer_uses.Call, part: slice, gradients: Sequence[Tensor]) -> None:
+        """What the columns of the root send to the call's output, in a part of the batch."""
         self._calls.append(call)
-        self._part = part
-
-    def add(self, column: int, gradient: Tensor) -> None:
-        """The gradient that one column of the root sends to the call's output."""
-        examples = self._part.stop - self._part.start
-        self.signals[self._part, column] = rows_by_example(gradient, examples, self.time_first)
-
-    def finish(self) -> None:
-        """The piece is complete."""
+        for column, gradient in enumerate(gradients):
+            rows = rows_by_example(gradient, part.stop - part.start, self.time_first)
+            self.signals[part, column] = rows
 
     def gram(self, uses: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
         """The layer's Gram operator from the signals of all its calls, these among them."""
@@ -228,26 +210,17 @@ class WeightGradients(CallSignals):
         self._size = size
         self._factor = like.new_empty(size, like.shape[0] * call.weight.shape[0], call.weight[0].numel())
 
-    def begin(self, call: layer_uses.Call, part: slice) -> None:
-        assert isinstance(call, layer_uses.ConvolutionCall)
-        self._call, self._part = call, part
-        self._columns: list[Tensor] = []
-
-    def add(self, column: int, gradient: Tensor) -> None:
-        self._columns.append(gradient)
-
-    def finish(self) -> None:
+    def add(self, call: layer_uses.Call, part: slice, gradients: Sequence[Tensor]) -> None:
         """Patches times signals, for all columns of a few examples at a time."""
-        call, columns, self._columns = self._call, self._columns, []
-        step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * columns[0][0, 0].numel()))
+        assert isinstance(call, layer_uses.ConvolutionCall)
+        step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * gradients[0][0, 0].numel()))
         for first in range(0, call.rows, step):
-            part = slice(first, min(first + step, call.rows))
+            some = slice(first, min(first + step, call.rows))
             kernel, dilation = tuple(call.weight.shape[2:]), tuple(call.dilation)
-            patches = F.unfold(call.inputs[part], kernel, dilation, tuple(call.padding), tuple(call.stride))
-            signals = torch.stack([column[part].flatten(2) for column in columns], dim=1).flatten(1, 2)
-            place = self._factor[self._part.start + part.start : self._part.start + part.stop]
+            patches = F.unfold(call.inputs[some], kernel, dilation, tuple(call.padding), tuple(call.stride))
+            signals = torch.stack([column[some].flatten(2) for column in gradients], dim=1).flatten(1, 2)
+            place = self._factor[part.start + some.start : part.start + some.stop]
             torch.bmm(signals, patches.transpose(1, 2), out=place)
-        del self._call  # and with it the piece's activations
 
     def gram(self, uses: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
         weights = int(torch.Size(weight_shape).numel())
@@ -273,8 +246,7 @@ _BYTES_AT_ONCE = 2**25
 def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True) -> dict[str, LayerGram]:
     """The Gram operators of all leaves whose every use is a known linear call.
 
-    Costs a backward pass per column of the root, down to the layers' outputs: no weight gradient is formed.
-    With `split`, large batches go through in pieces.
+    Costs a backward pass per column of the root. With `split`, large batches go through in pieces.
     """
     problem, size = evaluation.problem, evaluation.output.shape[0]
     calls = known_calls(evaluation.uses, problem.leaves, size)
@@ -363,29 +335,16 @@ def _gather_piece(
 
 
 def _gather(
-    output: Tensor,
-    plan: Sequence[KnownCall],
-    columns: Tensor,
-    part: slice,
-    collectors: Sequence[CallSignals],
+    output: Tensor, plan: Sequence[KnownCall], columns: Tensor, part: slice, collectors: Sequence[CallSignals]
 ) -> None:
     """Send every column back to the calls of the plan."""
-    for one, collector in zip(plan, collectors, strict=True):
-        collector.begin(one.call, part)
-    batched = _backward_all(output, plan, columns)
-    for index, column in enumerate(columns):
-        found = [arrived[index] for arrived in batched] if batched else backward(output, plan, column)
-        for collector, gradient in zip(collectors, found, strict=True):
-            collector.add(index, gradient)
-    for collector in collectors:
-        collector.finish()
-
-
-def _backward_all(output: Tensor, plan: Sequence[KnownCall], columns: Tensor) -> list[Tensor] | None:
-    """All columns in one pass, faster for dense networks; None for others, or where torch cannot."""
+    by_call: list[tuple[Tensor, ...]] = []
     edges = [one.edge for one in plan]
-    if not all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
-        return None
-    found = layer_uses.batched_grad(output, edges, columns) or ()
-    arrived = [one for one in found if one is not None]
-    return arrived if arrived and len(arrived) == len(found) else None
+    if all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
+        # All columns in one pass are faster for dense networks.
+        arrived = layer_uses.batched_grad(output, edges, columns) or ()
+        by_call = [one.unbind() for one in arrived if one is not None]
+    if len(by_call) < len(plan):
+        by_call = list(zip(*[backward(output, plan, column) for column in columns], strict=True))
+    for one, collector, gradients in zip(plan, collectors, by_call, strict=True):
+        collector.add(one.call, part, gradients)

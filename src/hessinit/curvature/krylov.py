@@ -22,8 +22,6 @@ _LARGEST_FOR_NUMPY = 24
 
 
 class LanczosState:
-    """What `conclude` reads of a Lanczos iteration."""
-
     dtype: torch.dtype
     steps, scale, exhausted = 0, 0.0, False
 
@@ -38,7 +36,7 @@ class LanczosProcess(LanczosState):
     >>> process = LanczosProcess(torch.diag(torch.tensor([1.0, 2.0, 5.0])), torch.ones(3))
     >>> while not process.exhausted:
     ...     process.step()
-    >>> values, _ = process.ritz()
+    >>> values, _, _ = process.ritz()
     >>> [round(float(value) * process.scale, 5) for value in values]
     [1.0, 2.0, 5.0]
     """
@@ -54,10 +52,7 @@ class LanczosProcess(LanczosState):
         self._blocks: list[Tensor] = []
         self._rows_used = 0
         self._current = self._next_row()
-        scale = power_of_two_scale(initial)
-        if scale == 0.0 or math.isinf(scale):
-            raise ValueError("the initial vector is zero or not finite; pass any other vector.")
-        torch.mul(initial.detach(), 1 / scale, out=self._current)
+        torch.mul(initial.detach(), 1 / power_of_two_scale(initial), out=self._current)
         for _ in range(2):
             self._orthogonalize(self._current, self._locked)
         self._current.div_(torch.linalg.vector_norm(self._current))
@@ -90,17 +85,13 @@ class LanczosProcess(LanczosState):
             candidate.mul_(1 / beta)
             self._current = candidate
 
-    def ritz(self) -> tuple[Array, Array]:
-        """Eigenvalues (ascending, in units of `scale`) and eigenvectors of the tridiagonal matrix."""
-        return small_eigenpairs(self.tridiagonal[: self.steps, : self.steps])
-
-    def residuals(self, vectors: Array) -> Array:
-        """‖A y − θ y‖ of every Ritz pair, in units of `scale`: β times the last entry of its vector."""
-        residuals: Array = self._beta * np.abs(vectors[-1])
-        return residuals
+    def ritz(self) -> tuple[Array, Array, Array]:
+        """Ritz values (ascending), eigenvectors of the tridiagonal matrix, residuals; in units of `scale`."""
+        values, vectors = small_eigenpairs(self.tridiagonal[: self.steps, : self.steps])
+        return values, vectors, self._beta * np.abs(vectors[-1])  # ‖A y − θ y‖ = β |last entry|
 
     def ritz_vectors(self, vectors: Array) -> Tensor:
-        """The Ritz vectors (n, k) of the given eigenvectors (steps, k) of the tridiagonal matrix."""
+        """The Ritz vectors (n, k) of eigenvectors (steps, k) of the tridiagonal matrix."""
         coefficients = torch.from_numpy(np.ascontiguousarray(vectors)).to(self._current)
         result = self._current.new_zeros((self.size, coefficients.shape[1]))
         row = 0
@@ -173,16 +164,13 @@ _RARE = 0.01
 
 @dataclass(frozen=True)
 class RitzExtreme:
-    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps.
-
-    `unseen` is how far beyond it an eigenvalue may lie that the initial vector holds almost nothing of.
-    """
+    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps."""
 
     value: float
     residual: float
     bound: float
     change: float
-    unseen: float = 0.0
+    unseen: float = 0.0  # how far beyond it an eigenvalue may lie, as by `unseen_distance`
     bounded: bool = False  # from both sides, so that the residual does not matter
 
     def is_converged(self, tolerance: float, norm: float) -> bool:

@@ -22,16 +22,13 @@ _MAKES_THE_NORM = 0.9
 
 @dataclass(frozen=True)
 class LanczosResult:
-    """The extreme eigenvalues, from `steps` products in all; `norm` is the largest |eigenvalue|.
-
-    `bottom` is None when only the top was asked for; `ritz` holds all Ritz values in ascending order.
-    """
+    """The extreme eigenvalues, from `steps` products in all."""
 
     top: Estimate
-    bottom: Estimate | None
-    norm: Estimate
+    bottom: Estimate | None  # if asked for
+    norm: Estimate  # the largest |eigenvalue|
     steps: int
-    ritz: tuple[float, ...]
+    ritz: tuple[float, ...]  # all Ritz values, ascending
 
 
 def lanczos(
@@ -73,8 +70,7 @@ def lanczos(
         last = process.exhausted or process.steps == limit
         if not last and (size <= krylov.SMALL or not krylov.worth_checking(process.steps)):
             continue
-        values, small_vectors = process.ritz()
-        residuals = process.residuals(small_vectors)
+        values, small_vectors, residuals = process.ritz()
         norm = krylov.spectral_norm(values)
         earlier = [check for check in checks if check[0] <= process.steps - krylov.SETTLING_STEPS]
         _, last_bottom, last_top = earlier[-1] if earlier else (0, -math.inf, math.inf)
@@ -121,9 +117,7 @@ class _Inverse:
 
 
 def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 0) -> Estimate:
-    """The smallest eigenvalue of a positive matrix, by Lanczos on its inverse: ten steps instead of hundreds.
-
-    In fp64 whatever the matrix's dtype. A matrix that is singular up to rounding has 0, to that rounding.
+    """The smallest eigenvalue of a positive matrix, by Lanczos on its inverse in fp64; 0 if it is singular.
 
     >>> round(smallest_eigenvalue(torch.diag(torch.tensor([4.0, 1.0, 2.0]))).value, 6)
     1.0
@@ -189,10 +183,7 @@ def lockstep_tops(
 
 
 class _Lockstep:
-    """The Lanczos bases of the operators still running, one row each, extended together.
-
-    The bookkeeping is numpy's: the vectors are short, and its calls cost a fraction of torch's.
-    """
+    """The Lanczos bases of the operators still running; numpy's calls cost a fraction of torch's."""
 
     def __init__(self, operators: Sequence[probes.Operator], seed: int) -> None:
         initial = probes.probe_stream(operators[0], seed).draw()

@@ -42,10 +42,7 @@ class Use:
 
 
 def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]:
-    """For every leaf, the nodes that consume it or its transpose, in the order they ran.
-
-    A use that were missed would make a curvature too small, silently.
-    """
+    """For every leaf, all nodes that consume it or its transpose, in the order they ran."""
     names = {id(leaf): name for name, leaf in leaves.items()}
     uses: dict[str, list[Use]] = {name: [] for name in leaves}
     seen = {output.grad_fn}

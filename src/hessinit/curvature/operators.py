@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,6 @@ class LinearOperator(ABC):
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    products: int = 0
     # What the products run in; the caller of many enters it once instead.
     settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -28,7 +28,7 @@ class LinearOperator(ABC):
         """The product with one flat vector."""
 
     def _adjoint_product(self, vector: Tensor) -> Tensor:
-        """The product with the transpose; the operator itself where it is symmetric."""
+        """The product with the transpose."""
         return self._product(vector)
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
@@ -42,7 +42,6 @@ class LinearOperator(ABC):
                 f"pass ({self.shape[1]},) or ({self.shape[1]}, m)."
             )
         vectors = vectors.to(dtype=self.dtype, device=self.device)
-        self.products += 1 if vectors.ndim == 1 else vectors.shape[1]
         with self.settings():
             if vectors.ndim == 1:
                 return self._product(vectors)
@@ -72,19 +71,15 @@ class LinearOperator(ABC):
 
 
 class Transposed(LinearOperator):
-    """The transpose of an operator; its products count as the operator's."""
-
     def __init__(self, original: LinearOperator) -> None:
         self.original = original
         self.shape = (original.shape[1], original.shape[0])
         self.dtype, self.device, self.settings = original.dtype, original.device, original.settings
 
     def _product(self, vector: Tensor) -> Tensor:
-        self.original.products += 1
         return self.original._adjoint_product(vector)
 
     def _adjoint_product(self, vector: Tensor) -> Tensor:
-        self.original.products += 1
         return self.original._product(vector)
 
 
@@ -95,9 +90,8 @@ def split(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
-    if len(tensors) == 1:
-        return tensors[0].reshape(-1)
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def add_up(tensors: Sequence[Tensor]) -> Tensor:
@@ -115,51 +109,29 @@ class WeightOperator(LinearOperator):
         self.shape = (sum(leaves[name].numel() for name in names),) * 2
         self.dtype, self.device = leaves[names[0]].dtype, evaluations[0].problem.device
 
-    def _sum_over_batches(self, product: Callable[[Evaluation], Tensor]) -> Tensor:
-        total: Tensor | None = None
-        for evaluation in self.evaluations:
-            found = product(evaluation).detach()
-            found = found if evaluation.weight == 1.0 else found * evaluation.weight
-            total = found if total is None else total + found
-        assert total is not None
-        return total
+    def _sum_over_batches(self, product: Callable[[Evaluation], Sequence[Tensor]]) -> Tensor:
+        found = (join(product(one)).detach() * one.weight for one in self.evaluations)
+        return functools.reduce(torch.add, found)
 
 
 class HessianOperator(WeightOperator):
-    """The exact Hessian of the loss: reverse over reverse, on one retained gradient graph.
-
-    A product costs about two gradients for the whole network, less for late layers.
-    """
+    """The exact Hessian of the loss, reverse over reverse; a product costs about two gradients."""
 
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
-
-        def of_batch(evaluation: Evaluation) -> Tensor:
-            leaves = [evaluation.leaves[name] for name in self.names]
-            gradients = [evaluation.gradients[name] for name in self.names]
-            pairs = [pair for pair in zip(gradients, tangents, strict=True) if pair[0].requires_grad]
-            if not pairs:
-                return torch.zeros_like(vector)  # a loss that is linear in these weights
-            curved, along = zip(*pairs, strict=True)
-            return join(torch.autograd.grad(curved, leaves, along, retain_graph=True, materialize_grads=True))
-
-        return self._sum_over_batches(of_batch)
+        return self._sum_over_batches(lambda one: one.hessian(self.names, tangents))
 
 
 class GaussNewtonOperator(WeightOperator):
-    """`Jᵀ H_z J`, the paper's Theorem 1; a product costs about two gradients.
-
-    The exact Hessian's block for piecewise-linear networks.
-    """
+    """`Jᵀ H_z J`, the paper's Theorem 1; a product costs about two gradients."""
 
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
 
-        def of_batch(evaluation: Evaluation) -> Tensor:
-            moved = evaluation.push(self.names, tangents)
-            return join(evaluation.pull(self.names, evaluation.output_hessian(moved)))
+        def product(one: Evaluation) -> tuple[Tensor, ...]:
+            return one.pull(self.names, one.output_hessian(one.push(self.names, tangents)))
 
-        return self._sum_over_batches(of_batch)
+        return self._sum_over_batches(product)
 
 
 class JacobianOperator(WeightOperator):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from hessinit.curvature.engines import Engine, LanczosSettings, build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate, find_reduction
 from hessinit.curvature.lanczos import lanczos
 from hessinit.curvature.operators import LinearOperator, join
@@ -17,9 +17,6 @@ from hessinit.problem.batches import Batch, map_tensors
 from hessinit.problem.problem import Problem
 from hessinit.results.advice import check_fraction, check_nonnegative
 from hessinit.results.estimates import Estimate
-
-if TYPE_CHECKING:
-    from hessinit.curvature.engines import Engine, LanczosSettings
 
 # Seven degrees of freedom give a variance to a factor of about 1.5, and all parts cost one gradient together.
 PARTS = 8
@@ -96,14 +93,11 @@ def spectral_norm(operator: LinearOperator, settings: LanczosSettings, *, semide
 
 @dataclass(frozen=True)
 class AdamCurvature:
-    """The norm of P^-½ H P^-½, and the learning rate that is best for Adam's very first step.
-
-    `first_step` lowers the quadratic model of the loss most. `frozen` counts the entries without a gradient.
-    """
+    """The norm of P^-½ H P^-½, and the learning rate that is best for Adam's very first step."""
 
     norm: Estimate
     first_step: float
-    frozen: int
+    frozen: int  # entries without a gradient
     notes: tuple[str, ...] = ()
 
     def best(self, rule: AdamRule) -> float:
@@ -159,8 +153,6 @@ def measure_adam(
 
 def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
     """The learning rate of the largest guaranteed decrease of Adam, as in `advise`."""
-    from hessinit.curvature.engines import LanczosSettings, build_engine
-
     with problem.settings():
         evaluations, settings = evaluate(problem), LanczosSettings(1e-3, 200, problem.seed)
         engine = build_engine(evaluations, "gauss-newton", settings)

@@ -108,28 +108,27 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
 
 
 def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Difference]:
-    singles, doubles = _repeat(evaluations[0], curvature)
-    for one in evaluations[1:]:
-        for sums, products in zip((singles, doubles), _repeat(one, curvature), strict=True):
+    singles: dict[str, Tensor] = {}
+    doubles: dict[str, Tensor] = {}
+    for evaluation in evaluations:
+        for sums, products in zip((singles, doubles), _repeat(evaluation, curvature), strict=True):
             for name, product in products.items():
-                sums[name] += product
+                part = evaluation.weight * product.double()
+                sums[name] = sums[name] + part if name in sums else part
     return {name: Difference.of(single, doubles[name]) for name, single in singles.items()}
 
 
 def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     single = _product(evaluation, curvature)
     try:
-        again = _product(evaluate_in_double(evaluation), curvature)
+        return single, _product(evaluate_in_double(evaluation), curvature)
     except Exception:  # a forward that supports float32 only: move the weights in their last digit instead
         problem = evaluation.problem
         weights = weights_in(problem, problem.dtype)
         for name, leaf in problem.leaves.items():
             digit = torch.finfo(leaf.dtype).eps * _random(leaf, problem.seed).sign()
             weights[name] = weights[name] * (1 + digit)
-        again = _product(evaluate_at(evaluation, weights), curvature)
-    weight = evaluation.weight
-    pairs = [{name: weight * one.double() for name, one in some.items()} for some in (single, again)]
-    return pairs[0], pairs[1]
+        return single, _product(evaluate_at(evaluation, weights), curvature)
 
 
 def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.init.gain import second_moment, slope_moment
+from hessinit.init.gain import moment
 from hessinit.init.layer_functions import GATES
 from hessinit.init.trace import SCALINGS, VIEWS, Context, Step, Trace, keeps_elements
 
@@ -75,13 +75,13 @@ def _function_of(outcomes: Outcomes) -> Function | None:
     return lambda value: torch.stack([chance * one(value) ** 2 for chance, one in outcomes]).sum(0).sqrt()
 
 
-def _moment(outcomes: Outcomes, measure: Callable[[Function], float], scale: float = 1.0) -> float:
-    """E f(z)² or E f'(z)², as `measure` says, for the function at `scale`·z; nan if it has none."""
+def _moment(outcomes: Outcomes, scale: float = 1.0, *, slope: bool = False) -> float:
+    """E f(z)², or E f'(z)², of the function at `scale`·z; nan if it has none."""
     if not outcomes:
         return scale**2
     try:
         scaled = _compose(lambda value: scale * value, outcomes)
-        return sum(chance * measure(one) for chance, one in scaled)
+        return sum(chance * moment(one, slope=slope) for chance, one in scaled)
     except ProblemError:  # not elementwise after all, or not finite: whoever needs the gain says so
         return math.nan
 
@@ -120,7 +120,7 @@ def _back(trace: Trace, index: int, outcomes: Outcomes = ()) -> Context:
 
 
 def _source(trace: Trace, step: Step, outcomes: Outcomes) -> Context:
-    size = _moment(outcomes, second_moment)
+    size = _moment(outcomes)
     if step.kind == "product":
         roots = [root for source in step.sources for root in _roots(trace, source)]
         if len(set(roots)) < len(roots):  # not independent, and not one function of one signal
@@ -155,11 +155,11 @@ def _roots(trace: Trace, index: int) -> list[int]:
 def _product(factors: list[Context], outcomes: Outcomes) -> Context:
     """Different signals are taken as independent: second moments multiply."""
     if any(factor.trouble for factor in factors):  # weights from a softmax, as in attention
-        return Context(end="mix", moment=_moment(outcomes, second_moment))
+        return Context(end="mix", moment=_moment(outcomes))
     size = math.prod(factor.moment for factor in factors)
     return Context(
         words=" × ".join(factor.words or factor.end for factor in factors),
-        moment=_moment(outcomes, second_moment, math.sqrt(size)),
+        moment=_moment(outcomes, math.sqrt(size)),
         keep=math.prod(factor.keep for factor in factors),
         dropout_active=any(factor.dropout_active for factor in factors),
         end="unknown" if any(factor.end == "unknown" for factor in factors) else "product",
@@ -237,7 +237,7 @@ class Downstream:
             for passed in reversed(met):
                 outcomes, kept = _prepend(passed, outcomes)
                 keep *= kept
-            size *= _moment(outcomes, slope_moment)
+            size *= _moment(outcomes, slope=True)
             words = ", ".join(filter(None, (words, *(passed.name for passed in met))))
             active, end = active or any(passed.active for passed in met), path.end if met or not end else end
             if path.end != "sum" or path.last is None:

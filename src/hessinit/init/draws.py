@@ -6,7 +6,6 @@ bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -153,11 +152,7 @@ def draw_values(
     planned = {draft.target.key: draft.planned for draft in drafts}
     written = {draft.target.key: draft for draft in drafts if draft.use is not None}
     weights = {key: _draw(draft, scheme, distribution, generator) for key, draft in written.items()}
-    owned = (
-        []
-        if biases == "keep"
-        else [bias for one in written.values() for bias in one.target.biases().values()]
-    )
+    owned = [bias for one in written.values() for bias in one.target.biases().values() if biases != "keep"]
     zeros = {bias: torch.zeros_like(bias, requires_grad=False) for bias in owned}
     notes: tuple[str, ...] = ()
     if scheme == "lsuv":
@@ -205,44 +200,41 @@ def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
 
 def _default_values(drafts: Sequence[Draft], biases: str, generator: torch.Generator | None) -> Drawn:
     """What each owner's own `reset_parameters` gives, on a copy of the owner, times the dropout factor."""
-    weights: list[tuple[Target, Tensor]] = []
-    new_biases: dict[nn.Parameter, Tensor] = {}
-    planned: list[PlannedWeight] = []
+    drawn, new_biases, planned = [], {}, []
     copies: dict[nn.Module, dict[str, nn.Parameter]] = {}
     for draft in drafts:
         target, plan = draft.target, draft.planned
         if draft.use is not None and target.owner not in copies:
             copies[target.owner] = _reset_copy(target.owner, generator)
-        if draft.use is None or target.attribute not in copies[target.owner]:
+        reset = copies.get(target.owner, {})
+        if draft.use is None or target.attribute not in reset:
             reason = plan.unchanged or "its module has no default of its own"
-            planned.append(
-                PlannedWeight(name=plan.name, aliases=plan.aliases, shape=plan.shape, unchanged=reason)
-            )
+            kept = PlannedWeight(name=plan.name, aliases=plan.aliases, shape=plan.shape, unchanged=reason)
+            planned.append(kept)
             continue
-        reset = copies[target.owner]
         value = reset[target.attribute].detach() * draft.factor
-        weights.append((target, value))
+        drawn.append((target, value))
         planned.append(_measured(draft, value))
-        for name, bias in target.biases().items():
-            if biases != "keep":
-                new_biases[bias] = reset[name].detach() if biases == "auto" else torch.zeros_like(bias)
-    return Drawn(weights, new_biases, tuple(planned))
+        for name, bias in target.biases().items() if biases != "keep" else ():
+            new_biases[bias] = reset[name].detach() if biases == "auto" else torch.zeros_like(bias)
+    return Drawn(drawn, new_biases, tuple(planned))
 
 
-def _reset_copy(owner: nn.Module, generator: torch.Generator | None) -> dict[str, nn.Parameter]:
-    reset = next((name for name in ("reset_parameters", "_reset_parameters") if hasattr(owner, name)), None)
-    if reset is None:
+def _reset_copy(owner: Any, generator: torch.Generator | None) -> dict[str, nn.Parameter]:
+    """Empty for a module that has no default of its own."""
+    name = next((name for name in ("reset_parameters", "_reset_parameters") if hasattr(owner, name)), None)
+    if name is None:
         return {}
     twin = copy.deepcopy(owner)
     dtype = next(twin.parameters()).dtype
     # bfloat16 and float16 are drawn in float32, as everything else is.
     twin = twin.to("cpu", torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype)
-    # Modules draw from the global generator only: it is seeded from one that was given, and restored.
-    seed = None if generator is None else _independent(generator).initial_seed()
-    with contextlib.nullcontext() if seed is None else untouched_random_state(torch.device("cpu")):
-        if seed is not None:
-            torch.default_generator.manual_seed(seed)
-        getattr(twin, reset)()
+    if generator is None:
+        getattr(twin, name)()
+    else:  # modules draw from the global generator only: it is seeded from the one given, and restored
+        with untouched_random_state(torch.device("cpu")):
+            torch.default_generator.manual_seed(_independent(generator).initial_seed())
+            getattr(twin, name)()
     return dict(twin.named_parameters(recurse=False))
 
 
@@ -256,8 +248,6 @@ _ROUNDS = 10
 _CLOSE = 1e-3
 _CLOSE_ENOUGH = 0.1
 _EXPLODING = 0.5  # a later use may be twice as large as asked for, as it is in recurrences and at random
-# A weight that grew by more than this factor, to more than this size, undoes something meant to be small.
-_GROWN = 1000.0
 
 
 class UnitVariance(TorchFunctionMode):
@@ -313,14 +303,10 @@ class UnitVariance(TorchFunctionMode):
         self.factors[name] = 1.0
         for _ in range(_ROUNDS):
             deviation = _deviation(result)
-            if math.isnan(deviation):
-                raise ProblemError(
-                    f"the output of {layer_name(name)} on this sample holds NaN or inf; clean it."
-                )
             if not 0 < deviation < math.inf:
                 raise ProblemError(
                     f"the output of {layer_name(name)} on this sample has standard deviation {deviation:g}, "
-                    "so no scale makes it 1. Pass a sample of several examples that differ."
+                    "so no scale makes it 1. Pass a finite sample of several examples that differ."
                 )
             if abs(deviation / std - 1) < _CLOSE:
                 return result
@@ -370,17 +356,7 @@ def _scale_to_unit_variance_(
 
     unseen = [key for key in plain if key not in mode.factors]
     notes = named(unseen, "no output of their own to measure, so left orthogonal.")
-    notes += named(
-        [key for key in targets if key not in plain], "parametrized, so not scaled; left orthogonal."
-    )
-    for key, factor in mode.factors.items():
-        size = float(weights[key].double().square().mean().sqrt())
-        if factor > _GROWN and size > _GROWN:
-            notes.append(
-                f"{targets[key].name} gets a standard deviation of {size:.2g}, because its input is that "
-                "small. If a gate or a LayerScale before it is meant to be small at first, leave it out "
-                "(layers=)."
-            )
+    notes += named([key for key in targets if key not in plain], "parametrized, so left orthogonal.")
     for key, factor in mode.shrunk.items():
         notes.append(
             f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too large, "

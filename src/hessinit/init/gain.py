@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy
@@ -26,9 +25,7 @@ NAMES = (
     "logsigmoid", "mish", "relu", "relu6", "rrelu", "selu", "sigmoid", "silu", "softplus", "softshrink",
     "softsign", "tanh", "tanhshrink",
 )  # fmt: skip
-_SYNONYMS = {"swish": "silu", "hard_swish": "hardswish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu"}
-# torch.nn.init.calculate_gain takes these for "linear".
-_LINEAR = ("linear", "identity", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
+_SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu"}
 
 
 def gain(activation: Activation, *, backward: bool = False) -> float:
@@ -47,52 +44,49 @@ def gain(activation: Activation, *, backward: bool = False) -> float:
     >>> round(gain(torch.tanh, backward=True), 4)
     1.4674
     """
-    moment = _moment(activation, slope=backward)
-    if moment == 0:
+    found = moment(activation, slope=backward)
+    if found == 0:
         what = "f'(z)²" if backward else "f(z)²"
         raise ProblemError(
-            f"{name_of(activation)} has no gain: E {what} is 0 for z ~ N(0, 1), and no weight makes up for "
+            f"{_name_of(activation)} has no gain: E {what} is 0 for z ~ N(0, 1), and no weight makes up for "
             "it. Pass an activation that lets something through."
         )
-    return 1 / math.sqrt(moment)
+    return 1 / math.sqrt(found)
 
 
-def second_moment(function: Activation) -> float:
-    """E f(z)² for z ~ N(0, 1): what is left of the signal's mean square after `function`.
+def moment(activation: Activation, *, slope: bool = False) -> float:
+    """E f(z)² for z ~ N(0, 1), or E f'(z)²: what is left of the mean square of a signal, or of a gradient.
 
-    >>> second_moment(nn.Identity()), round(second_moment(nn.ReLU()), 9)
+    Refuses what is random or not elementwise. A module is copied; it and the generators stay as they were.
+
+    >>> moment(nn.Identity()), round(moment(nn.ReLU()), 9)
     (1.0, 0.5)
     """
-    return _moment(function, slope=False)
-
-
-def slope_moment(function: Activation) -> float:
-    """E f'(z)² for z ~ N(0, 1): what is left of the gradient's mean square before `function`."""
-    return _moment(function, slope=True)
-
-
-def _moment(activation: Activation, *, slope: bool) -> float:
     function = _resolve(activation)
+    name = _name_of(function)
     if isinstance(function, nn.Module):
         forward = getattr(function.forward, "__func__", None)  # None where one was set on the instance
         if forward is nn.Identity.forward:
             return 1.0
         if forward is nn.PReLU.forward:
             return _prelu_moment(cast(nn.PReLU, function))
-    with elementwise(function) as evaluate:
+    # `CPU` is the default device for tensors that `function` makes.
+    with torch.inference_mode(False), torch.no_grad(), untouched_random_state(CPU), CPU:
+        evaluate = _evaluation(function, name)
+        _refuse_unless_elementwise(evaluate, name)
         try:
             return normal_mean_square(_slope_of(evaluate) if slope else evaluate)
         except ArithmeticError as error:
             what = "f'(z)²" if slope else "f(z)²"
             raise ProblemError(
-                f"E {what} of {name_of(function)}, z ~ N(0, 1), cannot be found: {error}. Pass an activation "
-                "that is finite everywhere and grows no faster than exp(2z)."
+                f"E {what} of {name}, z ~ N(0, 1), cannot be found: {error}. Pass an activation that is "
+                "finite everywhere and grows no faster than exp(2z)."
             ) from error
 
 
 def _resolve(activation: Activation) -> Function | nn.Module:
     if isinstance(activation, str):
-        if activation in _LINEAR:
+        if activation in ("linear", "identity"):
             return nn.Identity()
         if activation.lower() == "prelu":
             raise ProblemError("activation='prelu' has slopes that are learned; pass the nn.PReLU itself.")
@@ -117,28 +111,16 @@ def _resolve(activation: Activation) -> Function | nn.Module:
 def _prelu_moment(module: nn.PReLU) -> float:
     # In closed form, because several slopes go to the channels of its input: the mean over channels. The same
     # for values and slopes, as it is linear on either side of 0.
-    if module.weight.is_meta:
-        raise ProblemError(f"{name_of(module)} has no gain on the meta device: give its slopes values.")
-    moment = (1 + float(module.weight.detach().cpu().double().square().mean())) / 2
-    if math.isfinite(moment):
-        return moment
-    raise ProblemError(f"{name_of(module)} has no gain: its slopes are not finite. Give them values first.")
+    slopes = module.weight.detach()
+    found = math.nan if slopes.is_meta else (1 + float(slopes.cpu().double().square().mean())) / 2
+    if not math.isfinite(found):
+        raise ProblemError(
+            f"{_name_of(module)} has no gain: its slopes are not finite. Give them values first."
+        )
+    return found
 
 
 # --- A user's activation as a function of fp64 vectors, checked to be elementwise -------------------------
-
-
-@contextlib.contextmanager
-def elementwise(function: Function | nn.Module) -> Iterator[Function]:
-    """`function` on fp64 vectors on the CPU, whatever its own dtype and device and the caller's settings.
-
-    Refuses what is random or not elementwise. A module is copied; it and the generators stay as they were.
-    """
-    # `CPU` is the default device for tensors that `function` makes.
-    with torch.inference_mode(False), torch.no_grad(), untouched_random_state(CPU), CPU:
-        evaluate = _evaluation(function)
-        _refuse_unless_elementwise(evaluate, name_of(function))
-        yield evaluate
 
 
 def _slope_of(function: Function) -> Function:
@@ -156,36 +138,28 @@ def _slope_of(function: Function) -> Function:
     return slope
 
 
-def name_of(activation: object) -> str:
-    """What messages call it."""
+def _name_of(activation: object) -> str:
     if isinstance(activation, nn.Module):
         text = " ".join(repr(activation).split())
         return text if len(text) <= 60 else type(activation).__name__
     return str(getattr(activation, "__name__", None) or repr(activation))
 
 
-def _evaluation(function: Function | nn.Module) -> Function:
+def _evaluation(function: Function | nn.Module, name: str) -> Function:
     """`function` as it is called on a vector; refuses a result that is not a tensor of the same shape."""
-    name = name_of(function)
-
-    def failure(error: Exception) -> ProblemError:
-        return ProblemError(
-            f"{name} could not be evaluated on an fp64 vector on the CPU ({type(error).__name__}: {error}). "
-            "A gain belongs to a function of one number; pass that function, of tensors of any shape, alone."
-        )
-
-    call: Callable[[Tensor], Any] = function
-    try:
-        if isinstance(function, nn.Module):
-            call = _own_copy(function).forward
-    except Exception as error:
-        raise failure(error) from error
+    copies: list[nn.Module] = []
 
     def evaluate(z: Tensor) -> Tensor:
         try:
+            if isinstance(function, nn.Module) and not copies:
+                copies.append(_own_copy(function))
+            call: Callable[[Tensor], Any] = copies[0].forward if copies else function
             result = call(z.clone())  # it may write in place
         except Exception as error:
-            raise failure(error) from error
+            raise ProblemError(
+                f"{name} could not be evaluated on an fp64 vector ({type(error).__name__}: {error}). A gain "
+                "belongs to a function of one number; pass that function alone."
+            ) from error
         if not isinstance(result, Tensor) or result.shape != z.shape or result.is_complex():
             raise _not_elementwise(name, "it does not give one real number for each that it gets")
         return result.double()
@@ -268,17 +242,11 @@ def normal_mean_square(function: Callable[[Tensor], Tensor]) -> float:
     return whole
 
 
-def _two_rules() -> tuple[Tensor, Tensor]:
-    """Nodes in (0, 1) of a coarse and a finer rule; a column of weights for each, zero at the other's."""
-    (coarse, coarse_weights), (fine, fine_weights) = (
-        numpy.polynomial.legendre.leggauss(count) for count in (10, 16)
-    )
-    weights = numpy.zeros((26, 2))
-    weights[:10, 0], weights[10:, 1] = coarse_weights / 2, fine_weights / 2
-    return torch.from_numpy((numpy.concatenate([coarse, fine]) + 1) / 2), torch.from_numpy(weights)
-
-
-_NODES, _WEIGHTS = _two_rules()
+# Nodes in (0, 1) of a coarse and a finer rule; a column of weights for each, zero at the other's.
+_COARSE, _FINE = numpy.polynomial.legendre.leggauss(10), numpy.polynomial.legendre.leggauss(16)
+_NODES = torch.from_numpy((numpy.concatenate([_COARSE[0], _FINE[0]]) + 1) / 2)
+_WEIGHTS = torch.zeros(26, 2, dtype=torch.float64)
+_WEIGHTS[:10, 0], _WEIGHTS[10:, 1] = torch.from_numpy(_COARSE[1]) / 2, torch.from_numpy(_FINE[1]) / 2
 
 
 def _integrals(function: Callable[[Tensor], Tensor], left: Tensor, width: float) -> tuple[Tensor, Tensor]:

@@ -204,27 +204,26 @@ def _solve_network(
     norm = model.network_norm() if needed else math.inf
     first = (Measurement(t=0.0, norm=norm, loss=output.loss),)
     if config.scheme_only:
-        reason = (
-            f"steps of {config.optimizer} do not grow with the gradient, so the rate asks for no curvature"
-        )
+        reason = f"steps of {config.optimizer} do not grow with the gradient: no curvature is asked for"
         rate, decoupled = config.lr, config.optimizer == "adamw"
         if rate == "auto":
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
             rate = best_adam_rate(model.factory.problem(), rule)
         return Goal(norm, rate if math.isfinite(rate) else None), Outcome(first, reason), NOT_SCALED
-    homogeneous = scales.small_and_large(targets, uses, model) is not None
-    goal = config.goal(traits, norm, unscaled=not homogeneous)
+
+    def homogeneous() -> bool:  # costs forwards
+        return scales.small_and_large(targets, uses, model) is not None
+
+    goal = config.goal(traits, norm, unscaled=config.lr == "auto" and not homogeneous())
     insists = config.scaling != "auto" or config.lr is None
     if traits.reason_not_to_sharpen and not insists and 0 < norm < goal.target * (1 - config.tolerance):
-        reason = (
-            "the weights are flat enough for the rate; since "
-            f"{traits.reason_not_to_sharpen}, sharper ones would not learn faster"
-        )
-        return goal, Outcome(first, reason), NOT_SCALED
+        why = f"since {traits.reason_not_to_sharpen}, sharper ones would not learn faster"
+        return goal, Outcome(first, f"the weights are flat enough for the rate; {why}"), NOT_SCALED
     scaling = config.scaling
     if scaling == "auto":
-        highest = goal.target * (defaults.SMALL_OUTPUT_UP_TO if homogeneous else 1.0)
-        scaling = "small-output" if 0 < norm <= highest else "all"
+        sharper = norm / goal.target
+        flat = sharper <= 1 or (sharper <= defaults.SMALL_OUTPUT_UP_TO and homogeneous())
+        scaling = "small-output" if norm > 0 and flat else "all"
     path = scales.scaling_path(scaling, targets, uses, model, goal.target)
     limited = traits.normalized and scaling == "all" and not insists
     lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if limited else -math.inf

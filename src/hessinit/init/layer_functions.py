@@ -38,7 +38,9 @@ def use_weight(
         sources = (trace.add("constant", "constant").index,)
     if not weight.name or weight.how == "slice":
         reason = "mixed from several parameters" if not weight.name else "used in slices"
-        return _other_use(trace, name, weight, f"{reason} by {name}", sources, shape)
+        for parameter in weight.parameters:
+            trace.other_uses.setdefault(parameter, f"{reason} by {name}")
+        return trace.add(name, "weight", sources, shape=shape)
     if weight.transposed and kind == "dense":
         details["outputs_last"] = not details.get("outputs_last", False)
     stored = tuple(weight.value.shape)[:: -1 if weight.transposed else 1]
@@ -47,37 +49,32 @@ def use_weight(
     return trace.add(name, "weight", sources, use=use, shape=shape)
 
 
-def _other_use(
-    trace: Trace, name: str, weight: Derived, words: str, sources: tuple[int, ...], shape: Shape
-) -> Signal:
-    for parameter in weight.parameters:
-        trace.other_uses.setdefault(parameter, words)
-    return trace.add(name, "weight", sources, shape=shape)
-
-
 # Each of these returns None where the call is no use of a weight: a part of how one is made, for example.
 
 
-def _linear(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
-    given = arguments(args, kwargs, "input weight bias")
-    if not isinstance(given["weight"], Derived) or isinstance(given["input"], Derived):
+def _layer(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
+    order = "output_padding groups dilation" if "transpose" in name else "dilation groups"
+    names = {
+        "embedding_bag": "input weight offsets max_norm norm_type scale_grad_by_freq mode",
+        "bilinear": "input second weight bias",
+    }
+    given = arguments(args, kwargs, names.get(name, f"input weight bias stride padding {order}"))
+    weight, data = given["weight"], [given.get("input", given.get("input1"))]
+    data += [given.get("second", given.get("input2"))] if name == "bilinear" else []
+    if not isinstance(weight, Derived) or isinstance(data[0], Derived):
         return None
-    return use_weight(trace, name, given["weight"], "dense", given["input"], shape)
-
-
-def _convolution(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
-    transposed = "transpose" in name
-    order = "output_padding groups dilation" if transposed else "dilation groups"
-    given = arguments(args, kwargs, f"input weight bias stride padding {order}")
-    weight, stride = given["weight"], given.get("stride", 1)
-    if not isinstance(weight, Derived) or isinstance(given["input"], Derived):
-        return None
+    kind: Kind
+    if not name.startswith("conv"):
+        kind = "dense" if name == "linear" else "bilinear" if name == "bilinear" else "embedding"
+        found = use_weight(trace, name, weight, kind, data, shape)
+        sums = name == "embedding_bag" and given.get("mode", "mean") in ("sum", 0)
+        return trace.add("sum", "pool", (found.index,), shape=shape) if sums else found
+    stride = given.get("stride", 1)
     stride = tuple(stride) if isinstance(stride, (tuple, list)) else (stride,)
-    if len(stride) == 1:
-        stride = stride * int(name.rstrip("d")[-1])
-    kind: Kind = "transposed convolution" if transposed else "convolution"
+    stride = stride * int(name.rstrip("d")[-1]) if len(stride) == 1 else stride
+    kind = "transposed convolution" if "transpose" in name else "convolution"
     groups = given.get("groups", 1)
-    return use_weight(trace, name, weight, kind, given["input"], shape, stride=stride, groups=groups)
+    return use_weight(trace, name, weight, kind, data, shape, stride=stride, groups=groups)
 
 
 def _product(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
@@ -86,33 +83,12 @@ def _product(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> S
     weights = [side for side in (left, right) if isinstance(side, Derived)]
     signals = [side for side in (left, right) if isinstance(side, Signal)]
     # A buffer times a weight is a part of how the weight is made (spectral normalization), not a use of it.
-    if len(weights) != 1 or len(signals) != 1:
+    if len(weights) != 1 or len(signals) != 1 or weights[0].value.ndim != 2:
         return None
     weight = weights[0]
-    if weight.value.ndim != 2:
-        words = f"used by {name} with {weight.value.ndim} dimensions"
-        return _other_use(trace, name, weight, words, (signals[0].index,), shape)
     # From the left, the output's channels are not in its last dimension, where blocks are looked for.
     known = shape if weight is right or (shape is not None and len(shape) == 1) else None
     return use_weight(trace, name, weight, "dense", signals, known, outputs_last=weight is right)
-
-
-def _einsum(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
-    weights = [leaf for leaf in leaves_of(args) if isinstance(leaf, Derived)]
-    sources = tuple(leaf.index for leaf in leaves_of(args) if isinstance(leaf, Signal))
-    if not sources or len(weights) != 1:
-        return None
-    return _other_use(trace, name, weights[0], f"used by einsum({args[0]!r})", sources, shape)
-
-
-def _embedding(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
-    given = arguments(args, kwargs, "input weight offsets max_norm norm_type scale_grad_by_freq mode")
-    if not isinstance(given["weight"], Derived):
-        return None
-    found = use_weight(trace, name, given["weight"], "embedding", given["input"], shape)
-    if name == "embedding_bag" and given.get("mode", "mean") in ("sum", 0):
-        return trace.add("sum", "pool", (found.index,), shape=shape)
-    return found
 
 
 def _lookup(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
@@ -124,22 +100,12 @@ def _lookup(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Si
     return use_weight(trace, name, table, "embedding", index, shape)
 
 
-def _bilinear(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
-    given = arguments(args, kwargs, "input1 input2 weight bias")
-    if not isinstance(given["weight"], Derived):
-        return None
-    return use_weight(trace, name, given["weight"], "bilinear", [given["input1"], given["input2"]], shape)
-
-
+_CONVOLUTIONS = [f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)]
+LAYERS = {"linear", "embedding", "embedding_bag", "bilinear", *_CONVOLUTIONS}
 WEIGHT_FUNCTIONS: dict[str, Callable[[Trace, str, Any, Any, Shape], Signal | None]] = {
-    "linear": _linear,
-    **{f"conv{n}d": _convolution for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": _convolution for n in (1, 2, 3)},
+    **dict.fromkeys(LAYERS, _layer),
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "addmm", "inner"), _product),
-    "einsum": _einsum,
-    **dict.fromkeys(("embedding", "embedding_bag"), _embedding),
     "getitem": _lookup,
-    "bilinear": _bilinear,
 }
 
 

@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hessinit.init import trace
-from hessinit.init.layer_functions import COMPOSITES, WEIGHT_FUNCTIONS, arguments
+from hessinit.init.layer_functions import COMPOSITES, LAYERS, WEIGHT_FUNCTIONS, arguments
 
 _TURNING = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")
 _TRANSPOSING = (*_TURNING, "t", "T", "mT", "H", "mH", "adjoint")
 _BY_CHANNEL = ("mul", "div", "prelu")
 _SLICING = {"getitem", "narrow", "select", *trace.SPLITS}
-_LAYERS = {"linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
 _IN_PLACE = re.compile(r"[^_]_$")
 
 
@@ -96,20 +95,19 @@ class Recorder(TorchFunctionMode):
         """The same forward as one step of the trace."""
 
         def normalize(*args: Any, **kwargs: Any) -> Any:
-            given = trace.leaves_of([] if self._paused else [args, kwargs])
-            signals = [one for one in map(self.symbol_of, given) if isinstance(one, trace.Signal)]
-            if not signals:
+            given = [*args, *kwargs.values()][0]
+            source = None if self._paused else self.symbol_of(given)
+            if not isinstance(source, trace.Signal):
                 return forward(*args, **kwargs)
-            if any(isinstance(one, Symbol) for one in given):
-                return Symbol(self, self.trace.add("norm", "norm", (signals[0].index,)))
+            if isinstance(given, Symbol):
+                return Symbol(self, self.trace.add("norm", "norm", (source.index,)))
             self._paused = True
             try:
                 result = forward(*args, **kwargs)
             finally:
                 self._paused = False
-            for tensor in [result] if isinstance(result, Tensor) else []:
-                shape = tuple(tensor.shape)
-                self.know(tensor, self.trace.add("norm", "norm", (signals[0].index,), shape=shape))
+            shape = tuple(getattr(result, "shape", ()))
+            self.know(result, self.trace.add("norm", "norm", (source.index,), shape=shape))
             return result
 
         return normalize
@@ -175,7 +173,7 @@ class Recorder(TorchFunctionMode):
             return trace.Unknown(call) if result is None else None
         if name in COMPOSITES:
             return COMPOSITES[name](self.trace, name, args, kwargs)
-        if len(parameters) > 1 and name in _LAYERS and isinstance(args[0], trace.Derived):
+        if len(parameters) > 1 and name in LAYERS and isinstance(args[0], trace.Derived):
             # A learned input, as the queries of a Perceiver: what a layer is called on is a signal.
             for used in args[0].parameters:
                 self.trace.other_uses.setdefault(used, "a learned input, not a map of a signal")
@@ -199,7 +197,7 @@ class Recorder(TorchFunctionMode):
     def _step(
         self, name: str, call: trace.ReplayableCall, sources: tuple[int, ...], shape: trace.Shape
     ) -> trace.Signal:
-        kind = trace.kind_of(name)
+        kind = trace.KIND_OF.get(name, "unknown")
         constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
         if kind == "mix" and len(sources) == 1 and constants:
             kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries

@@ -204,7 +204,7 @@ class ScaledModel:
             estimator = "auto" if every_layer else _network_estimator(evaluations)
             tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
             settings = engines.LanczosSettings(tolerance, 200, problem.seed)
-            rows = Rows(problem, evaluations, curvature, estimator, settings, engines.SpectrumOptions())
+            rows = Rows(problem, evaluations, curvature, estimator, settings)
             cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
             layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
             network = rows.network()

@@ -86,7 +86,8 @@ _KINDS = {
     "cat": _names("cat concat concatenate stack hstack vstack dstack column_stack"),
     "gate": _names("glu"),
 }
-_KIND_BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names}
+# The role of a function that gets a signal and no weight.
+KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 _OPERATORS = {
     "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "isub": "sub", "truediv": "div",
     "itruediv": "div", "idiv": "div", "rmatmul": "matmul", "imatmul": "matmul", "ipow": "pow",
@@ -107,15 +108,6 @@ def name_of(function: Callable[..., Any] | str) -> str:
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     name = name.strip("_").removeprefix("linalg_")
     return _OPERATORS.get(name, name)
-
-
-def kind_of(name: str) -> str:
-    """The role of a function that gets a signal and no weight.
-
-    >>> [kind_of(name) for name in ("tanh", "view", "softmax", "qr")]
-    ['elementwise', 'rearrange', 'normalizing', 'unknown']
-    """
-    return _KIND_BY_NAME.get(name, "unknown")
 
 
 # --- What stands for the tensors of a forward pass --------------------------------------------------------
@@ -195,8 +187,6 @@ def parametrized_name(parameter: str) -> str:
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     """`function` applied to everything in nested tuples, lists, dicts and slices."""
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(map_leaves(function, entry) for entry in structure))
     if isinstance(structure, (tuple, list)):
         return (list if type(structure) is list else tuple)(map_leaves(function, one) for one in structure)
     if isinstance(structure, dict):
@@ -272,7 +262,7 @@ class WeightUse:
 class Step:
     """One call. `sources` are the steps whose results it consumes, `shape` that of its result where known.
 
-    `kind` is its role: see `kind_of`; also "input", "weight", "state", "gates", "sum", "product".
+    `kind` is its role: as in `KIND_OF`, or "input", "weight", "state", "gates", "sum", "product", "unknown".
     """
 
     index: int

@@ -75,6 +75,12 @@ def run(
     except ProblemError:
         raise
     except Exception as failure:
+        if forward is _call_on_symbols:
+            reason = str(failure).strip().split(". ")[0].splitlines() or [type(failure).__name__]
+            raise ProblemError(
+                f"the model cannot be traced without data ({reason[0].rstrip('.')}); pass sample=, an input "
+                "as the model gets it."
+            ) from failure
         if "does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by its own weights, as that of MAML does, and a scheme runs it "
@@ -135,52 +141,34 @@ def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Tra
         for module in model.modules():  # attributes of the modules, which `preserved` takes away again
             if _is_norm(module):
                 module.__dict__["forward"] = recorder.as_norm(module.forward)
-            elif sample is None and isinstance(module, (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)):
+            elif sample is None and isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
                 module.__dict__["forward"] = functools.partial(_composite, module, recorder)
-        if sample is None:
-            output = _run_on_symbols(model, {**parameters, **buffers}, recorder)
-        else:
-            inputs = prepare_sample(model, sample)
-            for tensor in tensors_in(inputs):
-                recorder.know(tensor, recorder.trace.add("input", "input", shape=tuple(tensor.shape)))
-            output = run(model, inputs, forward, {**parameters, **buffers}, recorder)
+        inputs = recorder if sample is None else prepare_sample(model, sample)
+        for tensor in tensors_in(inputs):
+            recorder.know(tensor, recorder.trace.add("input", "input", shape=tuple(tensor.shape)))
+        forward = _call_on_symbols if sample is None else forward
+        output = run(model, inputs, forward, {**parameters, **buffers}, recorder)
     returned = [*tensors_in(output), *(leaf for leaf in leaves_of(output) if isinstance(leaf, Symbol))]
     found = [recorder.symbol_of(one) for one in returned]
     recorder.trace.outputs = {one.index for one in found if isinstance(one, Signal)}
     return recorder.trace
 
 
-def _run_on_symbols(model: nn.Module, tensors: Mapping[str, Tensor], recorder: Recorder) -> Any:
-    empty = inspect.Parameter.empty
-    wanted = [one for one in inspect.signature(model.forward).parameters.values() if one.default is empty]
-    wanted = [one for one in wanted if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    inputs = {one.name: Symbol(recorder, recorder.trace.add("input", "input")) for one in wanted}
-    try:
-        with recorder:
-            return functional_call(model, dict(tensors), (), inputs)
-    except Exception as failure:
-        reason = str(failure).strip().split(". ")[0].splitlines() or [type(failure).__name__]
-        raise ProblemError(
-            f"the model cannot be traced without data ({reason[0].rstrip('.')}); pass sample=, an input as "
-            "the model gets it."
-        ) from failure
+def _call_on_symbols(model: nn.Module, recorder: Recorder) -> Any:
+    wanted = list(inspect.signature(type(model).forward).parameters.values())[1:]
+    wanted = [one for one in wanted if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    return model(*[Symbol(recorder, recorder.trace.add("input", "input")) for _ in wanted])
 
 
 def _composite(module: Any, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
     """The forward of a module that asks for shapes, on symbols."""
     if isinstance(module, nn.MultiheadAttention):
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
-        given = arguments(args[:3], kwargs, "query key value") | {
-            name: getattr(module, name) for name in names
-        }
-        given |= {"out_proj_weight": module.out_proj.weight}
-        given["use_separate_proj_weight"] = module.in_proj_weight is None
+        given = {name: getattr(module, name) for name in names}
+        given |= arguments(args[:3], kwargs, "query key value") | {"out_proj_weight": module.out_proj.weight}
+        given |= {"use_separate_proj_weight": module.in_proj_weight is None}
         return recorder.record(None, **given, name="multi_head_attention_forward")
-    if isinstance(module, nn.RNNBase):
-        flat = [getattr(module, name) for name in module._flat_weights_names]
-        settings = (module.bias, module.num_layers, module.dropout, module.training, module.bidirectional)
-        found = recorder.record(None, args[0], None, flat, *settings, name=module.mode.lower())
-        return (found[0], found[1:]) if module.mode == "LSTM" else found
-    kind = {nn.LSTMCell: "lstm", nn.GRUCell: "gru"}.get(type(module))
-    kind = kind or f"rnn_{getattr(module, 'nonlinearity', 'tanh')}"
-    return recorder.record(None, args[0], args[1:], module.weight_ih, module.weight_hh, name=f"{kind}_cell")
+    flat = [getattr(module, name) for name in module._flat_weights_names]
+    settings = (module.bias, module.num_layers, module.dropout, module.training, module.bidirectional)
+    found = recorder.record(None, args[0], None, flat, *settings, name=module.mode.lower())
+    return (found[0], found[1:]) if module.mode == "LSTM" else found

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from hessinit.errors import ProblemError
 from hessinit.init.context import Downstream, upstream_of
-from hessinit.init.trace import Signal, Step, Trace, WeightUse, parametrized_name, simplify
+from hessinit.init.trace import Signal, Step, WeightUse, parametrized_name, simplify
 from hessinit.init.tracers import trace_forward
 from hessinit.problem.layers import find_layers, layer_name
 from hessinit.problem.problem import Forward
@@ -79,9 +79,13 @@ def find_weight_uses(
     ]
     if trace.draws:
         notes.append("the forward draws random numbers itself; only nn.Dropout and F.dropout are counted")
-    return TracedWeights(
-        uses, _unmet(model, trace, {use.parameter for use in uses}), tuple(dict.fromkeys(notes))
-    )
+    met, unmet = {use.parameter for use in uses}, {}
+    for name, parameter in model.named_parameters():
+        shown = parametrized_name(name)
+        if parameter.ndim > 1 and shown not in met:
+            words = trace.other_uses.get(name, "not used by the forward")
+            unmet[shown] = words if " " in words else _ROLES.get(words, f"used by {words}")
+    return TracedWeights(uses, unmet, tuple(dict.fromkeys(notes)))
 
 
 def _with_context(downstream: Downstream, step: Step, order: int) -> WeightUse:
@@ -96,16 +100,6 @@ def _with_context(downstream: Downstream, step: Step, order: int) -> WeightUse:
         closes_residual=downstream.closes_residual(step),
         step=step.index,
     )
-
-
-def _unmet(model: nn.Module, trace: Trace, met: set[str]) -> dict[str, str]:
-    reasons = {}
-    for name, parameter in model.named_parameters():
-        shown = parametrized_name(name)
-        if parameter.ndim > 1 and shown not in met:
-            use = trace.other_uses.get(name, "not used by the forward")
-            reasons[shown] = use if " " in use else _ROLES.get(use, f"used by {use}")
-    return reasons
 
 
 # --- Fans and blocks --------------------------------------------------------------------------------------
@@ -245,30 +239,32 @@ def _arrivals(
 
 @dataclass(frozen=True)
 class Target:
-    """One weight: `key` is its name inside the model, as in `WeightUse.parameter`.
+    """One weight: `key` is its name inside the model, as in `WeightUse.parameter`; `name` as in reports.
 
     A parametrized weight is one target (`fc.weight`) whatever it is computed from, and is written through
-    its parametrization.
+    its `parametrization`; `attribute` is its name inside its owner.
     """
 
     key: str
     aliases: tuple[str, ...]
-    owner: nn.Module
+    owner: Any
     stored: tuple[nn.Parameter, ...]
 
     @property
     def name(self) -> str:
-        """As reports call it."""
         return layer_name(self.key)
 
     @property
     def attribute(self) -> str:
-        """Its name inside its owner."""
         return self.key.rpartition(".")[2]
 
     @property
     def is_parametrized(self) -> bool:
         return parametrize.is_parametrized(self.owner, self.attribute)
+
+    @property
+    def parametrization(self) -> tuple[nn.Module, ...]:
+        return tuple(self.owner.parametrizations[self.attribute]) if self.is_parametrized else ()
 
     @property
     def value(self) -> Tensor:
@@ -284,28 +280,22 @@ class Target:
     @property
     def reason_unchanged(self) -> str:
         """Why this weight cannot be written; "" if it can."""
-        reasons = {
-            "frozen": any(not one.requires_grad for one in self.stored),
-            "not real numbers": any(not one.is_floating_point() for one in self.stored),
-            "a sparse tensor": any(one.layout is not torch.strided for one in self.stored),
-            "made under inference_mode: clone it outside": any(one.is_inference() for one in self.stored),
-            "its parametrization has no right_inverse": any(
-                not hasattr(step, "right_inverse") for step in self._parametrization
-            ),
-        }
-        return next((reason for reason, holds in reasons.items() if holds), "")
-
-    @property
-    def _parametrization(self) -> tuple[nn.Module, ...]:
-        inside: Any = self.owner
-        return tuple(inside.parametrizations[self.attribute]) if self.is_parametrized else ()
+        for one in self.stored:
+            if not one.requires_grad:
+                return "frozen"
+            if one.layout is not torch.strided:
+                return "a sparse tensor"
+            if not one.is_floating_point() or one.is_inference():
+                return "not of real numbers, or made under inference_mode"
+        inverted = all(hasattr(step, "right_inverse") for step in self.parametrization)
+        return "" if inverted else "its parametrization has no right_inverse"
 
     def snapshot(self) -> Callable[[], None]:
         """Copy all that `write_` may change, a parametrization's buffers too; returns the way back."""
         stored = [(parameter, parameter.detach().clone()) for parameter in self.stored]
         buffers = [
             (step._buffers, name, buffer, buffer.clone())
-            for step in self._parametrization
+            for step in self.parametrization
             for name, buffer in step.named_buffers(recurse=False)
         ]
 
@@ -329,11 +319,8 @@ class Target:
 
     def biases(self) -> dict[str, nn.Parameter]:
         """The trainable biases of the module that owns the weight."""
-        return {
-            name: parameter
-            for name, parameter in self.owner.named_parameters(recurse=False)
-            if parameter.ndim == 1 and "bias" in name and parameter.requires_grad
-        }
+        own = self.owner.named_parameters(recurse=False)
+        return {name: one for name, one in own if one.ndim == 1 and "bias" in name and one.requires_grad}
 
 
 def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[Target]:
@@ -348,11 +335,10 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
             continue
         key = parametrized_name(name)
         path, _, attribute = key.rpartition(".")
-        owner = model.get_submodule(path)
+        owner: Any = model.get_submodule(path)
         stored = [parameter]
         if parametrize.is_parametrized(owner, attribute):
-            inside: Any = owner.parametrizations
-            stored = list(inside[attribute].parameters(recurse=False))
+            stored = list(owner.parametrizations[attribute].parameters(recurse=False))
         others = [other for other in names[id(parameter)] if other != name]
         aliases = tuple(layer_name(parametrized_name(other)) for other in others)
         targets.setdefault(key, Target(key, aliases, owner, tuple(stored)))

@@ -6,11 +6,9 @@ In a distributed job the first rank works while the others wait; its failure and
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -18,9 +16,10 @@ import torch
 import torch.distributed
 from torch import nn
 
-from hessinit.errors import ProblemError, did_you_mean
+from hessinit.errors import ProblemError
+from hessinit.problem.layers import check_present, find_layers
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.validate import check_whole, unwrap
+from hessinit.problem.validate import unwrap
 
 if TYPE_CHECKING:
     from hessinit import Initialization, Tracker, Tracking
@@ -29,12 +28,8 @@ T = TypeVar("T")
 
 KEY = "hessinit"  # of the callback's state in a checkpoint
 FILE = "curvature.jsonl"
-# Losses of the same examples and weights, up to the rounding of 16 bits; of other examples or dropout masks.
-SAME, ALIKE = 1.05, 1.5
 # Options of `track` that are read from the trainer.
-_FROM_TRAINER = {"optimizer", "lr", "resume"}
-# Recognized by name: importing these would take seconds, and not every torch has them.
-_SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
+_FROM_TRAINER = {"optimizer", "lr", "resume", "at_start"}
 
 
 def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
@@ -42,23 +37,11 @@ def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
     for package in packages:
         try:
             return getattr(importlib.import_module(package), name)
-        except ModuleNotFoundError as missing:
-            if missing.name not in (package, package.partition(".")[0]):
-                raise
+        except ModuleNotFoundError:
+            continue
     raise ImportError(
         f"this callback needs {library}; install it with `pip install 'hessinit[{library.lower()}]'`."
     )
-
-
-@dataclass(frozen=True)
-class TrainedProblem:
-    """The model in training, what it is measured on, and its optimizer."""
-
-    model: nn.Module
-    loss: Loss
-    batch: Any
-    forward: Forward | None
-    optimizer: torch.optim.Optimizer | None
 
 
 class TrackedRun:
@@ -68,41 +51,46 @@ class TrackedRun:
 
     def __init__(
         self,
-        *,
-        every: int = 100,
-        max_overhead: float = 0.1,
         initialize: bool | Mapping[str, Any] = False,
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        from hessinit.training.track import check_max_overhead
-
-        self._every = check_whole("every", every, at_least=1)
-        self._max_overhead = check_max_overhead(max_overhead)
-        self._initialize = _read_initialize(initialize)
-        self._path = path
-        self._options = _check_options(options)
+        for name in _FROM_TRAINER & set(options):
+            raise ProblemError(
+                f"{name}={options[name]!r} is read from the trainer; leave it out. For the initialization, "
+                "pass initialize={'lr': …}."
+            )
+        if not isinstance(initialize, (bool, Mapping)):
+            raise ProblemError(
+                f"initialize={initialize!r} must be True, False, or a dict of options for "
+                "hessinit.initialize_, such as {'lr': 0.1}."
+            )
+        self._initialize = dict(initialize) if isinstance(initialize, Mapping) else {} if initialize else None
+        self._path, self._options = path, options
         self._tracker: Tracker | None = None
         self._tracking: Tracking | None = None
         self._state: Mapping[str, Any] = {}
         self._file: Path | None = None
+        self._first_step, self._is_compared = 0, False
         self.initialization: Initialization | None = None
 
     def begin(
-        self, model: nn.Module, make_problem: Callable[[], TrainedProblem], *,
+        self, model: nn.Module, make_problem: Callable[[], dict[str, Any]], *,
         folder: str | os.PathLike[str], log_to: Any, steps: int,
     ) -> None:  # fmt: skip
         """Call before the first step of a run that has taken `steps` before; only a new run is initialized.
 
-        A resumed run continues the file named in its checkpoint. `make_problem` is called on the first rank.
+        A resumed run continues the file named in its checkpoint. `make_problem` is called on the first rank;
+        it returns the arguments of `track`: model, loss, batch, forward, optimizer.
         """
         self.close()
         self._tracking = self.initialization = self._file = None
+        self._first_step, self._is_compared = steps, False
         model = unwrap(model)
-        check_unsharded(model)
+        check_present(model)
         problem: Any = on_first_rank(make_problem, model, doing="reading the batch")
         if self._initialize is not None and not steps:
-            self.initialization = on_first_rank(lambda: self._draw(problem), model, doing="initializing")
+            self.initialization = on_first_rank(lambda: self._draw(**problem), model, doing="initializing")
             share_weights(model)
         self._tracker = on_first_rank(
             lambda: self._track(problem, Path(folder), log_to, steps), model, doing="the first measurement"
@@ -127,6 +115,27 @@ class TrackedRun:
         if self._tracker is not None:
             self._tracker.add_note(note)
 
+    def compare(self, trained: float, step: int, times: float) -> None:
+        """Note once if the mean `trained` loss of the steps up to `step` is so many `times` the measured one.
+
+        A smaller one counts only where the last point is beyond two thirds of these steps: losses fall.
+        """
+        points = () if self.tracking is None else self.tracking.points
+        measured = [point.loss for point in points if point.step >= self._first_step]
+        if self._is_compared or not measured or not all(map(math.isfinite, (trained, *measured))):
+            return
+        nearest = min(max(trained, min(measured)), max(measured))
+        low, high = sorted((trained, nearest))
+        differs = high - low > (times - 1) * abs(low) + 1e-6
+        is_near = 3 * (points[-1].step + 1 - self._first_step) >= 2 * (step - self._first_step)
+        self._is_compared = not differs or is_near or trained > nearest
+        if differs and self._is_compared:
+            self.add_note(
+                f"The training loss up to step {step} is {trained:.3g} where the measured loss is "
+                f"{nearest:.3g}: what is measured may not be what is trained (a loss of your own, "
+                "accumulated gradients)."
+            )
+
     @property
     def tracking(self) -> Tracking | None:
         """The record so far; None on the other ranks, and before the first step."""
@@ -150,14 +159,15 @@ class TrackedRun:
         """What the checkpoint holds that training resumes from, if anything."""
         self._state = state if isinstance(state, Mapping) else {}
 
-    def _draw(self, problem: TrainedProblem) -> Initialization:
+    def _draw(
+        self, model: nn.Module, loss: Loss, batch: Any, forward: Forward | None, optimizer: Any
+    ) -> Initialization:
         import hessinit
 
-        options = initialization_options(problem.optimizer, unwrap(problem.model), self._initialize or {})
-        options = {"forward": problem.forward, **options}
-        return hessinit.initialize_(problem.model, problem.loss, problem.batch, **options)
+        options = initialization_options(optimizer, unwrap(model), self._initialize or {})
+        return hessinit.initialize_(model, loss, batch, **{"forward": forward, **options})
 
-    def _track(self, problem: TrainedProblem, folder: Path, log_to: Any, steps: int) -> Tracker:
+    def _track(self, problem: dict[str, Any], folder: Path, log_to: Any, steps: int) -> Tracker:
         import hessinit
 
         file = self._find_file(folder) if steps else None
@@ -166,27 +176,21 @@ class TrackedRun:
         self._file = path.absolute()  # training may change the working directory
         if self._file in self._open_files:
             raise ProblemError(f"another callback writes to {path}; pass path=, a file for each.")
-        options = {"at_start": True, **self._options}
-        measure_now = options.pop("at_start")
-        tracker = hessinit.track(
-            problem.model, problem.loss, problem.batch, every=self._every, max_overhead=self._max_overhead,
-            optimizer=problem.optimizer, forward=problem.forward, path=path, log_to=log_to,
-            resume=file is not None, at_start=False, **options,
-        )  # fmt: skip
+        options = {"resume": file is not None, "at_start": False, **self._options}
+        tracker = hessinit.track(**problem, path=path, log_to=log_to, **options)
         self._open_files.add(self._file)
         try:
             tracker.steps = steps
             tracker.initialization = self.initialization or tracker.initialization
             if steps and file is None:
                 tracker.add_note(f"Training resumed at step {steps}; the earlier record was not found.")
-            if measure_now:
-                point = tracker.measure()
-                if self.initialization is not None and (point.lr_over_limit or 0) >= 1:
-                    # Weights made for a learning rate begin above its limit: κ is 4, the limit of SGD 2.
-                    tracker.add_note(
-                        "The initial learning rate is above the stability limit on purpose (lr·‖H‖ = "
-                        f"{point.lr_times_norm:.3g}): the weights were initialized so."
-                    )
+            point = tracker.measure()
+            if self.initialization is not None and (point.lr_over_limit or 0) >= 1:
+                # Weights made for a learning rate begin above its limit: κ is 4, the limit of SGD 2.
+                tracker.add_note(
+                    "The initial learning rate is above the stability limit on purpose (lr·‖H‖ = "
+                    f"{point.lr_times_norm:.3g}): the weights were initialized so."
+                )
         except BaseException:  # a warning that is an error, an interrupt
             tracker.close()
             self._open_files.discard(self._file)
@@ -224,18 +228,6 @@ class RunResults:
         return self._run.initialization
 
 
-def differs(trained: float, measured: float, times: float) -> bool:
-    """Whether one loss is more than so many `times` the other; values that are not finite tell nothing.
-
-    >>> differs(2.30, 2.31, SAME), differs(230.0, 2.3, ALIKE)
-    (False, True)
-    """
-    if not (math.isfinite(trained) and math.isfinite(measured)):
-        return False
-    low, high = sorted((trained, measured))
-    return high - low > (times - 1) * abs(low) + 1e-6
-
-
 def initialization_options(
     optimizer: torch.optim.Optimizer | None, model: nn.Module, given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -246,77 +238,29 @@ def initialization_options(
     >>> initialization_options(optimizer, model, {"seed": 3})
     {'optimizer': 'momentum', 'momentum': 0.8, 'lr': 0.1, 'seed': 3}
     """
-    way_out = "pass the step yourself: initialize={'lr': 0.1, 'optimizer': 'sgd'}"
-    has_target = "lr" in given or "target" in given
-    read: dict[str, Any] = {}
+    from hessinit.training.optimizer_rules import read_optimizer
+
     try:
         if optimizer is None:
             raise ProblemError("there is not one optimizer to read the learning rate from.")
-        read = _optimizer_options(optimizer, model, given.get("layers"))
+        found = read_optimizer(optimizer, model, find_layers(model, given.get("layers")))
+        # OneCycleLR begins below the rate that it works towards, which it keeps as "max_lr".
+        rates = [float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group]
+        lr, rule = max(rates, default=found.lr), found.rule
+        if not lr or rule is None:
+            raise ProblemError("the optimizer's learning rate is 0.")
     except ProblemError as refusal:
-        if not has_target:
-            raise ProblemError(f"{refusal} Or {way_out}.") from refusal
-    if "target" in given:
-        read.pop("lr", None)
-    return {**read, **given}
-
-
-def _optimizer_options(optimizer: torch.optim.Optimizer, model: nn.Module, layers: Any) -> dict[str, Any]:
-    from hessinit.problem.layers import find_layers
-    from hessinit.training.optimizer_rules import read_optimizer
-
-    found = read_optimizer(optimizer, model, find_layers(model, layers))
-    # OneCycleLR begins below the rate that it works towards, which it keeps as "max_lr".
-    rates = [float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group]
-    lr, rule = max(rates, default=found.lr), found.rule
-    if not lr:
-        raise ProblemError("the optimizer's learning rate is 0.")
-    assert rule is not None
+        if "lr" in given or "target" in given:
+            return dict(given)
+        way_out = "pass the step yourself: initialize={'lr': 0.1, 'optimizer': 'sgd'}"
+        raise ProblemError(f"{refusal} Or {way_out}.") from refusal
+    read: dict[str, Any] = {} if "target" in given else {"lr": lr}
     if hasattr(rule, "decoupled"):
-        return {"optimizer": "adamw" if rule.decoupled else "adam", "lr": lr}
+        return {"optimizer": "adamw" if rule.decoupled else "adam", **read, **given}
     if not rule.momentum:
-        return {"optimizer": "sgd", "lr": lr}
-    return {"optimizer": "nesterov" if rule.nesterov else "momentum", "momentum": rule.momentum, "lr": lr}
-
-
-def _read_initialize(initialize: Any) -> dict[str, Any] | None:
-    import hessinit
-
-    if isinstance(initialize, bool):
-        return {} if initialize else None
-    if not isinstance(initialize, Mapping):
-        raise ProblemError(
-            f"initialize={initialize!r} must be True, False, or a dict of options for hessinit.initialize_, "
-            "such as {'lr': 0.1}."
-        )
-    _check_names("initialize", initialize, _keywords(hessinit.initialize_))
-    return dict(initialize)
-
-
-def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    import hessinit
-    from hessinit.training.optimizer_rules import CurvatureOptions
-
-    for name in _FROM_TRAINER & set(options):
-        way = "; for the initialization, pass initialize={'lr': …}" if name == "lr" else ""
-        raise ProblemError(f"{name}={options[name]!r} is read from the trainer; leave it out{way}.")
-    known = [*_keywords(hessinit.track), *CurvatureOptions.__annotations__]
-    _check_names("the callback", options, [name for name in known if name not in _FROM_TRAINER])
-    layers = options.get("layers")
-    return dict(options) if layers is None or isinstance(layers, str) else {**options, "layers": list(layers)}
-
-
-def _check_names(where: str, given: Mapping[str, Any], known: list[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise ProblemError(
-                f"{where} does not know {name!r}; it takes {', '.join(known)}.{did_you_mean(name, known)}"
-            )
-
-
-def _keywords(function: Any) -> list[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+        return {"optimizer": "sgd", **read, **given}
+    kind = "nesterov" if rule.nesterov else "momentum"
+    return {"optimizer": kind, "momentum": rule.momentum, **read, **given}
 
 
 def is_first_rank() -> bool:
@@ -325,11 +269,7 @@ def is_first_rank() -> bool:
 
 
 def on_first_rank(work: Callable[[], T], model: nn.Module, *, doing: str) -> T | None:
-    """Do the `work` on the first rank while the others wait; its exception is raised on every rank.
-
-    Every rank must call this. The others get None. How long they wait is bounded by the timeout of the
-    process group.
-    """
+    """Do the `work` on the first rank while the others wait; its exception is raised on every rank."""
     if not _is_distributed():
         return work()
     outcome: T | None = None
@@ -340,7 +280,7 @@ def on_first_rank(work: Callable[[], T], model: nn.Module, *, doing: str) -> T |
         except BaseException as caught:
             failure = caught
     message = ["" if failure is None else f"{type(failure).__name__}: {failure}"]
-    torch.distributed.broadcast_object_list(message, src=0, device=_device(model))
+    torch.distributed.broadcast_object_list(message, src=0, device=next(model.parameters()).device)
     if failure is not None:
         raise failure
     if message[0]:
@@ -349,13 +289,10 @@ def on_first_rank(work: Callable[[], T], model: nn.Module, *, doing: str) -> T |
 
 
 def share_weights(model: nn.Module) -> None:
-    """Give every rank the first one's parameters and buffers, bit for bit and in place.
-
-    Costs one broadcast for each tensor. In a single process it does nothing.
-    """
+    """Give every rank the first one's parameters and buffers, bit for bit and in place."""
     if not _is_distributed():
         return
-    device = _device(model)  # NCCL sends nothing from the CPU, where a buffer may well be
+    device = next(model.parameters()).device  # NCCL sends nothing from the CPU, where a buffer may well be
     for tensor in (*model.parameters(), *model.buffers()):
         own = tensor.detach()
         # As bytes: backends do not know every dtype, and no bit of a nan may change.
@@ -365,24 +302,6 @@ def share_weights(model: nn.Module) -> None:
             own.copy_(sent.view(own.dtype).view_as(own))
 
 
-def check_unsharded(model: nn.Module) -> None:
-    """Refuse sharded weights: no rank has them all."""
-    kinds = [kind.__name__ for part in model.modules() for kind in type(part).__mro__]
-    sharded = [kind for kind in kinds if kind in _SHARDING]
-    sharded += [type(one).__name__ for one in model.parameters() if type(one).__name__ == "DTensor"]
-    sharded += ["DeepSpeed's parameter" for one in model.parameters() if hasattr(one, "ds_id")]
-    if sharded:
-        raise ProblemError(
-            f"the weights are sharded over the ranks ({sharded[0]}), so that no rank can measure them. Call "
-            "hessinit.initialize_ before the model is wrapped, and track a run without shards."
-        )
-
-
 def _is_distributed() -> bool:
     group = torch.distributed
     return group.is_available() and group.is_initialized() and group.get_world_size() > 1
-
-
-def _device(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device

@@ -27,9 +27,8 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
 
     `initialize=True` draws new weights before the first step, for the learning rate of the module's optimizer
     (the one that a schedule works towards); a dict holds options of `hessinit.initialize_`. A run that
-    resumes from a checkpoint is never initialized: it continues the same file, on its own first batch unless
-    `batch` holds one, and a note says so. Points are written as lines of JSON to `path`, by default
-    `curvature.jsonl` in the folder of the logs, and as scalars to `log_to`, by default every logger of the
+    resumes from a checkpoint is never initialized, and continues its file: `path`, by default
+    `curvature.jsonl` in the folder of the logs. Scalars go to `log_to`, by default every logger of the
     trainer. The other options are those of `hessinit.track`: every (100), max_overhead (0.1), and so on.
 
     Training is not changed by a bit, but for `initialize`. Under DDP the first rank works while the others
@@ -54,7 +53,6 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
         self._loss, self._batch, self._forward, self._log_to = loss, batch, forward, log_to
         self._begun, self._steps = False, 0
         self._losses: list[Tensor] = []
-        self._is_compared = True
         self._random: Tensor | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -75,9 +73,10 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
         only = trainer.optimizers[0] if count == 1 else None
         is_given = self._batch is not None and not callable(self._batch)
 
-        def make_problem() -> shared.TrainedProblem:
+        def make_problem() -> dict[str, Any]:
             measured = self._batch(batch) if callable(self._batch) else self._batch if is_given else batch
-            return shared.TrainedProblem(pl_module, self._loss, measured, self._forward, only)
+            function = {"model": pl_module, "loss": self._loss, "forward": self._forward}
+            return {**function, "batch": measured, "optimizer": only}
 
         self._run.begin(
             pl_module,
@@ -95,27 +94,23 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
                 f"Resumed at step {self._steps}: from there on the curvature is that of another batch, the "
                 "first one after it. Pass batch= to measure the same examples."
             )
-        self._is_compared = self._batch is not None
         self._random = _random_state(pl_module)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        automatic = pl_module.automatic_optimization
         if isinstance(loss, Tensor) and loss.numel() == 1:
-            self._losses.append(loss.detach())
-            if not self._is_compared:
-                times = trainer.accumulate_grad_batches if automatic else 1
-                self._compare(float(loss) * times, pl_module)
-        self._is_compared = True
+            # Lightning has divided by the number of batches whose gradients it adds up.
+            times = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            self._losses.append(loss.detach() * times)
+            if self._random is not None and self._batch is None:
+                # Losses of the same examples, up to the rounding of 16 bits, or with another dropout mask.
+                drew = not torch.equal(self._random, _random_state(pl_module))
+                self._run.compare(float(self._losses[0]), self._steps + 1, 1.5 if drew else 1.05)
+        self._random = None
         if trainer.global_step > self._steps:
-            mean = None
-            if self._losses:
-                # Lightning has divided each by the number of batches whose gradients it adds up.
-                losses = torch.stack(self._losses)
-                mean = losses.sum() if automatic else losses.mean()
-            self._run.step(trainer.global_step, mean)
+            self._run.step(trainer.global_step, torch.stack(self._losses).mean() if self._losses else None)
             self._losses = []
             self._steps = trainer.global_step
 
@@ -133,26 +128,11 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._run.close()
 
-    def _compare(self, trained: float, module: Any) -> None:
-        """Compare the first training step with the first point, of the same examples and weights."""
-        points = () if self.tracking is None else self.tracking.points
-        if not points or points[-1].step != self._steps:
-            return
-        before, after = self._random, _random_state(module)
-        drew = before is None or after is None or not torch.equal(before, after)
-        measured = points[-1].loss
-        if shared.differs(trained, measured, shared.ALIKE if drew else shared.SAME):
-            self._run.add_note(
-                f"The training step's loss is {trained:.3g} where loss(output, target) is {measured:.3g}, of "
-                "the same examples and weights: what is measured is not what is trained."
-            )
 
-
-def _random_state(module: Any) -> Tensor | None:
-    """The state of all generators that a training step may draw from; None where that is not known."""
-    if module.device.type == "cuda":
-        return torch.cat([torch.get_rng_state(), torch.cuda.get_rng_state(module.device)])
-    return torch.get_rng_state() if module.device.type == "cpu" else None
+def _random_state(module: Any) -> Tensor:
+    """The state of the generators that a training step draws from."""
+    own = [torch.cuda.get_rng_state(module.device)] if module.device.type == "cuda" else []
+    return torch.cat([torch.get_rng_state(), *own])
 
 
 def _to_loggers(trainer: Any) -> Callable[[dict[str, float], int], None]:

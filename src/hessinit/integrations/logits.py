@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessinit.errors import ProblemError, choose, did_you_mean
+from hessinit.errors import ProblemError, choose
 from hessinit.problem.batches import cast, read_few
-from hessinit.problem.preserve import UserState, untouched_random_state, untouched_sources
+from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Loss
 from hessinit.problem.validate import check_model, unwrap
 
@@ -43,14 +43,13 @@ def logits_problem(
     """`model, loss, batch, options` for `hessinit.measure(model, loss, batch, **options)` and other verbs.
 
     `batch` is what a tokenizer or a collator returns: a dict of tensors with `labels`, where −100 is ignored;
-    a pair `(inputs, labels)`, as timm's models take it; or an iterable of either. `task` is "causal-lm",
-    "masked-lm", "seq2seq-lm", "classification" or "regression"; "auto" reads it from the model's class name
-    (`BertForMaskedLM`), for other models from the labels. Without labels a causal language model predicts its
-    own input, padding left out.
+    a pair `(inputs, labels)`, as timm's models take it; or an iterable of either, averaged over examples.
+    `task` is "causal-lm", "masked-lm", "seq2seq-lm", "classification" or "regression"; "auto" reads it from
+    the model's class name (`BertForMaskedLM`), for other models from the labels. Without labels a causal
+    language model predicts its own input, padding left out.
 
     The loss is the model's own, `model(**batch).loss`, as a function of its logits; the two are compared on
-    the first batch, and a model with another loss is refused. Several batches are averaged over their
-    examples, each being an average over its tokens. Costs one forward, for models that have a loss.
+    the first batch, at the cost of one forward, and a model with another loss is refused.
 
     >>> images, labels = torch.ones(2, 4), torch.tensor([0, 2])
     >>> model, loss, batch, options = logits_problem(nn.Linear(4, 3), (images, labels))
@@ -66,7 +65,7 @@ def logits_problem(
     given = [_with_labels(inner, chosen, *reading) for reading in readings]
     pairs = [(inputs, _targets(chosen, labels)) for inputs, labels in given]
     loss = _find_loss(chosen, inner, pairs[0][1])
-    _check_own_loss(inner, *given[0], loss, chosen, pairs[0][1])
+    _check_own_loss(inner, *given[0], pairs[0][1], loss, chosen)
     return model, loss, pairs if several else pairs[0], {"forward": call_for_logits}
 
 
@@ -88,20 +87,16 @@ def call_for_logits(model: nn.Module, inputs: Any) -> Tensor:
 
 def _list_batches(batch: Any) -> tuple[list[Any], bool]:
     """The batches, and whether several were given."""
-    if isinstance(batch, Mapping) or _is_pair(batch):
-        return [batch], False
-    if isinstance(batch, Tensor | str) or not isinstance(batch, Iterable):
-        raise ProblemError(
-            f"batch is a {type(batch).__name__}; it must be a dict of tensors, as a tokenizer or a collator "
-            "returns it, a pair (inputs, labels), or an iterable of these."
-        )
-    batches = read_few(batch, "one dict or pair")
-    for number, one in enumerate(batches):
+    several = not (isinstance(batch, Mapping) or _is_pair(batch))
+    is_iterable = isinstance(batch, Iterable) and not isinstance(batch, Tensor | str)
+    batches = read_few(batch, "one dict or pair") if several and is_iterable else [batch]
+    for one in batches:
         if not (isinstance(one, Mapping) or _is_pair(one)):
             raise ProblemError(
-                f"batch {number} is a {type(one).__name__}; every batch must be a dict of tensors, or a pair."
+                f"a batch is a {type(one).__name__}; it must be a dict of tensors, as a tokenizer or a "
+                "collator returns it, or a pair (inputs, labels); several come as an iterable of these."
             )
-    return batches, True
+    return batches, several
 
 
 def _is_pair(batch: Any) -> bool:
@@ -118,44 +113,28 @@ def _read_inputs(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
             return inputs, labels
         batch = {**inputs, "labels": labels}
     named = {str(name): value for name, value in batch.items() if value is not None}
-    _check_tensors(named)
-    labels = next((named[name] for name in _LABELS if name in named), None)
-    parameters = inspect.signature(model.forward).parameters.values()
-    known = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    left_out = {*_LABELS, *(_EXTRA.difference(known))}
-    inputs = {name: value for name, value in named.items() if name not in left_out}
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        unknown = [name for name in inputs if name not in known]
-        if unknown and len(inputs) == 1:
-            return inputs[unknown[0]], labels  # model(images), whatever the batch calls them
-        if unknown:
-            raise ProblemError(
-                f"the batch has {unknown[0]!r}, and {type(model).__name__} takes {', '.join(known)}; leave "
-                f"it out of the batch.{did_you_mean(unknown[0], known)}"
-            )
-    if "use_cache" in known:
-        inputs["use_cache"] = False  # keys and values for the next token would only take memory
-    return inputs, labels
-
-
-def _check_tensors(named: Mapping[str, Any]) -> None:
-    if "num_items_in_batch" in named:
-        raise ProblemError(
-            "the batch says what to divide the loss by; leave 'num_items_in_batch' out of it, as the loss is "
-            "the mean over the labels."
-        )
     for name, value in named.items():
         if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
             raise ProblemError(
                 f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. Tokenize with "
                 'return_tensors="pt" and padding=True, or collate the examples first.'
             )
-    tokens = named.get("input_ids")
-    if isinstance(tokens, Tensor) and tokens.ndim < 2:
+    if (tokens := named.get("input_ids")) is not None and tokens.ndim < 2:
         raise ProblemError(
-            f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; a batch has a row for "
-            "each sentence. Collate the examples first (transformers.default_data_collator(examples))."
+            f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; collate the examples "
+            "first (transformers.default_data_collator(examples))."
         )
+    labels = next((named[name] for name in _LABELS if name in named), None)
+    parameters = inspect.signature(model.forward).parameters.values()
+    known = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    left_out = {*_LABELS, *(_EXTRA.difference(known))}
+    inputs = {name: value for name, value in named.items() if name not in left_out}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    if len(inputs) == 1 and not takes_any and not set(known).intersection(inputs):
+        return next(iter(inputs.values())), labels  # model(images), whatever the batch calls them
+    if "use_cache" in known:
+        inputs["use_cache"] = False  # keys and values for the next token would only take memory
+    return inputs, labels
 
 
 def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None) -> tuple[Any, Tensor]:
@@ -165,18 +144,12 @@ def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None
         if labels is not None and mask is not None and mask.shape == labels.shape:
             labels = labels.masked_fill(mask == 0, IGNORED)
     if labels is None:
-        keys = f" (it has {', '.join(inputs)})" if isinstance(inputs, dict) else ""
-        way = "Add batch['labels'], one for each example or token."
-        if task == "masked-lm":
-            way = "transformers.DataCollatorForLanguageModeling(tokenizer) masks some tokens, and adds them."
-        raise ProblemError(f"the batch has no 'labels'{keys}, and task={task!r} needs them. {way}")
+        raise ProblemError(
+            f"the batch has no 'labels', and task={task!r} needs them: one for each example or token. For "
+            "masked models, transformers.DataCollatorForLanguageModeling(tokenizer) adds them."
+        )
     if task == "seq2seq-lm" and "decoder_input_ids" not in inputs:
-        prepare: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        if prepare is None:
-            raise ProblemError(
-                f"{type(model).__name__} does not make the inputs of its decoder; add "
-                "batch['decoder_input_ids'], the labels shifted by one."
-            )
+        prepare: Any = model.prepare_decoder_input_ids_from_labels
         inputs = {**inputs, "decoder_input_ids": prepare(labels=labels)}
     return inputs, labels
 
@@ -184,18 +157,16 @@ def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None
 def _targets(task: str, labels: Tensor) -> Tensor:
     """What each output is trained on."""
     labels = next_tokens(labels) if task == "causal-lm" else labels
-    if not labels.is_floating_point() and labels.numel() and bool((labels == IGNORED).all()):
-        shifted = " once each token predicts the next one" if task == "causal-lm" else ""
-        raise ProblemError(f"every label is {IGNORED}, which is ignored{shifted}; pass a batch with labels.")
+    if bool((labels == IGNORED).all()):
+        raise ProblemError(
+            f"every label is {IGNORED}, which is ignored (a causal model predicts each next token); pass a "
+            "batch with labels."
+        )
     return labels
 
 
 def next_tokens(labels: Tensor) -> Tensor:
-    """The label that each position predicts: that of the next one, and none for the last.
-
-    >>> next_tokens(torch.tensor([[5, 6, 7]])).tolist()
-    [[6, 7, -100]]
-    """
+    """The label that each position predicts: that of the next one, and none for the last."""
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
 
 
@@ -209,22 +180,14 @@ def _find_task(model: nn.Module, labels: Tensor | None) -> str:
         return "seq2seq-lm" if _setting(model, "is_encoder_decoder") else "causal-lm"
     if labels is not None and labels.ndim == 1 and not labels.is_floating_point():
         return "classification"
-    found = "there are no labels"
-    if labels is not None:
-        found = f"neither do labels of shape {tuple(labels.shape)} and {labels.dtype}"
     raise ProblemError(
-        f"the name {type(model).__name__} does not say what the model is for, and {found}; pass task=, one "
+        f"neither the name {type(model).__name__} nor the labels say what the model is for; pass task=, one "
         f"of {', '.join(map(repr, TASKS))}. For any other loss, {_OTHERWISE}."
     )
 
 
 def _find_loss(task: str, model: nn.Module, labels: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of a task: a function of (logits, labels) that pickles."""
-    if _setting(model, "output_router_logits"):
-        raise ProblemError(
-            "the model adds a loss of its routers (config.output_router_logits=True), which is no function "
-            "of the logits; set it to False while measuring."
-        )
     if task == "regression":
         return squared_error
     if task != "classification":
@@ -249,8 +212,6 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) 
     >>> round(token_cross_entropy(uniform, torch.tensor([[1, 2, -100], [3, -100, -100]])).item(), 4)
     1.3863
     """
-    if labels.shape == (*logits.shape[:-1], 1):
-        labels = labels[..., 0]
     if logits.shape[:-1] != labels.shape:
         raise ProblemError(
             f"logits of shape {tuple(logits.shape)} and labels of {tuple(labels.shape)} do not fit: the last "
@@ -272,27 +233,29 @@ def squared_error(outputs: Tensor, values: Tensor) -> Tensor:
     >>> squared_error(torch.zeros(2, 1), torch.tensor([1.0, 3.0])).item()
     5.0
     """
-    if outputs.numel() != values.numel():
-        raise ProblemError(
-            f"outputs of shape {tuple(outputs.shape)} and labels of {tuple(values.shape)} do not fit: the "
-            "squared error needs one label for each output."
-        )
     return F.mse_loss(outputs.reshape(values.shape), values.to(outputs.dtype))
 
 
 def _check_own_loss(
-    model: nn.Module, inputs: Any, labels: Tensor, loss: Loss, task: str, targets: Tensor
+    model: nn.Module, inputs: Any, labels: Tensor, targets: Tensor, loss: Loss, task: str
 ) -> None:
     """Refuse a model whose own loss of its logits, in eval mode, is another one; it need not have one."""
     first = next(model.parameters(), None)
     has_loss = "labels" in inspect.signature(model.forward).parameters
     if not has_loss or not isinstance(inputs, Mapping) or first is None:
         return
-    call = cast({**inputs, "labels": labels}, first.dtype, first.device)
-    call["labels"] = labels.to(first.device)  # in their own dtype: labels of several classes may be doubles
+    call = cast(inputs, first.dtype, first.device)
     try:
-        with _preserved(model, first.device):
-            output = model(**call)
+        with (
+            untouched_random_state(first.device),
+            UserState(model).with_stand_ins(),
+            _without_checkpoints(model),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):
+            model.eval()  # the mode is restored with the other attributes
+            warnings.simplefilter("ignore")  # the same call warns again when it is measured
+            output = model(**call, labels=labels.to(first.device))  # doubles stay so: several classes
     except Exception:
         return
     found, logits = getattr(output, "loss", None), getattr(output, "logits", None)
@@ -301,44 +264,19 @@ def _check_own_loss(
     if logits.dtype in (torch.float16, torch.bfloat16):  # most models compute the loss in float32
         logits = logits.float()
     try:
-        ours = float(loss(logits, targets.to(logits.device)))
-    except (IndexError, RuntimeError, ValueError) as refusal:
-        if isinstance(refusal, ProblemError):
-            raise
+        ours, own = float(loss(logits, targets.to(logits.device))), found.item()
+    except (IndexError, RuntimeError) as refusal:
         raise ProblemError(
             f"logits of shape {tuple(logits.shape)} and labels of {tuple(targets.shape)} do not fit "
             f"task={task!r}: {refusal} Pass another task=, or {_OTHERWISE}."
         ) from refusal
-    rounding = 8 * torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
-    own, relative = found.item(), max(_RELATIVE, rounding)
+    relative = max(_RELATIVE, 8 * torch.finfo(found.dtype).eps)
     is_same = math.isclose(ours, own, rel_tol=relative, abs_tol=_ABSOLUTE)
     if not is_same and not (math.isnan(ours) and math.isnan(own)):
         raise ProblemError(
             f"{type(model).__name__}'s own loss of this batch is {own:.6g}, and that of task={task!r} "
-            f"{ours:.6g}: what is measured would not be what is trained. "
-            f"{_OTHERWISE[0].upper()}{_OTHERWISE[1:]}."
+            f"{ours:.6g}: what is measured would not be what is trained. To measure, {_OTHERWISE}."
         )
-
-
-@contextlib.contextmanager
-def _preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with (
-        untouched_random_state(device),
-        UserState(model).with_stand_ins(),
-        untouched_sources(*_configurations(model)),  # classifiers store there what they guess
-        _without_checkpoints(model),
-        torch.no_grad(),
-        warnings.catch_warnings(),
-    ):
-        model.eval()  # the mode is restored with the other attributes
-        warnings.simplefilter("ignore")  # the same call warns again when it is measured
-        try:
-            yield
-        finally:
-            for buffer, before in buffers:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
 
 
 @contextlib.contextmanager
@@ -353,11 +291,6 @@ def _without_checkpoints(model: nn.Module) -> Iterator[None]:
     finally:
         for module in checkpointed:
             module.gradient_checkpointing = True
-
-
-def _configurations(model: nn.Module) -> list[Any]:
-    found = [getattr(module, "config", None) for module in model.modules()]
-    return list({id(one): one for one in found if one is not None}.values())
 
 
 def _setting(model: nn.Module, name: str) -> Any:

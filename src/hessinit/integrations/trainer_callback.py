@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -25,14 +24,14 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
 
     Loss and forward come from `hessinit.logits_problem`, which gets `task`. `batch` is what is measured, by
     default the first examples of the training set, as many as one device takes in a step, in the Trainer's
-    own collator. The sampler and all random numbers stay as they are.
+    own collator.
 
     `initialize=True` draws new weights before the first step, for the learning rate of the Trainer's
-    optimizer; a dict holds options of `hessinit.initialize_`. Do not use it on pretrained weights: they would
-    be lost. A run that resumes from a checkpoint is never initialized. Points are written as lines of JSON to
-    `path`, by default `curvature.jsonl` in the Trainer's `output_dir`; as scalars to TensorBoard where the
-    Trainer reports there, and to the active W&B run. The other options are those of `hessinit.track`: every
-    (100), max_overhead (0.1), and so on.
+    optimizer; pretrained weights would be lost. A dict holds options of `hessinit.initialize_`. A run that
+    resumes from a checkpoint is never initialized, and continues its file: `path`, by default
+    `curvature.jsonl` in the Trainer's `output_dir`. Scalars go to TensorBoard where the Trainer reports
+    there, and to the active W&B run. The other options are those of `hessinit.track`: every (100),
+    max_overhead (0.1), and so on.
 
     Training is not changed by a bit, but for `initialize`. Under DDP the first rank works while the others
     wait, and its weights go to all. `tracking` and `initialization` hold the results, on the first rank.
@@ -48,8 +47,6 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
         self._writer: Any = None
         self._finished_step: int | None = None  # of which the tracker does not know yet
         self._loss: float | None = None
-        self._first_log: tuple[int, float] | None = None
-        self._first_step = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
@@ -57,8 +54,7 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
                 "FSDP and DeepSpeed keep a part of the weights on each rank, so that no rank can measure "
                 "them. Call hessinit.initialize_ before Trainer.train, and track a run with plain DDP."
             )
-        self._finished_step = self._loss = self._first_log = None
-        self._first_step = state.global_step
+        self._finished_step = self._loss = None
         self._run.load_state(_stored(state).get(self._run.key))
         with in_mode(kwargs["model"], training=True):  # as the Trainer does before every step
             self._run.begin(
@@ -81,15 +77,13 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
     ) -> None:
         if self._finished_step is not None and "loss" in (logs or {}):
             self._loss = float((logs or {})["loss"])
-            if self._first_log is None:
-                self._first_log = (self._finished_step, self._loss)
+            self._run.compare(self._loss, self._finished_step, 1.5)  # of other examples and masks
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._pass_on(kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._pass_on(kwargs["model"])
-        self._compare(at_end=True)
         self._run.close()
         if self._writer is not None:
             self._writer.close()
@@ -97,43 +91,20 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
 
     def _problem(
         self, args: Any, model: Any, train_dataloader: Any = None, optimizer: Any = None, **others: Any
-    ) -> shared.TrainedProblem:
+    ) -> dict[str, Any]:
         batch = self._batch
         if batch is None:
             batch = _first_examples(train_dataloader, args.train_batch_size)
         _, loss, pair, options = logits_problem(model, batch, task=self._task)
         if getattr(args, "label_smoothing_factor", 0) and loss is token_cross_entropy:
             loss = partial(token_cross_entropy, smoothing=args.label_smoothing_factor)
-        return shared.TrainedProblem(model, loss, pair, options["forward"], optimizer)
+        return {"model": model, "loss": loss, "batch": pair, "optimizer": optimizer, **options}
 
     def _pass_on(self, model: nn.Module) -> None:
         if self._finished_step is not None:
             with in_mode(model, training=True):  # an evaluation may have come in between
                 self._run.step(self._finished_step, self._loss)
             self._finished_step = self._loss = None
-            self._compare()
-
-    def _compare(self, at_end: bool = False) -> None:
-        """Compare the first loss that is logged with those measured around its steps, once."""
-        if self._first_log is None or self.tracking is None:
-            return
-        step, logged = self._first_log
-        points = [point for point in self.tracking.points if point.step >= self._first_step]
-        is_around = bool(points) and points[-1].step >= step
-        if step < 0 or not (is_around or at_end):
-            return
-        self._first_log = (-1, logged)  # compared
-        measured = [point.loss for point in points if math.isfinite(point.loss)]
-        if not measured:
-            return
-        nearest = min(max(logged, min(measured)), max(measured))
-        # Where no later point is known, the loss may have fallen.
-        if shared.differs(logged, nearest, shared.ALIKE) and (is_around or logged > nearest):
-            self._run.add_note(
-                f"The Trainer logged a loss of {logged:.3g} for the steps up to {step}, and the measured one "
-                f"was {measured[0]:.3g} before them: what is measured may not be what is trained (a "
-                "compute_loss of your own, or accumulated gradients)."
-            )
 
     def _sinks(self, args: Any) -> Any:
         if self._log_to != "auto":
@@ -169,5 +140,5 @@ def _first_examples(loader: Any, count: int) -> Any:
 
 def _stored(state: Any) -> dict[str, Any]:
     """A place in the Trainer's state, which is written to every checkpoint."""
-    states = getattr(state, "stateful_callbacks", None)
-    return states.setdefault(shared.KEY, {}) if isinstance(states, dict) else {}
+    stored: dict[str, Any] = state.stateful_callbacks.setdefault(shared.KEY, {})
+    return stored

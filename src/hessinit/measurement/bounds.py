@@ -95,44 +95,36 @@ def _batch_bounds(
 ) -> tuple[dict[str, _BatchBounds], dict[str, str]]:
     """The bounds of the layers whose every use is known; why not, for the others."""
     check_outputs(evaluation)
-    traced = jacobians.trace_from_inputs(evaluation)
-    output = traced.output
+    output, inputs, why_none = jacobians.trace_from_inputs(evaluation)
     layers, reasons = jacobians.read_layers(output, evaluation.problem.leaves, settings.seed)
     if not layers:
         return {}, reasons
     losses, loss_converged = _loss_norms(evaluation, settings)
-    backward = jacobians.backward_norms(traced, layers, settings)
-    forward = jacobians.forward_norms(traced, layers, settings)
+    backward = jacobians.backward_norms(output, layers, settings)
+    forward = jacobians.forward_norms(output, inputs, layers, settings)
     found: dict[str, _BatchBounds] = {}
-    for layer in layers:
-        slopes, behind = _slopes(layer, output.detach()), backward[layer.name]
-        weight_map = weight_map_norms(layer, settings)
-        before, lengths = forward.get(layer.name, (None, np.zeros(0)))
+    for name, uses in layers.items():
+        size, behind = uses[0].result.size, backward[name]
+        slopes, weight_map = _slopes(uses, output.detach()), weight_map_norms(uses, settings)
+        before, lengths = forward.get(name, (None, np.zeros(0)))
+        paper, reason = None, why_none or "the layer's input does not depend on the network's input"
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             after = np.log(behind.upper * slopes)
             rigorous: float | None = _sum_over_examples(losses, after + np.log(weight_map.upper))
-            paper, reason = None, ""
             if not (loss_converged and weight_map.converged and behind.converged):
                 # An unfinished search may be far below: its value is no bound.
                 rigorous, reason = None, "a norm in the bounds did not converge; raise max_iterations"
-            elif any(isinstance(use.call, layer_uses.EmbeddingCall) for use in layer.uses):
-                reason = "its inputs are tokens: the Jacobians of the network begin behind it"
-            elif before is None:
-                reason = traced.reason or "the layer's input does not depend on the network's input"
-            else:
+            elif before is not None:
                 # ‖B‖ ‖A‖ √overlap ‖F‖ ‖x‖
-                overlap = max(kernel_overlap(use.call) for use in layer.uses)
-                inputs = math.log(overlap) / 2 + np.log(before.upper) + np.log(lengths)
+                overlap = max(kernel_overlap(use.call) for use in uses)
+                ahead = math.log(overlap) / 2 + np.log(before.upper) + np.log(lengths)
                 # Examples may depend on each other before the layer, and not behind it.
-                after = after if len(inputs) == len(after) else after.max(keepdims=True)
-                paper = _sum_over_examples(losses, after + inputs)
+                after = after if len(ahead) == len(after) else after.max(keepdims=True)
+                paper, reason = _sum_over_examples(losses, after + ahead), ""
         note = ""
-        if output.ndim and output.shape[0] > 1:
-            if layer.size == 1:
-                note = _DEPENDENT
-            elif len(lengths) == 1:
-                note = f"before this layer {_DEPENDENT}"
-        found[layer.name] = _BatchBounds(before, behind, float(slopes.max()), paper, rigorous, reason, note)
+        if len(losses) > 1 and (size == 1 or len(lengths) == 1):
+            note = _DEPENDENT if size == 1 else f"before this layer {_DEPENDENT}"
+        found[name] = _BatchBounds(before, behind, float(slopes.max()), paper, rigorous, reason, note)
     return found, reasons
 
 
@@ -145,11 +137,11 @@ def _sum_over_examples(losses: Array, logarithms: Array) -> float:
     return float(np.exp(np.logaddexp.reduce(np.log(norms) + 2 * logarithms)))
 
 
-def _slopes(layer: jacobians.LayerUses, like: Tensor) -> Array:
+def _slopes(uses: Sequence[jacobians.LayerUse], like: Tensor) -> Array:
     """‖A‖: the largest |f'| of every example at the layer's outputs; 1 where no activation follows."""
-    slopes = np.zeros(layer.size)
-    for use in layer.uses:
-        found = np.ones(layer.size)
+    slopes = np.zeros(uses[0].result.size)
+    for use in uses:
+        found = np.ones_like(slopes)
         if use.activation is not None:
             # Elementwise, so its derivative times ones is the diagonal.
             head, tail = GradientEdge(use.activation, 0), GradientEdge(*use.activation.next_functions[0])
@@ -212,16 +204,16 @@ def _couples(evaluation: Evaluation, output: Tensor, seed: int) -> bool:
 # --- The map from a weight to the outputs of its own calls, example by example ----------------------------
 
 
-def weight_map_norms(layer: jacobians.LayerUses, settings: LanczosSettings) -> SingularValues:
+def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettings) -> SingularValues:
     """The spectral norm of the map from the weight to all its calls' outputs, on the actual inputs.
 
     A dense layer with one row per example: the length of its input. Dense calls on the same side of the
     weight are stacked; beyond that, the squares of several norms are added up. That is exact for an embedding
     and the head tied to it, or W and Wᵀ (a Kronecker sum), and an upper bound for repeated convolutions.
     """
-    size, found = layer.size, []
+    size, found = uses[0].result.size, []
     dense: dict[bool, list[Tensor]] = {}
-    for use in layer.uses:
+    for use in uses:
         rows = rows_by_example(use.call.inputs, size, use.time_first)
         if isinstance(use.call, layer_uses.DenseCall):
             features = use.call.inputs.shape[1]

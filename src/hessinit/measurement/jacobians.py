@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.overrides import TorchFunctionMode
 
 from hessinit.curvature import layer_uses
 from hessinit.curvature.evaluation import Evaluation
@@ -34,11 +32,9 @@ if TYPE_CHECKING:
     from hessinit.curvature.engines import LanczosSettings
 
 # Unit vectors are shared by all layers, Lanczos takes about this many passes for each of them.
-_PASSES_PER_LAYER = 16
-_FEW, _MOST = 64, 256
+_PASSES_PER_LAYER, _FEW, _MOST = 16, 64, 256
 # The images of the unit vectors are held for all layers at once if they take at most this many bytes.
-_BYTES_AT_ONCE = 2**27
-_NUMBERS_AT_ONCE = 2**22
+_BYTES_AT_ONCE, _NUMBERS_AT_ONCE = 2**27, 2**22
 # All examples wait for the slowest: a digit less in the worst of them halves the passes, the others have it.
 _LOOSER, _LOOSEST = 10, 0.05
 
@@ -77,14 +73,11 @@ def consumers_of(output: Tensor) -> Consumers:
     """The consumers of each node's result, for all the nodes behind `output`."""
     found: Consumers = {output.grad_fn: []}
     waiting: list[layer_uses.Node] = [output.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        for source, _ in node.next_functions:
-            if source is not None and source not in found:
-                found[source] = []
+    for node in waiting:  # which grows
+        for source in (source for source, _ in node.next_functions if source is not None):
+            if source not in found:
                 waiting.append(source)
-            if source is not None:
-                found[source].append(node)
+            found.setdefault(source, []).append(node)
     return found
 
 
@@ -97,37 +90,27 @@ class LayerUse:
     """
 
     call: layer_uses.Call
+    time_first: bool
     activation: layer_uses.Node | None
     source: GraphPoint | None
     result: GraphPoint
-    time_first: bool
 
 
-@dataclass(frozen=True)
-class LayerUses:
-    """All uses of a weight, for `size` examples that are independent behind it (1: the whole batch)."""
-
-    name: str
-    uses: list[LayerUse]
-    size: int
-
-    @property
-    def sources(self) -> list[GraphPoint]:
-        return [use.source for use in self.uses if use.source is not None]
+# The uses of every weight. Their points count the examples that are independent behind it, or 1: the batch.
+LayerUses = dict[str, list[LayerUse]]
 
 
-def read_layers(
-    output: Tensor, leaves: dict[str, Tensor], seed: int
-) -> tuple[list[LayerUses], dict[str, str]]:
-    """The layers whose every use is a known call; for the others, why not."""
+def read_layers(output: Tensor, leaves: dict[str, Tensor], seed: int) -> tuple[LayerUses, dict[str, str]]:
+    """The uses of the layers whose every use is a known call; for the others, why not."""
     found = layer_uses.find_uses(output, leaves)
     size, consumers = output.shape[0] if output.ndim else 1, consumers_of(output)
     known = known_calls(found, leaves, size) if size > 1 else []
     layouts = find_layouts(output, known, seed) if known else []
     orders = {one.edge.node: layout for one, layout in zip(known, layouts, strict=True)}
-    layers: list[LayerUses] = []
+    layers: LayerUses = {}
     reasons: dict[str, str] = {}
     for name, uses in found.items():
+        examples = size if all(orders.get(use.node) is not None for use in uses) else 1
         calls = [(use, layer_uses.read_call(use, leaves[name])) for use in uses]
         unknown = [use.kind for use, call in calls if call is None]
         if unknown:
@@ -137,14 +120,11 @@ def read_layers(
         elif not uses:
             reasons[name] = "the forward does not use this weight"
         else:
-            apart = all(orders.get(use.node) is not None for use in uses)
-            examples = size if apart else 1
-            read = [
-                _read(use, call, examples, bool(apart and orders[use.node]), consumers)
+            layers[name] = [
+                _read(use, call, examples, examples > 1 and bool(orders[use.node]), consumers)
                 for use, call in calls
                 if call is not None
             ]
-            layers.append(LayerUses(name, read, examples))
     return layers, reasons
 
 
@@ -161,7 +141,7 @@ def _read(
     has_source = node is not None and not isinstance(call, layer_uses.EmbeddingCall)
     source = point(node, number) if has_source else None
     activation = _activation_after(use.node, call, consumers)
-    return LayerUse(call, activation, source, point(activation or use.node, 0), time_first)
+    return LayerUse(call, time_first, activation, source, point(activation or use.node, 0))
 
 
 def _activation_after(
@@ -192,60 +172,28 @@ def _adds_a_bias(addition: layer_uses.Node, node: layer_uses.Node) -> bool:
     return all(source is None or type(source).__name__ == "AccumulateGrad" for source in others)
 
 
-# --- The network's inputs ---------------------------------------------------------------------------------
+def trace_from_inputs(evaluation: Evaluation) -> tuple[Tensor, list[Tensor], str]:
+    """Evaluate once more with inputs that can be differentiated by; costs one forward.
 
-
-@dataclass(frozen=True)
-class TracedOutput:
-    """The output with its graph, the floating inputs in it and the results of embeddings.
-
-    `reason` says why there is neither.
+    Returns the output with its graph, and those inputs, or why there are none.
     """
-
-    output: Tensor
-    inputs: list[Tensor]
-    lookups: list[Tensor]
-    reason: str = ""
-
-
-def trace_from_inputs(evaluation: Evaluation) -> TracedOutput:
-    """Evaluate once more with inputs that can be differentiated by; costs one forward."""
     inputs: list[Tensor] = []
 
     def differentiable(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        inputs.append(tensor.detach().requires_grad_())
+        inputs.append(tensor.detach().requires_grad_(tensor.is_floating_point()))
         return inputs[-1]
 
     given = map_tensors(differentiable, evaluation.batch.inputs)
-    lookups = _Lookups()
     try:
-        with lookups:
-            output = evaluation.problem.output(dataclasses.replace(evaluation.batch, inputs=given))
+        output = evaluation.problem.output(dataclasses.replace(evaluation.batch, inputs=given))
     except Exception as failure:  # the same forward ran before: it cannot take inputs that require gradients
         reason = f"the forward fails on inputs that require gradients ({type(failure).__name__})"
-        return TracedOutput(evaluation.output, [], [], reason)
+        return evaluation.output, [], reason
     check_no_reentrant_checkpoints(output)
-    none = "" if inputs or lookups.found else "the network has neither floating inputs nor embeddings"
-    return TracedOutput(output, inputs, lookups.found, none)
-
-
-class _Lookups(TorchFunctionMode):
-    """Keeps the result of every embedding, also of one whose weight is frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Tensor] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is not F.embedding:
-            return result
-        self.found.append(result if result.requires_grad else result.detach().requires_grad_())
-        return self.found[-1].clone()  # the forward may go on in place
+    floating = [tensor for tensor in inputs if tensor.requires_grad]
+    if not floating or any(not t.requires_grad and t.dtype != torch.bool for t in inputs):
+        return output, [], "the network's inputs are tokens, or not all real numbers: they have no derivative"
+    return output, floating, ""
 
 
 # --- Derivatives between places of the graph, example by example ------------------------------------------
@@ -331,23 +279,18 @@ class Jacobian:
     def _gradients(
         self, sent: Sequence[tuple[Any, Tensor]], inputs: Any, points: GraphPoints, stack: torch.Size
     ) -> list[Tensor]:
+        options: dict[str, bool] = {
+            "retain_graph": True,
+            "allow_unused": True,
+            "is_grads_batched": bool(stack),
+        }
         found: Sequence[Tensor | None] = [None] * len(points)
         if sent:
             outputs, vectors = zip(*sent, strict=True)
-            found = torch.autograd.grad(
-                outputs,
-                inputs,
-                vectors,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=bool(stack),
-            )
-        return [
-            self._like.new_zeros(*stack, point.size, point.each)
-            if one is None
-            else point.gather(one.detach())
-            for point, one in zip(points, found, strict=True)
-        ]
+            found = torch.autograd.grad(outputs, inputs, vectors, **options)
+        zeros = functools.partial(self._like.new_zeros, *stack)
+        pairs = zip(points, found, strict=True)
+        return [zeros(at.size, at.each) if one is None else at.gather(one.detach()) for at, one in pairs]
 
 
 def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
@@ -358,68 +301,66 @@ def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
 # --- Norms: by few unit vectors, exact, or by Lanczos -----------------------------------------------------
 
 
-def backward_norms(
-    traced: TracedOutput, layers: Sequence[LayerUses], settings: LanczosSettings
-) -> dict[str, SingularValues]:
+def backward_norms(output: Tensor, layers: LayerUses, settings: LanczosSettings) -> dict[str, SingularValues]:
     """From every layer's result to the output."""
-    output = traced.output
     found: dict[str, SingularValues] = {}
-    for size in sorted({layer.size for layer in layers}):
+    results = {name: [use.result for use in uses] for name, uses in layers.items()}
+    for size in sorted({points[0].size for points in results.values()}):
         end = [GraphPoint(output, tuple(output.shape), size)]
-        points = {layer.name: [use.result for use in layer.uses] for layer in layers if layer.size == size}
-        found |= _spectral_norms(end, points, True, output.detach(), settings)
+        chosen = {name: points for name, points in results.items() if points[0].size == size}
+        found |= _spectral_norms(end, chosen, True, output.detach(), settings)
     return found
 
 
 def forward_norms(
-    traced: TracedOutput, layers: Sequence[LayerUses], settings: LanczosSettings
+    output: Tensor, inputs: Sequence[Tensor], layers: LayerUses, settings: LanczosSettings
 ) -> dict[str, tuple[SingularValues, Array]]:
     """From the network's inputs to every layer's, and the lengths of the network's inputs, by example.
 
     Layers that get only tokens or constants are left out. Where examples depend on each other before some
     layer, all layers see the batch as one example.
     """
-    like = traced.output.detach()
     found: dict[str, tuple[SingularValues, Array]] = {}
-    apart = {layer.name: layer.sources for layer in layers if layer.size > 1 and layer.sources}
-    own = _own_inputs(traced, _flat(apart), settings.seed) if apart else []
-    whole = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in (*traced.inputs, *traced.lookups)]
+    sources = {name: [use.source for use in uses if use.source is not None] for name, uses in layers.items()}
+    apart = {name: points for name, points in sources.items() if points and points[0].size > 1}
+    own = _independent_inputs(output.detach(), inputs, _flat(apart), settings.seed)
+    whole = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in inputs]
     joint = {
-        layer.name: [dataclasses.replace(point, size=1, steps=0) for point in layer.sources]
-        for layer in layers
-        if layer.sources and not (own and layer.name in apart)
+        name: [dataclasses.replace(point, size=1, steps=0) for point in points]
+        for name, points in sources.items()
+        if points and not (own and name in apart)
     }
     for end, points in ((own, apart), (whole, joint)):
         if end and points:
             tensors = [point.gather(point.at.detach()) for point in end if isinstance(point.at, Tensor)]
             lengths = torch.cat(tensors, dim=1).double().pow(2).sum(dim=1).sqrt().cpu().numpy()
-            norms = _spectral_norms(end, points, False, like, settings)
+            norms = _spectral_norms(end, points, False, output.detach(), settings)
             found |= {name: (one, lengths) for name, one in norms.items()}
     return found
 
 
-def _own_inputs(traced: TracedOutput, heads: GraphPoints, seed: int) -> list[GraphPoint]:
-    """The network's inputs if no example's reach another one's rows at the heads, otherwise none.
+def _independent_inputs(
+    like: Tensor, inputs: Sequence[Tensor], heads: GraphPoints, seed: int
+) -> list[GraphPoint]:
+    """The inputs by example if no example's reach another one's rows at the heads, otherwise none.
 
-    The first dimension counts the examples. An embedding's result that is the same for all examples, as a
-    table of positions is, counts as a bias: the derivative is by the examples' own inputs.
+    Their first dimension must count the examples.
     """
-    size, like = heads[0].size, traced.output.detach()
-    tensors = [one for one in (*traced.inputs, *traced.lookups) if one.numel() % size == 0]
-    tails = [GraphPoint(tensor, tuple(tensor.shape), size) for tensor in tensors]
-    jacobian, mixed = Jacobian(heads, tails, like), set[GraphPoint]()
+    if not heads or not inputs or any(tensor.numel() % heads[0].size for tensor in inputs):
+        return []
+    size = heads[0].size
+    tails = [GraphPoint(tensor, tuple(tensor.shape), size) for tensor in inputs]
+    jacobian = Jacobian(heads, tails, like)
     probe = ProbeStream(size * (1 + _each(heads)), seed=seed, dtype=like.dtype, device=like.device).draw()
-    for bases, gradients, factors in layer_uses.probe_examples(
+    probes = layer_uses.probe_examples(
         lambda cotangents: jacobian.pull(heads, tails, cotangents), probe[size:].view(size, -1), probe[:size]
-    ):
-        mixed |= {
-            tail
-            for tail, base, gradient in zip(tails, bases, gradients, strict=True)
-            if not layer_uses.in_proportion(base, gradient, factors)
-        }
-    own = [tail for tail in tails if tail not in mixed]
-    needed = {id(tensor) for tensor in traced.inputs}
-    return own if needed <= {id(point.at) for point in own} else []
+    )
+    independent = all(
+        layer_uses.in_proportion(base, gradient, factors)
+        for bases, gradients, factors in probes
+        for base, gradient in zip(bases, gradients, strict=True)
+    )
+    return tails if independent else []
 
 
 def _spectral_norms(

@@ -110,10 +110,10 @@ class Rows:
         curvature: str,
         estimator: str,
         settings: engines.LanczosSettings,
-        options: engines.SpectrumOptions,
+        spectrum: Mapping[str, Any] | None = None,
     ) -> None:
         self._problem, self._evaluations = problem, evaluations
-        self._options, self._settings = options, settings
+        self._spectrum, self._settings = spectrum or {}, settings
         self._rounding: dict[str, Rounding] = {}
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
 
@@ -188,8 +188,9 @@ class Rows:
         approximate = self._rounded(found[1], "gauss-newton", layer.parameter) if self._both else None
         norms = tuple(single.norm.value for single in found[2 if self._both else 1 :])
         spectrum: dict[str, Any] = {}
-        if self._options.anything:
-            spectrum = engines.measure_spectrum(self.main.operator(names), self._options, self._settings)
+        if any(self._spectrum.values()):
+            operator = self.main.operator(names)
+            spectrum = engines.measure_spectrum(operator, self._settings, **self._spectrum)
         return LayerCurvature(
             name=layer.name,
             aliases=layer.aliases,
@@ -270,9 +271,8 @@ def measure(
     settings = engines.LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
-    options = engines.SpectrumOptions(
-        top=check_whole("top", top, at_least=0), trace=trace, frobenius=frobenius, density=density
-    )
+    top = check_whole("top", top, at_least=0)
+    spectrum = {"top": top, "trace": trace, "frobenius": frobenius, "density": density}
     if top > max_iterations:
         raise ProblemError(
             f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step; pass "
@@ -284,7 +284,7 @@ def measure(
     )  # fmt: skip
     with problem.settings():
         evaluations = evaluate(problem)
-        measuring = Rows(problem, evaluations, curvature, estimator, settings, options)
+        measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
         rows = measuring.layers(ordered)
         whole = measuring.network() if network else measuring.bounded_network(rows)

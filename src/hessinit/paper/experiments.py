@@ -21,7 +21,6 @@ import torch
 
 from hessinit._version import __version__
 from hessinit.errors import ProblemError, choose
-from hessinit.paper import ALL, NAMES, PAGE
 from hessinit.paper.images import load_images
 from hessinit.problem.validate import check_switches, check_whole
 from hessinit.results.reproduction import Findings, Reproduction
@@ -30,15 +29,14 @@ from hessinit.training.run_folder import RunFolder, describe_interruption
 from hessinit.training.seeds import reproducible
 from hessinit.training.workers import Job, WorkerLostError, check_workers, progress_bar, run_jobs, spinner
 
-# The figures are drawn from the results of the tables.
-FIGURES = {"figure-1": "table-4", "figure-2": "table-5"}
 # The module of each experiment, in the paper's order; imported only when it is run.
 MODULES = {
     "table-1": "table_1", "table-2": "tables_2_3", "table-3": "tables_2_3", "table-4": "tables_4_5",
     "table-5": "tables_4_5", "word2vec": "word2vec",
 }  # fmt: skip
-DATA = ("paper", "digits")  # beside the sets of each experiment
-MOST_SEEDS = 100_000
+# The figures are drawn from the results of the tables.
+FIGURES = {"figure-1": "table-4", "figure-2": "table-5"}
+NAMES = [*MODULES, *FIGURES, "all"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,16 @@ class PaperSetting:
     variant: str
     seeds: tuple[int, ...]
     data_dir: str | None = None  # where the files lie; no number depends on it
-    cache: str | None = None  # a folder where a text is kept once its words have been counted
+
+    @property
+    def name(self) -> str:
+        """The name of its files.
+
+        >>> PaperSetting("table-4", "mnist", "one-hidden", (0,)).name
+        'table-4-mnist-one-hidden'
+        """
+        is_default = self.variant == next(iter(find_experiment(self.experiment).variants))
+        return f"{self.experiment}-{self.data}{'' if is_default else f'-{self.variant}'}"
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,8 @@ class Experiment:
     """How one of the paper's tables is made: jobs for every seed, and findings from their results.
 
     `data` names the data sets it runs on, the paper's first; the first of `variants` is the default.
+    `configure` returns everything that the numbers depend on, except the seeds; `plan` jobs with unique keys
+    and plain parameters; `run` the result of one, the same wherever it is run; `conclude` the findings.
     """
 
     name: str
@@ -79,19 +88,15 @@ class Experiment:
         return load_images(setting.data, setting.data_dir).source
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
-        """Everything that the numbers depend on, except the seeds."""
         raise NotImplementedError
 
     def plan(self, setting: PaperSetting) -> list[Job]:
-        """The jobs; their keys are unique, and their parameters plain values."""
         raise NotImplementedError
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
-        """The result of one job: the same numbers whenever and wherever it is run."""
         raise NotImplementedError
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
-        """Tables, figures and sentences from the results of all jobs, by key."""
         raise NotImplementedError
 
 
@@ -124,9 +129,8 @@ def reproduce(
     `data_dir`; without it, images are downloaded once into a cache. `seeds` is the number of restarts;
     `variant` is another way to fill in what the paper leaves unsaid.
 
-    Every finished job is kept in `folder`, so that the same call continues after an interruption and gives
-    the same numbers as an undisturbed one. The folder also gets a record of each experiment, its figures, and
-    a page with everything, reproduce.html. None keeps and writes nothing.
+    Every finished job is kept in `folder`, where the same call continues after an interruption, to the same
+    numbers, and where records, figures and a page, reproduce.html, are written; None keeps nothing.
 
     >>> table, = reproduce("table-2", data="digits", seeds=4, folder=None, workers=1)
     >>> print(table.name, table.findings.tables[0].columns)
@@ -134,50 +138,40 @@ def reproduce(
     """
     check_switches(progress=progress)
     check_workers(workers, executor)
-    if seeds is not None and check_whole("seeds", seeds, at_least=1) > MOST_SEEDS:
-        raise ProblemError(f"seeds={seeds} must be at most {MOST_SEEDS}: no number here needs more.")
-    paths: dict[str, Any] = {"data_dir": data_dir, "folder": folder}
-    for argument, path in paths.items():
-        if path is not None and not (isinstance(path, (str, os.PathLike)) and str(path)):
-            raise ProblemError(f"{argument}={path!r} must be the path of a folder, or None.")
+    if seeds is not None:
+        check_whole("seeds", seeds, at_least=1)
     root = None if folder is None else Path(folder).expanduser()  # a shell leaves --folder=~/x as it is
     studies = []
     for experiment, name in choose_experiments(names, data, variant):
         setting = PaperSetting(
             experiment.name, name, variant or next(iter(experiment.variants)),
             tuple(range(seeds or experiment.seeds)), None if data_dir is None else str(data_dir),
-            None if root is None else str(root / "corpus"),
         )  # fmt: skip
         with spinner(f"Reading {name} for {experiment.name} …", progress):
             studies.append(Study(experiment, setting, root))
-    jobs = [job for study in studies for job in study.jobs]
+    total = sum(len(study.jobs) for study in studies)
     missing = [job for study in studies for job in study.missing()]
-    total, left = (sum(job.cost for job in some) for some in (jobs, missing))
-    with progress_bar("Reproducing", total, total - left, progress, counts=False) as advance:
+    with progress_bar("Reproducing", total, total - len(missing), progress) as advance:
         try:
-            found = {study.setting: study.conclude() for study in studies if not study.missing()}
             results, _ = run_jobs(run_job, missing, workers, executor)
             with contextlib.closing(results):
                 for job, result in results:
                     study = next(each for each in studies if each.setting == job.parameters[0])
                     study.store.add(job.key, result)
-                    advance(f"{study.name}: {job.key}", job.cost)
-                    if not study.missing():  # at once, for the other studies may take long
-                        found[study.setting] = study.conclude()
+                    advance(f"{study.setting.name}: {job.key}", 1)
+            found = tuple(study.conclude() for study in studies)
             if root is not None:
+                for reproduction in found:
+                    reproduction.save(root / f"{reproduction.name}.json")
+                    write_figures(reproduction, root)
                 write_page(root)
         except (KeyboardInterrupt, WorkerLostError) as end:
             undone = sum(len(study.missing()) for study in studies)
-            how = describe_interruption(root, len(jobs) - undone, len(jobs))
+            how = describe_interruption(root, total - undone, total)
             if isinstance(end, KeyboardInterrupt):
                 raise KeyboardInterrupt(how) from None
             raise ProblemError(f"{end} It {how}") from end.__cause__
-        except OSError as failure:
-            raise ProblemError(
-                f"a file could not be written ({failure}). The results in {root} are kept, and the same call "
-                "continues from them."
-            ) from failure
-    return tuple(found[study.setting] for study in studies)
+    return found
 
 
 def choose_experiments(names: Sequence[str], data: str, variant: str | None) -> list[tuple[Experiment, str]]:
@@ -187,8 +181,9 @@ def choose_experiments(names: Sequence[str], data: str, variant: str | None) -> 
     for name in names:
         choose("name", name, NAMES)
     wanted = {FIGURES.get(name, name) for name in names}
-    experiments = [find_experiment(name) for name in MODULES if name in wanted or ALL in wanted]
-    choose("data", data, list(dict.fromkeys(name for each in experiments for name in (*DATA, *each.data))))
+    experiments = [find_experiment(name) for name in MODULES if name in wanted or "all" in wanted]
+    known = dict.fromkeys(name for each in experiments for name in ("paper", "digits", *each.data))
+    choose("data", data, list(known))
     for each in experiments:
         if variant is not None:
             choose(f"{each.name}: variant", variant, list(each.variants))
@@ -197,12 +192,8 @@ def choose_experiments(names: Sequence[str], data: str, variant: str | None) -> 
                 f"{each.name} does not run on the embedded digits. Pass data={each.data[0]!r}, and as "
                 "data_dir the folder with a Wikipedia text."
             )
-    return [
-        (each, name)
-        for each in experiments
-        for name in each.data
-        if name == data or (data == "paper" and name != "digits")
-    ]
+    papers = [(each, name) for each in experiments for name in each.data if name != "digits"]
+    return papers if data == "paper" else [(each, data) for each in experiments if data in each.data]
 
 
 def run_job(job: Job) -> Plain:
@@ -222,7 +213,7 @@ def usual_torch() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.inference_mode(False), torch.device("cpu"):
+        with torch.device("cpu"):
             yield
     finally:
         torch.set_default_dtype(dtype)
@@ -232,13 +223,12 @@ class Study:
     """A setting, its jobs, and the folder with their results."""
 
     def __init__(self, experiment: Experiment, setting: PaperSetting, root: Path | None) -> None:
-        self.experiment, self.setting, self.root = experiment, setting, root
-        self.name = name_of(setting)
+        self.experiment, self.setting = experiment, setting
         with usual_torch():  # what is read here is kept for the jobs
             self.source = experiment.prepare(setting)
         self.configuration = experiment.configure(setting)
-        self.jobs = [Job(job.key, (setting, job.parameters), job.cost) for job in experiment.plan(setting)]
-        self.store = RunFolder(None if root is None else root / self.name)
+        self.jobs = [Job(job.key, (setting, job.parameters)) for job in experiment.plan(setting)]
+        self.store = RunFolder(None if root is None else root / setting.name)
         # Results of other versions may differ in their last digits, and are not mixed.
         about = {"experiment": experiment.name, "data": setting.data, "variant": setting.variant}
         source = {"source": self.source, "configuration": self.configuration, "versions": versions()}
@@ -248,45 +238,17 @@ class Study:
         return [job for job in self.jobs if job.key not in self.store.results]
 
     def conclude(self) -> Reproduction:
-        """The findings from all results, with the record, which is written to the folder."""
-        try:
-            kept = {job.key: self.store.results[job.key] for job in self.jobs}
-            values = {key: result["value"] for key, result in kept.items()}
-            with usual_torch():
-                findings = self.experiment.conclude(self.setting, values)
-            revisions = sorted({str(result["revision"]) for result in kept.values()})
-            seconds = round(sum(float(result["seconds"]) for result in kept.values()), 3)
-        except Exception as failure:
-            if isinstance(failure, ProblemError) or not self.store.found:
-                raise
-            raise ProblemError(
-                f"nothing can be concluded from the results in {self.store.folder} "
-                f"({type(failure).__name__}: {failure}). Was one edited? Delete that one, or all, and they "
-                "are made again."
-            ) from failure
-        setting = self.setting
-        reproduction = Reproduction(
-            name=self.name, experiment=self.experiment.name, title=self.experiment.title, data=setting.data,
-            variant=setting.variant, about_variant=self.experiment.variants[setting.variant].about,
-            findings=findings, seeds=setting.seeds, configuration=self.configuration, source=self.source,
-            revision=", ".join(revisions), versions=versions(), hardware=hardware(), seconds=seconds,
-            results=values,
+        kept = {job.key: self.store.results[job.key] for job in self.jobs}
+        values = {key: result["value"] for key, result in kept.items()}
+        experiment, setting = self.experiment, self.setting
+        return Reproduction(
+            name=setting.name, experiment=experiment.name, title=experiment.title, data=setting.data,
+            variant=setting.variant, about_variant=experiment.variants[setting.variant].about,
+            findings=experiment.conclude(setting, values), seeds=setting.seeds,
+            configuration=self.configuration, source=self.source, versions=versions(), hardware=hardware(),
+            revision=", ".join(sorted({str(result["revision"]) for result in kept.values()})),
+            seconds=round(sum(float(result["seconds"]) for result in kept.values()), 3), results=values,
         )  # fmt: skip
-        if self.root is not None:
-            reproduction.save(self.root / f"{self.name}.json")
-            write_figures(reproduction, self.root)
-        return reproduction
-
-
-def name_of(setting: PaperSetting) -> str:
-    """The name of a setting's files.
-
-    >>> name_of(PaperSetting("table-4", "mnist", "one-hidden", (0,)))
-    'table-4-mnist-one-hidden'
-    """
-    default = next(iter(find_experiment(setting.experiment).variants))
-    further = "" if setting.variant == default else f"-{setting.variant}"
-    return f"{setting.experiment}-{setting.data}{further}"
 
 
 def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
@@ -303,7 +265,7 @@ def write_page(folder: Path) -> None:
     from hessinit.present.page import render_page
     from hessinit.present.reproduction import describe_reproductions
 
-    write_text(folder / PAGE, render_page(describe_reproductions(load_records(folder))))
+    write_text(folder / "reproduce.html", render_page(describe_reproductions(load_records(folder))))
 
 
 def write_figures(reproduction: Reproduction, folder: Path) -> None:
@@ -333,32 +295,25 @@ def round_numbers(value: Any) -> Plain:
 
 def versions() -> dict[str, str]:
     """The versions that the numbers may depend on."""
-    packages = {name: importlib.util.find_spec(name) for name in ("torch", "numpy", "scipy")}
-    found = {name: metadata.version(name) if there else "not installed" for name, there in packages.items()}
+    packages = [name for name in ("torch", "numpy", "scipy") if importlib.util.find_spec(name)]
+    found = {name: metadata.version(name) for name in packages}
     return {"hessinit": __version__, **found, "python": platform.python_version()}
 
 
 def hardware() -> dict[str, str]:
     """The machine, in words; nothing that names it."""
-    processor = platform.processor() or "unknown"
-    with contextlib.suppress(OSError, StopIteration):  # Linux names the processor in a file
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     system = f"{platform.system()} {platform.machine()}"
-    return {"processor": processor, "cores": str(os.cpu_count() or "unknown"), "system": system}
+    return {"processor": platform.processor(), "cores": str(os.cpu_count() or "unknown"), "system": system}
 
 
 @functools.cache
 def revision() -> str:
-    """The commit of a checkout, with "+ changes" where files differ from it; else the version."""
+    """The commit of a checkout, with "-dirty" where files differ from it; else the version."""
     root = Path(__file__).parents[3]
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(root), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        if (root / ".git").exists():
-            commit = git("rev-parse", "--short=12", "HEAD")
-            return f"{commit} + changes" if git("status", "--porcelain", "--", "src") else commit
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
     return f"hessinit {__version__}"

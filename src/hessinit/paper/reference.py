@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from hessinit.results.reproduction import PaperCell, PaperTable
 from hessinit.results.result import Plain
 
-MOST_ENUMERATED = 8  # 8! = 40,320 orders; of more points a sample is drawn
-SAMPLE = 9_999
-
 
 @cache
 def printed() -> Plain:
@@ -58,30 +55,23 @@ def percentage(outcomes: Sequence[bool]) -> Measured:
 
 
 def make_table(
-    title: str,
-    corner: str,
-    cells: Mapping[tuple[str, str], Measured],
-    note: str = "",
-    *,
-    experiment: str = "",
-    data: str = "",
-) -> PaperTable:
+    title: str, corner: str, cells: Mapping[tuple[str, str], Measured], note: str = "",
+    *, experiment: str = "", data: str = "",
+) -> PaperTable:  # fmt: skip
     """A table of numbers by row and column, beside those printed for `experiment`.
 
     A claim is made about the paper's own data alone; on others the printed number is shown and not judged.
     """
     table, made = printed().get(experiment, {"rows": {}, "claims": [], "data": ""}), []
+    claims = table["claims"] if table["data"] == data else []
     for (row, column), found in cells.items():
-        number, rule = table["rows"].get(row, {}).get(column), ""
+        number = table["rows"].get(row, {}).get(column)
         paper = None if number is None else float(number)
-        if paper is not None and table["data"] == data:
-            fits = (
-                claim["rule"]
-                for claim in table["claims"]
-                if row in claim.get("rows", [row]) and column in claim.get("columns", [column])
-            )
-            rule = next(fits, "")
-        within = holds(rule, found.ours, paper) if rule and paper is not None else None
+        rule, within = "", None
+        for claim in reversed(claims):  # the first that is about it
+            about = row in claim.get("rows", [row]) and column in claim.get("columns", [column])
+            if about and paper is not None:
+                rule, within = claim["rule"], holds(claim["rule"], found.ours, paper)
         values = {**found._asdict(), "ours": float(found.ours)}
         made.append(PaperCell(row=row, column=column, paper=paper, rule=rule, within=within, **values))
     rows, columns = (tuple(dict.fromkeys(place[at] for place in cells)) for at in (0, 1))
@@ -118,34 +108,26 @@ class RankCorrelation(NamedTuple):
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float], *, blocks: int = 1) -> RankCorrelation:
-    """ρ with its two-sided permutation p-value: every order of up to 8 places, else 9,999 drawn ones.
+    """ρ with its two-sided p-value over every order of the points; for few of them, as all orders are listed.
 
     Points in `blocks` of equal length, one after another, whose places mean the same (the same standard
     deviation in another dimension) are not independent: their order is changed in all blocks alike.
 
-    Infinite values rank last. With fewer than three points, or all of one kind equal, ρ and p are nan.
+    Infinite values rank last. Where all of one kind are equal, ρ and p are nan.
 
     >>> rank_correlation([1, 2, 3, 4], [10, 20, 30, 400])  # 2 of 24 orders are as extreme
     RankCorrelation(rho=1.0, p=0.08333333333333333, n=4)
     """
-    n = len(first)
-    if n != len(second) or n % blocks:
-        raise ValueError(f"{n} values cannot be paired with {len(second)} in {blocks} equal blocks.")
-    if n < 3 or len(set(first)) < 2 or len(set(second)) < 2:
+    n, places = len(first), len(first) // blocks
+    if len(set(first)) < 2 or len(set(second)) < 2:
         return RankCorrelation(math.nan, math.nan, n)
     left, right = _standardized_ranks(first), _standardized_ranks(second)
     rho = float(left @ right)
-    places = n // blocks
-    if places <= MOST_ENUMERATED:
-        orders = np.array(list(permutations(range(places))))
-    else:
-        orders = np.random.default_rng(0).permuted(np.tile(np.arange(places), (SAMPLE, 1)), axis=1)
+    orders = np.array(list(permutations(range(places))))
     everywhere = np.concatenate([orders + block * places for block in range(blocks)], axis=1)
     # Rounding must not tell apart orders that are equally extreme.
     extreme = int(np.count_nonzero(np.abs(right[everywhere] @ left) >= abs(rho) - 1e-9))
-    # The order found is one of those listed; among drawn ones it has to be counted in.
-    p = extreme / len(orders) if places <= MOST_ENUMERATED else (1 + extreme) / (1 + SAMPLE)
-    return RankCorrelation(round(rho, 12) + 0.0, p, n)  # + 0.0 for a -0.0
+    return RankCorrelation(round(rho, 12) + 0.0, extreme / len(orders), n)  # + 0.0 for a -0.0
 
 
 def _standardized_ranks(values: Sequence[float]) -> NDArray[np.float64]:

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import bz2
-import contextlib
-import gzip
 import hashlib
 import html
 import lzma
-import platform
 import re
 import unicodedata
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, groupby, islice, repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hessinit.errors import ProblemError
-from hessinit.results.result import replacing
 
 WINDOW, THRESHOLD = 5, 1e-3  # more frequent words are thinned; both as in word2vec.c and gensim
 CLAUSES_AT_ONCE = 10_000
-MOST_COUNTED = 500_000  # with more distinct words (some 80 MB) the rarest are dropped
-LONGEST_LINE = 1 << 20  # a text may be one line of gigabytes; it is read in pieces
-OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
-CORPUS_NAME = re.compile(r"(?!readme|licen[cs]e|\.).*\.txt(\.(xz|bz2|gz))?", re.IGNORECASE)
 TITLE = re.compile(r'title="(.*)">$')
 BREAK, TAG = re.compile(r"<br\s*/?>", re.IGNORECASE), re.compile(r"</?[a-zA-Z][^<>]*>")
 HOW_TO_GET = (
-    "word2vec needs a Wikipedia text, which is not downloaded: files *.txt, also packed (.xz, .bz2, .gz), of "
-    "plain text or of the <doc> blocks that WikiExtractor makes of a dump from dumps.wikimedia.org. Pass "
-    "their folder as --data-dir (data_dir), or leave word2vec out"
+    "word2vec needs a Wikipedia text, which is not downloaded: files *wiki*.txt or *wiki*.txt.xz of plain "
+    "text, or of the <doc> blocks that WikiExtractor makes of a dump from dumps.wikimedia.org. Pass their "
+    "folder as --data-dir (data_dir), or leave word2vec out"
 )
 Pairs = NDArray[np.int32]
 
@@ -81,27 +70,22 @@ class Corpus:
 
 
 @lru_cache(maxsize=2)
-def load_text(data_dir: str | None, *, vocabulary: int, pairs: int, cache: str | None = None) -> Corpus:
+def load_text(data_dir: str | None, *, vocabulary: int, pairs: int) -> Corpus:
     """Read the text in `data_dir` twice: once to count its words, once to draw pairs, 2.5 MB a second.
 
-    Memory does not grow with the corpus. `vocabulary` and `pairs` are upper limits: a small corpus has fewer.
-    The result is kept in the folder `cache`, for the processes that need it next.
+    `vocabulary` and `pairs` are upper limits: a small corpus has fewer.
     """
-    files = find_corpus(data_dir)
-    source = ", ".join(f"{name} (md5 {_md5(path)})" for name, path in files.items())
-    kept = None
-    if cache is not None:
-        # Python's tables of letters and NumPy's random streams may change between versions.
-        known_by = repr((source, vocabulary, pairs, platform.python_version(), np.__version__))
-        kept = Path(cache) / f"wikipedia-{hashlib.sha256(known_by.encode()).hexdigest()[:16]}.npz"
-        # A damaged file may raise nearly anything; the text is then read again. np.load leaves it open.
-        with contextlib.suppress(Exception), kept.open("rb") as file, np.load(file) as data:
-            *counts, total = data["counts"].tolist()
-            known = Vocabulary(tuple(data["words"].tolist()), tuple(counts), total)
-            return Corpus(known, data["pairs"], source)
+    folder = Path(data_dir or "").expanduser()
+    files = (
+        [] if data_dir is None else sorted(folder.glob("*wiki*.txt")) + sorted(folder.glob("*wiki*.txt.xz"))
+    )
+    if not files:
+        raise ProblemError(f"data_dir={data_dir!r} holds no text; {HOW_TO_GET}.")
+    sums = (hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in files)
+    source = ", ".join(f"{path.name} (md5 {md5})" for path, md5 in zip(files, sums, strict=True))
 
     def clauses() -> Iterator[list[str]]:
-        return chain.from_iterable(map(split_clauses, chain.from_iterable(map(read_lines, files.values()))))
+        return chain.from_iterable(map(split_clauses, chain.from_iterable(map(read_lines, files))))
 
     counted = count_words(clauses(), size=vocabulary)
     drawn = collect_pairs(clauses(), counted, most=pairs)
@@ -110,46 +94,7 @@ def load_text(data_dir: str | None, *, vocabulary: int, pairs: int, cache: str |
             f"{source} holds {counted.total} words in clauses of two or more, and no pair of neighbours is "
             "left for skip-gram; pass a longer running text."
         )
-    if kept is not None:
-        with contextlib.suppress(OSError):  # then it is counted again
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(kept) as temporary, open(temporary, "wb") as stream:
-                counts = np.array([*counted.counts, counted.total])
-                np.savez_compressed(stream, pairs=drawn, words=np.array(counted.words), counts=counts)
     return Corpus(counted, drawn, source)
-
-
-def find_corpus(data_dir: str | None) -> dict[str, Path]:
-    """The files of the corpus in `data_dir`, by name; `data_dir` may be the file itself.
-
-    Files named for Wikipedia win over other texts; of `a.txt` and `a.txt.xz`, the plain one is taken.
-    """
-    if data_dir is None:
-        raise ProblemError(f"{HOW_TO_GET}.")
-    folder = Path(data_dir).expanduser()
-    if folder.is_file():
-        return {folder.name: folder}
-    places = [folder, *(place for place in [folder / "wikipedia"] if place.is_dir())]
-    try:
-        paths = [path for place in places for path in sorted(place.iterdir()) if path.is_file()]
-    except OSError as failure:
-        raise ProblemError(f"data_dir={str(folder)!r} cannot be read ({failure.strerror}).") from failure
-    named = {path.relative_to(folder).as_posix(): path for path in paths if CORPUS_NAME.fullmatch(path.name)}
-    found = {name: path for name, path in named.items() if "wiki" in path.name.lower()} or named
-    if not found:
-        raise ProblemError(f"data_dir={str(folder)!r} holds no text; {HOW_TO_GET}.")
-    return {name: path for name, path in found.items() if name.removesuffix(path.suffix) not in found}
-
-
-def _md5(path: Path) -> str:
-    found = hashlib.md5(usedforsecurity=False)
-    try:
-        with path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                found.update(block)
-    except OSError as failure:
-        raise ProblemError(f"{path} cannot be read ({failure.strerror}); pass a file that can.") from failure
-    return found.hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -158,31 +103,22 @@ def read_lines(path: Path) -> Iterator[str]:
     A line end also ends a sentence: WikiExtractor writes a paragraph to a line.
     """
     title: str | None = None
-    for line in _read_raw_lines(path):
-        text = line.strip()
-        if text.startswith("<doc id=") and text.endswith(">"):
-            found = TITLE.search(text)
-            title = html.unescape(found[1]) if found else None
-        elif text and text != "</doc>":
-            if title is None or html.unescape(text) != title:
-                plain = html.unescape(line)
-                yield TAG.sub(" ", BREAK.sub("; ", plain)) if "<" in plain else plain
-            title = None
-
-
-def _read_raw_lines(path: Path) -> Iterator[str]:
     try:
-        with OPENERS.get(path.suffix.lower(), open)(path, "rt", encoding="utf-8-sig") as file:
-            line = file.readline(LONGEST_LINE)
-            if line.lstrip().lower().startswith(("<mediawiki", "<?xml", "<!doctype", "<html")):
-                raise ProblemError(f"{path} is XML or HTML, such as a raw dump; {HOW_TO_GET}.")
-            while line:
-                yield from line.splitlines()
-                line = file.readline(LONGEST_LINE)
-    except UnicodeDecodeError as failure:
-        raise ProblemError(f"{path} is not UTF-8 text ({failure}); convert it, or pass another.") from failure
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as failure:
-        raise ProblemError(f"{path} cannot be read ({failure}); copy or download it again.") from failure
+        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
+            for line in chain.from_iterable(map(str.splitlines, file)):
+                text = line.strip()
+                if text.startswith("<doc id=") and text.endswith(">"):
+                    found = TITLE.search(text)
+                    title = html.unescape(found[1]) if found else None
+                elif text and text != "</doc>":
+                    if title is None or html.unescape(text) != title:
+                        plain = html.unescape(line)
+                        yield TAG.sub(" ", BREAK.sub("; ", plain)) if "<" in plain else plain
+                    title = None
+    except (OSError, EOFError, ValueError, lzma.LZMAError) as failure:
+        raise ProblemError(
+            f"{path} cannot be read as UTF-8 text ({failure}); pass another file."
+        ) from failure
 
 
 # A full stop after one of these, or after a single letter (initials, U.S., e.g.), does not end a sentence.
@@ -227,24 +163,11 @@ def split_clauses(text: str) -> Iterator[list[str]]:
             yield from (words[many * n // parts : many * (n + 1) // parts] for n in range(parts))
 
 
-def count_words(clauses: Iterable[list[str]], *, size: int, most_counted: int = MOST_COUNTED) -> Vocabulary:
-    """The `size` most frequent words in one pass; among equals, the first of the alphabet.
-
-    With more than `most_counted` different words, those seen once are dropped, the next time those seen at
-    most twice, and so on (word2vec.c's ReduceVocab), so that counts of rare words may be too low.
-    """
-    table: Counter[str] = Counter()
-    most_counted = max(most_counted, 2 * size)
-    total = dropped_up_to = 0
-    stream = iter(clauses)
-    while chunk := list(islice(stream, CLAUSES_AT_ONCE)):
-        table.update(chain.from_iterable(chunk))
-        total += sum(map(len, chunk))
-        while len(table) > most_counted:
-            dropped_up_to += 1
-            table = Counter({word: count for word, count in table.items() if count > dropped_up_to})
+def count_words(clauses: Iterable[list[str]], *, size: int) -> Vocabulary:
+    """The `size` most frequent words in one pass; among equals, the first of the alphabet."""
+    table = Counter(chain.from_iterable(clauses))
     kept = sorted(table.items(), key=lambda item: (-item[1], item[0]))[:size]
-    return Vocabulary(tuple(word for word, _ in kept), tuple(count for _, count in kept), total)
+    return Vocabulary(tuple(word for word, _ in kept), tuple(count for _, count in kept), table.total())
 
 
 def collect_pairs(
@@ -254,11 +177,8 @@ def collect_pairs(
     """At most `most` (centre, context) pairs of word numbers, shape (n, 2), every pair equally likely.
 
     As in word2vec.c, words outside the vocabulary go first, then the subsampled ones, and only then the
-    window is taken, so that it reaches over them; each centre draws its own width from 1 … `window`.
-
-    The sample is a reservoir (Efraimidis, Spirakis 2006): every pair of the stream draws a number, and those
-    with the smallest stay, in the order of these numbers, so that the first k are a fair sample too. One
-    pass; memory for 2 · `most` pairs and one chunk; the same seed gives the same pairs.
+    window is taken, so that it reaches over them; each centre draws its own width from 1 … `window`. The
+    sample is a reservoir (Efraimidis, Spirakis 2006): the pairs that draw the smallest numbers stay.
     """
     streams = np.random.SeedSequence(seed).spawn(3)
     for_keeping, for_widths, for_sample = (np.random.default_rng(stream) for stream in streams)

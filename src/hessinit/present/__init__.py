@@ -37,49 +37,42 @@ def describe(result: Any) -> Document:
     if name not in DESCRIPTIONS:
         raise TypeError(f"a {name} cannot be described; what can is a {', '.join(DESCRIPTIONS)}.")
     module, function = DESCRIPTIONS[name]
-    document: Document = getattr(import_module(f"hessinit.present.{module}"), function)(result)
-    return document
+    return getattr(_module(module), function)(result)
+
+
+def _module(name: str) -> Any:
+    return import_module(f"hessinit.present.{name}")
 
 
 def to_text(result: Any, width: int | None = None, *, color: bool = False) -> str:
     """Return the result as text of at most `width` columns (None: the terminal's, or 100)."""
-    from hessinit.present.terminal import render_text
-
-    return render_text(describe(result), width, color=color)
+    return _module("terminal").render_text(describe(result), width, color=color)
 
 
 def to_rich(result: Any, width: int) -> Iterable[RenderableType]:
     """Return the same for a rich console."""
-    from hessinit.present.terminal import renderables
-
-    return renderables(describe(result), width)
+    return _module("terminal").renderables(describe(result), width)
 
 
 def to_notebook(result: Any) -> str:
     """Return the result as an HTML fragment without scripts."""
-    from hessinit.present.page import render_fragment
-
-    return render_fragment(describe(result))
+    return _module("page").render_fragment(describe(result))
 
 
 def to_page(result: Any) -> str:
     """Return the result as one HTML page that loads nothing."""
-    from hessinit.present.page import render_page
-
-    return render_page(describe(result))
+    return _module("page").render_page(describe(result))
 
 
 def draw(
     result: Any, which: str | Sequence[str] | None = None, axes: Axes | Sequence[Axes] | None = None
 ) -> list[Axes]:
     """Draw the charts of these names (None: the first one), on `axes` or on those of a new figure."""
-    from hessinit.present.figures import draw_charts
-
     document = describe(result)
     if which is None and not document.charts:
         raise ValueError(f"a {type(result).__name__} has no chart to draw; print it instead.")
     names = [document.charts[0].name] if which is None else [which] if isinstance(which, str) else which
-    return draw_charts([document.chart(name) for name in names], axes)
+    return _module("figures").draw_charts([document.chart(name) for name in names], axes)
 
 
 def to_figure(result: Any) -> Figure:

@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 
 FLAT = "The curvature is 0, so it sets no limit."
 OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."
-NO_RATE = "No learning rate is stable, with or without warmup: initialize with smaller weights."
 MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
 
 
 def describe_advice(advice: LearningRateAdvice) -> doc.Document:
-    """Return the document of an advice on the learning rate."""
     doubt = "" if advice.converged else "~"
     warmup = f"{advice.warmup.steps} steps" if advice.warmup.advised else "none"
     rows = [
@@ -45,25 +43,21 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     return doc.Document(title="Learning rate", verdict=verdict, sections=[section])
 
 
-def why_best(descent: Descent, norm: float) -> str:
-    """Return why a learning rate of gradient descent has the largest guaranteed decrease."""
+def explain_descent(descent: Descent, norm: float) -> tuple[str, str]:
+    """Return why a rate of gradient descent has the largest guaranteed decrease, and why one is stable."""
     if not 0 < norm < math.inf:
-        return FLAT if norm == 0 else OVERFLOW
-    what, longer = _matrix(descent.weight_decay), descent.lasting
+        return (FLAT, FLAT) if norm == 0 else (OVERFLOW, OVERFLOW)
+    what = f"‖H + {w.format_number(descent.weight_decay)}‖" if descent.weight_decay else "‖H‖"
+    longer, momentum = descent.lasting, w.format_number(descent.momentum)
     why = "the step of the largest guaranteed decrease"
     if longer != 1:
         why = f"momentum makes steps {w.format_times(longer)} times as long"
-    return f"{w.format_number(1 / longer)}/{what} with {what} = {w.format_number(norm)}: {why}."
-
-
-def why_stable(descent: Descent, norm: float) -> str:
-    """Return why gradient descent is stable up to a learning rate."""
-    if not 0 < norm < math.inf:
-        return FLAT if norm == 0 else OVERFLOW
-    what, momentum = _matrix(descent.weight_decay), w.format_number(descent.momentum)
     below = f"((1 + 2·{momentum})·{what})" if descent.nesterov else what
     above = f"(2 + 2·{momentum})" if descent.momentum else "2"
-    return f"{above}/{below}: above it the steps grow on a quadratic of this curvature."
+    return (
+        f"{w.format_number(1 / longer)}/{what} with {what} = {w.format_number(norm)}: {why}.",
+        f"{above}/{below}: above it the steps grow on a quadratic of this curvature.",
+    )
 
 
 def why_best_adaptive(norm: float, best: float, weight_decay: float, lasting: float, gradients: str) -> str:
@@ -89,28 +83,22 @@ def why_stable_adaptive(norm: float, stable: float) -> str:
     return "Above it the steps grow on a quadratic of this curvature, with P fixed."
 
 
-def too_fast(rate: float, stable: float, *, is_flat: bool, is_hopeless: bool) -> str:
-    """Return what to do about a learning rate above the stable one: warm up, or lower it."""
-    reason = f"lr = {w.format_number(rate)} is {w.format_times(rate / stable)} times the stable learning rate"
-    if is_flat:
-        return (
-            f"{reason}, and the initialization is so flat that a warmup has no sharpness to reduce: lower "
-            "the learning rate."
-        )
-    if is_hopeless:
-        return (
-            f"{reason}, more than a warmup usually makes up for; also lower it, or the curvature "
-            f"(initialize_ with lr={w.format_number(rate)})."
-        )
-    return f"{reason}; smaller first steps give the curvature time to fall."
-
-
-def slow_enough(rate: float, stable: float, *, given: bool) -> str:
-    """Return why a stable learning rate needs no warmup."""
+def explain_warmup(rate: float, stable: float, *, is_flat: bool, is_hopeless: bool) -> str:
+    """Return why to warm up, to lower the rate, or why neither is needed."""
+    if stable == 0 or math.isnan(stable):
+        return "No learning rate is stable, with or without warmup: initialize with smaller weights."
     if math.isinf(stable):
-        return "The curvature sets no limit, so smaller first steps gain nothing."
-    name = "lr" if given else "learning_rate"
-    return f"{name} = {w.format_number(rate)} is stable, so smaller first steps gain nothing."
+        return FLAT
+    lr = w.format_number(rate)
+    if rate <= stable:
+        return f"lr = {lr} is stable, so smaller first steps gain nothing."
+    reason = f"lr = {lr} is {w.format_times(rate / stable)} times the stable learning rate"
+    if is_flat:
+        return f"{reason}, and the initialization is too flat for a warmup to help: lower the learning rate."
+    if is_hopeless:
+        way = f"also lower it, or the curvature (initialize_ with lr={lr})"
+        return f"{reason}, more than a warmup usually makes up for; {way}."
+    return f"{reason}; smaller first steps give the curvature time to fall."
 
 
 def flat_initialization(norm: float) -> str:
@@ -119,7 +107,3 @@ def flat_initialization(norm: float) -> str:
         f"The initialization is flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows within a "
         "few steps, and the stable learning rate falls with it."
     )
-
-
-def _matrix(weight_decay: float) -> str:
-    return f"‖H + {w.format_number(weight_decay)}‖" if weight_decay else "‖H‖"

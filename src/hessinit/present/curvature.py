@@ -17,19 +17,17 @@ MATRIX_NAMES = {
     "both": "Exact Hessian and Gauss-Newton",
 }
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
-NO_JACOBIANS = "there are no Jacobian norms; measure them with jacobians=True."
-NO_DIAGNOSTICS = "there are no diagnostics; measure them with diagnostics=True."
+MORE_CHARTS = (
+    "measure(…, top=10) or density=True adds 'spectrum:NAME', jacobians=True 'jacobians' and 'bounds', "
+    "diagnostics=True 'activations'."
+)
 
 
 def describe_report(report: CurvatureReport) -> doc.Document:
-    """Return the document of a curvature report."""
+    """Return the norms by layer, the learning rates they allow, what else was measured, and its cost."""
     details, spectra = detail_sections(report), spectrum_charts(report)
     shown = [chart for section in details for chart in section.blocks]
-    way = "was not measured; ask for density=True, or top=10 for ten eigenvalues."
-    absent = {f"spectrum:{name}": f"the spectrum of {name} {way}" for name in (*report.names, "network")}
-    absent |= dict.fromkeys(("jacobians", "bounds"), NO_JACOBIANS)
-    caption = "Curvature of every layer, in the order they run, and of the network."
-    table = doc.Table(caption, _columns(report), fixed=1)
+    table = doc.Table("Curvature of every layer and of the network", _columns(report), fixed=1)
     layers: list[doc.Block] = [norms_chart(report), table] if report.layers else [table]
     settings = ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
     pairs = w.write_pairs({name: getattr(report, name) for name in settings} | report.versions)
@@ -48,7 +46,7 @@ def describe_report(report: CurvatureReport) -> doc.Document:
             doc.Section("Measurement", measured, "measured"),
         ],
         more_charts=[chart for chart in spectra if chart not in shown],
-        absent=absent | dict.fromkeys(("activations", "idle"), NO_DIAGNOSTICS),
+        further=MORE_CHARTS,
     )
 
 
@@ -59,17 +57,14 @@ def _key_numbers(report: CurvatureReport) -> list[doc.KeyNumber]:
         norm, note = f"≥ {norm}", "not measured: bounded by the layers"
     numbers = [doc.KeyNumber("‖H‖ of the network", norm, note)]
     if len(report) > 1:
-        sharpest = report.sharpest
-        numbers.append(
-            doc.KeyNumber("Sharpest layer", w.format_number(sharpest.norm), w.shorten(sharpest.name))
-        )
+        norm, name = w.format_number(report.sharpest.norm), w.shorten(report.sharpest.name)
+        numbers.append(doc.KeyNumber("Sharpest layer", norm, name))
     if has_rates(report):
-        best, limit = (
-            w.format_number(report.learning_rate, 2),
-            w.format_number(report.stable_learning_rate, 2),
-        )
-        numbers.append(doc.KeyNumber("Largest guaranteed decrease", best, "at lr = 1/‖H‖"))
-        numbers.append(doc.KeyNumber("Stability limit", limit, "lr = 2/‖H‖"))
+        best, limit = report.learning_rate, report.stable_learning_rate
+        numbers += [
+            doc.KeyNumber("Largest guaranteed decrease", w.format_number(best, 2), "at lr = 1/‖H‖"),
+            doc.KeyNumber("Stability limit", w.format_number(limit, 2), "lr = 2/‖H‖"),
+        ]
     return numbers
 
 
@@ -112,11 +107,8 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
 
 def _write_ends(row: LayerCurvature) -> str:
     # An eigenvalue within its own error of 0 is 0, as for a matrix without full rank.
-    ends = (row.bottom, row.top)
-    zero = [one.converged and abs(one.value) <= one.error for one in ends]
-    return " … ".join(
-        "0" if is_zero else w.format_estimate(one) for one, is_zero in zip(ends, zero, strict=True)
-    )
+    is_zero = row.bottom.converged and abs(row.bottom.value) <= row.bottom.error
+    return f"{'0' if is_zero else w.format_estimate(row.bottom)} … {w.format_estimate(row.top)}"
 
 
 def _write_gap(row: LayerCurvature) -> str:
@@ -154,16 +146,15 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
 
 
 def _error_bar(layer: LayerCurvature) -> tuple[float | None, float | None]:
-    """From the smallest to the largest batch where there are several, else the range of the error."""
+    """Return the range over the batches, or the range of the error where it is visible."""
     if layer.spread is not None and len(layer.spread.norms) > 1:
-        return layer.spread.smallest, layer.spread.largest
+        return min(layer.spread.norms), max(layer.spread.norms)
     low, high = layer.norm - layer.error, layer.norm + layer.error
     is_visible = math.isfinite(high) and high > 1.05 * low
     return (max(low, high * 1e-3), high) if is_visible else (None, None)
 
 
 def describe_layer(layer: LayerCurvature) -> str:
-    """Return shape, verdict and error of a layer, as hovering shows them."""
     parts = [str(layer.shape), layer.verdict]
     if layer.error > 0.005 * abs(layer.norm):
         parts.append(f"± {w.format_number(layer.error, 2)}")
@@ -209,7 +200,7 @@ def conclude(report: CurvatureReport) -> str:
         *_compare_matrices(report.layers, report.network.gap if report.network_measured else None),
         *_name_unconverged(report),
     )
-    return " ".join(map(w.begin_sentence, sentences))
+    return " ".join(sentences)
 
 
 def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:
@@ -220,32 +211,25 @@ def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:
         norm = w.format_number(layers[0].norm)
         yield f"{w.call_layer(layers[0].name)} has ‖H‖ = {norm} ({layers[0].verdict})."
     elif len(curved) > 1 and curved[-1].norm / curved[0].norm < 1.5:
-        every = "Both" if len(layers) == 2 else f"All {len(layers)}"
-        which = every if len(curved) == len(layers) else f"{len(curved)} of {len(layers)}"
-        yield f"{which} layers are about equally sharp."
+        which = "The" if len(curved) == len(layers) else f"{len(curved)} of"
+        yield f"{which} {len(layers)} layers are about equally sharp."
     elif len(curved) > 1:
         times = w.format_times(curved[-1].norm / curved[0].norm)
         yield f"{w.call_layer(curved[-1].name)} is {times} times sharper than {w.call_layer(curved[0].name)}."
 
 
 def _name_extremes(layers: Sequence[LayerCurvature]) -> Iterator[str]:
-    def named(is_meant: Callable[[float], bool]) -> list[str]:
-        return [w.call_layer(row.name) for row in layers if is_meant(row.norm)]
-
     highest, lowest = thresholds.EXPLODING_ABOVE, thresholds.VANISHING_BELOW
-    if found := named(lambda norm: not math.isfinite(norm)):
-        way = "Initialize with smaller weights, or measure in float64."
-        verb = w.agree(found, "is", "are")
-        yield f"‖H‖ of {w.join_names(found)} {verb} not finite: the numbers overflow. {way}"
-    if found := named(lambda norm: highest < norm < math.inf):
-        verb = w.agree(found, "explodes", "explode")
-        yield f"{w.join_names(found)} {verb}: ‖H‖ is above {w.format_number(highest)}."
-    if found := named(lambda norm: 0 < norm < lowest):
-        verb, change = w.agree(found, "vanishes", "vanish"), w.agree(found, "changes", "change")
-        below = f"(‖H‖ is below {w.format_number(lowest)})"
-        yield f"{w.join_names(found)} {verb} {below} and hardly {change} the loss."
-    if found := named(lambda norm: norm == 0):
-        yield f"{w.join_names(found)} {w.agree(found, 'has', 'have')} no curvature (‖H‖ = 0)."
+    overflow = "is not finite: the numbers overflow. Initialize with smaller weights, or measure in float64"
+    cases: list[tuple[str, Callable[[float], bool]]] = [
+        (overflow, lambda norm: not math.isfinite(norm)),
+        (f"is above {w.format_number(highest)} (exploding)", lambda norm: highest < norm < math.inf),
+        (f"is below {w.format_number(lowest)} (vanishing)", lambda norm: 0 < norm < lowest),
+        ("is 0: the loss has no curvature there", lambda norm: norm == 0),
+    ]
+    for said, is_meant in cases:
+        if found := [w.call_layer(row.name) for row in layers if is_meant(row.norm)]:
+            yield f"‖H‖ of {w.join_names(found)} {said}."
 
 
 def _limit_rate(report: CurvatureReport) -> str:
@@ -270,7 +254,6 @@ def _limit_rate(report: CurvatureReport) -> str:
 
 
 def _bound_rates(report: CurvatureReport) -> str:
-    """Return what the layers alone say about the learning rates, where network=False left the network out."""
     network = report.network
     least, highest = w.format_number(network.norm), w.format_number(report.stable_learning_rate, 2)
     # An upper bound is the sum of the layers' norms: of all of them, and only where they are known.
@@ -293,17 +276,14 @@ def _compare_matrices(layers: Sequence[LayerCurvature], whole: float | None) -> 
         return
     gap, name = max(gaps, key=lambda pair: abs(math.log(pair[0])))
     if abs(gap - 1) >= 0.01:
-        yield f"{w.call_layer(name)}'s exact Hessian is {_gap(gap)} times its Gauss-Newton approximation."
+        times = w.format_ratio(gap)
+        yield f"{w.call_layer(name)}'s exact Hessian is {times} times its Gauss-Newton approximation."
         return
     agreed = "The exact Hessian and Gauss-Newton agree within 1 % on every layer"
     if whole is None or not 0 < whole < math.inf or abs(whole - 1) < 0.01:
         yield f"{agreed}."
     else:  # layer by layer a ReLU network has no gap; all of it is between the layers
-        yield f"{agreed}; for the whole network the exact one is {_gap(whole)} times as large."
-
-
-def _gap(gap: float) -> str:
-    return w.format_times(gap) if abs(gap - 1) >= 0.05 else w.format_number(gap)
+        yield f"{agreed}; for the whole network the exact one is {w.format_ratio(whole)} times as large."
 
 
 def _name_unconverged(report: CurvatureReport) -> Iterator[str]:

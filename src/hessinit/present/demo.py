@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
@@ -15,10 +14,7 @@ from hessinit.present.initialization import describe_initialization
 from hessinit.present.track_record import Runs, conclude_tracking, step_charts
 from hessinit.results.comparison import Comparison, window
 from hessinit.results.initialization import Initialization
-from hessinit.results.track_record import Tracking
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-COLUMNS = 40  # of a loss curve in a terminal
 TIE = 1.25  # losses within this factor are about the same
 
 
@@ -77,23 +73,17 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
 
 
 def describe_training(runs: Runs, accuracy: Mapping[str, float]) -> doc.Document:
-    """Return the loss curves of both trainings as text, final losses, accuracies, and which is ahead."""
+    """Return first and final losses, accuracies, and which training is ahead."""
     names = [name for name, _ in runs]
-    curves = [[loss for _, loss in run.losses] for _, run in runs]
-    finals = [final_loss(run) for _, run in runs]
-    shown = [f"{100 * accuracy[name]:.1f} %" for name in names]
-    weights = w.name_column("weights", names)
-    bars = w.name_column("training loss", draw_bars(curves, COLUMNS), 5)
-    numbers = [
-        doc.Column("first loss", [w.format_number(curve[0]) for curve in curves], 6),
-        doc.Column("final loss", [w.format_number(loss) for loss in finals], 9, keys=finals),
-        doc.Column("held-out accuracy", shown, 8, keys=[accuracy[name] for name in names]),
+    losses = [[loss for _, loss in run.losses] for _, run in runs]
+    finals = [statistics.fmean(some[-window(len(some)) :]) for some in losses]  # as in a comparison
+    columns = [
+        w.name_column("weights", names),
+        doc.Column("first loss", [w.format_number(some[0]) for some in losses]),
+        doc.Column("final loss", [w.format_number(loss) for loss in finals]),
+        doc.Column("held-out accuracy", [f"{100 * accuracy[name]:.1f} %" for name in names]),
     ]
-    caption = "Loss and accuracy of both"
-    tables = [
-        doc.Table(caption, [weights, bars, *numbers], text_only=True),
-        doc.Table(caption, [weights, *numbers], page_only=True),
-    ]
+    table = doc.Table("Loss and accuracy of both", columns)
     (theirs, ours), (their_loss, our_loss) = names, [x if math.isfinite(x) else math.inf for x in finals]
     ratio = their_loss / max(our_loss, 1e-300)
     ahead, behind, times = (ours, theirs, ratio) if ratio > 1 else (theirs, ours, 1 / (ratio or 1e-300))
@@ -107,30 +97,4 @@ def describe_training(runs: Runs, accuracy: Mapping[str, float]) -> doc.Document
         much = f"{w.format_times(times)} times as high from those of {behind}"
         said = f"The final loss is lower from the weights of {ahead}; it is {much}."
     tone = "good" if ratio > TIE else "fair" if our_loss < math.inf else "bad"
-    return doc.Document(title="Training", verdict=[said], sections=[doc.Section("", tables)], tone=tone)
-
-
-def final_loss(tracking: Tracking) -> float:
-    """Return the mean training loss of the last tenth of the steps, as in a comparison."""
-    losses = [loss for _, loss in tracking.losses]
-    return statistics.fmean(losses[-window(len(losses)) :])
-
-
-def draw_bars(curves: Sequence[Sequence[float]], width: int) -> list[str]:
-    """Return curves as rows of block characters on one logarithmic scale; x from where one is not finite.
-
-    >>> draw_bars([[1.0, 0.1, 0.01, math.nan], [1.0, 1.0, 1.0, 1.0]], 4)
-    ['█▄▁x', '████']
-    """
-    longest = max(map(len, curves))
-    edges = [round(place * longest / width) for place in range(width + 1)]
-    finite = [list(takewhile(math.isfinite, curve)) for curve in curves]
-    parts = [[curve[a : max(b, a + 1)] for a, b in zip(edges, edges[1:], strict=False)] for curve in finite]
-    logs = [[math.log(max(statistics.fmean(part), 1e-12)) if part else None for part in row] for row in parts]
-    known = [value for row in logs for value in row if value is not None] or [0.0]
-    low, top = min(known), len(BLOCKS) - 1
-    span = max(known) - low
-    return [
-        "".join("x" if v is None else BLOCKS[round(top * (v - low) / span) if span else top] for v in row)
-        for row in logs
-    ]
+    return doc.Document(title="Training", verdict=[said], sections=[doc.Section("", [table])], tone=tone)

@@ -6,8 +6,8 @@ in a chart may be nan or infinite (it is drawn at the edge of the axis and named
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 Numbers: TypeAlias = Sequence[float | None]
@@ -26,7 +26,7 @@ TONES = ("best", "diverged", "yes", "no")
 
 @dataclass(frozen=True)
 class Band:
-    """A labelled range of the y axis, such as the target's tolerance."""
+    """A labelled range of the y axis."""
 
     low: float
     high: float
@@ -126,8 +126,6 @@ class Column:
     wraps: bool = False  # sentences, which a terminal may break into lines
     keys: Sequence[float | str] | None = None
     marks: Sequence[str] | None = None  # of VERDICTS or TONES; "" for none
-    group: str = ""  # neighbours of the same group have this heading above their own
-    links: Sequence[str] | None = None  # anchors in the page, "#table-1"; "" for none
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph; `tone` is "plain", "strong", "small", "note", or "heading" of what follows."""
+    """A paragraph; `tone` is "plain", "strong", "small" or "note"."""
 
     text: str
     tone: str = "plain"
@@ -166,12 +164,11 @@ Block: TypeAlias = Paragraph | Facts | Table | Chart
 
 @dataclass(frozen=True)
 class Section:
-    """A heading ("" for none) and what is below it; links lead to `anchor`, which must be unique."""
+    """A heading ("" for none) and what is below it; the contents link to `anchor`, which must be unique."""
 
     heading: str
     blocks: Sequence[Block]
     anchor: str = ""
-    subtitle: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ class Document:
 
     A terminal and a notebook show the tables, then the verdict, then the texts; a page shows all of it.
     `tone` colours the verdict: "good", "fair", "bad" or "plain". `more_charts` are drawn on request only, and
-    `absent` says for a chart that could have been asked for how to get it.
+    `further` says how to get others.
     """
 
     title: str
@@ -200,16 +197,14 @@ class Document:
     tone: str = "plain"
     more_charts: Sequence[Chart] = ()
     picture: Sequence[str] = ()  # names of the charts of a figure in a file; () for the first chart
-    absent: Mapping[str, str] = field(default_factory=dict)
+    further: str = ""
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of all sections."""
         return [block for section in self.sections for block in section.blocks]
 
     @property
     def charts(self) -> list[Chart]:
-        """Every chart that can be drawn."""
         shown = [block for block in self.blocks if isinstance(block, LineChart | HeatMap | RateLine)]
         return [*shown, *self.more_charts]
 
@@ -218,6 +213,5 @@ class Document:
         found = {chart.name: chart for chart in reversed(self.charts)}
         if name in found:
             return found[name]
-        known = ", ".join(repr(chart.name) for chart in self.charts)
-        there = f"there is no chart {name!r} here; there {f'are {known}' if known else 'is none'}."
-        raise ValueError(self.absent.get(name, there))
+        known = ", ".join(repr(chart.name) for chart in self.charts) or "none"
+        raise ValueError(f"there is no chart {name!r} here; there are: {known}. {self.further}".strip())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hessinit.present.document import COLORS, Chart, HeatMap, LineChart, RateLine, Series
+from hessinit.present.document import COLORS, Chart, HeatMap, LineChart, RateLine, ReferenceLine, Series
 from hessinit.present.words import format_number, printable, shorten
 
 if TYPE_CHECKING:
@@ -38,11 +39,6 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
         else:
             _draw_rates(ax, chart)
         _finish(ax, chart)
-    for upper, lower, ax in zip(charts, charts[1:], found, strict=False):
-        layers = getattr(upper, "layers", None)
-        if axes is None and layers and layers == getattr(lower, "layers", None):  # named below the lower one
-            ax.tick_params(labelbottom=False)
-            ax.set_xlabel("")
     return found
 
 
@@ -55,28 +51,22 @@ def _new_axes(charts: Sequence[Chart]) -> list[Axes]:
     down = math.ceil(len(charts) / across)
     heights = [max(height for _, height in sizes[row * across :][:across]) for row in range(down)]
     width = max(width for width, _ in sizes) if is_stacked else PAGE
-    ratios = {"height_ratios": heights}
-    _, axes = pyplot.subplots(
-        down, across, figsize=(width, sum(heights)), layout="constrained", squeeze=False, gridspec_kw=ratios
-    )
-    flat = [ax for row in axes for ax in row]
-    for ax in flat[len(charts) :]:
-        ax.remove()
-    return flat[: len(charts)]
+    figure = pyplot.figure(figsize=(width, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(down, across, height_ratios=heights)
+    return [figure.add_subplot(grid[at // across, at % across]) for at in range(len(charts))]
 
 
 def _size(chart: Chart) -> tuple[float, float]:
     if isinstance(chart, RateLine):
         return PAGE, 1.4
     if isinstance(chart, HeatMap):
-        longest = max(map(len, _names(chart.rows)), default=0)
-        cells = max((len(text) for row in chart.texts for text in row), default=4)
-        wide = 1.2 + LETTER * longest + len(chart.columns) * max(0.42, LETTER * (cells + 1))
+        longest = max((len(_brief(name)) for name in chart.rows), default=0)
+        wide = 1.2 + LETTER * longest + 0.42 * len(chart.columns)
         return min(max(COLUMN, wide), 2 * PAGE), 1.0 + 0.32 * len(chart.rows)
     if not chart.layers:
         return COLUMN, HEIGHT
-    width = min(max(COLUMN, 0.175 * len(chart.layers)), PAGE)
-    names = _names(chart.layers)
+    names = list(map(_brief, chart.layers))
+    width = min(max(COLUMN, 0.175 * len(names)), PAGE)
     return width, HEIGHT + (0.0 if _fit(names, width - 0.7) else LETTER * max(map(len, names)))
 
 
@@ -84,15 +74,15 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
     ax.set_xscale("log" if chart.log_x else "linear")
     ax.set_yscale("log" if chart.log_y else "linear")
     for band in chart.bands:
-        low, high = (value if _held(value, chart.log_y) else None for value in (band.low, band.high))
-        if low is not None and high is not None:
-            ax.axhspan(low, high, color=_color(band.color), alpha=0.15, linewidth=0, label=band.label)
+        if _held(band.low, chart.log_y) and _held(band.high, chart.log_y):
+            look: dict[str, Any] = {"color": _color(band.color), "alpha": 0.15, "linewidth": 0}
+            ax.axhspan(band.low, band.high, label=band.label, **look)
     for rule in chart.rules:
-        look: dict[str, Any] = {"color": _color(rule.color), "linestyle": "--", "linewidth": 1}
+        look = {"color": _color(rule.color), "linestyle": "--", "linewidth": 1}
         if _held(rule.value, chart.log_x if rule.upright else chart.log_y):
             (ax.axvline if rule.upright else ax.axhline)(rule.value, label=rule.label, **look)
-    for place, series in enumerate(chart.series):
-        _draw_series(ax, chart, series, place)
+    for series in chart.series:
+        _draw_series(ax, chart, series)
     places = [x for one in chart.series for x in positions(one) if _held(x, chart.log_x)]
     ax.update_datalim([(x, 1.0) for x in places], updatey=False)  # also those without a number to draw
     ax.autoscale_view()
@@ -110,7 +100,7 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
         _name_beyond(ax, chart, series)
 
 
-def _draw_series(ax: Axes, chart: LineChart, series: Series, place: int) -> None:
+def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
     x, y = positions(series), [_or_nan(value, chart.log_y) for value in series.y]
     color = _color(series.color)
     if series.low is not None and series.high is not None:
@@ -120,8 +110,6 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series, place: int) -> None
         else:
             ax.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0)
     has_line = not series.hollow and not series.points
-    own = list(MARKERS.values())
-    marker = MARKERS.get(series.symbol, "o") if series.points else own[place % 5] if place % 5 != 1 else "D"
     has_marks = bool(chart.layers) or not has_line or len(x) < FEW
     if series.symbol == "cross":
         look: dict[str, Any] = {"clip_on": False, "zorder": 6, "markersize": 6, "markeredgecolor": "white"}
@@ -134,38 +122,31 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series, place: int) -> None
         color=color,
         linestyle="none" if not has_line else "--" if series.dashed else "-",
         linewidth=0.7 if chart.layers else 1.4,
-        marker=marker if has_marks else "",
+        marker=MARKERS[series.symbol] if has_marks else "",
         label=series.name if series.in_legend else "_",
         **look,
     )
 
 
 def positions(series: Series) -> list[float]:
-    """Return where the points of a series are on the x axis: at its numbers, or at those of the layers."""
+    """Return where the points of a series are on the x axis."""
     if series.x is None:
         return [float(place) for place in range(len(series.y))]
     return [math.nan if value is None else float(value) for value in series.x]
 
 
 def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
-    """Mark numbers that the axis cannot hold at its edge, and name the first of each stretch."""
-    before = ""
+    """Mark numbers that the axis cannot hold at its edge; over layers, name them."""
     for x, value in zip(positions(series), series.y, strict=True):
-        beyond = value is not None and not _held(value, chart.log_y)
-        text = format_number(value) if value is not None and beyond else ""
-        named, before = text and (text != before or bool(chart.layers)), text
-        if not beyond or value is None or not _held(x, chart.log_x):
+        if value is None or _held(value, chart.log_y) or not _held(x, chart.log_x):
             continue
         low = value <= 0 or value < DRAWABLE[0]
-        edge: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "color": COLORS["vermilion"]}
-        if series.symbol == "cross":
-            edge["color"] = _color(series.color)
-            ax.plot(x, 0.97, marker="X", markersize=6, markeredgecolor="white", clip_on=False, **edge)
-            continue
-        ax.plot(x, 0.03 if low else 0.97, marker="v" if low else "^", markersize=5, clip_on=False, **edge)
-        if named:
-            upright = "bottom" if low else "top"
-            ax.text(x, 0.08 if low else 0.92, text, ha="center", va=upright, fontsize=POINTS, **edge)
+        edge: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "color": _color(series.color)}
+        marker = "X" if series.symbol == "cross" else "v" if low else "^"
+        ax.plot(x, 0.03 if low else 0.97, marker=marker, markersize=6, clip_on=False, **edge)
+        if chart.layers:
+            place: dict[str, Any] = {"ha": "center", "va": "bottom" if low else "top", "fontsize": POINTS}
+            ax.text(x, 0.08 if low else 0.92, format_number(value), **place, **edge)
 
 
 def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
@@ -179,24 +160,17 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
     scale = (LogNorm if chart.log_color else Normalize)(low, high if high > low else low * 1.01 + 1e-12)
     palette = colormaps["YlGnBu_r"]  # dark is low
     image = ax.imshow(values, norm=scale, cmap=palette, aspect="auto")
-    for line, number in ((ax.axvline, len(chart.columns)), (ax.axhline, len(chart.rows))):
-        for between in range(1, number):
-            line(between - 0.5, color="white", linewidth=2, zorder=0.5)
     for down, row in enumerate(values):
         for across, value in enumerate(row):
-            corner = (across - 0.5, down - 0.5)
-            if math.isnan(value) and chart.texts[down][across].startswith("✗"):
-                hatch: dict[str, Any] = {"hatch": "////", "edgecolor": COLORS["grey"], "alpha": 0.3}
-                ax.add_patch(Rectangle(corner, 1, 1, fill=False, linewidth=0, **hatch))
             if chart.marked and chart.marked[down][across]:
                 frame: dict[str, Any] = {"edgecolor": COLORS["vermilion"], "linewidth": 1.8}
-                ax.add_patch(Rectangle((corner[0] + 0.02, corner[1] + 0.02), 0.96, 0.96, fill=False, **frame))
+                ax.add_patch(Rectangle((across - 0.48, down - 0.48), 0.96, 0.96, fill=False, **frame))
             red, green, blue, _ = palette(scale(value)) if not math.isnan(value) else (1, 1, 1, 1)
             ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
             text = printable(chart.texts[down][across])
             ax.text(across, down, text, ha="center", va="center", fontsize=POINTS, color=ink)
-    ax.set_xticks(range(len(chart.columns)), _names(chart.columns))
-    ax.set_yticks(range(len(chart.rows)), _names(chart.rows))
+    ax.set_xticks(range(len(chart.columns)), list(map(_brief, chart.columns)))
+    ax.set_yticks(range(len(chart.rows)), list(map(_brief, chart.rows)))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     bar = ax.figure.colorbar(image, ax=ax, shrink=0.9, pad=0.02, aspect=18)
@@ -207,19 +181,15 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
 
 
 def _draw_rates(ax: Axes, chart: RateLine) -> None:
-    marks = [(chart.best, "1/‖H‖", "green"), (chart.stable, "2/‖H‖, the stability limit", "vermilion")]
-    marks += [(mark.value, mark.label, mark.color) for mark in chart.marks]
-    held = [value for value, _, _ in marks if _held(value, True)]
+    best = ReferenceLine(chart.best, "1/‖H‖", "green")
+    limit = ReferenceLine(chart.stable, "2/‖H‖, the stability limit", "vermilion")
+    marks = [mark for mark in (best, limit, *chart.marks) if _held(mark.value, True)]
     ax.set_xscale("log")
-    if held:
-        low, high = min(held) / 3, max(held) * 3
-        limit = min(max(chart.stable, low), high)
-        ax.axvspan(low, limit, color=COLORS["green"], alpha=0.15, linewidth=0)
-        ax.axvspan(limit, high, color=COLORS["vermilion"], alpha=0.15, linewidth=0)
-        ax.set_xlim(low, high)
-    for value, label, color in marks:
-        if _held(value, True):
-            ax.axvline(value, color=_color(color), linewidth=1.6, label=f"{label}: {format_number(value)}")
+    if marks:
+        ax.set_xlim(min(mark.value for mark in marks) / 3, max(mark.value for mark in marks) * 3)
+    for mark in marks:
+        label = f"{mark.label}: {format_number(mark.value)}"
+        ax.axvline(mark.value, color=_color(mark.color), linewidth=1.6, label=label)
     ax.set_yticks([])
 
 
@@ -237,11 +207,11 @@ def _finish(ax: Axes, chart: Chart) -> None:
     elif isinstance(chart, RateLine):
         _write_numbers(ax.xaxis, True)
     ax.tick_params(labelsize=POINTS, which="both")
-    caption = printable(chart.caption)
+    inches = float(ax.get_window_extent().width / ax.figure.dpi)
+    caption = textwrap.fill(printable(chart.caption), max(20, int(inches / LETTER)))
     handles, labels = ax.get_legend_handles_labels()
     if len(handles) > 1 or isinstance(chart, RateLine):
-        inches = float(ax.get_window_extent().width / ax.figure.dpi)
-        shown = [shorten(printable(label), LONGEST_NAME) for label in labels]
+        shown = list(map(_brief, labels))
         columns = max(1, int(inches / (LETTER * (max(map(len, shown)) + 5))))
         above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
         small = {"fontsize": POINTS, "title_fontsize": POINTS + 1, "frameon": False}
@@ -267,15 +237,12 @@ def _write_numbers(axis: Axis, is_log: bool, is_whole: bool = False) -> None:
 def _name_layers(ax: Axes, layers: Sequence[str]) -> None:
     inches = float(ax.get_window_extent().width / ax.figure.dpi)
     step = max(1, math.ceil(len(layers) / max(1, int(inches * 72 / (POINTS * 1.15)))))
-    names = _names(layers)[::step]
+    names = list(map(_brief, layers[::step]))
     ax.set_xticks(range(0, len(layers), step), names, rotation=0 if _fit(names, inches) else 90)
 
 
-def _names(names: Sequence[str]) -> list[str]:
-    """Shorten long names, unless that makes two of them look the same."""
-    shown = [printable(name) for name in names]
-    short = [shorten(name, LONGEST_NAME) for name in shown]
-    return short if len(set(short)) == len(set(shown)) else shown
+def _brief(name: str) -> str:
+    return shorten(printable(name), LONGEST_NAME)
 
 
 def _fit(names: Sequence[str], inches: float) -> bool:
@@ -291,7 +258,6 @@ def _color(color: str) -> Any:
 
 
 def _held(value: float | None, is_log: bool) -> bool:
-    """Whether an axis can show the number."""
     if value is None or math.isnan(value):
         return False
     return DRAWABLE[0] <= value <= DRAWABLE[1] if is_log else abs(value) <= DRAWABLE[1]

@@ -22,7 +22,7 @@ SCALED = {
 
 
 def describe_initialization(result: Initialization) -> doc.Document:
-    """Return the document of an initialization."""
+    """Return whether the target was met, the norms before and after, the rates, and the scheme's plan."""
     met = f"{'Met' if result.converged else 'Not met'}: {w.unstopped(result.reason)}."
     after = [] if result.after is None else [conclude(result.after)]
     return doc.Document(
@@ -39,11 +39,10 @@ def _sections(result: Initialization) -> list[doc.Section]:
     table, after = doc.Table(caption, initialization_columns(result), fixed=1), result.after
     sections = [doc.Section("Before and after", [before_and_after_chart(result), table], "layers")]
     if after is not None:
-        sections.append(_rate_section(result, after))
-    if len(result.measurements) > 1:
-        sections.append(doc.Section("Search", [_search_chart(result)], "search"))
-    if after is not None:
-        sections += detail_sections(after)
+        marks = [] if result.lr is None else [doc.ReferenceLine(result.lr, "your rate", "blue")]
+        if result.before is not None and has_rates(result.before):
+            marks.append(doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before"))
+        sections += [rate_section(after, marks), *detail_sections(after)]
     if result.plan is not None and len(result.plan):
         plan = replace(_plan_table(result.plan), show_caption=True, page_only=True)
         sections.append(doc.Section("Scheme", [plan], "scheme"))
@@ -55,27 +54,19 @@ def _sections(result: Initialization) -> list[doc.Section]:
         texts.append(doc.Paragraph(describe_cost(after), "small", page_only=True))
     settings = ("scheme", "rule", "scaling", "target", "tolerance", "lr", "kappa", "seed")
     facts = doc.Facts("Settings", w.write_pairs({name: getattr(result, name) for name in settings}))
-    return [
-        *sections,
-        doc.Section("Procedure", [*texts, *w.note_paragraphs(result.notes), facts], "procedure"),
-    ]
-
-
-def _network_norms(result: Initialization) -> tuple[str, str]:
-    before = "not finite" if result.before is None else w.format_number(result.before.network.norm)
-    return before, "not measured" if result.after is None else w.format_number(result.after.network.norm)
+    procedure: list[doc.Block] = [*texts, *w.note_paragraphs(result.notes), facts]
+    return [*sections, doc.Section("Procedure", procedure, "procedure")]
 
 
 def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
-    before, after = _network_norms(result)
-    numbers = {"‖H‖ before": before, "‖H‖ after": after, "Target": w.format_number(result.target)}
-    found = [doc.KeyNumber(label, text) for label, text in numbers.items()]
-    if result.lr is None:
-        return found
-    note = ""
-    if result.after is not None and has_rates(result.after):
-        note = f"lr·‖H‖ = {w.format_ratio(result.lr * result.after.network.norm)}"
-    return [*found, doc.KeyNumber("Learning rate", w.format_number(result.lr), note)]
+    numbers = {
+        "‖H‖ before": "not finite" if result.before is None else w.format_number(result.before.network.norm),
+        "‖H‖ after": "not measured" if result.after is None else w.format_number(result.after.network.norm),
+        "Target": w.format_number(result.target),
+    }
+    if result.lr is not None:
+        numbers["Learning rate"] = w.format_number(result.lr)
+    return [doc.KeyNumber(label, text) for label, text in numbers.items()]
 
 
 def describe_target(result: Initialization) -> str:
@@ -87,12 +78,10 @@ def describe_target(result: Initialization) -> str:
     rate = w.format_number(result.lr)
     if result.kappa is None:
         return f"No target at a learning rate of {rate}."
-    kappa = w.format_number(result.kappa)
     if abs(result.target * result.lr / result.kappa - 1) > 1e-6:
-        longer = w.format_number(result.kappa / (result.target * result.lr), 3)
-        formula = f"κ/({longer}·lr) = {kappa}/({longer}·{rate})"
-        return f"{goal} = {formula} = {target}; momentum makes steps {longer} times as long."
-    return f"{goal} = κ/lr = {kappa}/{rate} = {target}."
+        longer = w.format_number(result.kappa / (result.target * result.lr))
+        return f"{goal} = κ/({longer}·lr) = {target}; momentum makes steps {longer} times as long."
+    return f"{goal} = κ/lr = {w.format_number(result.kappa)}/{rate} = {target}."
 
 
 def _names(result: Initialization) -> list[str]:
@@ -108,7 +97,6 @@ def _row(report: CurvatureReport | None, name: str) -> LayerCurvature | None:
 
 
 def initialization_columns(result: Initialization) -> list[doc.Column]:
-    """Return scale, norm before and norm after of every layer, and of the network last."""
     rows = [*_names(result), "network"]
 
     def norms(report: CurvatureReport | None) -> list[str]:
@@ -128,7 +116,7 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
 
 def before_and_after_chart(result: Initialization) -> doc.LineChart:
     """Return every layer's norm before and after, the target's band, and the networks' norms as lines."""
-    reports = (("before", result.before, "vermilion"), ("after", result.after, "blue"))
+    reports = (("before", result.before, "blue"), ("after", result.after, "vermilion"))
     names = [one for one in _names(result) if any(_row(report, one) is not None for _, report, _ in reports)]
     shown = names or ["network"]  # a report of the network alone has but this point
     series, rules = [], []
@@ -140,10 +128,8 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
             series.append(doc.Series(label, norms, None, color, hollow=label == "before", details=details))
             line = f"network {label} {w.format_number(report.network.norm)}"
             rules.append(doc.ReferenceLine(report.network.norm, line, color))
-    before, after = _network_norms(result)
-    told = f"The network's ‖H‖ was {before} and is {after}. {describe_target(result)}"
+    told = f"{'; '.join(rule.label for rule in rules)}. {describe_target(result)} The table has every number."
     lines = {"bands": _target_band(result), "rules": rules if names else []}
-    told = f"{told} The table below has every number."
     return layer_chart("norms", "‖H‖ before and after", told, series, shown, **lines)
 
 
@@ -156,41 +142,7 @@ def _target_band(result: Initialization) -> list[doc.Band]:
     return [doc.Band(max(low, result.target / 100), high, label)]
 
 
-def _rate_section(result: Initialization, after: CurvatureReport) -> doc.Section:
-    marks = [] if result.lr is None else [doc.ReferenceLine(result.lr, "your rate", "blue")]
-    if result.before is not None and has_rates(result.before):
-        marks.append(doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before"))
-    section = rate_section(after, marks)
-    if result.lr is None or not has_rates(after) or result.lr <= after.stable_learning_rate:
-        return section
-    above = (
-        f"lr = {w.format_number(result.lr)} is above 2/‖H‖. On a quadratic, gradient descent would be "
-        "unstable; plain networks can be trained from there: their curvature falls in the first steps."
-    )
-    return replace(section, blocks=[*section.blocks, doc.Paragraph(above, "note", page_only=True)])
-
-
-def _search_chart(result: Initialization) -> doc.LineChart:
-    found = result.measurements
-    is_network = {one.layer for one in found} == {"network"}
-    whose = "the network's ‖H‖" if is_network else "‖H‖ of the layer farthest from the target"
-    details = [
-        f"loss {w.format_number(one.loss)}"
-        + ("" if one.t is None else f", gain × {w.format_number(math.exp(one.t))}")
-        + ("" if is_network else f", {one.layer}")
-        for one in found
-    ]
-    norms = [one.norm for one in found]
-    series = [doc.Series("‖H‖", norms, range(1, len(found) + 1), details=details)]
-    first, last = w.format_number(norms[0]), w.format_number(norms[-1])
-    told = f"{len(found)} measurements, from ‖H‖ = {first} to {last}. {describe_target(result)}"
-    texts = "search", f"Search: {whose} at each measurement", told
-    labels = "curvature ‖H‖", "measurement"
-    return doc.LineChart(*texts, series, *labels, log_y=True, bands=_target_band(result))
-
-
 def describe_plan(plan: SchemePlan) -> doc.Document:
-    """Return the document of a scheme's plan."""
     drawn = f", {plan.distribution}" if plan.distribution else ""
     written = sum(not row.unchanged for row in plan)
     rest = f"; {len(plan) - written} unchanged" if written < len(plan) else ""
@@ -200,8 +152,6 @@ def describe_plan(plan: SchemePlan) -> doc.Document:
 
 
 def _plan_table(plan: SchemePlan) -> doc.Table:
-    """Return the columns that say something about this plan, a row for each weight."""
-
     def texts(write: Callable[[PlannedWeight], str]) -> list[str]:
         return ["" if row.unchanged else write(row) for row in plan]
 
@@ -220,26 +170,18 @@ def _plan_table(plan: SchemePlan) -> doc.Table:
     columns.append(doc.Column("gain", texts(lambda row: w.format_number(row.gain)), 8))
     columns += factors("dropout", lambda row: row.dropout_factor, 8)
     columns += factors("correction", lambda row: row.variance_correction, 7)
-    columns.append(doc.Column("std", texts(lambda row: _write_range(row.std) if row.std else "from data"), 9))
-    remarks = [row.unchanged or _remark(row) for row in plan]
+    columns.append(doc.Column("std", texts(lambda row: w.format_range(row.std, " … ") or "from data"), 9))
+    remarks = list(map(_remark, plan))
     columns += [w.name_column("remark", remarks, 7, wraps=True)] if any(remarks) else []
     return doc.Table(f"Weights drawn by {plan.scheme}.", columns)
 
 
 def _write_fans(row: PlannedWeight) -> str:
     """Write one pair of numbers, or how many blocks there are of it: `64 → 3 × 64`."""
-    inputs, outputs = (_write_range(fans, _write_count) for fans in (row.fan_in, row.fan_out))
+    inputs, outputs = (w.format_range(fans, " … ", 6) for fans in (row.fan_in, row.fan_out))
     return f"{inputs} → {outputs}" if len(row.fan_out) == 1 else f"{inputs} → {len(row.fan_out)} × {outputs}"
-
-
-def _write_range(numbers: tuple[float, ...], write: Callable[[float], str] = w.format_number) -> str:
-    return " … ".join(dict.fromkeys((write(min(numbers)), write(max(numbers)))))
-
-
-def _write_count(number: float) -> str:
-    return str(int(number)) if number.is_integer() else w.format_number(number)
 
 
 def _remark(row: PlannedWeight) -> str:
     remarks = ["last of a residual branch"] * row.closes_residual + ["normalized next"] * row.norm_follows
-    return ", ".join(remarks)
+    return row.unchanged or ", ".join(remarks)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
-from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -21,7 +20,6 @@ from hessinit._version import __version__
 from hessinit.present import document as doc
 from hessinit.present.words import LONGEST_NAME, printable, shorten
 
-LONG_TITLE = 140  # letters: more would push the verdict off the screen
 LONG_FROM = 25  # rows: longer tables scroll inside their frame, under headings that stay
 WIDE_FROM = 25  # layers: a chart of more takes the whole width
 WORDS_FROM = 40  # letters: longer cells may break into lines
@@ -46,7 +44,8 @@ def render_page(document: doc.Document) -> str:
     )
     style = Markup("".join(_asset("assets", name) for name in STYLES))
     scripts = {"library": Markup(library), "script": Markup(script), "policy": policy}
-    shown = {"page": document, "linked": _contents(document), "version": __version__}
+    linked = [section for section in document.sections if section.heading and section.anchor]
+    shown = {"page": document, "linked": linked, "version": __version__}
     return _templates().get_template("page.html.j2").render(style=style, **scripts, **shown)
 
 
@@ -59,29 +58,21 @@ def render_fragment(document: doc.Document) -> str:
     return template.render(tables=tables, verdict=document.verdict, texts=texts)
 
 
-def _contents(document: doc.Document) -> list[doc.Section]:
-    """Return the sections for the table of contents; a table with links of its own is one already."""
-    tables = [one for section in document.sections for one in section.blocks if isinstance(one, doc.Table)]
-    if any(column.links for table in tables for column in table.columns):
-        return []
-    return [section for section in document.sections if section.heading and section.anchor]
-
-
 def group_blocks(blocks: Sequence[doc.Block]) -> list[tuple[str, list[doc.Block]]]:
     """Put neighbouring charts together in a grid, unless they take the whole width."""
     found: list[tuple[str, list[doc.Block]]] = []
-    shown = [one for one in blocks if not getattr(one, "text_only", False)]
-    for kind, together in groupby(shown, key=_kind):
-        members = list(together)
-        found += [("charts", members)] if kind == "charts" else [(kind, [block]) for block in members]
-    return [("charts" if kind == "wide" else kind, members) for kind, members in found]
-
-
-def _kind(block: doc.Block) -> str:
-    if isinstance(block, doc.Paragraph | doc.Table | doc.Facts):
-        return {doc.Paragraph: "words", doc.Table: "table", doc.Facts: "details"}[type(block)]
-    is_long = isinstance(block, doc.LineChart) and len(block.layers or ()) >= WIDE_FROM
-    return "wide" if is_long or isinstance(block, doc.HeatMap | doc.RateLine) else "charts"
+    kinds = {doc.Paragraph: "words", doc.Table: "table", doc.Facts: "details"}
+    beside = False  # the block before is a chart that leaves room
+    for block in blocks:
+        if getattr(block, "text_only", False):
+            continue
+        narrow = isinstance(block, doc.LineChart) and len(block.layers or ()) < WIDE_FROM
+        if narrow and beside:
+            found[-1][1].append(block)
+        else:
+            found.append((kinds.get(type(block), "charts"), [block]))
+        beside = narrow
+    return found
 
 
 def write_island(chart: doc.Chart) -> str:
@@ -96,7 +87,6 @@ def write_island(chart: doc.Chart) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What strict JSON can hold: nan and inf as strings, colours as CSS."""
     if is_dataclass(value):
         found = {one.name: getattr(value, one.name) for one in fields(value)}
         return {name: css_color(item) if name == "color" else _plain(item) for name, item in found.items()}
@@ -108,15 +98,11 @@ def _plain(value: Any) -> Any:
 
 
 def css_color(color: str) -> str:
-    """Return the CSS of a colour of the document."""
     if color in doc.COLORS:
         return f"var(--{color})"
-    if found := re.fullmatch(r"ramp:([01]?\.?\d*)", color):
-        place = 2 * min(max(float(found[1] or 0), 0.0), 1.0)
-        low, part = (0, place) if place <= 1 else (1, place - 1)
-        return f"color-mix(in oklab, var(--ramp-{low + 1}) {100 * part:.3g}%, var(--ramp-{low}))"
-    known = ", ".join(map(repr, doc.COLORS))
-    raise ValueError(f"color={color!r} is unknown; choose from {known}, or 'ramp:0' to 'ramp:1'.")
+    place = 2 * float(color.removeprefix("ramp:"))
+    low, part = (0, place) if place <= 1 else (1, place - 1)
+    return f"color-mix(in oklab, var(--ramp-{low + 1}) {100 * part:.3g}%, var(--ramp-{low}))"
 
 
 def legend(chart: doc.Chart) -> list[tuple[str, str, str]]:
@@ -136,63 +122,29 @@ def _swatch(series: doc.Series) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the body: its classes, what to sort it by ("" at the end), its dot and link."""
+    """A cell of the body: its classes, what to sort it by ("" at the end), and its dot."""
 
     text: str
     classes: str
     key: str
     dot: str
-    link: str
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A cell of the head: of one column, or (`column` None) of a group of them."""
-
-    text: str
-    classes: str
-    column: int | None
-    across: int = 1
-    down: int = 1
-
-
-def headings(table: doc.Table) -> list[list[Heading]]:
-    """Return the rows of the head: two where columns have a group's heading above them."""
-    grouped = any(column.group for column in table.columns)
-    upper: list[Heading] = []
-    lower: list[Heading] = []
-    for name, members in groupby(enumerate(table.columns), key=lambda numbered: numbered[1].group):
-        together = list(members)
-        first = together[0][0]
-        if name:
-            upper.append(Heading(name, "group begins" if first else "group", None, across=len(together)))
-        for number, column in together:
-            begins = "begins" if name and number == first and first else ""
-            classes = " ".join(filter(None, ("number" if column.is_number else "", begins)))
-            down = 2 if grouped and not name else 1
-            (lower if name else upper).append(Heading(column.heading, classes, number, down=down))
-    return [upper, lower] if lower else [upper]
 
 
 def rows(table: doc.Table) -> list[list[Cell]]:
     """Return the cells of each row, the fixed ones last."""
-    groups = ["", *(column.group for column in table.columns)]
-    begins = [place > 0 and one not in ("", groups[place]) for place, one in enumerate(groups[1:])]
-    columns = [_cells(column, first) for column, first in zip(table.columns, begins, strict=True)]
-    return [list(row) for row in zip(*columns, strict=True)]
+    return [list(row) for row in zip(*map(_cells, table.columns), strict=True)]
 
 
-def _cells(column: doc.Column, begins: bool) -> list[Cell]:
+def _cells(column: doc.Column) -> list[Cell]:
     nothing = [""] * len(column.cells)
     texts = [number_in(text) if column.is_number else text for text in column.cells]
     keys: Sequence[float | str] = column.keys or texts
-    marks, links, found = column.marks or nothing, column.links or nothing, []
-    for text, key, mark, link in zip(column.cells, keys, marks, links, strict=True):
+    found = []
+    for text, key, mark in zip(column.cells, keys, column.marks or nothing, strict=True):
         shape = "number" if column.is_number else "words" if len(text) > WORDS_FROM else ""
-        classes = " ".join(filter(None, (shape, mark if mark in doc.TONES else "", "begins" * begins)))
+        classes = " ".join(filter(None, (shape, mark if mark in doc.TONES else "")))
         written = key if isinstance(key, str) else "" if math.isnan(key) else repr(float(key))
-        dot, place = mark if mark in doc.VERDICTS else "", link if link.startswith("#") else ""
-        found.append(Cell(text, classes, written, dot, place))
+        found.append(Cell(text, classes, written, mark if mark in doc.VERDICTS else ""))
     return found
 
 
@@ -204,13 +156,7 @@ def number_in(text: str) -> float:
 
 def brief(text: str) -> Markup:
     """Return the text as HTML, with unbroken runs of letters shortened that are longer than a name."""
-    shown = printable(text)
-    parts, end = [], 0
-    for run in _UNBROKEN.finditer(shown):
-        whole = Markup('<span title="{}">{}</span>').format(run[0], shorten(run[0]))
-        parts += [escape(shown[end : run.start()]), whole]
-        end = run.end()
-    return Markup("").join([*parts, escape(shown[end:])])
+    return escape(_UNBROKEN.sub(lambda run: shorten(run[0]), printable(text)))
 
 
 def breakable(text: str) -> Markup:
@@ -224,10 +170,10 @@ def _templates() -> Environment:
     blanks = {"trim_blocks": True, "lstrip_blocks": True}
     strict = {"autoescape": True, "undefined": StrictUndefined, "finalize": _printable_text}
     templates = Environment(loader=PackageLoader("hessinit.present"), **strict, **blanks)  # type: ignore[arg-type]
-    helpers = (breakable, brief, group_blocks, headings, legend, rows, shorten)
+    helpers = (breakable, brief, group_blocks, legend, rows, shorten)
     templates.globals.update({helper.__name__: helper for helper in helpers})
     island = {"island": lambda chart: Markup(write_island(chart))}
-    templates.globals.update(long_from=LONG_FROM, long_title=LONG_TITLE, **island)
+    templates.globals.update(long_from=LONG_FROM, **island)
     return templates
 
 

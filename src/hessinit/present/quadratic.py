@@ -12,11 +12,9 @@ from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 ERRORS = (0.5, 1.0, 1.5)  # the columns of the paper's Table 2
 GOOD = 0.01  # "agree": within 1 %
-DIRECTIONS = {"random": "random direction g of length 1", "given": "given direction g"}
 
 
 def describe_forms(forms: QuadraticForms) -> doc.Document:
-    """Return the document of quadratic forms."""
     cost = (
         f"{w.count(len(forms), 'layer')}{w.tell_time(forms.seconds)} on {w.count(forms.examples, 'example')}"
         f"{w.tell_batches(forms.batches)}; loss {w.format_number(forms.loss)}."
@@ -47,17 +45,10 @@ def _write_mean(values: Sequence[float]) -> str:
 
 
 def _explain(forms: QuadraticForms) -> str:
+    along = f"{forms.draws} {forms.directions} direction{'' if forms.draws == 1 else 's'} g"
     meaning = "exact, and by Theorem 1 (vᵀH_z v, v the first-order change of the output along g)"
-    if forms.directions == "gradient":
-        return f"gᵀHg in each layer along the loss gradient g: {meaning}."
-    if forms.draws == 1:
-        article = "the" if forms.directions == "given" else "a"
-        return f"gᵀHg in each layer along {article} {DIRECTIONS[forms.directions]}: {meaning}."
-    several = DIRECTIONS[forms.directions].replace("direction", "directions")
-    return (
-        f"gᵀHg in each layer along {forms.draws} {several}: {meaning}; mean ± standard error. "
-        "≤0.5: the fraction of directions on which the two differ by at most half of Theorem 1's value."
-    )
+    several = "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative error"
+    return f"gᵀHg in each layer along {along}: {meaning}{several if forms.draws > 1 else ''}."
 
 
 def _conclude(forms: QuadraticForms) -> str:
@@ -66,16 +57,11 @@ def _conclude(forms: QuadraticForms) -> str:
     row = min(forms, key=lambda row: (row.within(ERRORS[0]), row.within(ERRORS[1]), -_distance(row)))
     if math.isnan(row.ratio):
         return f"The numbers of {w.call_layer(row.name)} overflow; pass dtype=torch.float64."
-    if math.isinf(row.ratio):
-        return f"Theorem 1 gives 0 on {w.call_layer(row.name)}, and the exact form does not."
+    within = f"within 50 % of it on {100 * row.within(ERRORS[0]):.0f} % of the directions"
     worst = f"The error of Theorem 1 is largest on {w.call_layer(row.name)}: the exact form is"
-    factor = f"{w.format_times(row.ratio)} times its value"
-    if forms.draws == 1:
-        return f"{worst} {factor}."
-    within = f"{100 * row.within(ERRORS[0]):.0f} %"
-    return f"{worst} within 50 % of its value on {within} of the directions, and on average {factor}."
+    return f"{worst} {within}, and {w.format_times(row.ratio)} times its value on average."
 
 
 def _distance(row: QuadraticForm) -> float:
-    """How far the ratio is from 1: 2 and 1/2 are equally far, a wrong sign is farther."""
+    """Return how far the ratio is from 1: 2 and 1/2 are equally far, a wrong sign is farther."""
     return abs(math.log(row.ratio)) if 0 < row.ratio < math.inf else math.inf

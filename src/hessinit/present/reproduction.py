@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.results.reproduction import Curve, PaperCell, PaperFigure, PaperTable, Reproduction
+from hessinit.results.reproduction import PaperCell, PaperFigure, PaperTable, Reproduction
 
 ORDER = ("table-1", "table-2", "table-3", "table-4", "table-5", "word2vec")
 DATA_OF_THE_PAPER = ("mnist", "cifar-10", "wikipedia")
 SYMBOLS = ("circle", "square", "diamond", "triangle")
-MOST_NAMED = 5  # columns outside their tolerance
+MOST_NAMED = 5  # numbers outside their tolerance
 TEXT_WIDTH = 96  # a wider table continues below in a terminal
-# Shape, colour and word differ: none of them alone tells it.
-VERDICTS = {True: ("✓ yes", "yes"), False: ("✗ no", "no"), None: ("", "")}
 
 
 def describe_reproductions(reproductions: Reproduction | Sequence[Reproduction]) -> doc.Document:
@@ -69,25 +69,18 @@ def _conclude(reproduction: Reproduction) -> str:
         is_printed = any(cell.paper is not None for table in tables for cell in table.cells)
         why = "the paper's numbers are for other data" if is_printed else "the paper prints no such numbers"
         return f"No tolerance is claimed here: {why}."
-    outside = []
-    for table in tables:
-        for column in table.columns:
-            rows = [cell.row for cell in table.cells if cell.column == column and cell.within is False]
-            if rows:
-                outside.append(f"{column} in {_name_rows(rows, table.rows)}")
-    if len(outside) > MOST_NAMED + 1:
-        outside[MOST_NAMED:] = [f"{len(outside) - MOST_NAMED} more columns"]
-    return _count_claims([reproduction]) + (f" Outside: {'; '.join(outside)}." if outside else "")
+    said = _count_claims([reproduction])
+    outside = [f"{cell.column} in row {cell.row}" for cell in reproduction.judged if not cell.within]
+    return f"{said} Outside: {w.join_names(outside, MOST_NAMED)}." if outside else said
 
 
 def _overview(ordered: Sequence[Reproduction]) -> doc.Section:
     titles = [each.title.partition(": ") for each in ordered]
     shares = [each.within / len(each.judged) if each.judged else math.nan for each in ordered]
     within = [f"{each.within} / {len(each.judged)}" if each.judged else "–" for each in ordered]
-    links = [f"#experiment-{at}" for at in range(len(ordered))]
     keys = [float(at) for at in range(len(ordered))]
     columns = [
-        replace(w.name_column("experiment", [name for name, _, _ in titles]), keys=keys, links=links),
+        replace(w.name_column("experiment", [name for name, _, _ in titles]), keys=keys),
         w.name_column("about", [about for _, _, about in titles], 2),
         w.name_column("data", [each.data for each in ordered], 7),
         w.name_column("variant", [each.variant for each in ordered], 6),
@@ -99,182 +92,102 @@ def _overview(ordered: Sequence[Reproduction]) -> doc.Section:
 
 def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Section:
     findings, seeds = reproduction.findings, reproduction.seeds
-    subtitle = f"{reproduction.data}, {reproduction.variant}" if several else ""
+    whose = f" ({reproduction.data}, {reproduction.variant})" if several else ""
     said = f"{w.unstopped(reproduction.about_variant)}."
     setting = f"On {reproduction.data}, {w.count(len(seeds), 'seed')}. Variant {reproduction.variant}: {said}"
-    is_range = len(seeds) > 2 and seeds == tuple(range(seeds[0], seeds[0] + len(seeds)))
     jobs, seconds = w.count(len(reproduction.results), "job"), w.format_number(reproduction.seconds)
     record = {
         "data": reproduction.source,
-        "seeds": f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds)),
+        "seeds": ", ".join(map(str, seeds)),
         "work": f"{jobs}, {seconds} s on one core each",
         "revision": reproduction.revision,
         **reproduction.versions,
         **reproduction.hardware,
     }
     cells = [cell for table in findings.tables for cell in table.cells]
-    texts = []
-    if any(cell.error is not None for cell in cells):
-        texts.append(doc.Paragraph("± is the standard error over n seeds or restarts.", "small"))
+    legend = "±: the standard error over n seeds or restarts."
     if any(cell.paper is not None for cell in cells):
-        legend = "In parentheses: the paper's number; ✗: outside the claimed tolerance."
-        texts.append(doc.Paragraph(legend, "small", text_only=True))
+        legend += " In parentheses: the paper's number; ✗: outside the claimed tolerance."
     blocks: list[doc.Block] = [doc.Paragraph(setting)]
     for at, table in enumerate(findings.tables):
-        whose = f"{reproduction.title}{f' ({subtitle})' if several else ''}"
-        title = f"{whose} – {table.title}" if at == 0 else table.title
+        title = f"{reproduction.title}{whose} – {table.title}" if at == 0 else table.title
         blocks += _table_blocks(table, title)
-    blocks += [*texts, *(figure_chart(figure) for figure in findings.figures)]
-    if findings.sentences:
-        blocks += [
-            doc.Paragraph("Findings", "heading", page_only=True),
-            *map(doc.Paragraph, findings.sentences),
-        ]
+    blocks += [doc.Paragraph(legend, "small"), *map(figure_chart, findings.figures)]
+    blocks += map(doc.Paragraph, findings.sentences)
     if several:
         blocks.append(doc.Paragraph(_conclude(reproduction), "strong"))
     facts = {"Configuration": reproduction.configuration, "Data, seeds, versions, hardware": record}
     blocks += [doc.Facts(summary, w.write_pairs(values)) for summary, values in facts.items() if values]
-    heading = reproduction.title if several else "The experiment"
-    return doc.Section(heading, blocks, f"experiment-{place}", subtitle)
+    heading = f"{reproduction.title}{whose}" if several else "The experiment"
+    return doc.Section(heading, blocks, f"experiment-{place}")
 
 
 def _table_blocks(table: PaperTable, title: str) -> list[doc.Block]:
-    """Return the table for pages, with the paper's numbers in columns, and for terminals, in parentheses."""
+    """Return the table, and for terminals, where it is too wide, the same in several blocks."""
     try:
         keys = [float(row) for row in table.rows]  # 0.5 before 1.000
     except ValueError:
         keys = [float(at) for at in range(len(table.rows))]  # names stay in their order
     names = replace(w.name_column(table.corner, table.rows), keys=keys)
-    compares = any(cell.paper is not None or cell.within is not None for cell in table.cells)
-    wide, blocks = [names], [[names]]
+    whole, blocks = [names], [[names]]
     for name in table.columns:
         cells = [table.cell(row, name) for row in table.rows]
-        wide += _page_columns(name, cells, name if compares else "")
         marks = ["no" if cell and cell.within is False else "" for cell in cells]
-        column = doc.Column(name, [_write_with_paper(cell) for cell in cells], 8, marks=marks)
+        column = doc.Column(name, list(map(_write_cell, cells)), 8, marks=marks)
         widths = [max(map(len, (one.heading, *one.cells))) + 3 for one in (*blocks[-1], column)]
         if sum(widths) > TEXT_WIDTH and len(blocks[-1]) > 1:
             blocks.append([names])
         blocks[-1].append(column)
-    below = " ".join(part for part in (_describe_counts(table), _describe_claims(table), table.note) if part)
-    titles, shown = [title, *["(continued)"] * len(blocks)], {"show_caption": True, "text_only": True}
+        whole.append(column)
+    titles = [title, *["(continued)"] * len(blocks)]
+    counts = w.format_range([cell.n for cell in table.cells])
+    rules = Counter(cell.rule for cell in table.cells if cell.within is not None)
+    claims = "; ".join(f"{rule} ({w.count(many, 'number')})" for rule, many in rules.items())
+    parts = (f"n = {counts}." if counts else "", f"Claimed: {claims}." if claims else "", table.note)
     return [
-        *(doc.Table(caption, block, **shown) for caption, block in zip(titles, blocks, strict=False)),
-        doc.Table(table.title, wide, show_caption=True, page_only=True),
-        doc.Paragraph(f"{table.title}: {below}", "small", text_only=True),
-        doc.Paragraph(below, "small", page_only=True),
-    ]
+        *(doc.Table(caption, block, show_caption=True, text_only=True)
+          for caption, block in zip(titles, blocks, strict=False)),
+        doc.Table(title, whole, show_caption=True, page_only=True),
+        doc.Paragraph(f"{table.title}: {' '.join(filter(None, parts))}", "small"),
+    ]  # fmt: skip
 
 
-def _page_columns(name: str, cells: Sequence[PaperCell | None], group: str) -> list[doc.Column]:
-    words, marks = zip(*(VERDICTS[cell.within if cell else None] for cell in cells), strict=True)
-    ours = [math.nan if cell is None else cell.ours for cell in cells]
-    papers = [math.nan if cell is None or cell.paper is None else cell.paper for cell in cells]
-    outside = ["no" if mark == "no" else "" for mark in marks]
-    columns = [
-        doc.Column("paper", [*map(_write_paper, cells)], keys=papers),
-        doc.Column("ours" if group else name, [*map(_write, cells)], keys=ours, marks=outside),
-        doc.Column("within?", words, is_number=False, marks=marks),
-    ]
-    return [replace(column, group=group) for column in columns if any(column.cells)]
-
-
-def _write(cell: PaperCell | None) -> str:
+def _write_cell(cell: PaperCell | None) -> str:
     if cell is None:
         return ""
+    paper, ours = "", w.format_number(cell.ours)
+    if cell.paper is not None:
+        paper = f" ({cell.paper:.0f} %)" if cell.unit == "%" else f" ({w.format_number(cell.paper)})"
     if cell.unit == "%":
         error = "" if cell.error is None else f" ± {w.format_number(cell.error, 1 if cell.error < 10 else 2)}"
-        return f"{cell.ours:.0f}{error} %"
-    return w.format_number(cell.ours) if cell.error is None else w.format_mean(cell.ours, cell.error)
-
-
-def _write_paper(cell: PaperCell | None) -> str:
-    if cell is None or cell.paper is None:
-        return ""
-    return f"{cell.paper:.0f} %" if cell.unit == "%" else w.format_number(cell.paper)
-
-
-def _write_with_paper(cell: PaperCell | None) -> str:
-    paper = _write_paper(cell)
-    return f"{_write(cell)}{f' ({paper})' if paper else ''}{' ✗' if cell and cell.within is False else ''}"
-
-
-def _describe_counts(table: PaperTable) -> str:
-    """Say over how many seeds or restarts each number is taken."""
-    counts = sorted({cell.n for cell in table.cells}, reverse=True)
-    if len(counts) < 2:
-        return f"n = {counts[0]:,}." if counts else ""
-    for names, which in ((table.columns, "column"), (table.rows, "row")):
-        found = {name: {cell.n for cell in table.cells if getattr(cell, which) == name} for name in names}
-        if all(len(each) < 2 for each in found.values()):
-            named = {n: [name for name, each in found.items() if n in each] for n in counts}
-            return (
-                f"n = {', '.join(f'{n:,} for {w.join_names(some, len(some))}' for n, some in named.items())}."
-            )
-    return f"n = {counts[-1]:,} to {counts[0]:,}."
-
-
-def _describe_claims(table: PaperTable) -> str:
-    """Say which tolerance is claimed for which columns and rows."""
-    judged = [cell for cell in table.cells if cell.within is not None]
-    rows = [row for row in table.rows if any(cell.row == row for cell in judged)]
-    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for column in table.columns:
-        for rule in dict.fromkeys(cell.rule for cell in judged if cell.column == column):
-            covered = {cell.row for cell in judged if (cell.column, cell.rule) == (column, rule)}
-            groups.setdefault((rule, tuple(row for row in rows if row in covered)), []).append(column)
-    parts = []
-    for (rule, some), named in groups.items():
-        where = f" for {w.join_names(named, len(named))}" if len(named) < len(table.columns) else ""
-        which = f" in {_name_rows(some, table.rows)}" if len(some) < len(rows) else ""
-        parts.append(f"{rule}{where}{which}")
-    return f"Claimed: {'; '.join(parts)}." if parts else ""
-
-
-def _name_rows(covered: Sequence[str], rows: Sequence[str]) -> str:
-    """Name three or more rows that follow each other by the first and the last."""
-    if len(covered) == 1:
-        return f"row {covered[0]}"
-    first = rows.index(covered[0])
-    if len(covered) > 2 and tuple(rows[first : first + len(covered)]) == tuple(covered):
-        return f"rows {covered[0]} to {covered[-1]}"
-    return f"rows {w.join_names(covered, len(covered))}"
+        ours = f"{cell.ours:.0f}{error} %"
+    elif cell.error is not None:
+        ours = w.format_mean(cell.ours, cell.error)
+    return f"{ours}{paper}{' ✗' if cell.within is False else ''}"
 
 
 def figure_chart(figure: PaperFigure) -> doc.LineChart:
     """Return the curves with bands, or points with bars, of one standard error; crosses mark divergence."""
-    look = w.looks([curve.name for curve in figure.curves])
-    series, told = [], []
+    looks, series, told = w.looks([curve.name for curve in figure.curves]), [], []
     for at, curve in enumerate(figure.curves):
-        finite = [y for y in curve.y if math.isfinite(y)] or [math.nan]
-        symbol = SYMBOLS[at % len(SYMBOLS)] if figure.style == "points" else ""
-        series += _curve_series(curve, look[curve.name], symbol)
-        first, last = (min(finite), max(finite)) if symbol else (finite[0], finite[-1])
-        broken = ", diverged" if len(finite) < len(curve.y) or math.isnan(first) else ""
-        told.append(f"{curve.name} from {w.format_number(first)} to {w.format_number(last)}{broken}")
+        is_finite = list(map(math.isfinite, curve.y))
+        look: dict[str, Any] = {"name": curve.name, **looks[curve.name]}
+        if figure.style == "points":
+            look |= {"points": True, "symbol": SYMBOLS[at % len(SYMBOLS)], "dashed": False}
+        x, y, errors = (list(compress(one, is_finite)) for one in (curve.x, curve.y, curve.error or ()))
+        if errors:
+            pairs = list(zip(y, (one if math.isfinite(one) else 0.0 for one in errors), strict=True))
+            look |= {"low": [one - error for one, error in pairs], "high": [sum(pair) for pair in pairs]}
+        series.append(doc.Series(**look, x=x, y=y))
+        ends = f"from {w.format_number(y[0])} to {w.format_number(y[-1])}" if y else ""
+        told.append(f"{curve.name} {ends}{'' if all(is_finite) else ', diverged'}")
+        broken = [one for one, finite in zip(curve.x, is_finite, strict=True) if not finite]
+        if figure.style != "points":
+            broken = broken[:1]
+        if broken:
+            marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False}
+            cross = {"y": [math.inf] * len(broken), "details": ["diverged"] * len(broken), **marks}
+            series.append(doc.Series(curve.name, x=broken, color=look["color"], **cross))
     what = f"{figure.y_label} over {figure.x_label}: {'; '.join(told) or 'nothing was measured'}."
-    chart = doc.LineChart(figure.name, figure.title, what, series, figure.y_label, figure.x_label)
-    return replace(chart, log_x=figure.log_x, log_y=figure.log_y)
-
-
-def _curve_series(curve: Curve, look: Any, symbol: str) -> list[doc.Series]:
-    """Return the finite part, and crosses for divergence: at the end of a line, or at the upper edge."""
-    finite = [at for at, y in enumerate(curve.y) if math.isfinite(y)]
-    x, y = [curve.x[at] for at in finite], [curve.y[at] for at in finite]
-    series: dict[str, Any] = {"name": curve.name, **look}
-    if symbol:
-        series |= {"points": True, "symbol": symbol, "dashed": False}
-    bars: dict[str, Any] = {}
-    if curve.error is not None:
-        errors = [curve.error[at] if math.isfinite(curve.error[at]) else 0.0 for at in finite]
-        bars["low"] = [value - error for value, error in zip(y, errors, strict=True)]
-        bars["high"] = [value + error for value, error in zip(y, errors, strict=True)]
-    found = [doc.Series(**series, x=x, y=y, **bars)] if finite else []
-    places = [curve.x[at] for at in range(len(curve.x)) if at not in finite]
-    edges = [math.inf] * len(places)
-    if places and not symbol:
-        places, edges = (x[-1:], y[-1:]) if finite else (places[:1], edges[:1])
-    if places:
-        series |= {"points": True, "symbol": "cross", "in_legend": not finite}
-        found.append(doc.Series(**series, x=places, y=edges, details=["diverged"] * len(places)))
-    return found
+    axes: dict[str, Any] = {"log_x": figure.log_x, "log_y": figure.log_y}
+    return doc.LineChart(figure.name, figure.title, what, series, figure.y_label, figure.x_label, **axes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -67,8 +66,7 @@ def renderables(document: Document, width: int) -> Iterator[RenderableType]:
         if isinstance(block, Paragraph) and not block.page_only:
             yield _text(block.text, "bold" if block.tone == "strong" else "")
     if left_out:
-        headings = ", ".join(" ".join(_headings(column)) for column in left_out)
-        yield Text(f"Left out of {width} columns: {headings}.")
+        yield _text(f"Left out of {width} columns: {', '.join(column.heading for column in left_out)}.")
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -96,39 +94,22 @@ def build_grid(columns: Sequence[Column], width: int, fixed: int = 0) -> rich_ta
         more = max(0, min(spare, _width(column) - widths[place]))
         widths[place], spare = widths[place] + more, spare - more
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
-        heading = Text("\n".join(_headings(column)))
-        table.add_column(heading, justify=justify, overflow="fold", width=widths[place])
+        table.add_column(_text(column.heading), justify=justify, overflow="fold", width=widths[place])
     rows = len(columns[0].cells)
     for position in range(rows):
         if fixed and position == rows - fixed:
             table.add_section()
-        name = Text(_fold(shorten(printable(columns[0].cells[position])), widths[0]))
-        marks = [column.marks[position] if column.marks else "" for column in columns]
-        cells = [
-            _text(c.cells[position], STYLES.get(mark, "")) for c, mark in zip(columns, marks, strict=True)
-        ]
-        table.add_row(name, *cells[1:])
+        name = _text(shorten(columns[0].cells[position]))
+        styles = [STYLES.get(one.marks[position], "") if one.marks else "" for one in columns[1:]]
+        cells = [column.cells[position] for column in columns[1:]]
+        table.add_row(name, *map(_text, cells, styles))
     return table
-
-
-def _headings(column: Column) -> list[str]:
-    return [printable(part) for part in ([column.group] if column.group else []) + [column.heading]]
-
-
-def _fold(name: str, width: int) -> str:
-    """Break a long name after dots where possible, so that its parts stay whole."""
-    lines = [""]
-    for part in re.findall(r"[^.]*\.?", name):
-        if cell_len(lines[-1]) + cell_len(part) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
 
 
 def _width(column: Column) -> int:
     texts = [printable(text) for text in column.cells]
     shown = texts if column.wraps else map(shorten, texts)
-    return max(cell_len(text) for text in (*_headings(column), *shown))
+    return max(cell_len(text) for text in (printable(column.heading), *shown))
 
 
 def _least_widths(columns: Sequence[Column], narrowest: int = NARROWEST_NAMES) -> list[int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
@@ -16,8 +16,7 @@ Runs: TypeAlias = Sequence[tuple[str, Tracking]]  # label and record
 Value: TypeAlias = tuple[int, float, str]  # step, value, and what hovering shows
 
 MOST_ROWS, MOST_PAGE_ROWS = 20, 500
-MOST_LINES = 12  # more layers than this are shown as a heat map
-MOST_COLUMNS = 40
+MOST_LINES = 12  # layers in a chart: the sharpest
 CHANGED = 1.1  # a smaller change of ‖H‖ is within what mini-batches and rounding do
 SAME = 1.02  # limits within this ratio are drawn as one line
 # Heading, field of a point, importance.
@@ -30,8 +29,7 @@ COLUMNS = (
 def describe_tracking(tracking: Tracking) -> doc.Document:
     """Return the verdict, the charts of loss and sharpness, and the table of all points."""
     name, layers = w.shorten(tracking.name), _layer_charts(tracking)
-    measured = _measured(tracking)
-    is_bad = (bool(tracking.points) and not measured) or find_divergence(tracking) is not None
+    is_bad = (bool(tracking.points) and not _measured(tracking)) or find_divergence(tracking) is not None
     return doc.Document(
         title=f"Curvature during training{': ' + name if name else ''}",
         verdict=[*conclude_tracking(tracking), _describe_cost(tracking)],
@@ -41,7 +39,7 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
             doc.Section("All measurements", _point_blocks(tracking)),
         ],
         footer=w.write_versions(f"Seed {tracking.seed}", tracking.versions),
-        numbers=_key_numbers(tracking, measured) if measured else [],
+        numbers=_key_numbers(tracking),
         tone="bad" if is_bad else "fair" if tracking.crossings else "plain",
         picture=("sharpness", "loss"),
     )
@@ -53,23 +51,13 @@ def _measured(tracking: Tracking) -> list[TrackedPoint]:
 
 def conclude_tracking(tracking: Tracking) -> list[str]:
     """Return how the sharpness changed, whether lr reached the stability limit, and what failed."""
-    points, measured, end = tracking.points, _measured(tracking), find_divergence(tracking)
+    count, measured, end = len(tracking.points), _measured(tracking), find_divergence(tracking)
     said = [] if end is None else [f"Training diverged: the loss became {end[1]} at step {end[0]}."]
-    if not points:
-        return [*said, "Nothing was measured."]
     if not measured:
-        is_infinite = any(math.isinf(point.norm) for point in points)
-        failed = "‖H‖ was not finite at any measurement." if is_infinite else "No measurement succeeded."
-        return [*said, failed]
+        return [*said, "No measurement gave a finite ‖H‖." if count else "Nothing was measured."]
     said += [_describe_course(measured), *_compare_with_limit(tracking, measured)]
-    missing = len(points) - len(measured)
-    last = list(takewhile(lambda point: not math.isfinite(point.norm), reversed(points)))
-    if last and len(last) == missing:
-        why = "" if end else "; training may have diverged"
-        said.append(f"No measurement succeeded from step {last[-1].step} on{why}.")
-    elif missing:
-        said.append(f"{missing} of {len(points)} measurements failed.")
-    return said
+    failed = f"{count - len(measured)} of {count} measurements gave no finite ‖H‖."
+    return [*said, failed] if len(measured) < count else said
 
 
 def find_divergence(tracking: Tracking) -> tuple[int, float] | None:
@@ -95,7 +83,7 @@ def warn_of_limit(point: TrackedPoint, optimizer: str) -> str:
 
 def _describe_course(measured: list[TrackedPoint]) -> str:
     first, last = measured[0], measured[-1]
-    if len(measured) == 1:
+    if first is last:
         return f"‖H‖ = {w.format_number(first.norm)} at step {first.step}."
     course = "stayed about the same"
     if max(last.norm, first.norm) > CHANGED * min(last.norm, first.norm):
@@ -118,14 +106,10 @@ def _compare_with_limit(tracking: Tracking, measured: list[TrackedPoint]) -> lis
         # Weights that are not measured, such as biases, may have a lower limit.
         most = f"at most {w.format_percent(ratio, 2)} of it, at step {nearest.step}"
         return [f"For the measured weights lr stayed below the stability limit of {whose}: {most}."]
-    limits = [point.stable_learning_rate * point.norm for _, point in known]
-    if len(above) == len(known):
-        # Adaptive optimizers, and negative curvature, give another limit at every point.
-        limit = w.format_range(limits)
-        return [f"lr·‖H‖ was at or above the stability limit ({limit} for {whose}) at every measurement."]
-    limit = w.format_number(above[0].stable_learning_rate * above[0].norm)
-    many = f"{len(above)} of {len(known)} measurements {w.agree(above, 'was', 'were')} at or above it"
-    return [f"lr·‖H‖ reached the stability limit ({limit} for {whose}) at step {above[0].step}; {many}."]
+    # Adaptive optimizers, and negative curvature, give another limit at every point.
+    limit = w.format_range([point.stable_learning_rate * point.norm for point in above])
+    many = f"at {len(above)} of {w.count(len(known), 'measurement')}, first at step {above[0].step}"
+    return [f"lr·‖H‖ was at or above the stability limit ({limit} for {whose}) {many}."]
 
 
 def _describe_cost(tracking: Tracking) -> str:
@@ -133,25 +117,16 @@ def _describe_cost(tracking: Tracking) -> str:
     said = (
         f"{w.count(len(tracking.points), 'measurement')} of {kind} on "
         f"{w.count(tracking.examples, 'example')} took {w.format_percent(tracking.overhead, 2)} of "
-        f"{w.format_number(tracking.seconds, 2)} s."
+        f"{w.format_number(tracking.seconds, 2)} s"
     )
-    if tracking.max_overhead >= 1 or not tracking.points:
-        return said
-    last = max([*(step for step, _ in tracking.losses[-1:]), tracking.points[-1].step])
-    due = range(tracking.points[0].step // tracking.every, last // tracking.every + 1)
-    missing = len(set(due) - {point.step // tracking.every for point in tracking.points})
-    if not missing:
-        return said
-    return (
-        f"{said} {missing} of {len(due)} measurements, one every {w.count(tracking.every, 'step')}, were "
-        f"skipped to stay within max_overhead = {tracking.max_overhead:g}; max_overhead=1 measures all."
-    )
+    most = f"; some may be skipped to stay within max_overhead = {tracking.max_overhead:g}"
+    return f"{said}{most if tracking.max_overhead < 1 else ''}."
 
 
-def _key_numbers(tracking: Tracking, measured: list[TrackedPoint]) -> list[doc.KeyNumber]:
-    last = measured[-1]
-    when = "at the end" if last is tracking.points[-1] else "last measured"
-    numbers = [doc.KeyNumber(f"‖H‖ {when}", w.format_number(last.norm), f"step {last.step}")]
+def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
+    measured, numbers = _measured(tracking), []
+    for last in measured[-1:]:
+        numbers.append(doc.KeyNumber("last ‖H‖", w.format_number(last.norm), f"step {last.step}"))
     known = [(point.lr_over_limit, point.step) for point in measured if point.lr_over_limit is not None]
     if known:
         ratio, step = max(known, key=lambda pair: pair[0])
@@ -166,41 +141,35 @@ def step_charts(runs: Runs) -> list[doc.LineChart]:
     stable = [_values(tracking, "stable_norm") for _, tracking in runs]
     stable = [[value for value in values if math.isfinite(value[1])] for values in stable]
     limits = [limit for values in stable for _, limit, _ in values]
-    rules, color = [], "vermilion" if len(runs) == 1 else "grey"  # hessinit's curve is vermilion
+    rules = []
     if limits and 0 < max(limits) <= SAME * min(limits):
-        rules = [doc.ReferenceLine(limits[0], f"stability limit {w.format_number(limits[0])}", color)]
+        rules = [doc.ReferenceLine(limits[0], f"stability limit {w.format_number(limits[0])}")]
     else:
         for each in _series(runs, "stability limit", stable):
             name = each.name if len(runs) == 1 else f"stability limit, {each.name}"
             norms.append(replace(each, name=name, dashed=True))
-    has_losses = any(tracking.losses for _, tracking in runs)
-    kind = "training loss" if has_losses else "loss of the tracked batch"
+    kind = "training loss" if any(tracking.losses for _, tracking in runs) else "loss of the tracked batch"
     given = [[(step, loss, "") for step, loss in tracking.losses] for _, tracking in runs]
     batch = [_values(tracking, "loss") for _, tracking in runs]
     losses = _series(runs, kind, [one or other for one, other in zip(given, batch, strict=True)])
     finite = [y for series in losses for y in series.y if y is not None and math.isfinite(y)]
     ratios = _series(runs, "lr / limit", [_values(tracking, "lr_over_limit") for _, tracking in runs])
-    one = [doc.ReferenceLine(1.0, "stability limit", color)]
+    one = [doc.ReferenceLine(1.0, "stability limit")]
     charts = [
-        _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules),
+        _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules=rules),
         _chart("loss", kind.capitalize(), kind, losses, log_y=w.spans_much(finite) and min(finite) > 0),
-        _chart("limit", "Learning rate over its stability limit", "lr / limit", ratios, one),
+        _chart("limit", "Learning rate over its stability limit", "lr / limit", ratios, rules=one),
     ]
     return [chart for chart in charts if chart.series]
 
 
-def _chart(
-    name: str,
-    caption: str,
-    y_label: str,
-    series: Sequence[doc.Series],
-    rules: Sequence[doc.ReferenceLine] = (),
-    log_y: bool = True,
-) -> doc.LineChart:
-    spans = [f"{one.name} from {_write(one.y[0])} to {_write(one.y[-1])}" for one in series]
-    told = f"Over the steps: {'; '.join([*spans, *(rule.label for rule in rules)])}."
-    log_y &= not any(y == 0 for one in series for y in one.y)
-    return doc.LineChart(name, caption, told, series, y_label, "step", log_y=log_y, rules=rules)
+def _chart(name: str, caption: str, y_label: str, series: Sequence[doc.Series], **more: Any) -> doc.LineChart:
+    known = {one.name: [y for y in one.y if y is not None] for one in series}
+    told = (
+        f"Over the steps: {'; '.join(f'{name} {w.format_range(values)}' for name, values in known.items())}."
+    )
+    log_y = not any(y == 0 for one in series for y in one.y)
+    return doc.LineChart(name, caption, told, series, y_label, "step", **{"log_y": log_y, **more})
 
 
 def _values(tracking: Tracking, field: str) -> list[Value]:
@@ -219,53 +188,47 @@ def _series(runs: Runs, quantity: str, values: Sequence[Sequence[Value]]) -> lis
     return found
 
 
-def _layer_charts(tracking: Tracking) -> list[doc.Chart]:
-    """Return ‖H‖ of each layer over the steps: lines, or a heat map of many layers."""
+def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:
     points = [point for point in tracking.points if point.layers]
     if not points:
         return []
-    names = list(dict.fromkeys(name for point in points for name in point.layers))
-    ends = ", ".join(f"{name} {_write(points[-1].layers.get(name))}" for name in names[:MOST_LINES])
-    told = f"‖H‖ of {w.count(len(names), 'layer')} over the steps; at the end {ends}."
-    texts = "layers", "‖H‖ of each layer", told
-    if len(names) <= MOST_LINES:
-        steps = [point.step for point in points]
-        series = [
-            doc.Series(name, [point.layers.get(name) for point in points], steps, color)
-            for name, color in zip(names, w.ramp(range(len(names))), strict=True)
-        ]
-        return [doc.LineChart(*texts, series, "‖H‖", "step", log_y=True)]
-    chosen = w.spread_out(points, MOST_COLUMNS)
-    columns = [str(point.step) for point in chosen]
-    values = [[point.layers.get(name, math.nan) for point in chosen] for name in names]
-    details = [[w.format_number(value) for value in row] for row in values]
-    cells = [[""] * len(row) for row in values]
-    heat = doc.HeatMap(*texts, names, columns, values, cells, "step", "layer", "‖H‖", log_color=True)
-    return [replace(heat, details=details)]
+    last, steps = points[-1].layers, [point.step for point in points]
+    names = sorted(last, key=lambda name: -last[name])[:MOST_LINES]
+    ends = ", ".join(f"{name} {w.format_number(last[name])}" for name in names)
+    which = f"the {MOST_LINES} sharpest of {len(last)} layers" if len(last) > MOST_LINES else "each layer"
+    told = f"‖H‖ of {which} over the steps; at the end {ends}."
+    series = [
+        doc.Series(name, [point.layers.get(name) for point in points], steps, color)
+        for name, color in zip(names, w.ramp(range(len(names))), strict=True)
+    ]
+    return [doc.LineChart("layers", f"‖H‖ of {which}", told, series, "‖H‖", "step", log_y=True)]
 
 
 def _point_blocks(tracking: Tracking) -> list[doc.Block]:
-    points, few = tracking.points, w.spread_out(tracking.points, MOST_ROWS)
-    blocks, tables = (
-        w.note_paragraphs(tracking.notes),
-        [doc.Table("Measurements", _columns(few))] if few else [],
-    )
+    points, few = tracking.points, spread_out(tracking.points, MOST_ROWS)
+    blocks: list[doc.Block] = [doc.Table("Measurements", _columns(few))] if few else []
     if len(few) < len(points):
-        whole = _columns(w.spread_out(points, MOST_PAGE_ROWS))
         shown = f"{len(few)} of {len(points)} measurements are shown; .points has all."
-        tables = [replace(tables[0], text_only=True), replace(tables[0], columns=whole, page_only=True)]
-        blocks.insert(0, doc.Paragraph(shown, text_only=True))
-    share, most = w.format_percent(tracking.overhead), w.format_percent(tracking.max_overhead)
-    facts = {
+        blocks = [
+            doc.Table("Measurements", _columns(few), text_only=True),
+            doc.Table("Measurements", _columns(spread_out(points, MOST_PAGE_ROWS)), page_only=True),
+            doc.Paragraph(shown, text_only=True),
+        ]
+    settings = {
         "optimizer": tracking.optimizer or "not given: the limit is that of gradient descent",
-        "curvature": tracking.curvature,
-        "examples": f"{tracking.examples:,}",
-        "every": f"{w.count(tracking.every, 'step')}, within {most} of the time",
-        "time": f"{w.format_number(tracking.seconds)} s, {share} of it measuring",
-        "seed": str(tracking.seed),
+        **{name: getattr(tracking, name) for name in ("curvature", "examples", "every", "max_overhead")},
+        "seconds": w.format_number(tracking.seconds),
+        "seed": tracking.seed,
         **tracking.versions,
     }
-    return [*tables, *blocks, doc.Facts("Settings", list(facts.items()))]
+    return [*blocks, *w.note_paragraphs(tracking.notes), doc.Facts("Settings", w.write_pairs(settings))]
+
+
+def spread_out(points: Sequence[TrackedPoint], most: int) -> Sequence[TrackedPoint]:
+    """Return at most so many points, evenly spread, with the first and the last."""
+    if len(points) <= most:
+        return points
+    return [points[round(number * (len(points) - 1) / (most - 1))] for number in range(most)]
 
 
 def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
@@ -291,7 +254,3 @@ def _describe_point(point: TrackedPoint) -> str:
         return point.note
     rate = "" if point.lr is None else f", lr {w.format_number(point.lr)}"
     return f"loss {w.format_number(point.loss)}{rate}{f' ({point.note})' if point.note else ''}"
-
-
-def _write(number: float | None) -> str:
-    return "none" if number is None else w.format_number(number)

@@ -6,7 +6,8 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from itertools import cycle
+from typing import Any
 
 from hessinit.present.document import Column, Paragraph
 from hessinit.results.estimates import Estimate
@@ -17,15 +18,6 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u
 
 LOGARITHMIC_FROM = 5.0  # ratio of the largest to the smallest value on an axis
 CURVES = ("blue", "orange", "green", "purple", "sky", "grey")  # vermilion is hessinit's
-
-Item = TypeVar("Item")
-
-
-class Look(TypedDict):
-    """How a curve is drawn."""
-
-    color: str
-    dashed: bool
 
 
 def format_number(number: float, digits: int = 3) -> str:
@@ -79,14 +71,14 @@ def format_mean(mean: float, error: float) -> str:
     return f"{shown} ± {shown_error if float(shown_error) else format_number(error, 2)}"
 
 
-def format_range(numbers: Iterable[float], to: str = " to ") -> str:
+def format_range(numbers: Iterable[float], to: str = " to ", digits: int = 3) -> str:
     """Write the smallest and the largest number, once if they look the same; nan is left out."""
     known = [number for number in numbers if not math.isnan(number)]
-    return to.join(dict.fromkeys(map(format_number, (min(known), max(known))))) if known else ""
+    ends = [format_number(end, digits) for end in (min(known), max(known))] if known else []
+    return to.join(dict.fromkeys(ends))
 
 
 def format_percent(fraction: float, digits: int = 3) -> str:
-    """Write a fraction in percent."""
     return f"{format_number(100 * fraction, digits)} %"
 
 
@@ -104,19 +96,14 @@ def shorten(name: str, most: int = LONGEST_NAME) -> str:
 
 
 def call_layer(name: str) -> str:
-    """Name a layer in a sentence; those of an nn.Sequential are numbers: "layer 0"."""
+    """Name a layer in a sentence; those of an nn.Sequential are numbers: "Layer 0"."""
     shown = shorten(printable(name))
-    return f"layer {shown}" if name[:1].isdigit() else shown
+    return f"Layer {shown}" if name[:1].isdigit() else shown
 
 
 def name_rows(rows: Iterable[Any]) -> list[str]:
     """Return the names of layers with those of tied weights: "embed = head"."""
     return [" = ".join((row.name, *row.aliases)) for row in rows]
-
-
-def begin_sentence(sentence: str) -> str:
-    """Begin with a capital, unless the first word is a name of the user's."""
-    return f"L{sentence[1:]}" if sentence.startswith("layer ") else sentence
 
 
 def count(number: int, noun: str) -> str:
@@ -125,22 +112,18 @@ def count(number: int, noun: str) -> str:
 
 
 def agree(some: Sequence[object], singular: str, plural: str) -> str:
-    """Return the form of a word that fits the number of things."""
     return singular if len(some) == 1 else plural
 
 
 def tell_time(seconds: float | None) -> str:
-    """Return " in 0.2 s"; nothing for None."""
     return "" if seconds is None else f" in {format_number(seconds, 2)} s"
 
 
 def tell_batches(batches: int) -> str:
-    """Return " in 4 batches"; nothing for one."""
     return f" in {batches} batches" if batches > 1 else ""
 
 
 def unstopped(sentence: str) -> str:
-    """Return a sentence without its full stop, to go on after it."""
     return sentence.strip().rstrip(".")
 
 
@@ -153,32 +136,21 @@ def join_names(names: Sequence[str], most: int = 3) -> str:
 
 
 def name_column(heading: str, cells: Iterable[str], importance: int = 9, *, wraps: bool = False) -> Column:
-    """Return a column of words."""
     return Column(heading, list(cells), importance, is_number=False, wraps=wraps)
 
 
 def note_paragraphs(texts: Iterable[str]) -> list[Paragraph]:
-    """Return a paragraph for each note of a result."""
     return [Paragraph(f"Note: {text}", "note") for text in texts]
 
 
 def write_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Write names and plain values as text; None is a dash."""
-    texts = ["–" if value is None else value for value in values.values()]
-    written = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in texts]
-    return [(name.replace("_", " "), text) for name, text in zip(values, written, strict=True)]
+    shown = {name.replace("_", " "): "–" if value is None else value for name, value in values.items()}
+    return [(name, one if isinstance(one, str) else json.dumps(one)) for name, one in shown.items()]
 
 
 def write_versions(first: str, versions: Mapping[str, str]) -> str:
-    """Write where numbers come from, such as the seed and the versions of packages."""
     return f"{', '.join([first, *(f'{name} {version}' for name, version in versions.items())])}."
-
-
-def spread_out(items: Sequence[Item], most: int) -> list[Item]:
-    """Return at most so many items, evenly spread, with the first and the last."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(number * (len(items) - 1) / (most - 1))] for number in range(most)]
 
 
 def spans_much(values: Sequence[float]) -> bool:
@@ -186,16 +158,15 @@ def spans_much(values: Sequence[float]) -> bool:
     return bool(values) and min(values) >= 0 and max(values) > LOGARITHMIC_FROM * min(values)
 
 
-def looks(names: Sequence[str]) -> dict[str, Look]:
+def looks(names: Sequence[str]) -> dict[str, Any]:
     """Return a colour for each curve: hessinit's stands out; "+warmup" has that without it, dashed."""
-    bases = [name.removesuffix("+warmup") for name in names]
-    others = list(dict.fromkeys(base for base in bases if base != "hessinit"))
-    found: dict[str, Look] = {}
-    for name, base in zip(names, bases, strict=True):
-        again, at = divmod(others.index(base), len(CURVES)) if base in others else (0, -1)
-        color = "vermilion" if base == "hessinit" else CURVES[at]
-        found[name] = {"color": color, "dashed": name != base or again % 2 == 1}
-    return found
+    bases = list(dict.fromkeys(name.removesuffix("+warmup") for name in names))
+    colors = dict(zip([base for base in bases if base != "hessinit"], cycle(CURVES), strict=False))
+    return {
+        name: {"color": colors.get(base, "vermilion"), "dashed": name != base}
+        for name in names
+        for base in [name.removesuffix("+warmup")]
+    }
 
 
 def ramp(values: Sequence[float]) -> list[str]:

@@ -133,14 +133,13 @@ def read_few(batches: Iterable[Any], minimum: str) -> list[Any]:
 
 def _is_pair(batch: Any) -> bool:
     """`(inputs, targets)`, not a list of two batches: those are pairs (or dicts) themselves."""
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        return False
 
-    def may_be_batch(item: Any) -> bool:
-        return isinstance(item, Mapping) or (isinstance(item, (tuple, list)) and len(item) == 2)
+    def has_two(item: Any) -> bool:
+        return isinstance(item, (tuple, list)) and len(item) == 2
 
     # ((x1, x2), y) is one batch with two inputs; ((x, y), (x, y)) can only be two batches if it is a list.
-    return isinstance(batch, tuple) or not all(map(may_be_batch, batch))
+    batches = isinstance(batch, list) and all(isinstance(one, Mapping) or has_two(one) for one in batch)
+    return has_two(batch) and not batches
 
 
 def _not_a_pair(batch: Any, index: int, pair: Any) -> str:

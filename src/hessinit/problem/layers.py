@@ -146,25 +146,19 @@ def check_present(model: nn.Module) -> None:
 
 def check_apart(model: nn.Module) -> None:
     """No two parameters hold the same numbers: an optimizer would move both with each of their gradients."""
-    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.layout is torch.strided and parameter.numel():
-            owners = by_storage.setdefault(parameter.untyped_storage().data_ptr(), [])
-            owners.append((name, parameter.detach()))
-    for shared in by_storage.values():
-        for (name, one), (other, another) in itertools.combinations(shared, 2):
-            if one.dtype == another.dtype and _overlap(one, another):
-                raise ProblemError(
-                    f"{name} and {other} are two parameters on the same memory: each gradient step moves "
-                    f"both, so neither has a curvature of its own. Make them one parameter ({other} = "
-                    f"{name})."
-                )
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    first, second = sorted((one, other), key=lambda view: view.storage_offset())
-    length = sum((n - 1) * step for n, step in zip(first.shape, first.stride(), strict=True))
-    return first.storage_offset() + length >= second.storage_offset()
+    spans = []
+    for name, one in model.named_parameters():
+        if one.layout is torch.strided and one.numel():
+            length = 1 + sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True))
+            start = one.storage_offset() * one.element_size()
+            memory = one.untyped_storage().data_ptr()
+            spans.append((memory, start, start + length * one.element_size(), name))
+    for (memory, _, end, name), (other_memory, start, _, other) in itertools.pairwise(sorted(spans)):
+        if memory == other_memory and start < end:
+            raise ProblemError(
+                f"{name} and {other} are two parameters on the same memory: each gradient step moves both, "
+                f"so neither has a curvature of its own. Make them one parameter ({other} = {name})."
+            )
 
 
 def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:

@@ -97,16 +97,7 @@ _HOOKS_OF_ALL: list[Any] = [_all_modules._global_backward_hooks, _all_modules._g
 
 
 class UserState:
-    """A snapshot of everything that code with access to `roots` can change.
-
-    >>> model = nn.Linear(2, 2)
-    >>> model.calls, model.mean = [0], torch.zeros(2)
-    >>> with UserState(model).with_stand_ins():
-    ...     model.calls.append(1)
-    ...     _ = model.mean.add_(1)
-    >>> model.calls, model.mean
-    ([0], tensor([0., 0.]))
-    """
+    """A snapshot of everything that code with access to `roots` can change."""
 
     def __init__(self, *roots: Any, beside: UserState | None = None) -> None:
         """What `beside` has found is excluded; `meets_it` says whether `roots` reach any of it."""
@@ -247,14 +238,7 @@ def _draw(generator: Any) -> float:
 
 @contextlib.contextmanager
 def untouched_sources(*sources: Any) -> Iterator[None]:
-    """Restore torch's generators in datasets, loaders, samplers and collators on exit; nothing else in them.
-
-    >>> drawing = torch.utils.data.RandomSampler([0] * 9, generator=torch.Generator().manual_seed(0))
-    >>> with untouched_sources(drawing):
-    ...     first = list(drawing)
-    >>> list(drawing) == first
-    True
-    """
+    """Restore torch's generators in datasets, loaders, samplers and collators on exit, nothing else."""
     inside = _reachable(sources, lambda one: True, {})[0].values()
     generators = [one for one in inside if isinstance(one, torch.Generator)]
     states = [generator.get_state() for generator in generators]

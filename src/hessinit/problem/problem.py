@@ -155,10 +155,9 @@ class Problem:
                 # What is not measured may be a large frozen model: it is shared.
                 kind = self.dtype if parameter.is_floating_point() else parameter.dtype
                 self.constants[name] = parameter.detach().to(kind, copy=parameter.is_inference())
-        own = {name: self.model.get_parameter(name) for name in measured}
         self.leaves: dict[str, Tensor] = {
-            name: parameter.detach().to(self.dtype, copy=True).requires_grad_()
-            for name, parameter in own.items()
+            name: self.model.get_parameter(name).detach().to(self.dtype, copy=True).requires_grad_()
+            for name in measured
         }
         self._model_state = UserState(self.model, forward)
         self._loss_state = UserState(loss, beside=self._model_state)
@@ -188,11 +187,9 @@ class Problem:
     def output(
         self, batch: Batch, *, draw: int = 0, weights: Mapping[str, Tensor] | None = None, plain: bool = False
     ) -> Tensor:
-        """The model's output, as a function of `leaves`; `draw` picks the random numbers.
+        """The output as a function of `leaves`; `draw` seeds it, and `drew` says whether anything was drawn.
 
-        `weights` replace the leaves and constants, and set the dtype of the whole forward. `plain` runs the
-        model as in training, without substitutes for functions that torch cannot differentiate twice.
-        Afterwards `drew` says whether the forward drew any random numbers.
+        `weights` replace leaves and constants, and set the dtype; `plain` runs without `Substitutes`.
         """
         weights = weights or self._own_weights()
         with self._with_model(weights, draw):
@@ -201,11 +198,7 @@ class Problem:
     def output_and_loss(
         self, batch: Batch, inspect: Callable[[Tensor], None]
     ) -> tuple[Tensor, Tensor, bool, bool]:
-        """Both of one call, as in training: the loss sees what this forward left in attributes.
-
-        The loss is not called on an output that `inspect` refuses. Also whether the forward, and the loss,
-        drew random numbers.
-        """
+        """Both of one call, as in training, and whether each drew; `inspect` may refuse the output."""
         weights = self._own_weights()
         with self._with_model(weights, 0):
             output = self._call_model(batch, 0, weights, plain=False)
@@ -217,14 +210,12 @@ class Problem:
     def output_and_gradients(
         self, batch: Batch, weights: Mapping[str, Tensor], names: Sequence[str]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The output of the plain model and the gradient of the loss by the named `weights`, as in training.
-
-        The backward pass runs inside, too, so that activation checkpoints recompute with these weights.
-        """
+        """The output of the plain model, and the gradient of the loss by the named `weights`."""
         leaves = [weights[name].requires_grad_() for name in names]
         with self._with_model(weights, 0):
             output = self._call_model(batch, 0, weights, plain=True)
             loss = self._call_loss(output, batch, 0)
+            # Inside, so that activation checkpoints recompute with these weights.
             found = torch.autograd.grad(loss, leaves, materialize_grads=True)
         return output.detach(), [one.to_dense() if one.is_sparse else one for one in found]
 

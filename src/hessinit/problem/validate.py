@@ -141,26 +141,21 @@ def check_output(output: Any, forward: Any) -> None:
         raise ProblemError(
             f"{who} returned {found}; curvature needs one tensor. Pass forward=lambda model, x: {way}."
         )
-    if not output.is_floating_point():
-        raise ProblemError(
-            f"the model's output has dtype {output.dtype}; it must be real and floating point."
-        )
     if output.dtype not in (torch.float32, torch.float64):
         raise ProblemError(
-            f"the model's output has dtype {output.dtype} though its weights came in float32 or better: "
-            "its forward casts (autocast, or .to()), and such rounding drowns second derivatives. "
-            "Leave the cast out while measuring."
+            f"the model's output has dtype {output.dtype}; it must be real and of float32 or better, as the "
+            "weights are while measuring: rounding drowns second derivatives. Leave casts (autocast, or "
+            ".to()) out."
         )
 
 
 def check_loss_value(value: Any) -> None:
     """Refuse a loss that is not one real number."""
-    if not isinstance(value, Tensor):
-        raise ProblemError(f"the loss returned a {type(value).__name__}; it must return a scalar tensor.")
-    if value.numel() != 1:
+    if not (isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()):
+        shown = f"a {type(value).__name__}"
+        if isinstance(value, Tensor):
+            shown = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
         raise ProblemError(
-            f"the loss has shape {tuple(value.shape)}; it must be a single number. "
-            'Average it (reduction="mean", or .mean()) or sum it.'
+            f"the loss returned {shown}; it must be one real number in a tensor. Average it "
+            '(reduction="mean", or .mean()) or sum it.'
         )
-    if not value.is_floating_point():
-        raise ProblemError(f"the loss has dtype {value.dtype}; it must be real and floating point.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -79,51 +81,35 @@ def named_descent(optimizer: str, momentum: float | None, weight_decay: float | 
     """Return the descent of that name; "momentum" and "nesterov" have a momentum of 0.9 unless given."""
     choose("optimizer", optimizer, list(DESCENTS))
     if optimizer == "sgd" and momentum:
-        raise ProblemError(
-            f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent has none. "
-            "Pass optimizer='momentum' or 'nesterov', or leave it out."
-        )
+        why = f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent has none"
+        raise ProblemError(f"{why}. Pass optimizer='momentum' or 'nesterov', or leave it out.")
     usual = 0.0 if optimizer == "sgd" else 0.9
-    return Descent(
-        momentum=usual if momentum is None else momentum,
-        nesterov=optimizer == "nesterov",
-        weight_decay=weight_decay or 0.0,
-    )
+    given, decay = usual if momentum is None else momentum, weight_decay or 0.0
+    return Descent(momentum=given, nesterov=optimizer == "nesterov", weight_decay=decay)
 
 
 def check_fraction(name: str, value: object) -> float:
-    """Return a number from 0 up to, not including, 1; refuse others."""
-    number = _number(value)
-    if not 0 <= number < 1:
-        raise ProblemError(f"{name}={value!r} must be a number from 0 up to, not including, 1, such as 0.9.")
-    return number
+    rule = "a number from 0 up to, not including, 1, such as 0.9"
+    return _check(name, value, lambda number: 0 <= number < 1, rule)
 
 
 def check_nonnegative(name: str, value: object) -> float:
-    """Return a finite number, 0 or more; refuse others."""
-    number = _number(value)
-    if not 0 <= number < math.inf:
-        raise ProblemError(f"{name}={value!r} must be a finite number, 0 or more.")
-    return number
+    return _check(name, value, lambda number: 0 <= number < math.inf, "a finite number, 0 or more")
 
 
 def check_rate(lr: object) -> float | None:
-    """Return a learning rate, or None; refuse others."""
-    if lr is None:
-        return None
-    rate = _number(lr)
-    if not 0 < rate < math.inf:
-        raise ProblemError(f"lr={lr!r} must be a finite number above 0, such as 0.1; leave it out for none.")
-    return rate
+    rule = "a finite number above 0, such as 0.1; leave it out for none"
+    return None if lr is None else _check("lr", lr, lambda rate: 0 < rate < math.inf, rule)
 
 
-def _number(value: object) -> float:
-    if isinstance(value, bool | str):
-        return math.nan
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return math.nan
+def _check(name: str, value: Any, is_allowed: Callable[[float], bool], rule: str) -> float:
+    number = math.nan
+    if not isinstance(value, bool | str):
+        with contextlib.suppress(TypeError, ValueError):
+            number = float(value)
+    if not is_allowed(number):
+        raise ProblemError(f"{name}={value!r} must be {rule}.")
+    return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,15 +126,11 @@ def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = F
 
     A `flat` initialization has no sharpness to lose: there a rate that is too large stays too large.
     """
-    say, steps = presenter("advice"), 0
-    rate = best if lr is None else lr
-    if stable == 0 or math.isnan(stable):
-        reason = say.NO_RATE
-    elif rate <= stable:
-        reason = say.slow_enough(rate, stable, given=lr is not None)
-    else:
-        reason = say.too_fast(rate, stable, is_flat=flat, is_hopeless=rate > RESCUED_BELOW * stable)
-        steps = 0 if flat else min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
+    rate, steps = best if lr is None else lr, 0
+    if 0 < stable < rate and not flat:
+        steps = min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
+    is_hopeless = rate > RESCUED_BELOW * stable
+    reason = presenter("advice").explain_warmup(rate, stable, is_flat=flat, is_hopeless=is_hopeless)
     return WarmupAdvice(advised=steps > 0, steps=steps, reason=reason)
 
 
@@ -187,12 +169,6 @@ class LearningRateAdvice(Result):
         """Whether the norm behind the rates reached the tolerance."""
         return self.norm.converged
 
-    def __repr__(self) -> str:
-        rates = f"{self.learning_rate:.3g}, stable_learning_rate={self.stable_learning_rate:.3g}"
-        return (
-            f"<LearningRateAdvice for {self.optimizer}: learning_rate={rates}, warmup={self.warmup.advised}>"
-        )
-
 
 def advise_descent(
     descent: Descent,
@@ -200,24 +176,21 @@ def advise_descent(
     bottom: Estimate,
     *,
     lr: float | None,
-    notes: tuple[str, ...] = (),
+    notes: tuple[str, ...],
     **facts: Any,
 ) -> LearningRateAdvice:
-    """Return the advice for gradient descent, which follows from both ends of the network's spectrum.
-
-    `facts` are the other fields.
-    """
-    say = presenter("advice")
-    norm = descent.norm(top, bottom)
+    """Return the advice that follows from both ends of the network's spectrum; `facts` are other fields."""
+    say, norm = presenter("advice"), descent.norm(top, bottom)
+    why_best, why_stable = say.explain_descent(descent, norm.value)
     best, stable = descent.best(norm.value), descent.stability_limit(norm.value)
     flat = 0 < norm.value < FLAT_INITIALIZATION
     return LearningRateAdvice(
         optimizer=str(descent),
         lr=lr,
         learning_rate=best,
-        learning_rate_reason=say.why_best(descent, norm.value),
+        learning_rate_reason=why_best,
         stable_learning_rate=stable,
-        stable_reason=say.why_stable(descent, norm.value),
+        stable_reason=why_stable,
         warmup=judge_warmup(lr, best, stable, flat=flat),
         norm=norm,
         notes=(*notes, say.flat_initialization(norm.value)) if flat else notes,

@@ -16,12 +16,12 @@ DIGITS = 5  # significant digits of a loss curve; first and final loss keep ever
 
 
 def window(steps: int) -> int:
-    """Return how many losses the final one is the mean of: a tenth of the steps, at least ten."""
+    """Return how many losses the final one is the mean of."""
     return max(10, math.ceil(steps / 10))
 
 
 def round_loss(loss: float) -> float:
-    """Return a loss with five significant digits, as curves keep it, so that records stay small."""
+    """Return a loss as curves keep it, so that records stay small."""
     return float(f"{loss:.{DIGITS}g}")
 
 
@@ -29,11 +29,10 @@ def round_loss(loss: float) -> float:
 class Run(PlainData):
     """One short training from one scheme, at one learning rate, with one seed.
 
-    `losses` are training losses averaged over chunks of steps (at most 50 points of equal length, the last
-    one may be shorter), `first_loss` that of the very first mini-batch, `final_loss` the mean over the last
-    tenth of the steps, at least ten; inf or nan where the run broke off. `norms` are the curvature norms at
-    the initialization: layer → ‖H‖ in the order the layers run, then "network"; None where they were not
-    measured (`Comparison.norm` looks them up). `note` says why a scheme failed or what it could not reach.
+    `losses` are training losses averaged over at most 50 chunks of steps, `first_loss` that of the first
+    mini-batch, `final_loss` the mean over the last tenth of the steps, at least ten; inf or nan where the run
+    broke off. `norms` are ‖H‖ at the initialization by layer, then of the "network"; None where they were not
+    measured. `note` says why a scheme failed or what it could not reach.
     """
 
     scheme: str
@@ -50,12 +49,11 @@ class Run(PlainData):
 
     @property
     def applies(self) -> bool:
-        """False where the scheme failed on this model, so that nothing was trained; `note` says why."""
+        """False where the scheme failed on this model: nothing was trained, and `note` says why."""
         return self.diverged or self.steps_done > 0
 
     @property
     def finite(self) -> bool:
-        """Whether the run ended with a finite loss."""
         return math.isfinite(self.final_loss)
 
 
@@ -106,22 +104,19 @@ class Comparison(Result):
     @property
     def layers(self) -> tuple[str, ...]:
         """The names of the layers whose norms were measured, in the order they run; without the network."""
-        return tuple(
-            name for name in next((run.norms for run in self.runs if run.norms), {}) if name != NETWORK
-        )
+        measured = next((run.norms for run in self.runs if run.norms), {})
+        return tuple(name for name in measured if name != NETWORK)
 
     def runs_of(self, scheme: str, learning_rate: float) -> tuple[Run, ...]:
         """Return the runs of all seeds, in the order of the seeds."""
-        if scheme not in self.schemes:
-            known = ", ".join(map(repr, self.schemes))
-            raise ValueError(f"scheme={scheme!r} was not compared; choose from {known}.")
+        choose("scheme", scheme, list(self.schemes))
         if learning_rate not in self.learning_rates:
             known = ", ".join(map(repr, self.learning_rates))
             raise ValueError(f"learning_rate={learning_rate!r} was not tried; choose from {known}.")
         return tuple(run for run in self.runs if (run.scheme, run.learning_rate) == (scheme, learning_rate))
 
     def applies(self, scheme: str) -> bool:
-        """Return False where the scheme failed on this model in every run; the runs' `note` says why."""
+        """Return False where the scheme failed on this model in every run."""
         return any(run.applies for run in self.runs if run.scheme == scheme)
 
     def loss(self, scheme: str, learning_rate: float) -> float:
@@ -139,7 +134,6 @@ class Comparison(Result):
         return statistics.stdev(losses) / math.sqrt(len(losses))
 
     def diverged(self, scheme: str, learning_rate: float) -> int:
-        """Return how many seeds diverged."""
         return sum(run.diverged for run in self.runs_of(scheme, learning_rate))
 
     def norm(self, scheme: str, learning_rate: float | None = None, layer: str = NETWORK) -> float:
@@ -173,14 +167,9 @@ class Comparison(Result):
         rates = {scheme: self.best_rate(scheme) for scheme in self.schemes}
         trained = [scheme for scheme, rate in rates.items() if not math.isnan(rate)]
         if not trained:
-            why = "no scheme trains with every seed at any rate, so none is best"
-            raise ValueError(f"{why}; print(comparison) says more.")
+            raise ValueError("no scheme trains with every seed at any rate; print(comparison) says more.")
         best = min(trained, key=lambda scheme: self.loss(scheme, rates[scheme]))
         return best, rates[best]
-
-    def __repr__(self) -> str:
-        counts = f"{len(self.schemes)} schemes × {len(self.learning_rates)} rates × {len(self.seeds)} seeds"
-        return f"<Comparison of {counts}: kind={self.kind!r}, steps={self.steps}>"
 
     def _final_losses(self, scheme: str, learning_rate: float) -> list[float]:
         return [run.final_loss for run in self.runs_of(scheme, learning_rate) if run.applies]

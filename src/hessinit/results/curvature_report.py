@@ -43,11 +43,7 @@ def judge(norm: float) -> Verdict:
 
 
 def largest_magnitude(top: Estimate, bottom: Estimate) -> Estimate:
-    """Return the norm that follows from both ends of a spectrum: the larger absolute value.
-
-    It costs the products of both ends, and an end that is still uncertain leaves the norm uncertain if it
-    could be the larger one.
-    """
+    """Return the larger absolute value; it is uncertain if an uncertain end could be the larger one."""
     lesser, greater = sorted((top, bottom), key=lambda end: (math.isnan(end.value), abs(end.value)))
     norm, reach = abs(greater.value), abs(lesser.value) + lesser.error
     products = top.products + bottom.products
@@ -61,16 +57,12 @@ def largest_magnitude(top: Estimate, bottom: Estimate) -> Estimate:
 class Diagnostics:
     """Activations, gradients and idle units of one layer, over all examples, positions and uses.
 
-    `activation_mean` and `_std` are of the layer's output after its `activation` ("relu", "tanh", …) if an
-    elementwise one follows, directly or behind a normalization; else ("") of its own output.
-    `preactivation_std` is of its own output, with its bias. `gradient_mean` and `_std` are of the gradient of
-    the loss with respect to that output after the activation, and `weight_gradient_norm` is the Frobenius
-    norm of the gradient with respect to the weight.
-
-    `dead` is the fraction of units (channels of convolutions) that are 0 for every example and position, for
-    activations that are constant at 0 (relu, relu6, threshold). `saturated` is the fraction of entries where
-    the slope of a bounded activation (tanh, sigmoid, hardtanh, hardsigmoid, erf) is below 5 % of its largest.
-    `reason` says why a value is None.
+    `activation_mean` and `_std` are of the layer's output after its `activation` ("relu", …; "" without an
+    elementwise one), `preactivation_std` of its own output, `gradient_mean` and `_std` of the loss gradient
+    with respect to the output after the activation; `weight_gradient_norm` is the weight gradient's Frobenius
+    norm. `dead` is the fraction of units (channels) that a relu, relu6 or threshold keeps at 0 for every
+    example and position; `saturated` that of entries where the slope of a bounded activation (tanh, sigmoid,
+    …) is below 5 % of its largest. `reason` says why a value is None.
     """
 
     activation: str = ""
@@ -92,10 +84,9 @@ class JacobianBounds:
     `forward` is the norm of the Jacobian of the layer's input with respect to the network's, `backward` of
     the network's output with respect to the layer's output after its activation: means over the examples,
     with the largest beside them. `activation` is the largest |f'| at the layer's outputs, 1 without one.
-
-    `rigorous_bound` is never below the norm: ‖backward‖, ‖activation‖ and the actual input of the layer.
-    `paper_bound` has ‖forward‖·‖x‖ for that input: no bound in the presence of biases, of activations with
-    f(0) ≠ 0, or far from 0. `reason` says why a number is None; `note` holds a remark.
+    `rigorous_bound` has the actual input of the layer and is never below the norm; `paper_bound` has
+    ‖forward‖·‖x‖ for it: no bound with biases, with f(0) ≠ 0, or far from 0. `reason` says why a number is
+    None; `note` holds a remark.
     """
 
     forward: Estimate | None = None
@@ -110,7 +101,6 @@ class JacobianBounds:
 
     @property
     def converged(self) -> bool:
-        """Whether both norms reached the tolerance; those that are missing do not count."""
         return all(one.converged for one in (self.forward, self.backward) if one is not None)
 
 
@@ -120,7 +110,7 @@ class LayerCurvature(PlainData):
 
     `top` and `bottom` are the largest and smallest eigenvalue, signed, of the matrix that `curvature` names;
     `approximation` is the Gauss-Newton norm beside an exact one; `aliases` are a tied weight's other names.
-    `jacobians` and `diagnostics` are there when they were asked for.
+    `norm` is ‖H‖, the largest absolute eigenvalue; `error`, `converged`, `reason` and `products` are its.
 
     >>> top, bottom = Estimate(3.0, 0.001, True, "converged", 9), Estimate(-4.0, 0.001, True, "converged", 0)
     >>> layer = LayerCurvature(name="fc1", shape=(10, 4), curvature="hessian", top=top, bottom=bottom)
@@ -155,37 +145,30 @@ class LayerCurvature(PlainData):
 
     @property
     def norm(self) -> float:
-        """‖H‖: the largest absolute eigenvalue."""
         return self.estimate.value
 
     @property
     def error(self) -> float:
-        """The absolute error of the norm."""
         return self.estimate.error
 
     @property
     def converged(self) -> bool:
-        """Whether the norm reached the tolerance."""
         return self.estimate.converged
 
     @property
     def reason(self) -> str:
-        """Why the computation of the norm stopped, and what to try if it did not converge."""
         return self.estimate.reason
 
     @property
     def products(self) -> int:
-        """Matrix-vector products spent on the norm."""
         return self.estimate.products
 
     @property
     def top_eigenvalue(self) -> float:
-        """The largest eigenvalue, signed."""
         return self.top.value
 
     @property
     def bottom_eigenvalue(self) -> float:
-        """The smallest eigenvalue, signed."""
         return self.bottom.value
 
     @property
@@ -205,20 +188,16 @@ class LayerCurvature(PlainData):
 
     @property
     def verdict(self) -> Verdict:
-        """One of vanishing, flat, ok, sharp, exploding; `judge` says where each begins."""
         return judge(self.norm)
 
     @property
     def parameters(self) -> int:
-        """The number of entries of the weight."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CurvatureReport(ByName[LayerCurvature], Result):
     """The curvature of every layer and of the network, with how far to trust it and what it cost.
-
-    It is plain data: it needs no model and no torch, saves to JSON and loads back equal.
 
     >>> top, bottom = Estimate(64.0, 0.01, True, "converged", 9), Estimate(0.0, 0.0, True, "semidefinite", 0)
     >>> rows = {"shape": (10, 4), "curvature": "gauss-newton", "top": top, "bottom": bottom}
@@ -268,12 +247,12 @@ class CurvatureReport(ByName[LayerCurvature], Result):
     @property
     def sharpest(self) -> LayerCurvature:
         """The layer with the largest norm; nan counts as the largest."""
-        return max(self._measured(), key=_by_norm)
+        return max(self.layers, key=lambda layer: (math.isnan(layer.norm), layer.norm))
 
     @property
     def flattest(self) -> LayerCurvature:
         """The layer with the smallest norm."""
-        return min(self._measured(), key=_by_norm)
+        return min(self.layers, key=lambda layer: (math.isnan(layer.norm), layer.norm))
 
     @property
     def network_measured(self) -> bool:
@@ -288,13 +267,9 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         return all(estimate.converged for estimate in (*(row.estimate for row in rows), *approximations))
 
     def advice(
-        self,
-        optimizer: str = "sgd",
-        *,
-        lr: float | None = None,
-        momentum: float | None = None,
+        self, optimizer: str = "sgd", *, lr: float | None = None, momentum: float | None = None,
         weight_decay: float | None = None,
-    ) -> LearningRateAdvice:
+    ) -> LearningRateAdvice:  # fmt: skip
         """Return rates for gradient descent ("sgd", "momentum", "nesterov"), and whether to warm up to `lr`.
 
         Adam's depend on the gradient, too: `hessinit.advise` measures them.
@@ -302,28 +277,13 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         from hessinit.results.advice import advise_descent, check_rate, named_descent
 
         given: object = optimizer
-        if not isinstance(given, str) or given in ("adam", "adamw"):
-            name = given if isinstance(given, str) else type(given).__name__
+        if not isinstance(given, str) or given.startswith("adam"):
             raise ProblemError(
-                f"a report cannot advise on {name!r}: it takes the word 'sgd', 'momentum' or 'nesterov', and "
-                "adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
+                f"a report cannot advise on {given!r}: it takes 'sgd', 'momentum' or 'nesterov', as adaptive "
+                "rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
             )
         shared = ("curvature", "loss", "examples", "notes", "versions")
         facts = {name: getattr(self, name) for name in shared}
         facts |= {"weights": self.names, "parameters": self.network.parameters, "lr": check_rate(lr)}
         descent = named_descent(optimizer, momentum, weight_decay)
         return advise_descent(descent, self.network.top, self.network.bottom, **facts)
-
-    def __repr__(self) -> str:
-        norm = f"{self.network.norm:.3g}"
-        return f"<CurvatureReport of {len(self)} layers: curvature={self.curvature!r}, network.norm={norm}>"
-
-    def _measured(self) -> tuple[LayerCurvature, ...]:
-        if not self.layers:
-            why = "the report has no layers, so none is the sharpest or flattest"
-            raise ValueError(f"{why}; measure some first.")
-        return self.layers
-
-
-def _by_norm(layer: LayerCurvature) -> tuple[bool, float]:
-    return math.isnan(layer.norm), layer.norm

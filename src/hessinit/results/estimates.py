@@ -42,46 +42,24 @@ class Spread:
 
     norms: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        if not self.norms:
-            raise ValueError("norms is empty; a spread needs the norm of at least one batch.")
-
     @property
     def mean(self) -> float:
         """The mean over the batches; inf or nan when a norm is."""
-        return self._mean_and_deviation()[0]
+        return math.fsum(norm / len(self.norms) for norm in self.norms)
 
     @property
     def standard_deviation(self) -> float:
         """The standard deviation of the sample (divided by batches − 1); nan for one batch."""
-        return self._mean_and_deviation()[1]
+        scale, mean = max(map(abs, self.norms)) or 1.0, self.mean  # the squares of 1e200 would overflow
+        if len(self.norms) < 2 or not math.isfinite(mean):
+            return math.nan
+        squares = math.fsum(((norm - mean) / scale) ** 2 for norm in self.norms)
+        return scale * math.sqrt(squares / (len(self.norms) - 1))
 
     @property
     def standard_error(self) -> float:
         """The standard error of the mean: the standard deviation over √batches."""
         return self.standard_deviation / math.sqrt(len(self.norms))
-
-    @property
-    def smallest(self) -> float:
-        """The smallest norm of any batch; nan when one is nan."""
-        return math.nan if any(map(math.isnan, self.norms)) else min(self.norms)
-
-    @property
-    def largest(self) -> float:
-        """The largest norm of any batch; nan when one is nan."""
-        return math.nan if any(map(math.isnan, self.norms)) else max(self.norms)
-
-    def _mean_and_deviation(self) -> tuple[float, float]:
-        if not all(map(math.isfinite, self.norms)):
-            return sum(self.norms), math.nan
-        # Scaling by a power of two is exact, and keeps the squares of 1e200 and 1e-200 within range.
-        exponent = math.frexp(max(abs(norm) for norm in self.norms))[1]
-        scaled = [math.ldexp(norm, -exponent) for norm in self.norms]
-        mean = math.fsum(scaled) / len(scaled)
-        if len(scaled) < 2:
-            return math.ldexp(mean, exponent), math.nan
-        squares = math.fsum((norm - mean) ** 2 for norm in scaled)
-        return math.ldexp(mean, exponent), math.ldexp(math.sqrt(squares / (len(scaled) - 1)), exponent)
 
 
 @dataclass(frozen=True)
@@ -99,12 +77,3 @@ class Density:
     error: float
     probes: int
     steps: int
-
-    def __post_init__(self) -> None:
-        for one, other in (("nodes", "weights"), ("grid", "values")):
-            lengths = len(getattr(self, one)), len(getattr(self, other))
-            if lengths[0] != lengths[1]:
-                raise ValueError(
-                    f"{one} has {lengths[0]} numbers and {other} has {lengths[1]}; they come in pairs, "
-                    "so pass as many of one as of the other."
-                )

@@ -10,8 +10,6 @@ from typing import ClassVar
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.result import TRANSIENT, ByName, Result
 
-NOTHING_TO_UNDO = "there is nothing to undo: this is a dry run, or a copy of the result that was applied."
-
 
 class _Applied(Result):
     """A result that may have written weights."""
@@ -26,7 +24,7 @@ class _Applied(Result):
     def undo(self) -> None:
         """Put every weight and bias back, in place and bit for bit, whatever happened to them since."""
         if self._go_back is None:
-            raise ValueError(NOTHING_TO_UNDO)
+            raise ValueError("there is nothing to undo: this is a dry run, or a copy of what was applied.")
         self._go_back()
 
 
@@ -34,11 +32,10 @@ class _Applied(Result):
 class PlannedWeight:
     """One weight: its true fans, what lies around it, and the standard deviation that the scheme gives it.
 
-    `fan_in`, `fan_out` and `std` have one entry for each block of outputs: three for a fused qkv, four for an
-    LSTM's gates, one for most. `upstream` and `downstream` name what was found there. The standard deviation
-    is that of the drawn entries (for orthogonal weights: the root mean square). `variance_correction` makes
-    up for examples that become less alike in deep networks of GELU, SiLU and similar activations.
-    `unchanged` says why a weight is not written; it has no fans and no std then.
+    `fan_in`, `fan_out` and `std` (of the drawn entries) have one entry for each block of outputs: three for a
+    fused qkv, four for an LSTM's gates, one for most. `variance_correction` makes up for examples that become
+    less alike in deep networks of GELU, SiLU and similar activations. `unchanged` says why a weight is not
+    written; it has no fans and no std then.
     """
 
     name: str
@@ -60,9 +57,7 @@ class PlannedWeight:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SchemePlan(ByName[PlannedWeight], _Applied):
-    """What a scheme does to each weight, in the order in which they run; `print` shows it as a table.
-
-    `undo()` takes it back where it was carried out.
+    """What a scheme does to each weight, in the order in which they run; `undo()` takes it back.
 
     >>> weight = PlannedWeight(name="fc1", shape=(16, 64), fan_in=(64.0,), fan_out=(16.0,), std=(0.125,))
     >>> plan = SchemePlan(scheme="lecun", layers=(weight,))
@@ -78,10 +73,6 @@ class SchemePlan(ByName[PlannedWeight], _Applied):
     notes: tuple[str, ...] = ()
     # The way back belongs to the model, not to the data: it is neither compared, shown, stored nor pickled.
     _go_back: Callable[[], None] | None = field(default=None, compare=False, metadata=TRANSIENT)
-
-    def __repr__(self) -> str:
-        state = "applied" if self.applied else "not applied"
-        return f"<SchemePlan {self.scheme!r} of {len(self)} weights, {state}>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +135,6 @@ class Initialization(_Applied):
         `safetensors.torch.load_model(model, path)` reads them back.
         """
         if self._save_weights is None:
-            raise ValueError(
-                "there are no weights to save: this is a dry run, or a copy of the result that was applied. "
-                "Run initialize_ with dry_run=False, or save the model itself."
-            )
+            why = "there are no weights to save: this is a dry run, or a copy of what was applied"
+            raise ValueError(f"{why}. Run initialize_ with dry_run=False, or save the model itself.")
         self._save_weights(path)
-
-    def __repr__(self) -> str:
-        state = "applied" if self.applied else "not applied"
-        met = "met" if self.converged else "not met"
-        return f"<Initialization by {self.scheme!r} to ‖H‖ = {self.target:.3g} ({self.rule}): {met}, {state}>"

@@ -32,23 +32,25 @@ class QuadraticForm:
 
     @property
     def draws(self) -> int:
-        """The number of directions."""
         return len(self.exact)
 
     @property
     def error_to_approximation(self) -> tuple[float, ...]:
         """`|exact − theorem1| / |theorem1|`, as in the paper's tables; 0 where both are 0."""
-        return tuple(map(_error, self.exact, self.theorem1, self.theorem1))
+        return tuple(map(_relative_error, self.exact, self.theorem1, self.theorem1))
 
     @property
     def error_to_exact(self) -> tuple[float, ...]:
         """`|exact − theorem1| / |exact|`: the relative error of Theorem 1; 0 where both are 0."""
-        return tuple(map(_error, self.exact, self.theorem1, self.exact))
+        return tuple(map(_relative_error, self.exact, self.theorem1, self.exact))
 
     @property
     def ratio(self) -> float:
         """The mean exact form over the mean of Theorem 1's; 1 when both are 0."""
-        return _divide(math.fsum(self.exact), math.fsum(self.theorem1), otherwise=1.0)
+        exact, theorem1 = math.fsum(self.exact), math.fsum(self.theorem1)
+        if theorem1 == 0:
+            return 1.0 if exact == 0 else exact * math.inf
+        return exact / theorem1
 
     @property
     def rayleigh(self) -> tuple[float, ...]:
@@ -90,17 +92,7 @@ class QuadraticForms(ByName[QuadraticForm], Result):
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        count = f"{self.draws} draw{'' if self.draws == 1 else 's'}"
-        return f"<QuadraticForms of {len(self)} layers: directions={self.directions!r}, {count}>"
 
-
-def _error(exact: float, theorem1: float, yardstick: float) -> float:
-    return _divide(abs(exact - theorem1), abs(yardstick), otherwise=0.0)
-
-
-def _divide(one: float, other: float, otherwise: float) -> float:
-    """Return a quotient where x/0 is ±inf and 0/0 is `otherwise`."""
-    if other:
-        return one / other
-    return otherwise if one == 0 else one * math.inf
+def _relative_error(exact: float, theorem1: float, yardstick: float) -> float:
+    difference = abs(exact - theorem1)
+    return difference / abs(yardstick) if yardstick else math.inf if difference else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from hessinit.results.result import Plain, Result
@@ -38,7 +38,6 @@ class PaperTable:
     note: str = ""
 
     def cell(self, row: str, column: str) -> PaperCell | None:
-        """Return the cell there, or None."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
 
@@ -50,10 +49,6 @@ class Curve:
     x: tuple[float, ...]
     y: tuple[float, ...]
     error: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if len({len(one) for one in (self.x, self.y, self.error) if one is not None}) > 1:
-            raise ValueError(f"the curve {self.name!r} has lists of different lengths")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +74,7 @@ class Findings:
     sentences: tuple[str, ...] = ()  # what was found, in words; each a whole sentence
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Reproduction(Result):
     """An experiment on one set of data in one variant, with everything needed to check it.
 
@@ -103,14 +98,13 @@ class Reproduction(Result):
     versions: dict[str, str]
     hardware: dict[str, str]
     seconds: float  # of all pieces of work together, on one core each
-    results: dict[str, Plain] = field(repr=False)
+    results: dict[str, Plain]
 
     @property
     def judged(self) -> tuple[PaperCell, ...]:
         """The cells about which something is claimed."""
-        return tuple(
-            cell for table in self.findings.tables for cell in table.cells if cell.within is not None
-        )
+        cells = [cell for table in self.findings.tables for cell in table.cells]
+        return tuple(cell for cell in cells if cell.within is not None)
 
     @property
     def within(self) -> int:

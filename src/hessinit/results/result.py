@@ -10,12 +10,13 @@ import secrets
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from hessinit.errors import did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +38,7 @@ MODULES = (
 def to_plain(value: object, *, compared: bool = False) -> Plain:
     """Return dataclasses, tuples and mappings as strict JSON can hold them; a float keeps every bit.
 
-    JSON has no infinity and no nan: they become the strings "inf", "-inf" and "nan". With `compared`, fields
-    that do not take part in comparisons are left out.
+    Infinity and nan become "inf", "-inf" and "nan". With `compared`, only the fields that are compared count.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -54,9 +54,9 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
         return {str(key): to_plain(item, compared=compared) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item, compared=compared) for item in value]
+    kind = type(value).__name__
     raise TypeError(
-        f"a result cannot hold {value!r}, a {type(value).__name__}; "
-        "it holds plain data, so convert it to a float, an int or a str first."
+        f"a result cannot hold {value!r}, a {kind}; convert it to a float, an int or a str first."
     )
 
 
@@ -85,14 +85,13 @@ def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
 
 
 def read_number(data: Plain, where: str = "it") -> float:
-    """Return a number that `to_plain` wrote, also "inf", "-inf" and "nan"."""
+    """Return a number that `to_plain` wrote."""
     if data in ("inf", "-inf", "nan") or type(data) in (int, float):
         return float(data)
     raise ValueError(f"{where} is {_brief(data)}, not a number")
 
 
 def read_numbers(values: Plain) -> tuple[float, ...]:
-    """Return numbers that `to_plain` wrote."""
     return tuple(map(read_number, values))
 
 
@@ -101,10 +100,9 @@ def _read_dataclass(kind: Any, data: dict[str, Plain], where: str) -> Any:
         kind.check_kind(data, where)
         data = {key: value for key, value in data.items() if key not in ("kind", "schema")}
     stored, hints = _stored_fields(kind), _type_hints(kind)
-    wrong = [f"{key!r} is missing" for key in stored if key not in data]
-    wrong += [f"{key!r} is unknown" for key in data if key not in stored]
-    if wrong:
-        raise ValueError(f"{wrong[0]} in {where}")
+    for key in (*stored, *data):
+        if key not in data or key not in stored:
+            raise ValueError(f"{key!r} is {'missing' if key in stored else 'unknown'} in {where}")
     prefix = "" if where == "it" else f"{where}."
     given = {one.name: from_plain(hints[one.name], data[key], prefix + key) for key, one in stored.items()}
     return kind(**given)
@@ -148,9 +146,7 @@ class PlainData:
         return bool(to_plain(self, compared=True) == to_plain(other, compared=True))
 
     def __hash__(self) -> int:
-        kind: Any = type(self)
-        values = (getattr(self, one.name) for one in _stored_fields(kind).values() if one.compare)
-        return hash((kind, *(value for value in values if isinstance(value, str))))
+        return hash(type(self))  # equal data hash equally: 2 and 2.0, nan and nan
 
 
 class Result(PlainData):
@@ -184,10 +180,8 @@ class Result(PlainData):
         try:
             result: Self = from_plain(cls, data)
         except (ValueError, RecursionError) as problem:
-            what = str(problem).rstrip(".")
-            raise ValueError(
-                f"{source} cannot be read as {cls.KIND!r}: {what}. Was the file edited or cut?"
-            ) from problem
+            what = f"cannot be read as {cls.KIND!r}: {str(problem).rstrip('.')}"
+            raise ValueError(f"{source} {what}. Was the file edited or cut?") from problem
         return result
 
     @classmethod
@@ -203,15 +197,12 @@ class Result(PlainData):
     @classmethod
     def check_kind(cls, data: Plain, source: str) -> None:
         """Refuse data of another kind or schema."""
-        if _kind(data) != repr(cls.KIND):
-            raise ValueError(f"{source} holds {_kind(data)}, not {cls.KIND!r}.")
+        if _kind(data) != cls.KIND:
+            raise ValueError(f"{source} holds {_kind(data)!r}, not {cls.KIND!r}.")
         schema = data.get("schema")
-        newer = type(schema) is int and schema > cls.SCHEMA
         if type(schema) is not int or schema != cls.SCHEMA:
-            way = "Upgrade with `pip install --upgrade hessinit`." if newer else "Make the result again."
-            raise ValueError(
-                f"{source} has schema {schema!r} of {cls.KIND!r}, and this hessinit reads {cls.SCHEMA}. {way}"
-            )
+            what = f"schema {_brief(schema)} of {cls.KIND!r}, and this hessinit reads {cls.SCHEMA}"
+            raise ValueError(f"{source} has {what}. Upgrade hessinit, or make the result again.")
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the result as one web page that loads nothing else."""
@@ -222,22 +213,24 @@ class Result(PlainData):
 
         An unknown name is answered with the names of the charts; `.figure.savefig(…)` writes the picture.
         """
-        axes: Axes = presenter().draw(self, which, ax)[0]
-        return axes
+        return presenter().draw(self, which, ax)[0]
 
     @property
     def verdict(self) -> str:
         """What the numbers mean, in a few sentences."""
         return " ".join(presenter().describe(self).verdict)
 
+    def __repr__(self) -> str:
+        return f"<{self.KIND}: print() shows it>"
+
     def __str__(self) -> str:
-        return str(presenter().to_text(self))
+        return presenter().to_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from presenter().to_rich(self, options.max_width)
 
     def _repr_html_(self) -> str:
-        return str(presenter().to_notebook(self))
+        return presenter().to_notebook(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **{one.name: None for one in fields(self) if one.metadata.get("transient")}}  # type: ignore[arg-type]
@@ -248,7 +241,6 @@ def load(path: str | os.PathLike[str]) -> Any:
 
     What `hessinit reproduce --json` printed becomes a list. Only JSON is read, and nothing in it is run.
     """
-    # Any, not a union: whoever loads a file knows what is in it, and goes on with it.
     for module in MODULES:
         import_module(f"hessinit.results.{module}")
     data = _parse(Path(path).read_bytes(), str(path))
@@ -258,22 +250,17 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def _read_result(data: Plain, source: str) -> Result:
-    kind = _kind(data)
-    if kind not in map(repr, Result.KINDS):
-        raise ValueError(
-            f"{source} holds {kind}; what can be read back is {', '.join(map(repr, Result.KINDS))}."
-        )
-    return Result.KINDS[data["kind"]].from_dict(data, source=source)
+    kind, known = _kind(data), ", ".join(map(repr, Result.KINDS))
+    if kind not in Result.KINDS:
+        raise ValueError(f"{source} holds {kind!r}; what can be read back is {known}.")
+    return Result.KINDS[kind].from_dict(data, source=source)
 
 
 def _kind(data: Plain) -> str:
-    if not isinstance(data, dict):
-        return f"a JSON {type(data).__name__}"
-    return _brief(data["kind"]) if "kind" in data else "an object without a kind"
+    return str(data.get("kind")) if isinstance(data, dict) else f"a JSON {type(data).__name__}"
 
 
 def _lay_out(value: Plain) -> str:
-    """Write a field, with a line for each row where the rows are lists or objects."""
     write = partial(json.dumps, allow_nan=False)
     if isinstance(value, dict) and any(isinstance(item, dict | list) for item in value.values()):
         rows = [f"{write(key)}: {write(item)}" for key, item in value.items()]
@@ -284,7 +271,7 @@ def _lay_out(value: Plain) -> str:
 
 
 def presenter(module: str = "") -> Any:
-    """Return hessinit.present, or a module of it: it imports the results, so it is imported when used."""
+    """Return hessinit.present, or a module of it. It imports the results, so it is imported when used."""
     return import_module(f"hessinit.present.{module}" if module else "hessinit.present")
 
 
@@ -299,12 +286,8 @@ class ByName(Generic[Row]):
         if isinstance(key, int) or key in named:
             row: Row = self.layers[key] if isinstance(key, int) else named[key]
             return row
-        known = [name for row in self.layers for name in (row.name, *row.aliases)]
-        parts = [name for name in known if name and (name in str(key) or str(key) in name)]
-        if near := (get_close_matches(str(key), known, n=3) or parts)[:3]:
-            raise KeyError(f"no layer is called {key!r}. Did you mean {', '.join(map(repr, near))}?")
-        names = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
-        raise KeyError(f"no layer is called {key!r}. The layers are {names}.")
+        hint = did_you_mean(str(key), list(named))
+        raise KeyError(f"no layer is called {key!r}; `names` lists them.{hint}")
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.layers)
@@ -317,7 +300,6 @@ class ByName(Generic[Row]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The layers' names, in the order they run."""
         return tuple(row.name for row in self.layers)
 
 
@@ -335,11 +317,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a name to write to, which replaces `path` in the end; where that fails, `path` stays."""
     target = Path(os.path.realpath(path))  # a link stays a link, and its target is replaced
     if not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"cannot write {path}: the folder {target.parent} does not exist. Create it first."
-        )
-    if target.exists() and not target.is_file():
-        raise ValueError(f"cannot write {path}: it is there and is not a file. Give the name of a file.")
+        why = f"the folder {target.parent} does not exist. Create it first."
+        raise FileNotFoundError(f"cannot write {path}: {why}")
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary

@@ -1,8 +1,7 @@
 """Sharpness through training: the points that a tracker measured, and the JSON lines of its log.
 
-The log has a header, then a line for each point, and one at the end. A line of a point carries the training
-losses since the point before. The last line, which a killed run does not have, has the losses after the last
-point, the notes and the time. Where a run was resumed, a line holds what is different since.
+The log has a header, then a line for each point with the training losses since the point before, and one at
+the end, which a killed run does not have: with the losses after the last point, the notes and the time.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ class TrackedPoint:
     """The curvature after `step` steps, on the tracked batch.
 
     `loss` is that of the tracked batch, `training_loss` the one last given to `tracker.step`. `norm` is ‖H‖;
-    `stable_learning_rate` is the optimizer's largest stable rate here, and `lr_over_limit` is the rate over
-    this limit: training is unstable above 1. A measurement that failed has nan for its numbers, and `note`
-    says why; it also says when other weights are measured than before, or in another mode of the model.
+    `lr_over_limit` is the rate over `stable_learning_rate`, the optimizer's largest stable one: training is
+    unstable above 1. A measurement that failed has nan for its numbers, and `note` says why.
     """
 
     step: int
@@ -92,24 +90,19 @@ class Tracking(Result):
 
     @property
     def overhead(self) -> float:
-        """The fraction of the time since tracking began that was spent measuring."""
+        """The fraction of the time that was spent measuring."""
         return self.measuring_seconds / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def measuring_seconds(self) -> float:
         """The time spent measuring, with logging and writing where that is known."""
-        if self.spent is not None:
-            return self.spent
-        return sum(point.measuring_seconds for point in self.points)
+        points = sum(point.measuring_seconds for point in self.points)
+        return points if self.spent is None else self.spent
 
     @property
     def crossings(self) -> tuple[int, ...]:
         """The steps at which the rate was seen to reach the stability limit, coming from below."""
         return find_crossings(self.points)
-
-    def __repr__(self) -> str:
-        last = f", last at step {self.points[-1].step}" if self.points else ""
-        return f"<Tracking of {len(self.points)} points{last}: overhead {100 * self.overhead:.2g} %>"
 
 
 def find_crossings(points: Sequence[TrackedPoint]) -> tuple[int, ...]:
@@ -136,12 +129,8 @@ def describe_notes(notes: Iterable[tuple[int, str]]) -> list[str]:
     for step, note in notes:
         if note:
             steps.setdefault(note, []).append(step)
-    return [
-        f"Step {at[0]}: {note}"
-        if len(at) == 1
-        else f"Steps {at[0]} to {at[-1]} ({len(at)} measurements): {note}"
-        for note, at in steps.items()
-    ]
+    many = {note: f"Steps {at[0]} to {at[-1]} ({len(at)} measurements)" for note, at in steps.items()}
+    return [f"{many[note] if len(at) > 1 else f'Step {at[0]}'}: {note}" for note, at in steps.items()]
 
 
 def are_lines(text: str | bytes) -> bool:
@@ -154,16 +143,12 @@ def are_lines(text: str | bytes) -> bool:
 
 
 def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
-    """Return a tracker's JSON lines as the plain data of one Tracking.
-
-    What a killed run left half-written is left out.
-    """
+    """Return a tracker's JSON lines as the plain data of one Tracking, without a half-written last one."""
     lines = _lines(text)
     header = {key: value for key, value in json.loads(lines[0]).items() if key != "lines"}
     points: list[Plain] = []
     losses: list[list[Plain]] = []
-    facts: dict[str, Plain] = {}
-    stride, ended = 1, False
+    facts, stride, ended = {}, 1, False
     for number, line in enumerate(lines[1:], start=2):
         try:
             data = json.loads(line)
@@ -171,12 +156,11 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
             losses = [pair for pair in losses if not more or pair[0] < more[0][0]] + more
             stride = int(data.pop("stride"))
             kind = data.pop("line", None)
+            ended = kind == END
             if kind is not None:
                 facts.update(data)
-                ended = kind == END
             else:
                 points = [point for point in points if point["step"] < data["step"]] + [data]
-                ended = False
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             if number == len(lines):
                 break  # the run was killed while it wrote this line

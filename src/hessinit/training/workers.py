@@ -26,11 +26,10 @@ from hessinit.errors import ProblemError
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: `key` names its result, `cost` is its weight in the progress bar."""
+    """One piece of work: `key` names its result."""
 
     key: str
     parameters: Any
-    cost: float = 1.0
 
 
 Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
@@ -193,7 +192,7 @@ def _run_packed(packed: bytes, job: Job) -> Any:
 
 @contextlib.contextmanager
 def progress_bar(
-    label: str, total: float, done: float, wanted: bool, *, counts: bool = True
+    label: str, total: float, done: float, wanted: bool
 ) -> Iterator[Callable[[str, float], None]]:
     """A bar on stderr, where that is a terminal, at `done` of `total`; `advance(latest, amount)` moves it."""
     # Not rich's is_terminal: FORCE_COLOR asks for colours, not for a bar in a file.
@@ -204,8 +203,7 @@ def progress_bar(
     from rich.console import Console
 
     columns = (
-        progress.TextColumn(label, markup=False), progress.BarColumn(),
-        progress.MofNCompleteColumn() if counts else progress.TaskProgressColumn(),
+        progress.TextColumn(label, markup=False), progress.BarColumn(), progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(), progress.TextColumn("{task.fields[latest]}", markup=False),
     )  # fmt: skip
     # The speed of the last minutes: the first runs may be unlike the later ones.
