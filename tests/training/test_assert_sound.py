@@ -185,12 +185,12 @@ def test_a_saturated_loss_and_layers_on_which_it_does_not_depend_are_failures() 
     assert said(model, loss, batch).startswith("the loss is saturated: it bends at smaller outputs of the")
     nn.init.constant_(model[0].bias, -100)
     assert said(model, loss, batch).startswith(
-        "layer 0 and layer 2: ‖H‖ = 0: the forward does not use it, its"
+        "Layer 0 and Layer 2: ‖H‖ = 0: the forward does not use it, its"
     )
     model, loss, batch = classifier(nn.Linear(5, 16), nn.Linear(16, 3))
     nn.init.zeros_(model[1].weight)
     failure = said(model, loss, batch)
-    assert failure.startswith("layer 0: ‖H‖ = 0: ")
+    assert failure.startswith("Layer 0: ‖H‖ = 0: ")
     assert "a zero weight follows, as in LoRA (if that is intended, pass smallest=0" in failure
     assert assert_sound(model, loss, batch, smallest=0)
     report = assert_sound(model, loss, batch, layers="1", curvature="hessian", network=False)
