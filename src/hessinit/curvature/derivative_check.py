@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.evaluation import Direction, Evaluation, evaluate_in_double, moved, output_at
-from hessinit.curvature.operators import HessianOperator, join, split
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions
@@ -35,9 +34,8 @@ class Attempt:
     allowed: float
 
 
-# float32 needs a long step, and a network with kinks then differs from its derivative. What fails there is
-# tried in float64 with shorter steps: short enough to cross hardly any kink, where gradients jump, and long
-# enough for a forward that cancels or rounds inside. One attempt that agrees is enough.
+# float32 needs a long step, over which a network with kinks differs from its derivative. What fails there is
+# tried in float64: steps that cross hardly any kink, and longer ones for a forward that rounds inside.
 _OUTPUTS = (
     Attempt(torch.float32, 2e-3, 0.01),
     *(Attempt(torch.float64, step, 1e-3) for step in (1e-6, 1e-8, 1e-4, 2e-3)),
@@ -60,8 +58,7 @@ _LEAST_EFFECT = 1e-3
 _LEAST_SIZE = 1e-3
 # A row below this share of the whole is a difference of larger numbers, and is compared with this fraction.
 _LEAST_ROW = 1e-6
-# Two steps agree with each other if their changes differ by less than this share of the distance to the
-# derivative.
+# Two steps agree if their changes differ by less than this share of the distance to the derivative.
 _AGREEMENT = 0.3
 
 
@@ -78,14 +75,13 @@ class GraphLinearization:
     def push(self, direction: Direction) -> Tensor:
         return self.evaluation.push(list(direction), list(direction.values())).detach()
 
-    def effects(self, direction: Direction) -> dict[str, float]:
-        """Roughly the size of the change that each layer's entries of the direction make alone."""
-        return self.effects_from(
-            direction, random_like(self.evaluation.output, seed_of_check(self.evaluation))
-        )
+    def effects(self, direction: Direction, cotangent: Tensor | None = None) -> dict[str, float]:
+        """Roughly the size of the change that each layer's entries of the direction make alone.
 
-    def effects_from(self, direction: Direction, cotangent: Tensor) -> dict[str, float]:
-        """One backward pass: ‖Jᵀu‖² and n ‖J d‖² have the mean ‖J‖²_F, for random u and unit vectors d."""
+        ‖Jᵀu‖² and n ‖J d‖² have the mean ‖J‖²_F, for random u and unit vectors d.
+        """
+        if cotangent is None:
+            cotangent = random_like(self.evaluation.output, seed_of_check(self.evaluation))
         pulled = self.evaluation.pull(list(direction), cotangent)
         return {
             name: _norm(gradient) * _norm(direction[name]) / math.sqrt(gradient.numel())
@@ -138,9 +134,8 @@ def check_gradients(evaluation: Evaluation) -> None:
 
     def derive(at: Evaluation) -> Matrices:
         along = _in_dtype(direction, at)
-        operator = HessianOperator([at], list(along))
-        product = operator._product(join(list(along.values()))) / at.weight
-        return [_as_row(GraphLinearization(at).push(along)), *map(_as_row, split(product, operator.shapes))]
+        product = at.hessian(list(along), list(along.values()))
+        return [_as_row(GraphLinearization(at).push(along)), *map(_as_row, product)]
 
     def comparison(examined: Evaluation) -> _Comparison:
         def values(dtype: torch.dtype, step: float) -> Matrices:

@@ -83,9 +83,8 @@ class _Search:
             out_of_steps = self.products >= max_iterations
             if not (process.exhausted or out_of_steps or krylov.worth_checking(process.steps)):
                 continue
-            values, small = process.ritz()
-            residuals = process.residuals(small) * process.scale
-            values = values * process.scale
+            values, small, residuals = process.ritz()
+            values, residuals = values * process.scale, residuals * process.scale
             self.norm = max(self.norm, krylov.spectral_norm(values))
             leading = self._leading(values)
             decided = process.exhausted or self._decided(values, residuals, leading)

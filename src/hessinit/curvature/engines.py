@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +22,9 @@ from hessinit.curvature.evaluation import (
     factor_loss_hessian,
     unused_leaves,
 )
-from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, trace_grams
+from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, known_calls, trace_grams
 from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue
-from hessinit.curvature.layer_uses import Call, DenseCall, read_call
+from hessinit.curvature.layer_uses import Call, DenseCall
 from hessinit.curvature.probes import Operator, random_like
 from hessinit.curvature.rounding_error import CAUTION, RoundingError
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
@@ -143,11 +143,7 @@ class LanczosEngine(Engine):
     """One Lanczos run per block; `rank` bounds that of a semidefinite curvature, None if it is indefinite."""
 
     def __init__(
-        self,
-        evaluations: Sequence[Evaluation],
-        settings: LanczosSettings,
-        reason: str,
-        rank: int | None = None,
+        self, evaluations: Sequence[Evaluation], settings: LanczosSettings, reason: str, rank: int | None
     ) -> None:
         self._evaluations, self._settings, self.reason, self._rank = evaluations, settings, reason, rank
 
@@ -163,50 +159,50 @@ def zero_bottom(rank: int, size: int) -> Estimate:
     return Estimate(0.0, 0.0, True, f"positive semidefinite, with rank at most {rank} for {size} weights", 0)
 
 
-OutputHessian = Callable[[Tensor], Tensor]
+@dataclass(frozen=True)
+class OutputHessian:
+    """`H_a`: the Hessian of the loss by the output of a call, from the gradient that arrives at its edge."""
 
+    call: Call
+    edge: GradientEdge
+    gradient: Tensor
+    weight: float
 
-def output_hessian(evaluation: Evaluation, edge: GradientEdge, gradient: Tensor) -> OutputHessian:
-    """`H_a`: products with the Hessian of the loss by the output of one call."""
-
-    def product(tangent: Tensor) -> Tensor:
-        found: Tensor | None = None
-        if gradient.requires_grad:
-            along = tangent.view_as(gradient)
-            (found,) = torch.autograd.grad(gradient, [edge], along, retain_graph=True, allow_unused=True)
-        if found is None:  # the gradient does not change with the output, as for a loss linear in it
-            return torch.zeros_like(tangent)
-        return found if evaluation.weight == 1.0 else found * evaluation.weight
-
-    return product
+    def product(self, tangent: Tensor) -> Tensor:
+        found, along = None, tangent.view_as(self.gradient)
+        if self.gradient.requires_grad:
+            (found,) = torch.autograd.grad(
+                self.gradient, [self.edge], along, retain_graph=True, allow_unused=True
+            )
+        # None where the gradient does not change with the output, as for a loss linear in it.
+        return torch.zeros_like(tangent) if found is None else found * self.weight
 
 
 class CallHessian(operators.LinearOperator):
     """`Aᵀ H_a A` on the flat weight, summed over batches."""
 
-    def __init__(self, calls: Sequence[tuple[Call, OutputHessian]], leaf: Tensor) -> None:
-        self._calls, self._weight_shape = calls, leaf.shape
+    def __init__(self, uses: Sequence[OutputHessian], leaf: Tensor) -> None:
+        self._uses, self._weight_shape = uses, leaf.shape
         self.shape, self.dtype, self.device = (leaf.numel(), leaf.numel()), leaf.dtype, leaf.device
 
     def _product(self, vector: Tensor) -> Tensor:
         weight = vector.view(self._weight_shape)
-        return operators.add_up(
-            [call.pull(hessian(call.push(weight))).reshape(-1) for call, hessian in self._calls]
-        )
+        moved = [use.call.pull(use.product(use.call.push(weight))) for use in self._uses]
+        return operators.add_up(moved).reshape(-1)
 
 
-def seen_hessian(call: DenseCall, hessian: OutputHessian) -> CallHessian | None:
+def seen_hessian(use: OutputHessian) -> CallHessian | None:
     """`Lᵀ H_a L`, where `L Lᵀ` are the inner products of the inputs: a smaller matrix; None for zeros."""
-    inputs = call.inputs.double()
+    inputs = use.call.inputs.double()
     inner = inputs @ inputs.T
     root, failure = torch.linalg.cholesky_ex(inner)
     if int(failure):  # inputs that depend on each other, as equal examples do
         values, vectors = torch.linalg.eigh(inner)
         kept = values > 1e-14 * values[-1]
         root = vectors[:, kept] * values[kept].sqrt()
-    seen = DenseCall(root.to(call.inputs), call.output_shape, stored_transposed=True)
-    weight = seen.inputs.new_empty(seen.inputs.shape[1], call.output_shape[1])
-    return CallHessian([(seen, hessian)], weight) if weight.numel() else None
+    seen = DenseCall(root.to(use.call.inputs), use.call.output_shape, stored_transposed=True)
+    weight = seen.inputs.new_empty(seen.inputs.shape[1], use.call.output_shape[1])
+    return CallHessian([replace(use, call=seen)], weight) if weight.numel() else None
 
 
 class HessianEngine(Engine):
@@ -239,12 +235,11 @@ class HessianEngine(Engine):
     def _through_output(self, name: str) -> operators.LinearOperator | None:
         if not all(name in calls for calls in self._calls):
             return None
-        found = [calls[name] for calls in self._calls]
-        call, hessian = found[0]
-        seen: CallHessian | None = None
-        if len(found) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
-            seen = seen_hessian(call, hessian)
-        return seen or CallHessian(found, self._evaluations[0].problem.leaves[name])
+        uses, seen = [calls[name] for calls in self._calls], None
+        call = uses[0].call
+        if len(uses) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
+            seen = seen_hessian(uses[0])
+        return seen or CallHessian(uses, self._evaluations[0].problem.leaves[name])
 
 
 def _zero(estimate: Estimate) -> Estimate:
@@ -253,22 +248,18 @@ def _zero(estimate: Estimate) -> Estimate:
     return replace(estimate, value=0.0, error=error, reason=reason)
 
 
-def _single_calls(evaluation: Evaluation) -> dict[str, tuple[Call, OutputHessian]]:
+def _single_calls(evaluation: Evaluation) -> dict[str, OutputHessian]:
     """The leaves that are used exactly once, by a call with a known derivative."""
-    known: dict[str, tuple[Call, GradientEdge]] = {}
-    for name, uses in evaluation.uses.items():
-        call = read_call(uses[0], evaluation.problem.leaves[name]) if len(uses) == 1 else None
-        if call is not None:
-            known[name] = call, GradientEdge(uses[0].node, 0)
+    uses = evaluation.uses
+    known = [one for one in known_calls(uses, evaluation.problem.leaves, 1) if len(uses[one.name]) == 1]
     if not known:
         return {}
-    edges = [edge for _, edge in known.values()]
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-        evaluation.loss, edges, create_graph=True, allow_unused=True
+        evaluation.loss, [one.edge for one in known], create_graph=True, allow_unused=True
     )
     return {
-        name: (call, output_hessian(evaluation, edge, gradient))
-        for (name, (call, edge)), gradient in zip(known.items(), gradients, strict=True)
+        one.name: OutputHessian(one.call, one.edge, gradient, evaluation.weight)
+        for one, gradient in zip(known, gradients, strict=True)
         if gradient is not None
     }
 
@@ -289,14 +280,12 @@ class GramCurvature(operators.LinearOperator):
 
     def _product(self, vector: Tensor) -> Tensor:
         weights = operators.split(vector, self.shapes)
-        total: list[Tensor] | None = None
+        found = []
         for grams in self.per_batch:
             moved = operators.add_up([gram.push(weight) for gram, weight in zip(grams, weights, strict=True)])
             moved = moved * grams[0].scale
-            pulled = [gram.pull(moved) for gram in grams]
-            total = pulled if total is None else [a + b for a, b in zip(total, pulled, strict=True)]
-        assert total is not None
-        return operators.join(total)
+            found.append(operators.join([gram.pull(moved) for gram in grams]))
+        return sum(found[1:], found[0])
 
 
 class GramLinearization(derivative_check.GraphLinearization):
@@ -317,16 +306,14 @@ class GramLinearization(derivative_check.GraphLinearization):
             found.append(self.coordinates(super().push(others)))
         return torch.stack(found).sum(0)
 
-    def effects(self, direction: Direction) -> dict[str, float]:
+    def effects(self, direction: Direction, cotangent: Tensor | None = None) -> dict[str, float]:
         known, others = self._pushed(direction)
-        found = {}
+        found = {name: float(change.double().norm()) for name, change in known.items()}
         if others:
-            factors = random_like(
-                self._columns.flatten(2)[..., 0], derivative_check.seed_of_check(self.evaluation)
-            )
-            cotangent = torch.einsum("cn,cn...->n...", factors, self._columns)
-            found = self.effects_from(others, cotangent)
-        return {**found, **{name: float(change.double().norm()) for name, change in known.items()}}
+            seed = derivative_check.seed_of_check(self.evaluation)
+            factors = random_like(self._columns.reshape(*self._columns.shape[:2], -1)[..., 0], seed)
+            found |= super().effects(others, torch.einsum("cn,cn...->n...", factors, self._columns))
+        return found
 
     def _pushed(self, direction: Direction) -> tuple[dict[str, Tensor], Direction]:
         known = {name: gram.push(direction[name]) for name, gram in self._grams.items()}
@@ -434,7 +421,7 @@ def build_engine(
     for evaluation in evaluations:
         check_curved(evaluation)
         derivative_check.check_outputs(evaluation)
-    return LanczosEngine(evaluations, settings, reason)
+    return LanczosEngine(evaluations, settings, reason, None)
 
 
 def _gram_engine(

@@ -151,17 +151,27 @@ class Evaluation:
     def push(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
         """`J` times a change of the named leaves, by differentiating `Jᵀu` by `u` (no forward-mode gaps)."""
         placeholder, adjoint = self.adjoint
-        pulled = [adjoint[name] for name in names]
-        pairs = [pair for pair in zip(pulled, tangents, strict=True) if pair[0].requires_grad]
-        if not pairs:
-            return torch.zeros_like(self.output)
-        used, along = zip(*pairs, strict=True)
-        return torch.autograd.grad(used, placeholder, along, retain_graph=True, materialize_grads=True)[0]
+        return _grad_along([adjoint[name] for name in names], [placeholder], tangents)[0]
+
+    def hessian(self, names: Sequence[str], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The Hessian of the loss times a change of the named leaves, reverse over reverse."""
+        gradients, leaves = [self.gradients[name] for name in names], [self.leaves[name] for name in names]
+        return _grad_along(gradients, leaves, tangents)
 
     def pull(self, names: Sequence[str], cotangent: Tensor) -> tuple[Tensor, ...]:
         """`Jᵀ` times a cotangent of the output, for the named leaves."""
         leaves = [self.leaves[name] for name in names]
         return torch.autograd.grad(self.output, leaves, cotangent, retain_graph=True, materialize_grads=True)
+
+
+def _grad_along(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    pairs = [pair for pair in zip(outputs, tangents, strict=True) if pair[0].requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(one) for one in inputs)
+    used, along = zip(*pairs, strict=True)
+    return torch.autograd.grad(used, inputs, along, retain_graph=True, materialize_grads=True)
 
 
 def evaluate_in_double(evaluation: Evaluation) -> Evaluation:

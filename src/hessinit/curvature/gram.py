@@ -32,7 +32,7 @@ def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
 
 
 class LayerGram(LinearOperator):
-    """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block itself."""
+    """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block."""
 
     def __init__(self, traced: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> None:
         self.traced, self.weight_shape, self.scale = list(traced), weight_shape, scale
@@ -117,15 +117,12 @@ class SumOfGrams(LinearOperator):
 
 @dataclass(frozen=True)
 class KnownCall:
-    """A leaf, one of its calls, and the edge that the gradient of the call's output takes.
-
-    The rows are ordered by example, or, with `time_first`, by position, as inside `nn.MultiheadAttention`.
-    """
+    """A leaf, one of its calls, and the edge that the gradient of the call's output takes."""
 
     name: str
     call: layer_uses.Call
     edge: GradientEdge
-    time_first: bool = False
+    time_first: bool = False  # rows by position, not by example, as inside `nn.MultiheadAttention`
 
 
 def known_calls(
@@ -180,21 +177,15 @@ class CallSignals:
 
     def __init__(self, one: KnownCall, size: int, like: Tensor) -> None:
         outputs = int(torch.Size(one.call.output_shape).numel()) // size
-        self.time_first, self._part = one.time_first, slice(0, size)
+        self.time_first, self._calls = one.time_first, list[layer_uses.Call]()
         self.signals = like.new_empty(size, like.shape[0], outputs)
-        self._calls: list[layer_uses.Call] = []
 
-    def begin(self, call: layer_uses.Call, part: slice) -> None:
+    def add(self, call: layer_uses.Call, part: slice, gradients: Sequence[Tensor]) -> None:
+        """What the columns of the root send to the call's output, in a part of the batch."""
         self._calls.append(call)
-        self._part = part
-
-    def add(self, column: int, gradient: Tensor) -> None:
-        """The gradient that one column of the root sends to the call's output."""
-        examples = self._part.stop - self._part.start
-        self.signals[self._part, column] = rows_by_example(gradient, examples, self.time_first)
-
-    def finish(self) -> None:
-        """The piece is complete."""
+        for column, gradient in enumerate(gradients):
+            rows = rows_by_example(gradient, part.stop - part.start, self.time_first)
+            self.signals[part, column] = rows
 
     def gram(self, uses: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
         """The layer's Gram operator from the signals of all its calls, these among them."""
@@ -219,26 +210,17 @@ class WeightGradients(CallSignals):
         self._size = size
         self._factor = like.new_empty(size, like.shape[0] * call.weight.shape[0], call.weight[0].numel())
 
-    def begin(self, call: layer_uses.Call, part: slice) -> None:
-        assert isinstance(call, layer_uses.ConvolutionCall)
-        self._call, self._part = call, part
-        self._columns: list[Tensor] = []
-
-    def add(self, column: int, gradient: Tensor) -> None:
-        self._columns.append(gradient)
-
-    def finish(self) -> None:
+    def add(self, call: layer_uses.Call, part: slice, gradients: Sequence[Tensor]) -> None:
         """Patches times signals, for all columns of a few examples at a time."""
-        call, columns, self._columns = self._call, self._columns, []
-        step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * columns[0][0, 0].numel()))
+        assert isinstance(call, layer_uses.ConvolutionCall)
+        step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * gradients[0][0, 0].numel()))
         for first in range(0, call.rows, step):
-            part = slice(first, min(first + step, call.rows))
+            some = slice(first, min(first + step, call.rows))
             kernel, dilation = tuple(call.weight.shape[2:]), tuple(call.dilation)
-            patches = F.unfold(call.inputs[part], kernel, dilation, tuple(call.padding), tuple(call.stride))
-            signals = torch.stack([column[part].flatten(2) for column in columns], dim=1).flatten(1, 2)
-            place = self._factor[self._part.start + part.start : self._part.start + part.stop]
+            patches = F.unfold(call.inputs[some], kernel, dilation, tuple(call.padding), tuple(call.stride))
+            signals = torch.stack([column[some].flatten(2) for column in gradients], dim=1).flatten(1, 2)
+            place = self._factor[part.start + some.start : part.start + some.stop]
             torch.bmm(signals, patches.transpose(1, 2), out=place)
-        del self._call  # and with it the piece's activations
 
     def gram(self, uses: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
         weights = int(torch.Size(weight_shape).numel())
@@ -353,25 +335,16 @@ def _gather_piece(
 
 
 def _gather(
-    output: Tensor,
-    plan: Sequence[KnownCall],
-    columns: Tensor,
-    part: slice,
-    collectors: Sequence[CallSignals],
+    output: Tensor, plan: Sequence[KnownCall], columns: Tensor, part: slice, collectors: Sequence[CallSignals]
 ) -> None:
     """Send every column back to the calls of the plan."""
-    for one, collector in zip(plan, collectors, strict=True):
-        collector.begin(one.call, part)
-    batched: list[Tensor] = []
+    by_call: list[tuple[Tensor, ...]] = []
     edges = [one.edge for one in plan]
     if all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
         # All columns in one pass are faster for dense networks.
         arrived = layer_uses.batched_grad(output, edges, columns) or ()
-        batched = [one for one in arrived if one is not None]
-        batched = batched if len(batched) == len(arrived) else []
-    for index, column in enumerate(columns):
-        found = [arrived[index] for arrived in batched] if batched else backward(output, plan, column)
-        for collector, gradient in zip(collectors, found, strict=True):
-            collector.add(index, gradient)
-    for collector in collectors:
-        collector.finish()
+        by_call = [one.unbind() for one in arrived if one is not None]
+    if len(by_call) < len(plan):
+        by_call = list(zip(*[backward(output, plan, column) for column in columns], strict=True))
+    for one, collector, gradients in zip(plan, collectors, by_call, strict=True):
+        collector.add(one.call, part, gradients)

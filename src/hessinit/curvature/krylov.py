@@ -36,7 +36,7 @@ class LanczosProcess(LanczosState):
     >>> process = LanczosProcess(torch.diag(torch.tensor([1.0, 2.0, 5.0])), torch.ones(3))
     >>> while not process.exhausted:
     ...     process.step()
-    >>> values, _ = process.ritz()
+    >>> values, _, _ = process.ritz()
     >>> [round(float(value) * process.scale, 5) for value in values]
     [1.0, 2.0, 5.0]
     """
@@ -85,17 +85,13 @@ class LanczosProcess(LanczosState):
             candidate.mul_(1 / beta)
             self._current = candidate
 
-    def ritz(self) -> tuple[Array, Array]:
-        """Eigenvalues (ascending, in units of `scale`) and eigenvectors of the tridiagonal matrix."""
-        return small_eigenpairs(self.tridiagonal[: self.steps, : self.steps])
-
-    def residuals(self, vectors: Array) -> Array:
-        """‖A y − θ y‖ of every Ritz pair, in units of `scale`: β times the last entry of its vector."""
-        residuals: Array = self._beta * np.abs(vectors[-1])
-        return residuals
+    def ritz(self) -> tuple[Array, Array, Array]:
+        """Ritz values (ascending), eigenvectors of the tridiagonal matrix, residuals; in units of `scale`."""
+        values, vectors = small_eigenpairs(self.tridiagonal[: self.steps, : self.steps])
+        return values, vectors, self._beta * np.abs(vectors[-1])  # ‖A y − θ y‖ = β |last entry|
 
     def ritz_vectors(self, vectors: Array) -> Tensor:
-        """The Ritz vectors (n, k) of the given eigenvectors (steps, k) of the tridiagonal matrix."""
+        """The Ritz vectors (n, k) of eigenvectors (steps, k) of the tridiagonal matrix."""
         coefficients = torch.from_numpy(np.ascontiguousarray(vectors)).to(self._current)
         result = self._current.new_zeros((self.size, coefficients.shape[1]))
         row = 0

@@ -70,8 +70,7 @@ def lanczos(
         last = process.exhausted or process.steps == limit
         if not last and (size <= krylov.SMALL or not krylov.worth_checking(process.steps)):
             continue
-        values, small_vectors = process.ritz()
-        residuals = process.residuals(small_vectors)
+        values, small_vectors, residuals = process.ritz()
         norm = krylov.spectral_norm(values)
         earlier = [check for check in checks if check[0] <= process.steps - krylov.SETTLING_STEPS]
         _, last_bottom, last_top = earlier[-1] if earlier else (0, -math.inf, math.inf)

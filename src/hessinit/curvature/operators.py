@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -108,14 +109,9 @@ class WeightOperator(LinearOperator):
         self.shape = (sum(leaves[name].numel() for name in names),) * 2
         self.dtype, self.device = leaves[names[0]].dtype, evaluations[0].problem.device
 
-    def _sum_over_batches(self, product: Callable[[Evaluation], Tensor]) -> Tensor:
-        total: Tensor | None = None
-        for evaluation in self.evaluations:
-            found = product(evaluation).detach()
-            found = found if evaluation.weight == 1.0 else found * evaluation.weight
-            total = found if total is None else total + found
-        assert total is not None
-        return total
+    def _sum_over_batches(self, product: Callable[[Evaluation], Sequence[Tensor]]) -> Tensor:
+        found = (join(product(one)).detach() * one.weight for one in self.evaluations)
+        return functools.reduce(torch.add, found)
 
 
 class HessianOperator(WeightOperator):
@@ -123,17 +119,7 @@ class HessianOperator(WeightOperator):
 
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
-
-        def of_batch(evaluation: Evaluation) -> Tensor:
-            leaves = [evaluation.leaves[name] for name in self.names]
-            gradients = [evaluation.gradients[name] for name in self.names]
-            pairs = [pair for pair in zip(gradients, tangents, strict=True) if pair[0].requires_grad]
-            if not pairs:
-                return torch.zeros_like(vector)  # a loss that is linear in these weights
-            curved, along = zip(*pairs, strict=True)
-            return join(torch.autograd.grad(curved, leaves, along, retain_graph=True, materialize_grads=True))
-
-        return self._sum_over_batches(of_batch)
+        return self._sum_over_batches(lambda one: one.hessian(self.names, tangents))
 
 
 class GaussNewtonOperator(WeightOperator):
@@ -142,11 +128,10 @@ class GaussNewtonOperator(WeightOperator):
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
 
-        def of_batch(evaluation: Evaluation) -> Tensor:
-            moved = evaluation.push(self.names, tangents)
-            return join(evaluation.pull(self.names, evaluation.output_hessian(moved)))
+        def product(one: Evaluation) -> tuple[Tensor, ...]:
+            return one.pull(self.names, one.output_hessian(one.push(self.names, tangents)))
 
-        return self._sum_over_batches(of_batch)
+        return self._sum_over_batches(product)
 
 
 class JacobianOperator(WeightOperator):

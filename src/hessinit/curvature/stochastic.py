@@ -117,7 +117,7 @@ def _quadrature_rules(operator: Operator, probes: int, steps: int, seed: int) ->
             process.step()
             if not process.finite:
                 return []
-        values, vectors = process.ritz()
+        values, vectors, _ = process.ritz()
         weights = vectors[0] ** 2
         rules.append((values * process.scale, weights / weights.sum()))
     return rules
