@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -57,17 +58,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     return invoke
 
 
-def run_interpreter(
-    *arguments: object, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run_interpreter(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env={**ENVIRONMENT, **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        encoding="utf-8",
-        timeout=300,
+        command, env={**ENVIRONMENT, **variables}, capture_output=True, encoding="utf-8", timeout=300
     )
 
 
@@ -113,23 +107,12 @@ def on_a_terminal(*arguments: str, **variables: str) -> str:
         env={**ENVIRONMENT, "COLUMNS": "80", **variables}, stdin=terminal, stdout=terminal, stderr=terminal,
     )  # fmt: skip
     os.close(terminal)
-    seen = read_to_the_end(reader)
-    assert process.wait(timeout=300) == 0, seen
-    return seen
-
-
-def read_to_the_end(reader: int) -> str:
-    """Return what comes until the other end of a pseudo-terminal is closed."""
     seen = b""
-    while True:
-        try:
-            part = os.read(reader, 65536)
-        except OSError:  # how Linux says that the other end is closed
-            break
-        if not part:
-            break
-        seen += part
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while part := os.read(reader, 65536):
+            seen += part
     os.close(reader)
+    assert process.wait(timeout=300) == 0, seen
     return seen.decode()
 
 

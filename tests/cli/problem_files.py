@@ -124,17 +124,4 @@ def with_dropout():
 def frozen():
     model, loss, batch = problem()
     return model.requires_grad_(False), loss, batch
-
-class Rounded(nn.Module):
-    """A straight-through estimator: its derivative is not that of the function."""
-
-    def forward(self, x):
-        return x + ((8 * x).round() / 8 - x).detach()
-
-def straight_through():
-    model, loss, batch = drawn()
-    return nn.Sequential(model, Rounded()), loss, batch
-
-def unchecked():
-    return *straight_through(), {"check": False}
 '''

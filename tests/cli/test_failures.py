@@ -92,11 +92,3 @@ def test_an_argument_that_no_option_has_is_said_to_be_the_fourth_value(run):
     assert (result.exit_code, result.stdout) == (2, "")
     assert 'dropout="freeze"' in result.stderr
     assert result.stderr.endswith("the function returns such arguments as a dict, its fourth value.\n")
-
-
-@pytest.mark.parametrize("command", ["measure", "initialize --target 3", "track --lr 0.01 --batch-size 4"])
-def test_an_unchecked_derivative_is_noted(run, command):
-    name, *options = command.split()
-    result = run(name, "net.py:unchecked", *options)
-    assert result.exit_code in (0, 1), result.stderr
-    assert "not checked" in " ".join((result.stdout + result.stderr).split())

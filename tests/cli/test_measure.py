@@ -87,7 +87,7 @@ def with_extremes(top: float, bottom: float = 0.0) -> CurvatureReport:
             0.5,
             "lr·‖H‖ = 4; .*lr = 0.5 is 2 times the stable .*\nNext: hessinit initialize n.py:p --lr 0.5",
         ),
-        (0, 0.1, "lr·‖H‖ = 0; .*The curvature sets no limit"),
+        (0, 0.1, "lr·‖H‖ = 0; .*The curvature is 0, so it sets no limit"),
         (math.inf, 0.1, "lr·‖H‖ = inf; .*No learning rate is stable"),
     ],
 )

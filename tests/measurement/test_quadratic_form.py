@@ -104,7 +104,6 @@ def test_a_loss_linear_in_the_output_leaves_the_exact_form() -> None:
     assert forms["0"].exact == pytest.approx(along(truth["0"], given["0"]), rel=1e-10)
     assert forms["2"].exact == (0.0, 0.0)
     assert (forms["0"].error_to_approximation, forms["2"].ratio) == ((math.inf, math.inf), 1.0)
-    assert "Theorem 1 gives 0 on layer 0, and the exact form does not." in str(forms)
 
 
 @pytest.mark.parametrize("directions", ["random", "gradient", {"scale": torch.tensor([2.0, -3.0])}])
@@ -143,17 +142,6 @@ def test_tiny_directions_do_not_vanish_in_single_precision() -> None:
     assert small.exact[0] == pytest.approx(usual.exact[0] * 1e-60, rel=1e-5)
 
 
-def test_frozen_dropout_keeps_one_mask() -> None:
-    model = nn.Sequential(*network(), nn.Dropout(0.5))
-    with pytest.raises(ProblemError, match=r"dropout is active \(train mode\) in 3 \(Dropout\)"):
-        quadratic_form(model, LOSS, batch())
-    first, again = (quadratic_form(model, LOSS, batch(), dropout="freeze", seed=2) for _ in range(2))
-    assert [row.exact for row in first] == [row.exact for row in again]
-    silent = quadratic_form(model.eval(), LOSS, batch(), seed=2)
-    assert silent["0"].exact != pytest.approx(first["0"].exact, rel=1e-3)
-    assert first.notes == ("Random layers were frozen to one draw (seed 2).",)
-
-
 class Square(torch.autograd.Function):
     """Cannot be batched: its backward branches on values, which vmap refuses."""
 
@@ -187,7 +175,7 @@ def test_tied_weights_are_one_row_under_either_name() -> None:
     forms = quadratic_form(model, LOSS, batch(), directions={"again": direction})
     assert (forms.names, forms["again"].aliases) == (("first",), ("again",))
     assert forms["first"].exact == pytest.approx(along(truth, direction[None]), rel=1e-10)
-    with pytest.raises(ProblemError, match="names one tied weight twice: .'first', 'again'"):
+    with pytest.raises(ProblemError, match="'first' and 'again' are one tied weight"):
         quadratic_form(model, LOSS, batch(), directions={"first": direction, "again": direction})
 
 
@@ -203,8 +191,11 @@ ONES = torch.ones(5, 4)
     [
         ({"directions": "radnom"}, "directions='radnom' is unknown.* Did you mean 'random'"),
         ({"directions": ONES}, "directions is a Tensor; it must be 'random', 'gradient', or a map"),
-        ({"directions": {}}, "={} names no parameter of the model; they are inner.0"),
-        ({"directions": {"inner.00": ONES}}, "no parameter of the model.* mean 'inner.0'"),
+        ({"directions": {}}, "must name parameters of the model, got none; they are inner.0"),
+        (
+            {"directions": {"inner.00": ONES}},
+            "got .'inner.00'.; they are .* mean 'inner.0'",
+        ),
         (of_first([1.0]), "'inner.0'. is a list; it must be a dense, real, finite tensor of shape .5, 4."),
         (of_first(ONES.T), r"has shape \(4, 5\).* \(5, 4\), or \(draws, 5, 4\)"),
         (of_first(torch.ones(0, 5, 4)), r"has shape \(0, 5, 4\); it must be"),

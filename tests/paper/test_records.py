@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hessinit.paper import Reproduction
-from hessinit.paper.experiments import MODULES, PaperSetting, find_experiment, name_of
+from hessinit.paper.experiments import MODULES, PaperSetting, find_experiment
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "results" / "paper"
@@ -20,7 +20,7 @@ SHOWN = ("table-1-mnist", "table-2-mnist", "table-3-cifar-10", "table-4-mnist", 
 def test_every_experiment_has_a_record_on_the_paper_s_data() -> None:
     names = {path.stem for path in RECORDS}
     for each in map(find_experiment, MODULES):
-        assert name_of(PaperSetting(each.name, each.data[0], next(iter(each.variants)), ())) in names
+        assert PaperSetting(each.name, each.data[0], next(iter(each.variants)), ()).name in names
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
@@ -28,7 +28,7 @@ def test_its_findings_follow_from_its_results(path: Path) -> None:
     record = Reproduction.load(path)
     experiment = find_experiment(record.experiment)
     setting = PaperSetting(record.experiment, record.data, record.variant, record.seeds)
-    assert record.name == path.stem == name_of(setting)
+    assert record.name == path.stem == setting.name
     assert record.configuration == experiment.configure(setting)
     assert {job.key for job in experiment.plan(setting)} == set(record.results)
     assert experiment.conclude(setting, record.results) == record.findings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -98,52 +97,21 @@ def test_processes_threads_and_the_callers_settings_give_the_same_numbers(
     [
         ((), {}, "nothing to reproduce was named; name some of table-1"),
         (("table-6",), {}, "name='table-6' is unknown; choose from 'table-1'"),
-        (("tabel-4",), {}, "Did you mean 'table-4'"),
         (("table-2",), {"data": "cifar-10"}, "'cifar-10' is unknown; choose from 'paper', 'digits', 'mnist'"),
-        (("word2vec",), {"data": "mnist"}, "'mnist' is unknown; choose from 'paper', 'digits', 'wikipedia'"),
         (("table-2",), {"variant": "broad"}, "variant='broad' is unknown; choose from 'narrow-first'"),
         (("all",), {"variant": "one-hidden"}, "table-1: variant='one-hidden' is unknown; .*'one-image'"),
         (("word2vec",), {}, "word2vec does not run on the embedded digits. Pass data='wikipedia'"),
         (("table-2",), {"seeds": 0}, "seeds=0 "),
-        (("table-2",), {"seeds": 1.5}, "seeds=1.5 "),
-        (("table-2",), {"workers": 0}, "workers=0 "),
         (("table-2",), {"data": "mnist", "data_dir": "."}, "train-images"),
         (("word2vec",), {"data": "paper"}, "data_dir=None holds no text; word2vec needs a Wiki"),
-        (("table-2",), {"progress": "no"}, "progress='no' "),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_work(
-    names: tuple[str, ...], changes: dict[str, Any], message: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
+    names: tuple[str, ...], changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(experiments, "run_job", fail_on_work)
     with pytest.raises(ProblemError, match=message):
         reproduce(*names, **{**SMALL, "folder": None, **changes})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_results_of_other_versions_are_refused(tmp_path: Path) -> None:
-    small(tmp_path)
-    path = tmp_path / "table-2-digits" / "experiment.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
-    record["settings"]["versions"]["torch"] = "1.0"
-    path.write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(ProblemError, match="another experiment: versions was {.*'torch': '1.0'"):
-        small(tmp_path)
-
-
-def test_edited_results_are_named(tmp_path: Path) -> None:
-    small(tmp_path)
-    path = results_of(tmp_path)[0]
-    for text, message in (
-        ("{}", rf"{path.name} cannot be read.* Delete it"),
-        ('{"kind": ', rf"{path.name} cannot be read"),
-        ("[" * 200_000, rf"{path.name} cannot be read"),
-    ):
-        path.write_text(text, encoding="utf-8")
-        with pytest.raises(ProblemError, match=message):
-            small(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -104,30 +104,3 @@ def test_shares_of_a_hand_made_case() -> None:
     assert share_within(ratios, 1.0, APPROXIMATION)[0] == 75.0
     assert share_within(ratios, 1.0, EXACT)[:2] == (62.5, pytest.approx(100 * math.sqrt(0.625 * 0.375 / 8)))
     assert (divide(2.0, 3.0), divide(-1.0, 0.0), divide(0.0, 0.0)) == (0.6666667, math.inf, 1.0)
-
-
-@pytest.mark.parametrize("data", ["paper", "digits"])
-@tables
-def test_the_papers_table_divides_as_the_table_says_and_only_its_own_data_are_judged(
-    table: Any, data: str
-) -> None:
-    setting = make_setting(table, seeds=2, data=table.data[0] if data == "paper" else data)
-    ratios = [0.4, 100.0]  # errors of 0.6 and 99 of the approximation, of 1.5 and 0.99 of the exact value
-    results = {
-        job.key: {layer: [1.0, 1.0] if job.parameters["case"] == "relu" else ratios for layer in table.rows}
-        for job in table.plan(setting)
-    }
-    findings = table.conclude(setting, results)
-    by_way = {"table-2": ([0, 50, 50], [0, 50, 100]), "table-3": ([50, 100, 100], [50, 50, 50])}
-    found = tuple([cell.ours for cell in each.cells[:3]] for each in findings.tables[:2])
-    assert found == by_way[table.name]
-    first = findings.tables[0].cells[0]
-    assert table.relative_to in findings.tables[0].title
-    near = abs(first.ours - first.paper) <= (10 if table.name == "table-2" else 15)
-    assert first.within is (near if data == "paper" else None)
-    assert all(cell.paper is None for each in findings.tables[1:] for cell in each.cells)
-    relu = [cell for each in findings.tables[4:] for cell in each.cells if cell.row.startswith("ReLU: ")]
-    assert len(relu) == 2 * 3 * len(table.rows)
-    assert all((cell.ours, cell.error, cell.unit, cell.n) == (100, 0, "%", 2) for cell in relu)
-    assert ("relative to" in findings.sentences[0]) is (data == "paper")
-    assert "differ by at most 0 of it" in findings.sentences[-1]

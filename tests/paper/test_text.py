@@ -6,6 +6,7 @@ import hashlib
 import lzma
 import math
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +32,10 @@ LETTERS = Vocabulary(tuple("abcde"), (1, 1, 1, 1, 1), 5)
 @pytest.mark.parametrize(
     ("text", "clauses"),
     [
-        ("The cat sat. The dog ran!", ["the cat sat", "the dog ran"]),
         ("it rained; we stayed: we read, and slept", ["it rained", "we stayed", "we read", "and slept"]),
         ("the day—a long one – was over -- at last", ["the day", "a long one", "was over", "at last"]),
-        ("the king (born in Rome) was old", ["the king", "born in rome", "was old"]),
         ("Dr. Smith met Mrs. Lee, Acme Inc. of St. Ives", ["dr smith met mrs lee", "acme inc of st ives"]),
         ("The U.S. Army and J. R. R. Tolkien", ["the u.s army and j r r tolkien"]),
-        ("some fruit, e.g. apples, i.e. food", ["some fruit", "e.g apples", "i.e food"]),
         ("platform No. 5 was on Jan. 5 closed", ["platform no was on jan closed"]),
         ("he said no. Then he left", ["he said no", "then he left"]),
         ("about 1,000 men at 10:30 ran 3.5 miles", ["about men at ran miles"]),
@@ -46,33 +44,25 @@ LETTERS = Vocabulary(tuple("abcde"), (1, 1, 1, 1, 1), 5)
         ("don't and don’t, the dogs' o'clock 'tis", ["don't and don't", "the dogs o'clock tis"]),
         ("the 20th mp3 of read_file in the 1990s __NOTOC__", ["the of in the"]),
         ("CAFÉ Cafe\u0301 straße Ελλάδα", ["café café straße ελλάδα"]),
-        ("an area of 5 km² or ½ more", ["an area of or more"]),
         ("see http://example.com/a,b;c or www.example.org now", ["see or now"]),
-        ("alone. Twice here. Once", ["twice here"]),
-        ("... !!! 123", []),
+        ("alone. Twice here. Once... !!! 123", ["twice here"]),
     ],
 )
 def test_text_is_split_at_punctuation_only(text: str, clauses: list[str]) -> None:
     assert [" ".join(clause) for clause in split_clauses(text)] == clauses
 
 
-@pytest.mark.parametrize(
-    ("many", "lengths"),
-    [(1, []), (2, [2]), (20, [20]), (21, [10, 11]), (41, [13, 14, 14]), (1000, [20] * 50)],
-)
-def test_a_long_clause_is_cut_into_equal_parts_and_loses_nothing(many: int, lengths: list[int]) -> None:
-    words = [chr(97 + number // 26 % 26) + chr(97 + number % 26) + "x" for number in range(many)]
-    clauses = list(split_clauses(" ".join(words)))
-    assert [len(clause) for clause in clauses] == lengths
-    assert [word for clause in clauses for word in clause] == (words if many > 1 else [])
-
-
-CLAUSES = [["b", "a", "b"], ["c", "a"], ["b", "d"], ["d", "e"]]  # b 3; a, d 2; c, e 1
+def test_a_long_clause_is_cut_into_equal_parts_and_loses_nothing() -> None:
+    for many, lengths in ((20, [20]), (21, [10, 11]), (41, [13, 14, 14])):
+        words = [chr(97 + number % 26) + "x" for number in range(many)]
+        clauses = list(split_clauses(" ".join(words)))
+        assert [len(clause) for clause in clauses] == lengths
+        assert [word for clause in clauses for word in clause] == words
 
 
 def test_frequent_words_are_kept_exact_and_ties_go_by_the_alphabet() -> None:
-    assert count_words(CLAUSES, size=2) == Vocabulary(("b", "a"), (3, 2), 9)
-    assert count_words(CLAUSES, size=99) == Vocabulary(("b", "a", "d", "c", "e"), (3, 2, 2, 1, 1), 9)
+    clauses = [["b", "a", "b"], ["c", "a"], ["b", "d"], ["d", "e"]]
+    assert count_words(clauses, size=4) == Vocabulary(("b", "a", "d", "c"), (3, 2, 2, 1), 9)
 
 
 def test_keep_probability_and_noise_are_the_formulas_of_the_article() -> None:
@@ -100,9 +90,7 @@ def test_pairs_of_a_tiny_text_are_those_found_by_hand() -> None:
     assert spelled(collect([["a", "x", "y", "b"], ["x", "c"], ["x"]])) == ["ab", "ba"]
     assert collect([]).shape == collect([["x", "y"]]).shape == collect([["a"], ["b"]]).shape == (0, 2)
     rare = Vocabulary(("the", "a", "b"), (10**12, 1, 1), 10**12)  # "the" is subsampled away
-    assert (
-        spelled(collect([["a", "the", "b"]] * 50, rare, threshold=1e-12), rare) == ["ab"] * 50 + ["ba"] * 50
-    )
+    assert spelled(collect([["a", "the", "b"]] * 2, rare, threshold=1e-12), rare) == ["ab", "ab", "ba", "ba"]
 
 
 def test_pairs_of_given_widths_are_those_of_the_plain_loop() -> None:
@@ -113,11 +101,8 @@ def test_pairs_of_given_widths_are_those_of_the_plain_loop() -> None:
         widths = generator.integers(1, window + 1, size=len(clause))
         truth = [
             [numbers[centre], numbers[context]]
-            for centre in range(len(clause))
-            for context in range(len(clause))
-            if context != centre
-            and clause[context] == clause[centre]
-            and abs(context - centre) <= widths[centre]
+            for centre, context in product(range(len(clause)), repeat=2)
+            if clause[context] == clause[centre] and 0 < abs(context - centre) <= widths[centre]
         ]
         assert len(truth) > 100
         assert pair_up(numbers, clause, widths, window).tolist() == truth

@@ -48,8 +48,7 @@ def import_torch() -> None:
 def failures_explained(doing: str, interrupted: str | None = None) -> Iterator[None]:
     """Refusals become a paragraph, and failures of the user's code a traceback without our frames.
 
-    An interruption prints what was kept (it says so itself, or `interrupted` does), and exits with 130;
-    without `interrupted` it is left to the caller.
+    An interruption prints what was kept, or `interrupted`; without the latter it is left to the caller.
     """
     try:
         yield

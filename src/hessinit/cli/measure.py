@@ -72,8 +72,8 @@ def measure(
         report = hessinit.measure(loaded.model, loaded.loss, loaded.batch, **{**loaded.keywords, **chosen})
     output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
     if not report.converged:
-        missed = f"the report marks what did not reach tolerance {report.tolerance:g}."
-        stop(f"Not converged: {missed}", NOT_CONVERGED)
+        missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."
+        stop(missed, NOT_CONVERGED)
 
 
 def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -72,8 +71,7 @@ class Output:
     def write(self, result: Any, *, before: Any = None, after: str | None = None) -> None:
         """Print the result and write the files; where one of them fails, the others are still written.
 
-        `before` is another result to print first, which JSON contains; `after` a sentence, which next to JSON
-        goes to stderr.
+        `before` is a result to print first, which JSON contains; next to JSON, `after` goes to stderr.
         """
         writes = {
             self.save: lambda path: result.save(path),
@@ -136,11 +134,11 @@ def write_file(path: Path, write: Callable[[Path], object]) -> bool:
     """Write it whole or not at all, and say so on stderr; returns whether it could be written."""
     try:
         write(path)
-    except OSError as failure:
-        typer.echo(f"Error: cannot write {path}: {failure.strerror or failure}.", err=True)
-        return False
-    except ValueError as refusal:  # a reproduction may have no figure
-        typer.echo(f"Error: {path} cannot be drawn: {refusal}", err=True)
+    except (
+        Exception
+    ) as failure:  # a full disk, for which safetensors and matplotlib have their own; no figure
+        reason = str(getattr(failure, "strerror", None) or failure).rstrip(".")
+        typer.echo(f"Error: cannot write {path}: {reason}.", err=True)
         return False
     typer.echo(f"Wrote {path}.", err=True)
     return True
@@ -154,10 +152,8 @@ def draw(result: Any, path: Path) -> None:
     from hessinit import present
     from hessinit.results.result import replacing
 
-    content = io.BytesIO()  # on a full disk matplotlib's PDF fails with an AttributeError of its own
-    present.to_figure(result).savefig(content, format=path.suffix[1:].lower(), dpi=200)
     with replacing(path) as temporary:
-        temporary.write_bytes(content.getvalue())
+        present.to_figure(result).savefig(temporary, format=path.suffix[1:].lower(), dpi=200)
 
 
 def write_page(result: Any, path: Path) -> None:

@@ -161,12 +161,9 @@ def load_problem(place: Place, *, seed: int | None, device: str | None) -> Loade
 
 
 def shared_keywords(loaded: LoadedProblem, shared: Iterable[str], problem: str) -> dict[str, Any]:
-    """The keyword arguments for `measure` that mean the same to another verb; the others are named on stderr.
-
-    `curvature="both"` is left out: other verbs need one of them.
-    """
+    """The arguments for `measure` that mean the same to another verb; the others are named on stderr."""
     taken = {name: value for name, value in loaded.keywords.items() if name in shared}
-    if taken.get("curvature") == "both":
+    if taken.get("curvature") == "both":  # other verbs need one of them
         del taken["curvature"]
     unused = ", ".join(name for name in loaded.keywords if name not in taken)
     if unused:

@@ -258,25 +258,21 @@ class Downstream:
         same weights, it is a recurrence and no residual branch. Against a shorter branch, as a projection is,
         the longer must be without sums: a stream to which one signal is added repeatedly is no branch of it.
         """
-        path = self.path(step, ("elementwise", "dropout", "norm"))
+        path, trace = self.path(step, ("elementwise", "dropout", "norm")), self.trace
         recurrent = step.use is not None and step.use.inside in GATES
         if path.last is None or path.last.kind != "sum" or recurrent:
             return False
-        own, trace = path.steps[-1].index if path.steps else step.index, self.trace
+
+        def weights(indices: set[int]) -> list[str]:
+            found = [trace[index] for index in indices if trace[index].kind == "weight"]
+            return [f"step {one.index}" if one.use is None else one.use.parameter for one in found]
+
+        own = path.steps[-1].index if path.steps else step.index
         branch = trace.ancestors([own])
-        for other in path.last.sources:
-            if other == own:
-                continue
-            skip = trace.ancestors([other])
-            mine, others = self._weights(branch - skip), self._weights(skip - branch)
+        for skip in [trace.ancestors([other]) for other in path.last.sources if other != own]:
+            mine, others = weights(branch - skip), weights(skip - branch)
             repeated = len(set(mine)) < len(mine) or bool(set(mine) & set(others))
             added = any(trace[i].kind == "sum" and len(trace[i].sources) > 1 for i in branch - skip)
-            plain = not (others and added)
-            if branch & skip and len(mine) > len(others) and plain and not repeated:
+            if branch & skip and len(mine) > len(others) and not (others and added) and not repeated:
                 return True
         return False
-
-    def _weights(self, indices: set[int]) -> list[str]:
-        """One entry for each use of a weight; an unknown use counts, under a name of its own."""
-        steps = [self.trace[index] for index in indices if self.trace[index].kind == "weight"]
-        return [f"step {one.index}" if one.use is None else one.use.parameter for one in steps]

@@ -165,15 +165,6 @@ class ReplayableCall:
 
         return self.function(*map_leaves(put, self.args), **map_leaves(put, dict(self.kwargs)))
 
-    @classmethod
-    def identity(cls, source: int) -> ReplayableCall:
-        """The call of a step that returns its input; a condition becomes numbers."""
-
-        def same(value: Any) -> Any:
-            return value.double() if isinstance(value, Tensor) and value.dtype is torch.bool else value
-
-        return cls(same, (Signal(source),))
-
 
 def parametrized_name(parameter: str) -> str:
     """`fc.weight` for what `torch.nn.utils.parametrize` stores for it.
@@ -262,6 +253,7 @@ class WeightUse:
 class Step:
     """One call. `sources` are the steps whose results it consumes, `shape` that of its result where known.
 
+    `call` is None where the elements of the first source are passed on, or where nobody runs it again.
     `kind` is its role: as in `KIND_OF`, or "input", "weight", "state", "gates", "sum", "product", "unknown".
     """
 
@@ -334,10 +326,9 @@ def simplify(trace: Trace) -> None:
 
 def _rewritten(trace: Trace, step: Step) -> Step:
     root, between = _common_root(trace, step)
-    source, sums = step.sources[0], step.name in SUMS
-    reductions = [inner for inner in between if inner.kind == "pool"]
+    sums, reductions = step.name in SUMS, [inner for inner in between if inner.kind == "pool"]
     if root is None and step.name == "masked_fill":
-        return replace(step, kind="rearrange", sources=(source,), call=ReplayableCall.identity(source))
+        return replace(step, kind="rearrange", sources=(step.sources[0],), call=None)
     if root is None:
         return replace(step, kind="product" if step.name == "mul" else "sum" if sums else "unknown")
     if not reductions:
@@ -345,13 +336,10 @@ def _rewritten(trace: Trace, step: Step) -> Step:
         words = ", ".join(inner.name for inner in steps if inner.kind != "rearrange")
         call = ReplayableCall(_composite(steps, root), (Signal(root),))
         return replace(step, name=words, sources=(root,), call=call)
-    if step.name in SCALINGS and not any(inner.resizes for inner in reductions):
-        return replace(step, name="norm by hand", kind="norm", sources=(root,))
-    if sums and not any(inner.resizes for inner in reductions):
-        return replace(
-            step, name="centre", kind="rearrange", sources=(root,), call=ReplayableCall.identity(root)
-        )
-    return replace(step, kind="sum" if sums else "unknown")
+    if any(inner.resizes for inner in reductions) or not (sums or step.name in SCALINGS):
+        return replace(step, kind="sum" if sums else "unknown")
+    name, kind = ("centre", "rearrange") if sums else ("norm by hand", "norm")
+    return replace(step, name=name, kind=kind, sources=(root,), call=None)
 
 
 def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
@@ -367,7 +355,7 @@ def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
         reduces = latest.kind == "pool" and latest.name in REDUCTIONS
         if not (passes or reduces or latest.kind == "elementwise") or not latest.sources:
             return None, []
-        between.append(replace(latest, call=ReplayableCall.identity(latest.sources[0])) if passes else latest)
+        between.append(replace(latest, call=None) if passes else latest)
         frontier = frontier - {latest.index} | set(latest.sources)
     return frontier.pop(), between[::-1]
 
@@ -383,8 +371,10 @@ def _composite(steps: list[Step], root: int) -> Callable[[Any], Any]:
     def evaluate(value: Any) -> Any:
         values = {root: value}
         for step in steps:
-            assert step.call is not None
-            values[step.index] = step.call.run(lambda signal: values[signal.index])
+            passed = values[step.sources[0]]
+            passed = passed.double() if passed.dtype is torch.bool else passed  # a condition becomes numbers
+            run = step.call and step.call.run
+            values[step.index] = run(lambda signal: values[signal.index]) if run else passed
         return values[steps[-1].index]
 
     return evaluate

@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from hessinit.curvature.engines import LanczosSettings
 
 # Unit vectors are shared by all layers, Lanczos takes about this many passes for each of them.
-_PASSES_PER_LAYER = 16
-_FEW, _MOST = 64, 256
+_PASSES_PER_LAYER, _FEW, _MOST = 16, 64, 256
 # The images of the unit vectors are held for all layers at once if they take at most this many bytes.
-_BYTES_AT_ONCE = 2**27
-_NUMBERS_AT_ONCE = 2**22
+_BYTES_AT_ONCE, _NUMBERS_AT_ONCE = 2**27, 2**22
 # All examples wait for the slowest: a digit less in the worst of them halves the passes, the others have it.
 _LOOSER, _LOOSEST = 10, 0.05
 
@@ -75,14 +73,11 @@ def consumers_of(output: Tensor) -> Consumers:
     """The consumers of each node's result, for all the nodes behind `output`."""
     found: Consumers = {output.grad_fn: []}
     waiting: list[layer_uses.Node] = [output.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        for source, _ in node.next_functions:
-            if source is not None and source not in found:
-                found[source] = []
+    for node in waiting:  # which grows
+        for source in (source for source, _ in node.next_functions if source is not None):
+            if source not in found:
                 waiting.append(source)
-            if source is not None:
-                found[source].append(node)
+            found.setdefault(source, []).append(node)
     return found
 
 
@@ -284,23 +279,18 @@ class Jacobian:
     def _gradients(
         self, sent: Sequence[tuple[Any, Tensor]], inputs: Any, points: GraphPoints, stack: torch.Size
     ) -> list[Tensor]:
+        options: dict[str, bool] = {
+            "retain_graph": True,
+            "allow_unused": True,
+            "is_grads_batched": bool(stack),
+        }
         found: Sequence[Tensor | None] = [None] * len(points)
         if sent:
             outputs, vectors = zip(*sent, strict=True)
-            found = torch.autograd.grad(
-                outputs,
-                inputs,
-                vectors,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=bool(stack),
-            )
-        return [
-            self._like.new_zeros(*stack, point.size, point.each)
-            if one is None
-            else point.gather(one.detach())
-            for point, one in zip(points, found, strict=True)
-        ]
+            found = torch.autograd.grad(outputs, inputs, vectors, **options)
+        zeros = functools.partial(self._like.new_zeros, *stack)
+        pairs = zip(points, found, strict=True)
+        return [zeros(at.size, at.each) if one is None else at.gather(one.detach()) for at, one in pairs]
 
 
 def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
@@ -333,9 +323,7 @@ def forward_norms(
     found: dict[str, tuple[SingularValues, Array]] = {}
     sources = {name: [use.source for use in uses if use.source is not None] for name, uses in layers.items()}
     apart = {name: points for name, points in sources.items() if points and points[0].size > 1}
-    own = (
-        _independent_inputs(output.detach(), inputs, _flat(apart), settings.seed) if apart and inputs else []
-    )
+    own = _independent_inputs(output.detach(), inputs, _flat(apart), settings.seed)
     whole = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in inputs]
     joint = {
         name: [dataclasses.replace(point, size=1, steps=0) for point in points]

@@ -39,27 +39,27 @@ class Directions:
     factors: Tensor
 
 
-def _keys_by_parameter(model: nn.Module, directions: Mapping[Any, Any]) -> dict[str, Any]:
-    """For each parameter that directions are given for, the key that the user gave it."""
-    first: dict[int, str] = {}
-    known: dict[Any, str] = {}
-    for name, parameter in unwrap(model).named_parameters(remove_duplicate=False):
-        known[name] = known[layer_name(name)] = first.setdefault(id(parameter), name)
-    unknown = [key for key in directions if key not in known]
+def _named_layers(model: nn.Module, directions: Mapping[Any, Any]) -> list[str]:
+    """Globs for the layers that the keys name, which fit nothing else."""
+    parameters = [name for name, _ in unwrap(model).named_parameters(remove_duplicate=False)]
+    names = [*map(layer_name, parameters), *parameters]
+    unknown = [key for key in directions if key not in names]
     if unknown or not directions:
-        which = f"[{unknown[0]!r}]" if unknown else "={}"
-        names = list(dict.fromkeys(map(layer_name, known)))
-        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         close = did_you_mean(str(unknown[0]), names) if unknown else ""
-        raise ProblemError(f"directions{which} names no parameter of the model; they are {shown}.{close}")
-    keys = {known[key]: key for key in directions}
-    if len(keys) < len(directions):
-        raise ProblemError(f"directions names one tied weight twice: {list(directions)}; give it once.")
-    return keys
+        raise ProblemError(
+            f"directions must name parameters of the model, got {unknown or 'none'}; they are "
+            f"{', '.join(parameters[:8])}.{close}"
+        )
+    return [glob.escape(layer_name(key)) for key in directions]
 
 
-def _read_given(problem: Problem, layer: Layer, key: str, given: Any) -> Tensor:
+def _read_given(problem: Problem, layer: Layer, directions: Mapping[Any, Any]) -> Tensor:
     """The user's own directions in one layer, checked: (draws, *shape)."""
+    names = {layer.name, layer.parameter, *layer.aliases}
+    key, *others = [key for key in directions if key in names or layer_name(key) in names]
+    if others:
+        raise ProblemError(f"directions {key!r} and {others[0]!r} are one tied weight; give it once.")
+    given = directions[key]
     shape = tuple(given.shape) if isinstance(given, Tensor) else ()
     if not isinstance(given, Tensor):
         what = f"is a {type(given).__name__}"
@@ -157,14 +157,12 @@ def quadratic_form(
     draws = check_whole("draws", draws, at_least=1)
     seed = check_whole("seed", seed, at_least=0)
     check_arguments(model, loss, forward, dtype, dropout)
-    keys: dict[str, Any] = {}
     if isinstance(directions, Mapping):
         if layers is not None:
             raise ProblemError(
                 f"layers={layers!r} and the keys of directions both choose layers; leave layers out."
             )
-        keys = _keys_by_parameter(model, directions)
-        layers = [glob.escape(name) for name in keys]  # globs that fit nothing else
+        layers = _named_layers(model, directions)
     elif not isinstance(directions, str):
         raise ProblemError(
             f"directions is a {type(directions).__name__}; it must be 'random', 'gradient', or a mapping "
@@ -184,9 +182,7 @@ def quadratic_form(
     with problem.settings():
         given: dict[str, Tensor] = {}
         if isinstance(directions, Mapping):
-            for layer in problem.layers:
-                key = keys[layer.parameter]
-                given[layer.parameter] = _read_given(problem, layer, key, directions[key])
+            given = {layer.parameter: _read_given(problem, layer, directions) for layer in problem.layers}
             counts = {len(tensor) for tensor in given.values()}
             if len(counts) > 1 or draws not in (1, *counts):
                 raise ProblemError(

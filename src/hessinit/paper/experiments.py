@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import os
 import platform
 import subprocess
@@ -48,6 +48,16 @@ class PaperSetting:
     variant: str
     seeds: tuple[int, ...]
     data_dir: str | None = None  # where the files lie; no number depends on it
+
+    @property
+    def name(self) -> str:
+        """The name of its files.
+
+        >>> PaperSetting("table-4", "mnist", "one-hidden", (0,)).name
+        'table-4-mnist-one-hidden'
+        """
+        is_default = self.variant == next(iter(find_experiment(self.experiment).variants))
+        return f"{self.experiment}-{self.data}{'' if is_default else f'-{self.variant}'}"
 
 
 @dataclass(frozen=True)
@@ -119,9 +129,8 @@ def reproduce(
     `data_dir`; without it, images are downloaded once into a cache. `seeds` is the number of restarts;
     `variant` is another way to fill in what the paper leaves unsaid.
 
-    Every finished job is kept in `folder`, so that the same call continues after an interruption and gives
-    the same numbers as an undisturbed one. The folder also gets a record of each experiment, its figures, and
-    a page with everything, reproduce.html. None keeps and writes nothing.
+    Every finished job is kept in `folder`, where the same call continues after an interruption, to the same
+    numbers, and where records, figures and a page, reproduce.html, are written; None keeps nothing.
 
     >>> table, = reproduce("table-2", data="digits", seeds=4, folder=None, workers=1)
     >>> print(table.name, table.findings.tables[0].columns)
@@ -149,7 +158,7 @@ def reproduce(
                 for job, result in results:
                     study = next(each for each in studies if each.setting == job.parameters[0])
                     study.store.add(job.key, result)
-                    advance(f"{study.name}: {job.key}", 1)
+                    advance(f"{study.setting.name}: {job.key}", 1)
             found = tuple(study.conclude() for study in studies)
             if root is not None:
                 for reproduction in found:
@@ -215,12 +224,11 @@ class Study:
 
     def __init__(self, experiment: Experiment, setting: PaperSetting, root: Path | None) -> None:
         self.experiment, self.setting = experiment, setting
-        self.name = name_of(setting)
         with usual_torch():  # what is read here is kept for the jobs
             self.source = experiment.prepare(setting)
         self.configuration = experiment.configure(setting)
         self.jobs = [Job(job.key, (setting, job.parameters)) for job in experiment.plan(setting)]
-        self.store = RunFolder(None if root is None else root / self.name)
+        self.store = RunFolder(None if root is None else root / setting.name)
         # Results of other versions may differ in their last digits, and are not mixed.
         about = {"experiment": experiment.name, "data": setting.data, "variant": setting.variant}
         source = {"source": self.source, "configuration": self.configuration, "versions": versions()}
@@ -232,26 +240,15 @@ class Study:
     def conclude(self) -> Reproduction:
         kept = {job.key: self.store.results[job.key] for job in self.jobs}
         values = {key: result["value"] for key, result in kept.items()}
-        setting = self.setting
+        experiment, setting = self.experiment, self.setting
         return Reproduction(
-            name=self.name, experiment=self.experiment.name, title=self.experiment.title, data=setting.data,
-            variant=setting.variant, about_variant=self.experiment.variants[setting.variant].about,
-            findings=self.experiment.conclude(setting, values), seeds=setting.seeds,
+            name=setting.name, experiment=experiment.name, title=experiment.title, data=setting.data,
+            variant=setting.variant, about_variant=experiment.variants[setting.variant].about,
+            findings=experiment.conclude(setting, values), seeds=setting.seeds,
             configuration=self.configuration, source=self.source, versions=versions(), hardware=hardware(),
             revision=", ".join(sorted({str(result["revision"]) for result in kept.values()})),
             seconds=round(sum(float(result["seconds"]) for result in kept.values()), 3), results=values,
         )  # fmt: skip
-
-
-def name_of(setting: PaperSetting) -> str:
-    """The name of a setting's files.
-
-    >>> name_of(PaperSetting("table-4", "mnist", "one-hidden", (0,)))
-    'table-4-mnist-one-hidden'
-    """
-    default = next(iter(find_experiment(setting.experiment).variants))
-    further = "" if setting.variant == default else f"-{setting.variant}"
-    return f"{setting.experiment}-{setting.data}{further}"
 
 
 def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
@@ -298,13 +295,9 @@ def round_numbers(value: Any) -> Plain:
 
 def versions() -> dict[str, str]:
     """The versions that the numbers may depend on."""
-    found = {"hessinit": __version__}
-    for name in ("torch", "numpy", "scipy"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return {**found, "python": platform.python_version()}
+    packages = [name for name in ("torch", "numpy", "scipy") if importlib.util.find_spec(name)]
+    found = {name: metadata.version(name) for name in packages}
+    return {"hessinit": __version__, **found, "python": platform.python_version()}
 
 
 def hardware() -> dict[str, str]:

@@ -33,35 +33,27 @@ class PublishedSet(NamedTuple):
     downloads: Mapping[str, str]
 
 
+def _idx_set(title: str, url: str, *md5: str) -> PublishedSet:
+    files = {IMAGES: (md5[0], 16, (60_000, 28, 28)), LABELS: (md5[1], 8, (60_000,))}
+    return PublishedSet(title, files, url, {f"{IMAGES}.gz": md5[2], f"{LABELS}.gz": md5[3]})
+
+
 CIFAR_SUMS = [
     "5dd7e06a14cb22eb9f671a540d1b7c25", "5ea93a67294ea407fff1d09f752e9692",
     "942cd6a4bcdd0dd3c604fbe906cb4421", "ae636b3ba5c66a11e91e8cb52e771fcb",
     "53f37980c15c3d472c316c40844f3f0d",
 ]  # fmt: skip
 PUBLISHED = {
-    "mnist": PublishedSet(
-        "MNIST",
-        {
-            IMAGES: ("6bbc9ace898e44ae57da46a324031adb", 16, (60_000, 28, 28)),
-            LABELS: ("a25bea736e30d166cdddb491f175f624", 8, (60_000,)),
-        },
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        {
-            f"{IMAGES}.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            f"{LABELS}.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-        },
+    "mnist": _idx_set(
+        "MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
     ),
-    "fashion-mnist": PublishedSet(
+    "fashion-mnist": _idx_set(
         "Fashion-MNIST",
-        {
-            IMAGES: ("f4a8712d7a061bf5bd6d2ca38dc4d50a", 16, (60_000, 28, 28)),
-            LABELS: ("9018921c3c673c538a1fc5bad174d6f9", 8, (60_000,)),
-        },
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        {
-            f"{IMAGES}.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            f"{LABELS}.gz": "25c81989df183df01b3e8a0aad5dffbe",
-        },
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
     ),
     "cifar-10": PublishedSet(
         "CIFAR-10",
@@ -70,7 +62,7 @@ PUBLISHED = {
         "https://www.cs.toronto.edu/~kriz/",
         {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
     ),
-}
+}  # fmt: skip
 
 
 class ImageSet:

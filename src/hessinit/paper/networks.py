@@ -38,11 +38,10 @@ def lenet(
     shape: tuple[int, int, int], *, channels: Sequence[int] = (6, 16), kernel: int = 5, pool: str = "average",
     head: Sequence[int] = (120, 84), activation: str = "tanh",
 ) -> nn.Sequential:  # fmt: skip
-    """Two convolutions, each followed by the activation and a pool of 2, then dense layers and ten outputs.
+    """Two convolutions conv1 and conv2, each followed by the activation and a pool of 2, then dense layers.
 
-    The layers are conv1, conv2, dense1, dense2, …; the kernels have no padding. Images of fewer than 12
-    pixels to a side get kernels of 3 with a padding of 1, which keep their size. A maximum is taken before
-    the activation: the same for one that never falls, such as ReLU and tanh, and a quarter of the work.
+    The kernels have no padding; images of fewer than 12 pixels to a side get kernels of 3 with a padding of
+    1. A maximum is taken before the activation: the same for one that never falls, and a quarter of the work.
 
     >>> lenet((3, 32, 32)).dense1  # LeNet-5: 32 − 4 = 28, halved 14, − 4 = 10, halved 5
     Linear(in_features=400, out_features=120, bias=True)
@@ -81,14 +80,13 @@ def glorot_(model: nn.Module, generator: torch.Generator) -> None:
             nn.init.zeros_(parameter)
 
 
-def default_(model: nn.Module, generator: torch.Generator) -> None:
-    """Weights and biases as PyTorch draws them for a new layer: uniform up to 1/√fan-in."""
-    for layer in model.modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)):
-            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
-            bound = 1 / math.sqrt(layer.weight[0].numel())
-            if layer.bias is not None:
-                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+def default_(model: nn.Module, seed: int) -> None:
+    """Weights and biases as PyTorch draws them for a new layer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in model.modules():
+            if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                layer.reset_parameters()
 
 
 def normal_(layer: nn.Module, std: float, generator: torch.Generator) -> None:

@@ -55,30 +55,23 @@ def percentage(outcomes: Sequence[bool]) -> Measured:
 
 
 def make_table(
-    title: str,
-    corner: str,
-    cells: Mapping[tuple[str, str], Measured],
-    note: str = "",
-    *,
-    experiment: str = "",
-    data: str = "",
-) -> PaperTable:
+    title: str, corner: str, cells: Mapping[tuple[str, str], Measured], note: str = "",
+    *, experiment: str = "", data: str = "",
+) -> PaperTable:  # fmt: skip
     """A table of numbers by row and column, beside those printed for `experiment`.
 
     A claim is made about the paper's own data alone; on others the printed number is shown and not judged.
     """
     table, made = printed().get(experiment, {"rows": {}, "claims": [], "data": ""}), []
+    claims = table["claims"] if table["data"] == data else []
     for (row, column), found in cells.items():
-        number, rule = table["rows"].get(row, {}).get(column), ""
+        number = table["rows"].get(row, {}).get(column)
         paper = None if number is None else float(number)
-        if paper is not None and table["data"] == data:
-            fits = (
-                claim["rule"]
-                for claim in table["claims"]
-                if row in claim.get("rows", [row]) and column in claim.get("columns", [column])
-            )
-            rule = next(fits, "")
-        within = holds(rule, found.ours, paper) if rule and paper is not None else None
+        rule, within = "", None
+        for claim in reversed(claims):  # the first that is about it
+            about = row in claim.get("rows", [row]) and column in claim.get("columns", [column])
+            if about and paper is not None:
+                rule, within = claim["rule"], holds(claim["rule"], found.ours, paper)
         values = {**found._asdict(), "ours": float(found.ours)}
         made.append(PaperCell(row=row, column=column, paper=paper, rule=rule, within=within, **values))
     rows, columns = (tuple(dict.fromkeys(place[at] for place in cells)) for at in (0, 1))

@@ -36,23 +36,14 @@ SIGNIFICANCE = 0.05
 class CorrelationTable(Experiment):
     """Pearson's correlation between gradients, with the one that formulas predict and a shuffled control."""
 
-    def prepare(self, setting: PaperSetting) -> str:
-        pearson(torch.arange(3), torch.arange(3))  # a missing scipy is told before the work
-        return super().prepare(setting)
-
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         return {
-            "hidden widths": list(HIDDEN),
-            "classes": CLASSES,
-            "initialization": "Glorot uniform, biases zero",
-            "inputs": "pixels in [0, 1]",
-            "loss": "cross-entropy of a softmax",
-            "samples": dict(SAMPLES),
-            "activations": list(ACTIVATIONS),
-            "components": "outputs 0 and 1; output 0 by unit 0 of the layer before",
-            "shuffles": SHUFFLES,
+            "hidden widths": list(HIDDEN), "classes": CLASSES,
+            "initialization": "Glorot uniform, biases zero", "inputs": "pixels in [0, 1]",
+            "loss": "cross-entropy of a softmax", "samples": dict(SAMPLES), "activations": list(ACTIVATIONS),
+            "components": "outputs 0 and 1; output 0 by unit 0 of the layer before", "shuffles": SHUFFLES,
             "networks at once": NETWORKS_AT_ONCE,
-        }
+        }  # fmt: skip
 
     def plan(self, setting: PaperSetting) -> list[Job]:
         rows = {"outputs": OUTPUTS, "layer": LAYER}

@@ -46,16 +46,12 @@ class QuadraticFormTable(Experiment):
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         return {
-            "network": dict(self.variants[setting.variant].network),
-            "layers": list(self.rows),
-            "initialization": "Glorot uniform, biases zero",
-            "inputs": "pixels in [0, 1]",
-            "loss": "cross-entropy",
-            "directions": "one random direction in each layer",
+            "network": dict(self.variants[setting.variant].network), "layers": list(self.rows),
+            "initialization": "Glorot uniform, biases zero", "inputs": "pixels in [0, 1]",
+            "loss": "cross-entropy", "directions": "one random direction in each layer",
             "cases": {key: {"activation": name, "batch": batch} for key, (name, batch) in CASES.items()},
-            "tolerances": list(self.tolerances),
-            "relative to": self.relative_to,
-        }
+            "tolerances": list(self.tolerances), "relative to": self.relative_to,
+        }  # fmt: skip
 
     def plan(self, setting: PaperSetting) -> list[Job]:
         jobs = []

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ConvergenceWarning
+from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.images import ImageSet, load_images
@@ -71,11 +72,9 @@ class TrainedNetwork(Variant):
 
     def initialize(self, images: ImageSet, row: str, seed: int) -> nn.Sequential:
         """A new network whose weights are drawn with the std of the row, or written by hessinit."""
-        from hessinit.init.initialize import initialize_
-
         model = build(self.network, images.shape, "relu")
         if row == OURS:
-            default_(model, generator(seed, "default weights"))
+            default_(model, derive(seed, "default weights"))
             batch = images.batch(images.draw(BATCH, generator(seed, "start batch")), self.flat)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # the norms say what was reached
@@ -147,13 +146,9 @@ class StdTable(Experiment):
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         network = self.variants[setting.variant]
         return {
-            "network": dict(network.network),
-            "activation": "relu",
-            "weights with the std": list(network.swept),
-            "other weights": "Glorot uniform",
-            "biases": "zero",
-            "pixels": "in [0, 1]",
-            "rows": list(self.rows),
+            "network": dict(network.network), "activation": "relu",
+            "weights with the std": list(network.swept), "other weights": "Glorot uniform",
+            "biases": "zero", "pixels": "in [0, 1]", "rows": list(self.rows),
             "training": {
                 "optimizer": "SGD", "learning_rate": LEARNING_RATE, "batch": network.batch,
                 "epochs": self.epochs(setting), "last": self.last,
@@ -290,9 +285,7 @@ def mean_curve(name: str, steps: int, curves: Sequence[Plain]) -> Curve:
     length = math.ceil(steps / MOST_POINTS)
     middles = [(first + min(first + length, steps)) / 2 for first in range(0, steps, length)]
     errors = tuple(each.error or 0.0 for each in means) if len(curves) > 1 else None
-    return Curve(
-        name=name, x=tuple(middles[: len(means)]), y=tuple(each.ours for each in means), error=errors
-    )
+    return Curve(name=name, x=(*middles[: len(means)],), y=tuple(each.ours for each in means), error=errors)
 
 
 def make_figure(name: str, weights: str, log_y: bool) -> PaperFigure:

@@ -177,11 +177,8 @@ def collect_pairs(
     """At most `most` (centre, context) pairs of word numbers, shape (n, 2), every pair equally likely.
 
     As in word2vec.c, words outside the vocabulary go first, then the subsampled ones, and only then the
-    window is taken, so that it reaches over them; each centre draws its own width from 1 … `window`.
-
-    The sample is a reservoir (Efraimidis, Spirakis 2006): every pair of the stream draws a number, and those
-    with the smallest stay, in the order of these numbers, so that the first k are a fair sample too. One
-    pass; memory for 2 · `most` pairs and one chunk; the same seed gives the same pairs.
+    window is taken, so that it reaches over them; each centre draws its own width from 1 … `window`. The
+    sample is a reservoir (Efraimidis, Spirakis 2006): the pairs that draw the smallest numbers stay.
     """
     streams = np.random.SeedSequence(seed).spawn(3)
     for_keeping, for_widths, for_sample = (np.random.default_rng(stream) for stream in streams)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from hessinit.errors import ConvergenceWarning
+from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.reference import Measured, RankCorrelation, make_table, mean, rank_correlation
@@ -52,21 +54,22 @@ class SkipGram(nn.Module):
     `negative`, rows of `words` are a centre, a word near it, and words drawn as noise; the latter are scored.
     """
 
+    context: nn.Embedding | nn.Linear
+
     def __init__(self, vocabulary: int, dimension: int, negative: bool) -> None:
         super().__init__()
         self.negative = negative
         self.centre = skip_init(nn.Embedding, vocabulary, dimension)
-        if negative:
-            self.context = skip_init(nn.Embedding, vocabulary, dimension)
-        else:
-            self.context = skip_init(nn.Linear, dimension, vocabulary, bias=False)
+        self.context = (
+            skip_init(nn.Embedding, vocabulary, dimension)
+            if negative
+            else skip_init(nn.Linear, dimension, vocabulary, bias=False)
+        )
 
-    def forward(self, words: Tensor) -> Tensor:
+    def forward(self, words: Tensor) -> Any:
         if self.negative:
-            vectors: Tensor = self.context(words[:, 1:])
-            return (vectors @ self.centre(words[:, 0]).unsqueeze(2)).squeeze(2)
-        scores: Tensor = self.context(self.centre(words))
-        return scores
+            return (self.context(words[:, 1:]) @ self.centre(words[:, 0]).unsqueeze(2)).squeeze(2)
+        return self.context(self.centre(words))
 
     def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Averaged over the pairs: cross-entropy, or the logistic loss summed over near word and noise."""
@@ -82,8 +85,6 @@ class SkipGram(nn.Module):
                 weight.normal_(0.0, 1.0 if row == OURS else float(row), generator=source)
         if row != OURS:
             return ""
-        from hessinit.init.initialize import initialize_
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the reason says the same
             found = initialize_(self, self.loss, batch, lr=learning_rate, seed=derive(seed, "hessinit"))
@@ -116,8 +117,7 @@ class SkipGram(nn.Module):
 def draw_batches(model: str, text: Corpus, *, steps: int, seed: int) -> Iterator[Batch]:
     """Inputs and targets of every step for that model: the text's pairs in a random order, again if they end.
 
-    With "negative", each pair gets noise words of its own, which may happen to be its near word too:
-    word2vec.c leaves those out, and they are too rare to matter.
+    With "negative", each pair gets noise words of its own, rarely its near word too (word2vec.c avoids that).
     """
     order = torch.randperm(len(text.pairs), generator=generator(seed, "order"))
     times = math.ceil(steps * BATCH / len(order))
@@ -141,8 +141,7 @@ class Word2Vec(Experiment):
     """Skip-gram from several standard deviations: do initializations with ‖H‖ near 1 train best?
 
     `rates` are for one pair, as word2vec.c states them (its default for skip-gram is 0.025). It steps pair by
-    pair; for the mean over a batch the learning rate is `BATCH` times as large. Both models also train at 0.1
-    and learn faster there; from 0.4 they diverge, whatever the initialization.
+    pair; for the mean over a batch the learning rate is `BATCH` times as large.
     """
 
     vocabulary: Mapping[str, int]
@@ -152,31 +151,21 @@ class Word2Vec(Experiment):
 
     def read_text(self, setting: PaperSetting, model: str) -> Corpus:
         """The text with as many pairs as are trained on: a loss is always that of new pairs."""
-        vocabulary, pairs = self.vocabulary[model], self.steps * BATCH
-        return load_text(setting.data_dir, vocabulary=vocabulary, pairs=pairs)
+        return load_text(setting.data_dir, vocabulary=self.vocabulary[model], pairs=self.steps * BATCH)
 
     def prepare(self, setting: PaperSetting) -> str:
         return {self.read_text(setting, model).source for model in MODELS}.pop()
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         found = {
-            "vocabulary": self.vocabulary,
-            "dimensions": self.dimensions,
-            "rates": self.rates,
-            "steps": self.steps,
-            "stds": STDS,
-            "batch": BATCH,
-            "learning rates": [rate * BATCH for rate in self.rates],
-            "optimizer": "plain SGD",
-            "pairs": self.steps * BATCH,
-            "window": WINDOW,
-            "subsampling threshold": THRESHOLD,
-            "negatives": NEGATIVES,
-            "noise": "counts to the power 0.75",
-            "Hessian batch": "the first of the training",
-            "tolerance of norms": TOLERANCE,
+            "vocabulary": self.vocabulary, "dimensions": self.dimensions, "rates": self.rates,
+            "steps": self.steps, "stds": STDS, "batch": BATCH,
+            "learning rates": [rate * BATCH for rate in self.rates], "optimizer": "plain SGD",
+            "pairs": self.steps * BATCH, "window": WINDOW, "subsampling threshold": THRESHOLD,
+            "negatives": NEGATIVES, "noise": "counts to the power 0.75",
+            "Hessian batch": "the first of the training", "tolerance of norms": TOLERANCE,
             "final loss": "mean of the last tenth of the steps",
-        }
+        }  # fmt: skip
         return dict(to_plain(found))
 
     def plan(self, setting: PaperSetting) -> list[Job]:
@@ -205,20 +194,15 @@ class Word2Vec(Experiment):
         return round_numbers(runs)
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
-        """Norms and losses, how they correlate and a figure for each model; and how each claim fares."""
         tables: list[PaperTable] = []
         figures, sweeps = [], []
         for model in MODELS:
-            found = []
-            for rate in self.rates:
-                points = {}
-                for place in product(self.dimensions, ROWS):
-                    keys = ["-".join(map(str, (model, *place, seed))) for seed in setting.seeds]
-                    runs = [results[key][f"{rate:g}"] for key in keys]
-                    points[place] = {
-                        key: read_numbers([run[key] for run in runs]) for key in (*NORMS, "final")
-                    }
-                found.append(Sweep(model, rate, self.dimensions, points))
+            found = [Sweep(model, rate, self.dimensions, {}) for rate in self.rates]
+            for sweep, place in product(found, product(self.dimensions, ROWS)):
+                keys = ["-".join(map(str, (model, *place, seed))) for seed in setting.seeds]
+                runs = [results[key][f"{sweep.rate:g}"] for key in keys]
+                columns = {key: read_numbers([run[key] for run in runs]) for key in (*NORMS, "final")}
+                sweep.points[place] = columns
             tables += [norms_table(found, dimension) for dimension in self.dimensions]
             tables += map(claim_table, found)
             figures.append(points_figure(found))
@@ -241,7 +225,7 @@ class Sweep:
     model: str
     rate: float
     dimensions: tuple[int, ...]
-    points: Mapping[tuple[int, str], Mapping[str, tuple[float, ...]]]
+    points: dict[tuple[int, str], Mapping[str, tuple[float, ...]]]
 
     def drawn(self, norm: str, dimension: int | None = None) -> tuple[list[float], list[float]]:
         """Geometric means of a norm, and mean final losses, of the standard deviations."""
@@ -265,13 +249,12 @@ class Sweep:
         """1 if the claim is supported, −1 if contradicted, 0 if neither: by all points and each dimension."""
         pooled = self.correlate("network", level)
         within = [self.correlate("network", level, dimension).rho for dimension in self.dimensions]
-        if not (pooled.p < SIGNIFICANT and all(rho * pooled.rho > 0 for rho in within)):
-            return 0
-        return 1 if pooled.rho > 0 else -1
+        agree = pooled.p < SIGNIFICANT and all(rho * pooled.rho > 0 for rho in within)
+        return int(math.copysign(1, pooled.rho)) if agree else 0
 
 
 def norms_table(sweeps: Sequence[Sweep], dimension: int) -> PaperTable:
-    """Norms and final losses by standard deviation; hessinit's weights have other norms at every rate."""
+    # hessinit's weights have other norms at every rate
     cells: dict[tuple[str, str], Measured] = {}
     for sweep, row in product(sweeps, ROWS):
         point, label = sweep.points[dimension, row], row if row != OURS else f"{OURS}, {sweep.rate:g}"
@@ -287,7 +270,6 @@ def norms_table(sweeps: Sequence[Sweep], dimension: int) -> PaperTable:
 
 
 def claim_table(sweep: Sweep) -> PaperTable:
-    """Spearman's ρ and its p for every norm and what may be near 1; the network's by dimension too."""
     cells = {}
     # Within a dimension the matrices' norms rank as the network's do, or nearly.
     choices: list[tuple[str, int | None]] = [("centre", None), ("context", None), ("network", None)]
@@ -307,21 +289,16 @@ def claim_table(sweep: Sweep) -> PaperTable:
 
 
 def points_figure(sweeps: Sequence[Sweep]) -> PaperFigure:
-    """The network's initial norm against the final loss."""
     curves = []
     for sweep, dimension in product(sweeps, sweeps[0].dimensions):
         x, y = map(tuple, sweep.drawn("network", dimension))
         curves.append(Curve(name=f"dimension {dimension}, rate {sweep.rate:g}", x=x, y=y))
+    title = f"Skip-gram, {MODELS[sweeps[0].model]}: initial norm and training loss"
     return PaperFigure(
-        name=f"word2vec-{sweeps[0].model}",
-        title=f"Skip-gram, {MODELS[sweeps[0].model]}: initial norm and training loss",
-        x_label="‖H‖ of the network at initialization (Gauss-Newton)",
-        y_label="training loss, last tenth",
-        curves=tuple(curves),
-        log_x=True,
-        log_y=True,
+        name=f"word2vec-{sweeps[0].model}", title=title, curves=tuple(curves), log_x=True, log_y=True,
+        x_label="‖H‖ of the network at initialization (Gauss-Newton)", y_label="training loss, last tenth",
         style="points",
-    )
+    )  # fmt: skip
 
 
 EXPERIMENTS = [
