@@ -200,7 +200,7 @@ def _step(
     add: Callable[..., trace.Signal], name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
 ) -> trace.Signal:
     """The step of a call that gets signals, and no weight to map them with."""
-    kind = trace.KIND_OF.get(name, "unknown")
+    kind = trace.kind_of(name)
     constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
     if kind == "mix" and len(sources) == 1 and constants:
         kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
