@@ -155,7 +155,6 @@ def test_killed_or_interrupted_it_ends_its_workers_continues_and_gives_the_same_
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     _, errors = process.communicate(timeout=300)
     _wait_for_end_of(workers)
-    assert errors.count("Traceback") == 1, errors
     assert f"of 12 runs are kept in {folder}. The same call continues from there." in errors
 
     assert len(killed) < len(_stamps(folder)) < 12

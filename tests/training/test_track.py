@@ -99,16 +99,14 @@ def test_decoupled_decays_and_rates_of_groups_give_the_limit_of_the_whole_recurs
 ) -> None:
     """The truth: the spectral radius of AdamW's steps on the quadratic, its preconditioner fixed."""
     model, batch = double_problem()
-    groups = [
-        {"params": [model[place].weight], "lr": rate, "weight_decay": decay}
-        for place, rate, decay in zip((0, 2), rates, decays, strict=True)
-    ]
+    weights = [model[0].weight, model[2].weight]
+    settings = zip(weights, rates, decays, strict=True)
+    groups = [{"params": [p], "lr": r, "weight_decay": d} for p, r, d in settings]
     optimizer = torch.optim.AdamW(groups, betas=(0.6, 0.9))
     tracker = tracked(model, batch, optimizer, tolerance=1e-8, every=100)
     train(model, [(inputs.double(), targets) for inputs, targets in batches(7)], optimizer, tracker)
     point = tracker.measure()
     matrix = dense_curvature(model, LOSS, batch, "gauss-newton").network
-    weights = [model[0].weight, model[2].weight]
     roots = [(optimizer.state[one]["exp_avg_sq"] / (1 - 0.9**7)).sqrt() + 1e-8 for one in weights]
     divisor = torch.cat([root.reshape(-1) for root in roots])
     sizes = torch.tensor([one.numel() for one in weights])
