@@ -19,6 +19,7 @@ from hessinit.init.gain import gain
 from hessinit.measurement.measure import measure
 
 DEPTH, WIDTH, EXAMPLES, NETS = 20, 512, 64, 6
+EXACT = {"curvature": "hessian", "network": False, "tolerance": 1e-6}
 Set = Callable[[nn.Sequential], object]
 
 
@@ -36,11 +37,8 @@ def both_passes(model: nn.Module, inputs: Tensor) -> tuple[float, float]:
     outputs = model(inputs.requires_grad_())
     cotangent = torch.randn_like(outputs)
     (gradient,) = torch.autograd.grad(outputs, inputs, cotangent)
-    forward, backward = (
-        (after.double().square().sum() / before.double().square().sum()).item()
-        for after, before in ((outputs, inputs), (gradient, cotangent))
-    )
-    return forward, backward
+    lengths = [one.double().square().sum().item() for one in (outputs, inputs, gradient, cotangent)]
+    return lengths[0] / lengths[1], lengths[2] / lengths[3]
 
 
 def mean_passes(
@@ -65,10 +63,6 @@ def end_at(ratios: Tensor, expected: float) -> bool:
     return bool((ratios.log() - math.log(expected)).abs().max() < math.log(3))
 
 
-def weights_of(model: nn.Module) -> list[nn.Linear]:
-    return [module for module in model.modules() if isinstance(module, nn.Linear)]
-
-
 def with_scheme(scheme: str, **options: object) -> Set:
     return lambda model: apply_scheme_(model, scheme, **options)
 
@@ -83,10 +77,7 @@ def test_relu_needs_root_two_and_one_over_root_two_vanishes_as_a_quarter_a_layer
     assert end_at(printed, 0.25**DEPTH)
 
 
-KEEP = pytest.mark.parametrize("keep", [0.6, pytest.param(0.2, marks=pytest.mark.sweep)])
-
-
-@KEEP
+@pytest.mark.parametrize("keep", [0.6, pytest.param(0.2, marks=pytest.mark.sweep)])
 def test_dropout_needs_the_root_of_the_keep_rate_and_dividing_by_it_explodes(keep: float) -> None:
     def dropped() -> nn.Sequential:
         return deep(nn.ReLU, lambda: nn.Dropout(1 - keep), linear)
@@ -116,7 +107,7 @@ def test_v_takes_the_jacobian_behind_the_layer_and_not_the_one_before_it() -> No
     model = deep(lambda: nn.Linear(16, 16, bias=False), nn.Tanh).double()
     apply_scheme_(model, "glorot")
     inputs = torch.randn(16, dtype=torch.float64)
-    weights, inner, slopes = [layer.weight.detach() for layer in weights_of(model)], [inputs], []
+    weights, inner, slopes = [layer.weight.detach() for layer in model[::2]], [inputs], []
     for weight in weights:
         slopes.append(torch.diag(1 - (weight @ inner[-1]).tanh() ** 2))
         inner.append((weight @ inner[-1]).tanh())
@@ -153,7 +144,7 @@ def test_the_two_layer_example_has_an_x_and_a_plus() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     product = (model[1].weight * model[0].weight).item()
-    for x, t in [(2.0, 0.5), (-0.7, 1.0), (1.0, 0.3)]:
+    for x, t in [(2.0, 0.5), (-0.7, 1.0)]:
         z = model(torch.tensor([x], dtype=torch.float64))
         (slope,) = torch.autograd.grad(((z - t) ** 2).sum(), z)
         assert slope.item() == pytest.approx(2 * (product * x - t))
@@ -208,7 +199,7 @@ def test_a_sigmoid_needs_its_own_slope_and_its_offset_taken_away() -> None:
         @torch.no_grad()
         def set_(model: nn.Sequential) -> None:
             apply_scheme_(model, "he", gains={"*": factor})
-            for layer in weights_of(model) if centred else []:
+            for layer in model[1::2] if centred else []:
                 layer.bias.copy_(-layer.weight.sum(1) / 2)  # what f(0) = 1/2 sends on
 
         return set_
@@ -243,10 +234,9 @@ def losses_of_descent(model: nn.Module, weight: Tensor, batch: tuple[Tensor, Ten
 def test_descent_turns_at_two_over_the_measured_norm(kind: str) -> None:
     torch.manual_seed(0)
     images = load_digits()[0][:128].flatten(1).double()
-    options = {"curvature": "hessian", "network": False, "tolerance": 1e-6}
     if kind == "a quadratic":
         model, batch = nn.Linear(64, 10, bias=False).double(), (images, torch.randn(128, 10).double())
-        weight, norm = model.weight, measure(model, nn.MSELoss(), batch, **options)["weight"].norm
+        weight, norm = model.weight, measure(model, nn.MSELoss(), batch, **EXACT)["weight"].norm
         truth = torch.linalg.eigvalsh(images.mT @ images)[-1].item() * 2 / (128 * 10)
         assert norm == pytest.approx(truth, rel=1e-5)
     else:
@@ -265,8 +255,7 @@ def near_its_minimum(images: Tensor) -> tuple[nn.Sequential, tuple[Tensor, Tenso
     layers = nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 10)
     model = nn.Sequential(*layers).double()
     batch = images, model(images).detach()
-    options = {"curvature": "hessian", "layers": "2", "network": False, "tolerance": 1e-6}
-    return model, batch, measure(model, nn.MSELoss(), batch, **options)["2"].norm
+    return model, batch, measure(model, nn.MSELoss(), batch, layers="2", **EXACT)["2"].norm
 
 
 def test_the_guaranteed_decrease_is_largest_at_one_over_the_norm_and_gone_at_twice_that() -> None:
@@ -291,6 +280,5 @@ def test_the_guaranteed_decrease_is_largest_at_one_over_the_norm_and_gone_at_twi
     worst = [decrease(steepest, factor) for factor in factors]
     assert worst == pytest.approx([factor - factor**2 / 2 for factor in factors], abs=2e-3)
     anywhere = torch.randn_like(minimum)
-    assert all(
-        decrease(anywhere, factor) > least - 1e-3 for factor, least in zip(factors, worst, strict=True)
-    )
+    for factor, least in zip(factors, worst, strict=True):
+        assert decrease(anywhere, factor) > least - 1e-3

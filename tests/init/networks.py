@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from hessinit.digits import load_digits
 from tiny import Net
@@ -21,15 +21,6 @@ def between(function: Callable[[Tensor], Tensor]) -> Net:
     """Two layers with a function between them."""
     parts = {"first": nn.Linear(4, 6), "last": nn.Linear(6, 3), "function": function}
     return Net(lambda net, x: net.last(net.function(net.first(x))), **parts)
-
-
-def skip_what_torch_cannot_trace(with_sample: bool) -> None:
-    """For a forward that makes a tensor of its input's size: torch 2.6 traces none, a sample is needed."""
-    if not with_sample:
-        try:
-            fx.symbolic_trace(lambda x: torch.zeros(x.shape))
-        except TypeError:
-            pytest.skip("this torch cannot trace torch.zeros(x.shape)")
 
 
 def seeded(seed: int = 0) -> torch.Generator:

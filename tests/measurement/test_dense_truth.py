@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
@@ -75,14 +73,6 @@ def test_a_problem_is_the_same_each_time_and_its_truth_is_finite_and_leaves_it_a
     layers = problem.options.get("layers")
     dense_curvature(model, loss, batch, "gauss-newton", layers=layers, forward=problem.forward)
     assert differences(before, snapshot(model, loss, batch)) == []
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("problem", [one for one in PROBLEMS if one.hessian_by == "func"], ids=str)
-def test_forward_over_reverse_and_reverse_over_reverse_give_one_hessian(problem: Problem) -> None:
-    truth = true_matrices(problem, "hessian").network
-    other = true_matrices(dataclasses.replace(problem, hessian_by="loops"), "hessian").network
-    torch.testing.assert_close(other, truth, rtol=0, atol=1e-11 * true_network(problem, "hessian").norm)
 
 
 # Torch's second derivative can be wrong both ways at once (weight norm's is); its first ones are right.

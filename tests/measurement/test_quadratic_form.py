@@ -142,17 +142,6 @@ def test_tiny_directions_do_not_vanish_in_single_precision() -> None:
     assert small.exact[0] == pytest.approx(usual.exact[0] * 1e-60, rel=1e-5)
 
 
-def test_frozen_dropout_keeps_one_mask() -> None:
-    model = nn.Sequential(*network(), nn.Dropout(0.5))
-    with pytest.raises(ProblemError, match=r"dropout is active \(train mode\) in 3 \(Dropout\)"):
-        quadratic_form(model, LOSS, batch())
-    first, again = (quadratic_form(model, LOSS, batch(), dropout="freeze", seed=2) for _ in range(2))
-    assert [row.exact for row in first] == [row.exact for row in again]
-    silent = quadratic_form(model.eval(), LOSS, batch(), seed=2)
-    assert silent["0"].exact != pytest.approx(first["0"].exact, rel=1e-3)
-    assert first.notes == ("Random layers were frozen to one draw (seed 2).",)
-
-
 class Square(torch.autograd.Function):
     """Cannot be batched: its backward branches on values, which vmap refuses."""
 

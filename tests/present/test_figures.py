@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import matplotlib as mpl
@@ -12,14 +11,7 @@ import pytest
 from hessinit.present import describe, draw, to_figure
 from hessinit.present.document import HeatMap, LineChart
 from hessinit.present.figures import draw_charts, positions
-from result_examples import (
-    every_block,
-    hostile_report,
-    make_initialization,
-    make_layer,
-    make_report,
-    rich_report,
-)
+from result_examples import every_block, hostile_report, make_layer, make_report, rich_report
 
 mpl.use("Agg")
 
@@ -28,15 +20,9 @@ from matplotlib.figure import Figure
 
 
 @pytest.fixture(autouse=True)
-def close_figures() -> Iterator[None]:
+def close_figures() -> Any:
     yield
     pyplot.close("all")
-
-
-def drawn(axes: Any) -> dict[str, tuple[list[float], list[float]]]:
-    """The numbers of each labelled line."""
-    lines = [line for line in axes.lines if not line.get_label().startswith("_")]
-    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in lines}
 
 
 def same(found: list[float], wanted: list[float | None], is_log: bool) -> bool:
@@ -47,11 +33,7 @@ def same(found: list[float], wanted: list[float | None], is_log: bool) -> bool:
     return found == pytest.approx([shown(value) for value in wanted], nan_ok=True)
 
 
-CHARTS = [
-    *((rich_report(), chart.name) for chart in describe(rich_report()).charts),
-    (make_initialization(), "norms"),
-    (hostile_report(), "norms"),
-]
+CHARTS = [(rich_report(), one.name) for one in describe(rich_report()).charts] + [(hostile_report(), "norms")]
 
 
 @pytest.mark.parametrize(("result", "name"), CHARTS, ids=[name for _, name in CHARTS])
@@ -60,13 +42,9 @@ def test_a_figure_holds_the_numbers_of_the_chart(result: Any, name: str) -> None
     axes.figure.canvas.draw()
     if axes.get_legend():  # it hides no data
         assert axes.get_legend().get_window_extent().y0 >= axes.get_window_extent().y1 - 1
-    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
-    left, right = axes.get_window_extent().intervalx
-    inside = [box for box in boxes if left <= (box.x0 + box.x1) / 2 <= right]
-    assert all(one.x1 < other.x0 for one, other in zip(inside, inside[1:], strict=False))
     if not isinstance(chart, LineChart):
         return
-    lines = drawn(axes)
+    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
     for series in chart.series:
         x, y = lines[series.name]
         assert x == positions(series)
@@ -83,24 +61,19 @@ def test_every_block_can_be_drawn_with_hostile_names_and_numbers() -> None:
     axes[0].figure.canvas.draw()
     heat = next(chart for chart in charts if isinstance(chart, HeatMap))
     (image,) = axes[charts.index(heat)].images
-    assert image.get_array().tolist() == [[2.0, None], [0.1, 0.5]] or same(
-        image.get_array().filled(math.nan).ravel().tolist(), [2.0, math.nan, 0.1, 0.5], False
-    )
+    assert same(image.get_array().filled(math.nan).ravel().tolist(), [2.0, math.nan, 0.1, 0.5], False)
     texts = [text.get_text() for text in axes[charts.index(heat)].texts]
     assert texts == [text for row in heat.texts for text in row]
 
 
-def test_numbers_that_the_axis_cannot_hold_are_named_at_its_edge() -> None:
-    layers = [
-        make_layer(name, norm) for name, norm in (("a", 0.0), ("b", math.inf), ("c", math.nan), ("d", 1.0))
-    ]
-    (axes,) = draw(make_report(*layers))
+def test_numbers_that_the_axis_cannot_hold_are_named_at_its_edge_and_names_are_no_mathematics() -> None:
+    norms = {"a$_$b": 0.0, "$\\frac$": math.inf, "c": math.nan, "d": 1.0}
+    (axes,) = draw(make_report(*(make_layer(name, norm) for name, norm in norms.items())))
+    axes.figure.canvas.draw()
     assert [text.get_text() for text in axes.texts] == ["0", "inf", "nan"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(norms)
     low, high = axes.get_ylim()
     assert low < 0.1 < 10 < high
-    (axes,) = draw(make_report(make_layer("a$_$b"), make_layer("$\\frac$")))
-    axes.figure.canvas.draw()  # a dollar sign in a name is not mathematics
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["a$_$b", "$\\frac$"]
     widths = [to_figure(report).get_size_inches()[0] for report in (rich_report(), hostile_report())]
     assert widths == [3.5, 7.0]  # of a column and of a page
     assert 10 < len(draw(hostile_report())[0].get_xticklabels()) < 70

@@ -83,12 +83,6 @@ def parametrized(matrix: torch.Tensor) -> nn.Module:
     return Net(lambda m, x: (x.to(m.matrix.dtype) @ m.matrix).abs().float(), matrix=weight)
 
 
-class Scripted(torch.jit.ScriptModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 3))
-
-
 class TwoInputs(nn.Linear):
     def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x) * scale
@@ -154,7 +148,6 @@ MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (lambda: nn.LazyLinear(3), "weight is lazy and has no shape yet; run the model on a batch once", {}),
     (lambda: elsewhere("cuda:1"), "0.weight on cpu, 2.weight on cuda:1\\); .*model.to\\(", {}),
     (lambda: elsewhere("mps"), "an Apple GPU \\(mps\\), which has no float64.*model.cpu\\(\\)", {}),
-    (lambda: Calling(None, Scripted()), "inner is a TorchScript module.*pass the module it was made", {}),
     (not_finite, "0.bias holds NaN or inf \\(it is the first parameter.*; initialize it again", {}),
     (lambda: filled(three_layers(), 1e15), "NaN or inf \\(2 is the first layer whose output.*float64", {}),
     (returning(lambda z: (z, z)), "the model returned a tuple of 2; .*model\\(x\\)\\[0\\]", {}),

@@ -9,33 +9,25 @@ import pytest
 import torch
 
 from hessinit.errors import ProblemError
-from hessinit.results.advice import Descent, judge_warmup, named_descent
+from hessinit.results.advice import Descent, judge_warmup
 from hessinit.results.estimates import Estimate
 from result_examples import make_three_layers
 
 DESCENTS = [
-    Descent(),
-    Descent(momentum=0.5),
-    Descent(momentum=0.9),
-    Descent(momentum=0.5, nesterov=True),
-    Descent(momentum=0.9, nesterov=True),
-    Descent(weight_decay=0.5),
+    Descent(), Descent(momentum=0.9), Descent(momentum=0.9, nesterov=True), Descent(weight_decay=0.5),
     Descent(momentum=0.9, weight_decay=0.2),
-]
+]  # fmt: skip
 
 
 def exactly(value: float) -> Estimate:
     return Estimate(value, 0.0, True, "known", 1)
 
 
-def run(
-    descent: Descent, lr: float, curvature: float, constant: float = 0.0, steps: int = 2000
-) -> list[float]:
+def run(descent: Descent, lr: float, curvature: float, constant: float, steps: int) -> list[float]:
     """The lengths of torch's steps from 1 on ½·curvature·w² + constant·w."""
     weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.SGD(
-        [weight], lr, descent.momentum, nesterov=descent.nesterov, weight_decay=descent.weight_decay
-    )
+    more = {"nesterov": descent.nesterov, "weight_decay": descent.weight_decay}
+    optimizer = torch.optim.SGD([weight], lr, descent.momentum, **more)
     places = [1.0]
     for _ in range(steps):
         weight.grad = curvature * weight.detach() + constant
@@ -47,13 +39,13 @@ def run(
 @pytest.mark.parametrize("descent", DESCENTS, ids=str)
 def test_the_stability_limit_is_where_torch_has_it(descent: Descent) -> None:
     limit = descent.stability_limit(descent.norm(exactly(4.0), exactly(0.01)).value)
-    assert abs(run(descent, 0.99 * limit, 4.0)[-1]) < 1e-3
-    assert abs(run(descent, 1.01 * limit, 4.0)[-1]) > 1e3
+    assert abs(run(descent, 0.99 * limit, 4.0, 0.0, 2000)[-1]) < 1e-3
+    assert abs(run(descent, 1.01 * limit, 4.0, 0.0, 2000)[-1]) > 1e3
 
 
 @pytest.mark.parametrize("descent", [one for one in DESCENTS if not one.weight_decay], ids=str)
 def test_under_a_constant_gradient_no_step_of_torch_is_longer_than_the_best_one(descent: Descent) -> None:
-    steps = run(descent, descent.best(4.0), 0.0, constant=1.0, steps=400)
+    steps = run(descent, descent.best(4.0), 0.0, 1.0, 400)
     assert max(steps) == pytest.approx(1 / 4.0, rel=1e-9)
     assert steps[-1] == pytest.approx(descent.best(4.0) * descent.lasting, rel=1e-9)
 
@@ -61,12 +53,6 @@ def test_under_a_constant_gradient_no_step_of_torch_is_longer_than_the_best_one(
 def test_the_norm_with_weight_decay_is_of_both_ends() -> None:
     assert Descent(weight_decay=0.5).norm(exactly(2.0), exactly(-3.0)).value == 2.5
     assert Descent(weight_decay=0.5).norm(exactly(1.0), exactly(-3.0)).value == 2.5
-    found = Descent().norm(exactly(2.0), Estimate(-1.9, 0.5, False, "stopped", 3))
-    assert (found.value, found.converged, found.reason, found.products) == (2.0, False, "stopped", 4)
-    assert found.error == pytest.approx(0.4)
-
-
-def test_no_curvature_sets_no_limit_and_an_infinite_one_allows_nothing() -> None:
     for descent in (Descent(), Descent(momentum=0.9)):
         assert descent.best(0.0) == descent.stability_limit(0.0) == math.inf
         assert descent.best(math.inf) == descent.stability_limit(math.inf) == 0.0
@@ -75,18 +61,14 @@ def test_no_curvature_sets_no_limit_and_an_infinite_one_allows_nothing() -> None
 def test_a_report_advises_on_gradient_descent() -> None:
     report = make_three_layers()
     plain = report.advice()
-    assert (plain.learning_rate, plain.stable_learning_rate) == (
-        report.learning_rate,
-        report.stable_learning_rate,
-    )
+    rates = plain.learning_rate, plain.stable_learning_rate
+    assert rates == (report.learning_rate, report.stable_learning_rate)
     assert (plain.weights, plain.notes, plain.converged) == (report.names, (), True)
     heavy = report.advice("momentum", momentum=0.8, lr=1.0)
     assert heavy.stable_learning_rate == pytest.approx(3.6 / report.network.norm)
     assert heavy.learning_rate == pytest.approx(0.2 / report.network.norm)
     assert (heavy.warmup.advised, heavy.lr) == (True, 1.0)
     assert report.advice("nesterov").optimizer == "SGD(momentum=0.9, nesterov)"
-    assert named_descent("momentum", None, None) == Descent(momentum=0.9)
-    assert named_descent("sgd", None, 0.1) == Descent(weight_decay=0.1)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +79,10 @@ def test_a_report_advises_on_gradient_descent() -> None:
         ({"optimizer": "nestrov"}, "Did you mean 'nesterov'?"),
         ({"momentum": 0.9}, "momentum=0.9 and optimizer='sgd' do not go together"),
         ({"optimizer": "momentum", "momentum": 1.0}, "momentum=1.0 must be a number from 0"),
-        ({"optimizer": "momentum", "momentum": "0.9"}, "momentum='0.9' must be a number from 0"),
         ({"optimizer": "nesterov", "momentum": 0.0}, "needs a momentum above 0"),
         ({"weight_decay": -1.0}, "weight_decay=-1.0 must be a finite number, 0 or more"),
         ({"lr": 0.0}, "lr=0.0 must be a finite number above 0"),
         ({"lr": True}, "lr=True must be a finite number above 0"),
-        ({"lr": math.inf}, "lr=inf must be a finite number above 0"),
     ],
 )
 def test_a_report_refuses_what_makes_no_sense(arguments: dict[str, object], message: str) -> None:

@@ -173,7 +173,8 @@ class Config:
         """
         if self.lr is None:
             return Goal(1.0 if self.target is None else self.target)
-        kappa, shorter, rate = traits.kappa, 1 - self.momentum, self.lr
+        kappa, rate = traits.kappa, self.lr
+        shorter = 1 - self.momentum
         if rate == "auto":
             if not 0 < norm < math.inf:
                 return Goal(kappa, None, kappa)

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -253,9 +253,8 @@ _EXPLODING = 0.5  # a later use may be twice as large as asked for, as it is in 
 class UnitVariance(TorchFunctionMode):
     """Scales each of `weights`, in place, where a layer first uses it, until its output has its std.
 
-    `stds` are those that are not 1, `factors` what each weight was multiplied by. A weight whose output
-    cannot be brought there (its bias alone is too large) is left as it was and named in `failed`; one that a
-    later use would have made explode is in `shrunk`, with the factor.
+    `factors` are what each weight was multiplied by, `shrunk` the parts of them that are due to a later use,
+    which would have exploded; `zero` are weights whose output was 0, `failed` those that no scale suits.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], stds: Mapping[str, float]) -> None:
@@ -265,20 +264,19 @@ class UnitVariance(TorchFunctionMode):
         self._weights, self._stds = weights, stds
         self.factors: dict[str, float] = {}
         self.shrunk: dict[str, float] = {}
-        self.failed: list[str] = []
         self.zero: list[str] = []
+        self.failed: list[str] = []
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        result = function(*args, **kwargs)
+        again = functools.partial(function, *args, **(kwargs or {}))
+        result = again()
         if name_of(function) in MIXING | {"embedding", "embedding_bag"} and isinstance(result, Tensor):
             tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.numel()]
             places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
             for name in [self._names[place] for place in places if place in self._names]:
-                adjust = self._shrink_ if name in self.factors else self._scale_
-                result = adjust(name, result, functools.partial(function, *args, **kwargs))
+                result = (self._shrink_ if name in self.factors else self._scale_)(name, result, again)
         return result
 
     def _multiply_(self, name: str, factor: float) -> None:
@@ -288,7 +286,7 @@ class UnitVariance(TorchFunctionMode):
     def _shrink_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
         """A tied weight must suit the use that would explode first: an output layer tied to an embedding."""
         deviation = _deviation(result)
-        factor = self._stds.get(name, 1.0) / deviation if deviation > 0 else 1.0
+        factor = self._stds[name] / deviation if deviation > 0 else 1.0
         if not factor < _EXPLODING or name in self.failed:
             return result
         self._multiply_(name, factor)
@@ -296,7 +294,7 @@ class UnitVariance(TorchFunctionMode):
         return again()
 
     def _scale_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
-        std = self._stds.get(name, 1.0)
+        std = self._stds[name]
         if not bool(result.any()):
             self.zero.append(name)  # as on the zero state of a recurrence: its next use may tell
             return result
@@ -349,17 +347,14 @@ def _scale_to_unit_variance_(
         )
     for key, draft in drafts.items():
         weights[key] *= mode.factors.get(key, 1.0) * draft.factor
-
-    def named(keys: Iterable[str], words: str) -> list[str]:
-        shown = ", ".join(targets[key].name for key in keys)
-        return [f"{shown}: {words}"] if shown else []
-
-    unseen = [key for key in plain if key not in mode.factors]
-    notes = named(unseen, "no output of their own to measure, so left orthogonal.")
-    notes += named([key for key in targets if key not in plain], "parametrized, so left orthogonal.")
+    unseen = ", ".join(target.name for key, target in targets.items() if key not in mode.factors)
+    notes = [f"{unseen}: parametrized, or no output to measure, so left orthogonal."] if unseen else []
     for key, factor in mode.shrunk.items():
         notes.append(
             f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too large, "
             "so it is that much smaller, and so is the output of its first use."
         )
-    return (*notes, *named(mode.failed, "no scale gives variance 1 (a bias? max_norm?), left orthogonal."))
+    failed = ", ".join(targets[key].name for key in mode.failed)
+    if failed:
+        notes.append(f"{failed}: no scale gives variance 1 (a bias? max_norm?), left orthogonal.")
+    return tuple(notes)

@@ -147,14 +147,15 @@ def _name_of(activation: object) -> str:
 
 def _evaluation(function: Function | nn.Module, name: str) -> Function:
     """`function` as it is called on a vector; refuses a result that is not a tensor of the same shape."""
-    copies: list[nn.Module] = []
+    calls: list[Callable[[Tensor], Any]] = [] if isinstance(function, nn.Module) else [function]
 
     def evaluate(z: Tensor) -> Tensor:
         try:
-            if isinstance(function, nn.Module) and not copies:
-                copies.append(_own_copy(function))
-            call: Callable[[Tensor], Any] = copies[0].forward if copies else function
-            result = call(z.clone())  # it may write in place
+            if isinstance(function, nn.Module) and not calls:  # without the hooks, which may hold anything
+                held = [entry for part in function.modules() for entry in vars(part).items()]
+                memo: Any = {id(value): OrderedDict() for name, value in held if name.endswith("_hooks")}
+                calls.append(copy.deepcopy(function, memo).to(device=CPU, dtype=torch.float64).forward)
+            result = calls[0](z.clone())  # it may write in place
         except Exception as error:
             raise ProblemError(
                 f"{name} could not be evaluated on an fp64 vector ({type(error).__name__}: {error}). A gain "
@@ -165,13 +166,6 @@ def _evaluation(function: Function | nn.Module, name: str) -> Function:
         return result.double()
 
     return evaluate
-
-
-def _own_copy(module: nn.Module) -> nn.Module:
-    """A copy in fp64 on the CPU, without the user's hooks, which may hold on to anything."""
-    held = [entry for part in module.modules() for entry in vars(part).items()]
-    memo: dict[int, Any] = {id(value): OrderedDict() for name, value in held if name.endswith("_hooks")}
-    return copy.deepcopy(module, memo).to(device=CPU, dtype=torch.float64)
 
 
 def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:

@@ -21,7 +21,6 @@ from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import NOT_SCALED, Config, Goal, NetworkTraits
 from hessinit.init.mean_field import capped_stds
 from hessinit.init.scales import ProblemFactory, ScaledModel
-from hessinit.init.search import Outcome
 from hessinit.init.trace import WeightUse
 from hessinit.init.weights import Target, find_targets, find_weight_uses, snapshot
 from hessinit.measurement.measure import note_unchecked
@@ -197,7 +196,7 @@ def _initialize(
 
 def _solve_network(
     model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
-) -> tuple[Goal, Outcome, str]:
+) -> tuple[Goal, search.Outcome, str]:
     output = model.output()
     # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
     needed = config.lr == "auto" or search.LossCap(config.max_sharpening).admits(output)
@@ -209,7 +208,7 @@ def _solve_network(
         if rate == "auto":
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
             rate = best_adam_rate(model.factory.problem(), rule)
-        return Goal(norm, rate if math.isfinite(rate) else None), Outcome(first, reason), NOT_SCALED
+        return Goal(norm, rate if math.isfinite(rate) else None), search.Outcome(first, reason), NOT_SCALED
 
     def homogeneous() -> bool:  # costs forwards
         return scales.small_and_large(targets, uses, model) is not None
@@ -218,7 +217,7 @@ def _solve_network(
     insists = config.scaling != "auto" or config.lr is None
     if traits.reason_not_to_sharpen and not insists and 0 < norm < goal.target * (1 - config.tolerance):
         why = f"since {traits.reason_not_to_sharpen}, sharper ones would not learn faster"
-        return goal, Outcome(first, f"the weights are flat enough for the rate; {why}"), NOT_SCALED
+        return goal, search.Outcome(first, f"the weights are flat enough for the rate; {why}"), NOT_SCALED
     scaling = config.scaling
     if scaling == "auto":
         sharper = norm / goal.target
@@ -234,7 +233,7 @@ def _solve_network(
 
 def _solve_layers(
     model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
-) -> tuple[Goal, Outcome, None]:
+) -> tuple[Goal, search.Outcome, None]:
     norm = model.network_norm() if config.lr == "auto" else math.inf
     goal = config.goal(traits, norm, unscaled=True)
     met = {use.parameter for use in uses}
@@ -293,7 +292,7 @@ def _reason_to_restore(
     old: CurvatureReport,
     after: CurvatureReport,
     target: float,
-    outcome: Outcome,
+    outcome: search.Outcome,
     config: Config,
     sizes: tuple[dict[str, float], dict[str, float]],
 ) -> str:
@@ -316,7 +315,9 @@ def _reason_to_restore(
     return "the new weights are farther from the target" if farther else ""
 
 
-def _judge(after: CurvatureReport, config: Config, target: float, outcome: Outcome) -> tuple[bool, str]:
+def _judge(
+    after: CurvatureReport, config: Config, target: float, outcome: search.Outcome
+) -> tuple[bool, str]:
     """Whether the final report meets the target, and a sentence with the numbers."""
     limit, rows = f"{100 * config.tolerance:.3g} %", _judged(after, config, outcome)
     off = [row for row in rows if not abs(row.norm / target - 1) <= config.tolerance]
@@ -336,7 +337,7 @@ def _judge(after: CurvatureReport, config: Config, target: float, outcome: Outco
     return not off, missed if off else met
 
 
-def _judged(report: CurvatureReport, config: Config, outcome: Outcome) -> Sequence[Any]:
+def _judged(report: CurvatureReport, config: Config, outcome: search.Outcome) -> Sequence[Any]:
     """The rows of a report that must meet the target."""
     if config.rule == "network":
         return [report.network]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +38,7 @@ MAX_GROWTH = 5.0
 SMALLEST = 0.25
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     """Of the pre-activations of a use: the relative variance over examples of their mean square.
 
     `growth` is the logarithm of the mean square that plain gains would have led to; `chain` is the use that
@@ -56,30 +55,27 @@ def variance_corrections(uses: Sequence[WeightUse]) -> dict[int, float]:
     """For each use that needs it, by its order, the factor on its gain."""
     states: dict[int, _State] = {}
     worst: dict[int, float] = {}
-    by_step = {use.step: use for use in uses}
+    kinds = {use.step: use.kind for use in uses}
     for use in uses:
-        feeder = by_step.get(use.upstream.feeder)
         # The units of a dense layer share the size of their example. Those of a convolution see their own
         # neighbourhood each, and average the spread of others away: followed like this, it is overrated.
-        dense = feeder is not None and feeder.kind == use.kind == "dense"
-        state = _follow(use, states.get(use.upstream.feeder) if dense else None)
-        states[use.step] = state
+        dense = kinds.get(use.upstream.feeder) == use.kind == "dense"
+        start = _State(0.0, 0.0, use.step, 1.0)
+        states[use.step] = state = _follow(use, states[use.upstream.feeder] if dense else start, start)
         worst[state.chain] = max(worst.get(state.chain, 0.0), abs(state.growth))
     noteworthy = {chain for chain, growth in worst.items() if growth > math.log(NOTEWORTHY)}
     return {use.order: states[use.step].factor for use in uses if states[use.step].chain in noteworthy}
 
 
-def _follow(use: WeightUse, feeder: _State | None) -> _State:
+def _follow(use: WeightUse, came: _State, start: _State) -> _State:
     function = use.upstream.function or (lambda value: value)
-    came = _State(0.0, 0.0, use.step, 1.0) if feeder is None else feeder
     units = max(1.0, fans_of(use)[0].inputs)
     mean, square, slope = _moments(function, came.spread, units, use.upstream.keep or 1.0)
     if use.kind == "embedding" or not 0 < mean < math.inf or not 0 < square < math.inf:
-        return _State(0.0, 0.0, use.step, 1.0)
+        return start
     ratio = mean / _moments(function, 0.0, units, 1.0)[0]
-    spread = max(0.0, square / mean**2 - 1)
     growth = slope * came.growth + math.log(ratio)
-    return _State(spread, growth, came.chain, 1 / math.sqrt(ratio))
+    return _State(max(0.0, square / mean**2 - 1), growth, came.chain, 1 / math.sqrt(ratio))
 
 
 def _moments(function: Function, spread: float, units: float, keep: float) -> tuple[float, float, float]:

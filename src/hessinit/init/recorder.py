@@ -192,70 +192,66 @@ class Recorder(TorchFunctionMode):
         tensors = trace.Signal, trace.Unknown, Tensor
         if name in ("max", "min") and any(isinstance(one, tensors) for one in others):
             name = f"{name}imum"  # of two tensors, not over a dimension
-        return self._step(name, call, tuple(dict.fromkeys(one.index for one in signals)), shape)
+        add = functools.partial(self.trace.add, shape=shape)
+        return _step(add, name, call, tuple(dict.fromkeys(one.index for one in signals)))
 
-    def _step(
-        self, name: str, call: trace.ReplayableCall, sources: tuple[int, ...], shape: trace.Shape
-    ) -> trace.Signal:
-        kind = trace.KIND_OF.get(name, "unknown")
-        constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
-        if kind == "mix" and len(sources) == 1 and constants:
-            kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
-        passed = trace.ReplayableCall.identity(sources[0])
-        if kind == "dropout":
-            given = arguments(call.args, call.kwargs, "input p training")
-            p, active = given.get("p", 0.5), bool(given.get("training", True))
-            if p == 0:
-                return self.trace.add(name, "rearrange", sources[:1], call=passed, shape=shape)
-            keep = 1.0 if name in trace.ALPHA_DROPOUTS else 1.0 - p
-            words = f"{name.rstrip('123d')} {p:g}"
-            return self.trace.add(words, kind, sources[:1], keep=keep, active=active, shape=shape)
-        # A mask that is a signal may be made of the very signal that it multiplies, as in a handwritten ReLU.
-        if kind == "elementwise" or (name == "masked_fill" and len(sources) > 1):
-            return self._elementwise(name, call, sources, shape)
-        if kind in ("rearrange", "norm", "pool", "split"):
-            # The further signals are indices, masks, statistics or gains.
-            numbers = name in trace.CASTS and name not in trace.TO_INTEGERS
-            kept = passed if numbers or name in ("masked_fill", "sort") else call
-            return self.trace.add(name, kind, sources[:1], call=kept, shape=shape)
-        return self.trace.add(name, kind, sources, call=call, shape=shape)
 
-    def _elementwise(
-        self, name: str, call: trace.ReplayableCall, sources: tuple[int, ...], shape: trace.Shape
-    ) -> trace.Signal:
-        def rearranged(words: str) -> trace.Signal:
-            passed = trace.ReplayableCall.identity(sources[0])
-            return self.trace.add(words, "rearrange", sources[:1], call=passed, shape=shape)
+def _step(
+    add: Callable[..., trace.Signal], name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
+) -> trace.Signal:
+    """The step of a call that gets signals, and no weight to map them with."""
+    kind = trace.kind_of(name)
+    constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
+    if kind == "mix" and len(sources) == 1 and constants:
+        kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
+    if kind == "dropout":
+        given = arguments(call.args, call.kwargs, "input p training")
+        p, active = given.get("p", 0.5), bool(given.get("training", True))
+        if p == 0:
+            return add(name, "rearrange", sources[:1])
+        keep = 1.0 if name in trace.ALPHA_DROPOUTS else 1.0 - p
+        return add(f"{name.rstrip('123d')} {p:g}", kind, sources[:1], keep=keep, active=active)
+    # A mask that is a signal may be made of the very signal that it multiplies, as in a handwritten ReLU.
+    if kind == "elementwise" or (name == "masked_fill" and len(sources) > 1):
+        return _elementwise(add, name, call, sources)
+    if kind in ("rearrange", "norm", "pool", "split"):
+        # The further signals are indices, masks, statistics or gains.
+        passed = name in trace.CASTS - trace.TO_INTEGERS or name in ("masked_fill", "sort")
+        return add(name, kind, sources[:1], call=None if passed else call)
+    return add(name, kind, sources, call=call)
 
-        leaves = trace.leaves_of([call.args, dict(call.kwargs)])
-        learned = [leaf.value for leaf in leaves if isinstance(leaf, trace.Derived)]
-        others = [*learned, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
-        unknown = any(isinstance(leaf, trace.Unknown) for leaf in leaves)
-        if unknown and name not in trace.SUMS:
-            raise ValueError(f"{name} of a signal and a shape")
-        numbers = {id(other): _one_number(other, name) for other in others}
-        several = [other for other in others if numbers[id(other)] is None]
-        if name in trace.SUMS and len(sources) == 1 and learned and all(map(_is_vector, others)):
-            return rearranged("bias")
-        if unknown or (name in trace.SUMS and len(sources) == 1 and (several or learned)):
-            return self.trace.add(name, "sum", sources, shape=shape)
-        if name in ("mul", "div") and len(sources) == 1 and learned:
-            # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to undo.
-            return rearranged("scale")
-        if any(_is_mask(other) for other in (others if name in trace.SCALINGS else several)):
-            return rearranged("mask")
-        if several:
-            return self.trace.add(name, "unknown", sources, shape=shape)
 
-        def plain(leaf: Any) -> Any:
-            leaf = leaf.value if isinstance(leaf, trace.Derived) else leaf
-            return numbers.get(id(leaf), leaf)
+def _elementwise(
+    add: Callable[..., trace.Signal], name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
+) -> trace.Signal:
+    leaves = trace.leaves_of([call.args, dict(call.kwargs)])
+    learned = [leaf.value for leaf in leaves if isinstance(leaf, trace.Derived)]
+    others = [*learned, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
+    numbers = {id(other): _one_number(other, name) for other in others}
+    several = [other for other in others if numbers[id(other)] is None]
+    unknown = any(isinstance(leaf, trace.Unknown) for leaf in leaves)
+    if unknown and name not in trace.SUMS:
+        raise ValueError(f"{name} of a signal and a shape")
+    if name in trace.SUMS and len(sources) == 1 and learned and all(map(_is_vector, others)):
+        return add("bias", "rearrange", sources)
+    if unknown or (name in trace.SUMS and len(sources) == 1 and (several or learned)):
+        return add(name, "sum", sources)
+    if name in ("mul", "div") and len(sources) == 1 and learned:
+        # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to undo.
+        return add("scale", "rearrange", sources)
+    if any(_is_mask(other) for other in (others if name in trace.SCALINGS else several)):
+        return add("mask", "rearrange", sources[:1])
+    if several:
+        return add(name, "unknown", sources)
 
-        args, kwargs = trace.map_leaves(plain, [call.args, dict(call.kwargs)])
-        if name == "rrelu":  # its slope is drawn in train mode; the mean slope stands for it
-            args, kwargs = args[:3], {key: kwargs[key] for key in ("lower", "upper") if key in kwargs}
-        call = trace.ReplayableCall(call.function, args, kwargs)
-        return self.trace.add(name, "elementwise", sources, call=call, shape=shape)
+    def plain(leaf: Any) -> Any:
+        leaf = leaf.value if isinstance(leaf, trace.Derived) else leaf
+        return numbers.get(id(leaf), leaf)
+
+    args, kwargs = trace.map_leaves(plain, [call.args, dict(call.kwargs)])
+    if name == "rrelu":  # its slope is drawn in train mode; the mean slope stands for it
+        args, kwargs = args[:3], {key: kwargs[key] for key in ("lower", "upper") if key in kwargs}
+    return add(name, "elementwise", sources, call=trace.ReplayableCall(call.function, args, kwargs))
 
 
 def _derive(name: str, parameters: list[trace.Derived], result: Any) -> trace.Derived:

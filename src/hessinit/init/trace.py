@@ -40,12 +40,7 @@ REARRANGING = CASTS | _names(
 SPLITS = _names("chunk split tensor_split unbind")
 # Means, extremes and sums over positions: passed through, and not counted, unless they are `RESIZING`.
 REDUCTIONS = _names("mean sum std var norm vector_norm amax amin max min median logsumexp prod")
-_POOL_KINDS = ("max", "avg", "lp", "adaptive_avg", "adaptive_max")
-_POOLINGS = [f"{kind}_pool{n}d" for kind in _POOL_KINDS for n in (1, 2, 3)]
-POOLING = REDUCTIONS | {*_POOLINGS, *(f"{name}_with_indices" for name in _POOLINGS)} | _names(
-    "interpolate fractional_max_pool2d fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d "
-    "grid_sample cumsum scatter_add scatter_reduce index_add cumprod"
-)  # fmt: skip
+POOLING = REDUCTIONS | _names("interpolate grid_sample cumsum scatter_add scatter_reduce index_add cumprod")
 # What they give is not of the size of what they got, by a factor that depends on how much they add up.
 RESIZING = _names(
     "sum norm vector_norm prod logsumexp cumsum cumprod scatter_add scatter_reduce index_add lp_pool1d "
@@ -53,7 +48,6 @@ RESIZING = _names(
 )
 # Alpha dropouts keep mean and variance: nothing is to be made up for.
 ALPHA_DROPOUTS = _names("alpha_dropout feature_alpha_dropout")
-DROPOUTS = ALPHA_DROPOUTS | _names("dropout dropout1d dropout2d dropout3d feature_dropout")
 DRAWING = _names("bernoulli rand randn rand_like randn_like uniform normal exponential")
 SCALINGS = _names("mul div neg multiply divide true_divide rdiv")
 SUMS = _names("add sub rsub subtract lerp")
@@ -75,9 +69,7 @@ _KINDS = {
     "pool": POOLING,
     "rearrange": REARRANGING,
     "split": SPLITS,
-    "dropout": DROPOUTS,
     "elementwise": ELEMENTWISE,
-    "norm": _names("batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm"),
     # One unit depends on the others: no gain follows from them.
     "normalizing": _names(
         "softmax log_softmax softmin normalize gumbel_softmax softmax2d cosine_similarity renorm"
@@ -86,8 +78,7 @@ _KINDS = {
     "cat": _names("cat concat concatenate stack hstack vstack dstack column_stack"),
     "gate": _names("glu"),
 }
-# The role of a function that gets a signal and no weight.
-KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
+_KIND_BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names}
 _OPERATORS = {
     "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "isub": "sub", "truediv": "div",
     "itruediv": "div", "idiv": "div", "rmatmul": "matmul", "imatmul": "matmul", "ipow": "pow",
@@ -108,6 +99,17 @@ def name_of(function: Callable[..., Any] | str) -> str:
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     name = name.strip("_").removeprefix("linalg_")
     return _OPERATORS.get(name, name)
+
+
+def kind_of(name: str) -> str:
+    """The role of a function that gets a signal and no weight.
+
+    >>> [kind_of(name) for name in ("tanh", "max_pool2d", "softmax", "qr")]
+    ['elementwise', 'pool', 'normalizing', 'unknown']
+    """
+    families = {"dropout": "dropout", "pool": "pool", "_norm": "norm"}
+    found = (kind for part, kind in families.items() if part in name)
+    return _KIND_BY_NAME.get(name) or next(found, "unknown")
 
 
 # --- What stands for the tensors of a forward pass --------------------------------------------------------
@@ -164,15 +166,6 @@ class ReplayableCall:
             return leaf.value if isinstance(leaf, Derived) else leaf
 
         return self.function(*map_leaves(put, self.args), **map_leaves(put, dict(self.kwargs)))
-
-    @classmethod
-    def identity(cls, source: int) -> ReplayableCall:
-        """The call of a step that returns its input; a condition becomes numbers."""
-
-        def same(value: Any) -> Any:
-            return value.double() if isinstance(value, Tensor) and value.dtype is torch.bool else value
-
-        return cls(same, (Signal(source),))
 
 
 def parametrized_name(parameter: str) -> str:
@@ -262,7 +255,8 @@ class WeightUse:
 class Step:
     """One call. `sources` are the steps whose results it consumes, `shape` that of its result where known.
 
-    `kind` is its role: as in `KIND_OF`, or "input", "weight", "state", "gates", "sum", "product", "unknown".
+    `call` is None where the elements of the first source are passed on, or where nobody runs it again.
+    `kind` is its role: as by `kind_of`, or "input", "weight", "state", "gates", "sum", "product", "unknown".
     """
 
     index: int
@@ -334,10 +328,9 @@ def simplify(trace: Trace) -> None:
 
 def _rewritten(trace: Trace, step: Step) -> Step:
     root, between = _common_root(trace, step)
-    source, sums = step.sources[0], step.name in SUMS
-    reductions = [inner for inner in between if inner.kind == "pool"]
+    sums, reductions = step.name in SUMS, [inner for inner in between if inner.kind == "pool"]
     if root is None and step.name == "masked_fill":
-        return replace(step, kind="rearrange", sources=(source,), call=ReplayableCall.identity(source))
+        return replace(step, kind="rearrange", sources=(step.sources[0],), call=None)
     if root is None:
         return replace(step, kind="product" if step.name == "mul" else "sum" if sums else "unknown")
     if not reductions:
@@ -345,13 +338,10 @@ def _rewritten(trace: Trace, step: Step) -> Step:
         words = ", ".join(inner.name for inner in steps if inner.kind != "rearrange")
         call = ReplayableCall(_composite(steps, root), (Signal(root),))
         return replace(step, name=words, sources=(root,), call=call)
-    if step.name in SCALINGS and not any(inner.resizes for inner in reductions):
-        return replace(step, name="norm by hand", kind="norm", sources=(root,))
-    if sums and not any(inner.resizes for inner in reductions):
-        return replace(
-            step, name="centre", kind="rearrange", sources=(root,), call=ReplayableCall.identity(root)
-        )
-    return replace(step, kind="sum" if sums else "unknown")
+    if any(inner.resizes for inner in reductions) or not (sums or step.name in SCALINGS):
+        return replace(step, kind="sum" if sums else "unknown")
+    name, kind = ("centre", "rearrange") if sums else ("norm by hand", "norm")
+    return replace(step, name=name, kind=kind, sources=(root,), call=None)
 
 
 def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
@@ -367,7 +357,7 @@ def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
         reduces = latest.kind == "pool" and latest.name in REDUCTIONS
         if not (passes or reduces or latest.kind == "elementwise") or not latest.sources:
             return None, []
-        between.append(replace(latest, call=ReplayableCall.identity(latest.sources[0])) if passes else latest)
+        between.append(replace(latest, call=None) if passes else latest)
         frontier = frontier - {latest.index} | set(latest.sources)
     return frontier.pop(), between[::-1]
 
@@ -383,8 +373,10 @@ def _composite(steps: list[Step], root: int) -> Callable[[Any], Any]:
     def evaluate(value: Any) -> Any:
         values = {root: value}
         for step in steps:
-            assert step.call is not None
-            values[step.index] = step.call.run(lambda signal: values[signal.index])
+            passed = values[step.sources[0]]
+            passed = passed.double() if passed.dtype is torch.bool else passed  # a condition becomes numbers
+            run = step.call and step.call.run
+            values[step.index] = run(lambda signal: values[signal.index]) if run else passed
         return values[steps[-1].index]
 
     return evaluate

@@ -224,10 +224,11 @@ def _arrivals(
         call = consumer.call
         if consumer.kind == "gate" and call is not None:
             yield from map(numbers, value.chunk(2, call.kwargs.get("dim", (*call.args, -1)[1])))
-        elif consumer.kind in ("rearrange", "split") and call is not None:
+        elif consumer.kind in ("rearrange", "split"):
             # An expansion keeps the channels, and its shape may not be known.
-            same = consumer.name.startswith(("expand", "broadcast"))
-            yield from _arrivals(downstream, consumer, value if same else call.run(value_of), around)
+            same = call is None or consumer.name.startswith(("expand", "broadcast"))
+            moved = value if same or call is None else call.run(value_of)
+            yield from _arrivals(downstream, consumer, moved, around)
         else:
             yield numbers(value)
     if not consumers:

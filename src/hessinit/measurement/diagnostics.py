@@ -53,9 +53,12 @@ def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagn
     """
     gathered = {name: _Gathered() for name in problem.leaves}
     for evaluation in evaluations:
-        output, layers = record_layer_values(problem, evaluation.batch)
+        recorder = _Recorder(problem.leaves, evaluation.batch)
+        with recorder:
+            output = problem.output(evaluation.batch)
+        recorder.inspect(output)
+        uses = recorder.layer_values(output)
         loss = problem.loss_of(output, evaluation.batch) * evaluation.weight
-        uses = [(name, one) for name, found in layers.items() for one in found]
         tensors = [*problem.leaves.values(), *(one.after for _, one in uses)]
         inputs: Any = [*problem.leaves.values(), *(one.edge for _, one in uses)]
         found = torch.autograd.grad(loss, inputs, allow_unused=True)
@@ -64,7 +67,7 @@ def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagn
             for tensor, gradient in zip(tensors, found, strict=True)
         )
         for name in problem.leaves:
-            gathered[name].add_weight_gradient(next(gradients))
+            gathered[name].weight_gradient += next(gradients)
         for name, values in uses:
             gathered[name].add(values, next(gradients))
     unused = unused_leaves(evaluations)
@@ -79,7 +82,7 @@ class _Gathered:
         self._names: dict[str, None] = {}
         self._alive: dict[int, Tensor] = {}
         self._saturated, self._saturable = 0, 0
-        self._weight_gradient: Tensor | None = None
+        self.weight_gradient: Tensor | float = 0.0
 
     def add(self, values: LayerValues, gradient: Tensor) -> None:
         self._own.add(values.own)
@@ -91,19 +94,15 @@ class _Gathered:
             # As many units as in another use are the same units: those of a cell at its next step, say.
             known = self._alive.get(len(alive))
             self._alive[len(alive)] = alive if known is None else alive | known
-        saturated = _count_saturated(values)
+        saturated = _saturated_entries(values)
         if saturated is not None:
-            self._saturated += saturated[0]
-            self._saturable += saturated[1]
-
-    def add_weight_gradient(self, gradient: Tensor) -> None:
-        known = self._weight_gradient
-        self._weight_gradient = gradient if known is None else known + gradient
+            self._saturated += int(saturated.sum())
+            self._saturable += saturated.numel()
 
     def conclude(self, unused: bool) -> Diagnostics:
-        if unused or self._weight_gradient is None:
+        if unused:
             return Diagnostics(reason="the forward does not use it")
-        norm = float(torch.linalg.vector_norm(self._weight_gradient, dtype=torch.float64))
+        norm = float(torch.linalg.vector_norm(torch.as_tensor(self.weight_gradient), dtype=torch.float64))
         if not self._after.count:
             return Diagnostics(weight_gradient_norm=norm, reason="it never meets a tensor of the batch")
         units = sum(len(alive) for alive in self._alive.values())
@@ -132,30 +131,23 @@ class Moments:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self._mean = 0.0
-        self._squares = 0.0
+        self.count, self.mean, self._squares = 0, 0.0, 0.0
 
     def add(self, values: Tensor) -> None:
         if values.numel() == 0:
             return
         values = values.double()
         count, mean = values.numel(), float(values.mean())
-        step = mean - self._mean
+        step = mean - self.mean
         total = self.count + count
         self._squares += float((values - mean).square().sum()) + step * step * self.count * count / total
-        self._mean += step * count / total
+        self.mean += step * count / total
         self.count = total
 
     @property
-    def mean(self) -> float | None:
-        """None without numbers."""
-        return self._mean if self.count else None
-
-    @property
-    def std(self) -> float | None:
-        """Of the numbers themselves (divided by their count); None without numbers."""
-        return math.sqrt(self._squares / self.count) if self.count else None
+    def std(self) -> float:
+        """Of the numbers themselves (divided by their count)."""
+        return math.sqrt(self._squares / self.count)
 
 
 def _activation_name(node: Node | None) -> str:
@@ -169,25 +161,19 @@ def _activation_name(node: Node | None) -> str:
     return name
 
 
-def _count_saturated(values: LayerValues) -> tuple[int, int] | None:
-    """How many entries are saturated, of how many; None for an activation without bounds.
+def _saturated_entries(values: LayerValues) -> Tensor | None:
+    """Which entries are saturated; None for an activation without bounds.
 
     At the low end of one that starts at 0 (as relu6 does) an entry is 0, not saturated.
     """
-    node: Any = values.activation
-    name = _activation_name(node)
-    after = values.after
-    if name in ("hardtanh", "relu6"):
-        # The bounds as the activation itself rounds them.
-        low, high = (
-            torch.tensor(bound, dtype=after.dtype) for bound in (node._saved_min_val, node._saved_max_val)
-        )
-        saturated = after >= high if low == 0 else (after <= low) | (after >= high)
-    elif name in _RELATIVE_SLOPES:
-        saturated = _RELATIVE_SLOPES[name](values.entry, after) < SATURATED_BELOW
-    else:
+    node, name, after = values.activation, _activation_name(values.activation), values.after
+    if name in _RELATIVE_SLOPES:
+        return _RELATIVE_SLOPES[name](values.entry, after) < SATURATED_BELOW
+    if node is None or name not in ("hardtanh", "relu6"):
         return None
-    return int(saturated.sum()), saturated.numel()
+    # The bounds as the activation itself rounds them.
+    low, high = (torch.tensor(one, dtype=after.dtype) for one in (node._saved_min_val, node._saved_max_val))
+    return after >= high if low == 0 else (after <= low) | (after >= high)
 
 
 def _living_units(values: LayerValues) -> Tensor | None:
@@ -230,29 +216,11 @@ class LayerValues:
     is_convolution: bool
 
 
-def record_layer_values(problem: Problem, batch: Batch) -> tuple[Tensor, dict[str, list[LayerValues]]]:
-    """The output of one more forward, with its graph, and the values of each leaf's uses in execution order.
-
-    A weight that is transformed first (normalized, split, rearranged) is followed to where it meets the data.
-    """
-    recorder = _Recorder(problem.leaves, batch)
-    with recorder:
-        output = problem.output(batch)
-    recorder.inspect(output)
-    consumers = consumers_of(output)
-    layers: dict[str, list[LayerValues]] = {}
-    for name, spots in recorder.uses.items():
-        reached = sorted(
-            (spot for spot in spots if spot[0] in consumers), key=lambda at: at[0]._sequence_nr()
-        )
-        layers[name] = [recorder.values_of(spot, consumers) for spot in reached]
-    return output, layers
-
-
 class _Recorder(TorchDispatchMode):
     """Sees every operation of a forward; knows which tensors depend on the data and which on weights alone.
 
-    A tensor is looked at when it becomes the argument of a later operation: by then it carries its node.
+    A tensor is looked at when it becomes the argument of a later operation: by then it carries its node. A
+    weight that is transformed first (normalized, split, rearranged) is followed to where it meets the data.
     """
 
     def __init__(self, leaves: dict[str, Tensor], batch: Batch) -> None:
@@ -268,7 +236,7 @@ class _Recorder(TorchDispatchMode):
         self._open: set[Spot] = set()
         self._followers: set[Spot] = set()
         self._values: dict[Spot, Tensor] = {}
-        self.uses: dict[str, list[Spot]] = {name: [] for name in leaves}
+        self._uses: dict[str, list[Spot]] = {name: [] for name in leaves}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -308,7 +276,7 @@ class _Recorder(TorchDispatchMode):
                 self._carriers[spot] = carried
                 return
             for name in carried:
-                self.uses[name].append(spot)
+                self._uses[name].append(spot)
             self._open.add(spot)
             self._values[spot] = tensor.detach().clone()  # it may be overwritten later
         if any(source in self._open for source in node.next_functions):
@@ -320,7 +288,17 @@ class _Recorder(TorchDispatchMode):
                 self._followers.add(spot)
                 self._values[spot] = tensor.detach().clone()
 
-    def values_of(self, spot: Spot, consumers: Consumers) -> LayerValues:
+    def layer_values(self, output: Tensor) -> list[tuple[str, LayerValues]]:
+        """The values of all uses that the output depends on, by leaf, in execution order."""
+        consumers = consumers_of(output)
+        return [
+            (name, self._values_of(spot, consumers))
+            for name, spots in self._uses.items()
+            for spot in sorted(spots, key=lambda spot: spot[0]._sequence_nr())
+            if spot[0] in consumers
+        ]
+
+    def _values_of(self, spot: Spot, consumers: Consumers) -> LayerValues:
         """From a use through its bias, or a normalization, to its activation, if it is the only way on."""
         own, at, activation, normalized = spot, spot, None, None
         while len(consumers[at[0]]) == 1 and (consumers[at[0]][0], 0) in self._followers:

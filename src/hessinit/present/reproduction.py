@@ -147,7 +147,7 @@ def _table_blocks(table: PaperTable, title: str) -> list[doc.Block]:
     return [
         *(doc.Table(caption, block, show_caption=True, text_only=True)
           for caption, block in zip(titles, blocks, strict=False)),
-        doc.Table(title, whole, show_caption=True, page_only=True),
+        doc.Table(table.title, whole, show_caption=True, page_only=True),
         doc.Paragraph(f"{table.title}: {' '.join(filter(None, parts))}", "small"),
     ]  # fmt: skip
 

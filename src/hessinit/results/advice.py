@@ -136,11 +136,10 @@ def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = F
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LearningRateAdvice(Result):
-    """The rate of the largest guaranteed decrease, the stability limit, and whether to warm up.
+    """The rate of the largest guaranteed decrease, the stability limit, and whether to warm up to `lr`.
 
     The rates follow from `norm`: ‖H‖ for gradient descent, the norm of the preconditioned curvature for Adam
-    and AdamW. `weights` names the parameters that the numbers are about, `frozen` counts the entries among
-    them that no gradient moves. `lr` is the rate that the advice was asked about, if any.
+    and AdamW. `weights` are the parameters counted, `frozen` the number of entries that no gradient moves.
     """
 
     KIND: ClassVar[str] = "hessinit learning-rate advice"

@@ -137,19 +137,16 @@ class Comparison(Result):
         return sum(run.diverged for run in self.runs_of(scheme, learning_rate))
 
     def norm(self, scheme: str, learning_rate: float | None = None, layer: str = NETWORK) -> float:
-        """Return the initial ‖H‖ of a layer, or of the network: the mean over seeds; nan where not measured.
+        """Return the mean initial ‖H‖ of a layer, or of the network, over seeds; nan where not measured.
 
         For a scheme that depends on the rate, no `learning_rate` means its best one.
         """
         if learning_rate is None:
-            best = self.best_rate(scheme)
-            learning_rate = self.learning_rates[0] if math.isnan(best) else best
-        chosen = self.runs_of(scheme, learning_rate)
-        if scheme not in self.rate_dependent:
-            chosen = tuple(run for run in self.runs if run.scheme == scheme)
-        norms = [run.norms[layer] for run in chosen if run.norms is not None and layer in run.norms]
-        if not all(map(math.isfinite, norms)):
-            return math.nan if any(map(math.isnan, norms)) else math.inf
+            learning_rate = self.best_rate(scheme)
+        runs = [run for run in self.runs if run.scheme == scheme]
+        if scheme in self.rate_dependent:
+            runs = [run for run in runs if run.learning_rate == learning_rate]
+        norms = [run.norms[layer] for run in runs if run.norms is not None and layer in run.norms]
         return statistics.fmean(norms) if norms else math.nan
 
     def trains(self, scheme: str, learning_rate: float) -> bool:

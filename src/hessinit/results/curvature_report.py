@@ -233,10 +233,7 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
     @property
     def learning_rate(self) -> float:
-        """γ* = 1/‖H‖, the step of the largest guaranteed decrease; inf when ‖H‖ is 0, 0 when it is inf.
-
-        Without `network_measured`, ‖H‖ is a lower bound, and this an upper one: it guarantees nothing.
-        """
+        """γ* = 1/‖H‖, the step of the largest guaranteed decrease; a bound without `network_measured`."""
         return self.stable_learning_rate / 2
 
     @property
@@ -270,10 +267,7 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         self, optimizer: str = "sgd", *, lr: float | None = None, momentum: float | None = None,
         weight_decay: float | None = None,
     ) -> LearningRateAdvice:  # fmt: skip
-        """Return rates for gradient descent ("sgd", "momentum", "nesterov"), and whether to warm up to `lr`.
-
-        Adam's depend on the gradient, too: `hessinit.advise` measures them.
-        """
+        """Return rates for gradient descent ("sgd", "momentum" or "nesterov"), and whether to warm up."""
         from hessinit.results.advice import advise_descent, check_rate, named_descent
 
         given: object = optimizer

@@ -91,11 +91,10 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Initialization(_Applied):
-    """What `initialize_` did, and the way back; `print` shows it as a table.
+    """What `initialize_` did, and the way back.
 
     `scales` holds the factor of each weight on top of the scheme. `before` is None where the weights, or the
-    network's output, were not finite. Reports hold the layers where these are cheap to measure (few outputs)
-    or where the rule is about them, else the network alone.
+    network's output, were not finite. Reports hold the network alone where layers are costly to measure.
 
     >>> result = Initialization(before=None, after=None, scales={"fc3": 0.5}, target=40.0, rule="network",
     ...                         scheme="keep", scaling="last", converged=True, reason="within 5 %")

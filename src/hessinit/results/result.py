@@ -118,8 +118,7 @@ _type_hints = cache(typing.get_type_hints)
 
 
 def _brief(data: Plain) -> str:
-    text = repr(data)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return repr(data)[:60]
 
 
 def _parse(text: str | bytes, source: str) -> Plain:
@@ -209,10 +208,7 @@ class Result(PlainData):
         write_text(path, presenter().to_page(self))
 
     def plot(self, which: str | Sequence[str] | None = None, ax: Axes | Sequence[Axes] | None = None) -> Axes:
-        """Draw charts by name, by default the first, on `ax` or a new figure; return the first one's axes.
-
-        An unknown name is answered with the names of the charts; `.figure.savefig(…)` writes the picture.
-        """
+        """Draw charts by name, by default the first, on `ax` or a new figure; return the first one's axes."""
         return presenter().draw(self, which, ax)[0]
 
     @property
@@ -282,12 +278,13 @@ class ByName(Generic[Row]):
 
     def __getitem__(self, key: str | int) -> Row:
         """Return the layer of that name, alias or position."""
+        if isinstance(key, int):
+            return self.layers[key]
         named = {name: row for row in reversed(self.layers) for name in (row.name, *row.aliases)}
-        if isinstance(key, int) or key in named:
-            row: Row = self.layers[key] if isinstance(key, int) else named[key]
-            return row
-        hint = did_you_mean(str(key), list(named))
-        raise KeyError(f"no layer is called {key!r}; `names` lists them.{hint}")
+        if key not in named:
+            hint = did_you_mean(str(key), list(named))
+            raise KeyError(f"no layer is called {key!r}; `names` lists them.{hint}")
+        return named[key]
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.layers)

@@ -56,11 +56,11 @@ class TrackedPoint:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Tracking(Result):
-    """What `track` found; `print` shows a table and a verdict, `plot` the sharpness against its limit.
+    """What `track` found.
 
-    `losses` holds training losses by step, thinned to a thousand. `examples` counts those of the tracked
-    batch. `optimizer` is empty where none was given: the limit is then that of plain gradient descent.
-    `spent` are the seconds that measuring took with logging and writing; None: those of the points.
+    `losses` holds training losses by step, thinned to a thousand. `optimizer` is empty where none was given:
+    the limit is then that of plain gradient descent. `spent` are the seconds that measuring took with logging
+    and writing; None: those of the points.
 
     >>> point = TrackedPoint(step=0, seconds=1.0, measuring_seconds=0.1, loss=2.3, lr=0.1, norm=30.0,
     ...                      error=0.1, converged=True, lr_times_norm=3.0, stable_learning_rate=2 / 30,
