@@ -36,15 +36,12 @@ class Extremes:
 
     @property
     def norm(self) -> Estimate:
-        """The spectral norm: the larger of the two absolute values."""
         larger = self.top if abs(self.top.value) >= abs(self.bottom.value) else self.bottom
         return replace(larger, value=abs(larger.value))
 
 
 @dataclass(frozen=True)
 class LanczosSettings:
-    """Tolerance, maximum number of iterations and seed of the Lanczos runs."""
-
     tolerance: float
     max_iterations: int
     seed: int
@@ -62,7 +59,6 @@ class Engine(ABC):
     _settings: LanczosSettings
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
-        """The extremes of each leaf's own block."""
         return {name: self.extremes([name]) for name in names}
 
     @abstractmethod
@@ -199,8 +195,6 @@ def seen_hessian(use: OutputHessian) -> CallHessian | None:
 
 
 class HessianEngine(Engine):
-    """Lanczos on the exact Hessian."""
-
     reason = "exact second derivatives, reverse over reverse"
 
     def __init__(self, evaluations: Sequence[Evaluation], settings: LanczosSettings) -> None:

@@ -197,7 +197,6 @@ class _Lockstep:
         self.tops: list[krylov.Array] = []  # the top Ritz values of every check
 
     def advance(self) -> None:
-        """One product each, orthogonalized against its own basis."""
         step = self.runs[0].steps
         vectors = [torch.from_numpy(row).to(self._device) for row in self._basis[:, step]]
         found = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]
