@@ -22,6 +22,7 @@ from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
+from hessinit.training.advise import advise
 from tiny import Net, inputs, labels, raise_from
 from zoo.snapshot import differences, snapshot
 
@@ -132,6 +133,9 @@ def test_rates_of_every_kind() -> None:
     assert (adam.converged, adam.scaling, adam.lr) == (True, "none", 1e-3)
     assert set(adam.scales.values()) == {1.0}
     assert "do not grow with the gradient" in adam.reason
+    model = mlp(4)
+    own = initialize_(model, LOSS, digits(), lr="auto", optimizer="adamw")
+    assert own.lr == advise(model, LOSS, digits(), optimizer="adamw").learning_rate
     neither = initialize_(mlp(3), LOSS, digits())
     assert (neither.target, neither.lr, neither.kappa) == (1.0, None, None)
     assert neither.after.network.norm == pytest.approx(1.0, rel=0.05)
