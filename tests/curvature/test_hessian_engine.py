@@ -53,6 +53,7 @@ def stored() -> nn.Module:
     return Net(lambda m, x: torch.tanh(x @ m.first) @ m.last, first=first, last=last)
 
 
+PARTLY_USED = built(lambda m, x: m.used(x), used=(12, 3), unused=(12, 3))
 ZEROS = torch.tensor([[0.0], [1], [1], [0], [1]])
 PROBLEMS: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
     "an output used twice": (built(twofold, first=(12, 4), second=(4, 4), last=(4, 3)), LOSS, None),
@@ -65,7 +66,7 @@ PROBLEMS: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
     "positions folded into rows": (network, per_token, (features(2, 3, 12), labels().view(2, 3))),
     "inputs far from the origin": (network, LOSS, (features() * 1e-2 + 1.0, labels(5))),
     "several outputs, squares": (network, nn.MSELoss(), (features(), features(5, 3))),
-    "an unused layer": (built(lambda m, x: m.used(x), used=(12, 3), unused=(12, 3)), LOSS, None),
+    "an unused layer, and unseen weights": (PARTLY_USED, nn.MSELoss(), (features(), features(5, 3))),
     "concave": (network, lambda z, t: -z.pow(2).mean(), None),
     "linear": (network, lambda z, t: z.sum(), None),
     "several batches": (network, LOSS, [(features(), labels(5)), (features(3, 12), labels(3))]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -212,26 +211,23 @@ class Renamed(torch.optim.AdamW):
     """Counts as its parent, for it steps as that does."""
 
 
-INSTANCES: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), {}),
-    "weight decay": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2), {"weight_decay": 0.2}),
-    "ignored dampening": (lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5), {}),
-    "nesterov": (
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.7, nesterov=True),
-        {"optimizer": "nesterov", "momentum": 0.7},
-    ),
-    "adam": (
-        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.99), eps=1e-4),
-        {"optimizer": "adam", "betas": (0.8, 0.99), "eps": 1e-4},
-    ),
-    "adamw": (lambda p: Renamed(p, lr=0.1), {"optimizer": "adamw"}),
-}
+NESTEROV = {"momentum": 0.7, "nesterov": True}
+ADAM = {"betas": (0.8, 0.99), "eps": 1e-4}
 
 
-@pytest.mark.parametrize(("build", "named"), INSTANCES.values(), ids=INSTANCES)
-def test_a_torch_optimizer_is_read_and_nothing_is_changed(build: Any, named: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings", "named"),
+    [
+        (torch.optim.SGD, {"dampening": 0.5}, {}),  # ignored without a momentum
+        (torch.optim.SGD, {"weight_decay": 0.2}, {"weight_decay": 0.2}),
+        (torch.optim.SGD, NESTEROV, {"optimizer": "nesterov", "momentum": 0.7}),
+        (torch.optim.Adam, ADAM, {"optimizer": "adam", **ADAM}),
+        (Renamed, {}, {"optimizer": "adamw"}),
+    ],
+)
+def test_a_torch_optimizer_is_read_and_nothing_is_changed(kind: Any, settings: Any, named: Any) -> None:
     model = network()
-    optimizer = build(model.parameters())
+    optimizer = kind(model.parameters(), lr=0.1, **settings)
     state, before = copy.deepcopy(optimizer.state_dict()), snapshot(model, LOSS, batch())
     advice = advise(model, LOSS, batch(), optimizer=optimizer, **TIGHT)
     expected = advise(model, LOSS, batch(), lr=0.1, **named, **TIGHT)
@@ -247,13 +243,9 @@ def test_groups_with_rates_and_decays_of_their_own_have_the_dense_limit(
     kind: Any, rates: tuple[float, float], decays: tuple[float, float]
 ) -> None:
     """The truth: the largest eigenvalue of the dense matrix in coordinates where all groups move alike."""
-    model = network(dtype=torch.float64)
-    data = (inputs(12).double(), labels(12))
-    groups = [
-        {"params": model[place].parameters(), "lr": rate, "weight_decay": decay}
-        for place, rate, decay in zip((0, 2), rates, decays, strict=True)
-    ]
-    optimizer = kind(groups)
+    model, data = network(dtype=torch.float64), (inputs(12).double(), labels(12))
+    settings = zip((model[0], model[2]), rates, decays, strict=True)
+    optimizer = kind([{"params": p.parameters(), "lr": r, "weight_decay": d} for p, r, d in settings])
     advice = advise(model, LOSS, data, optimizer=optimizer, tolerance=1e-8)
     if kind is torch.optim.SGD:
         sizes = torch.tensor([model[0].weight.numel(), model[2].weight.numel()])

@@ -51,8 +51,7 @@ def test_a_vanishing_layer_is_named_with_its_norm_the_rule_the_way_out_and_the_t
     assert str(failure.value).startswith(
         """\
 not sound:
-fc: ‖H‖ = 0.0001 is below smallest=0.001. Fit the weights: hessinit.initialize_(model, loss, batch,
-lr=…).
+fc: ‖H‖ = 0.0001 is below smallest=0.001. Fit the weights: hessinit.initialize_(model, loss, batch, lr=…).
 
  layer     weight      ‖H‖   verdict
 ───────────────────────────────────────

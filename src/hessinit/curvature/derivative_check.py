@@ -187,13 +187,11 @@ def check_loss(evaluation: Evaluation) -> None:
 
 @dataclass(frozen=True)
 class _Try:
-    """The function on both sides, its change, and the distance of the change from the derivative by row."""
-
     attempt: Attempt
     plus: Matrices
     minus: Matrices
     change: Matrices
-    off: Tensor
+    off: Tensor  # the distance of the change from the derivative, by row
 
 
 class _Comparison:

@@ -114,8 +114,6 @@ class WrittenGram(LayerGram):
 
 
 class SumOfGrams(LinearOperator):
-    """The whole network's Gram matrix is the sum of the layers'."""
-
     def __init__(self, grams: Sequence[LayerGram]) -> None:
         matrices = [gram.matrix for gram in grams if gram.matrix is not None]
         self._matrix = torch.stack(matrices).sum(0) if matrices else None
@@ -322,7 +320,6 @@ def _gather_piece(
 def _gather(
     output: Tensor, plan: Sequence[KnownCall], columns: Tensor, part: slice, collectors: Sequence[Collector]
 ) -> None:
-    """Send every column back to the calls of the plan."""
     by_call: list[tuple[Tensor, ...]] = []
     edges = [one.edge for one in plan]
     if all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):

@@ -134,7 +134,6 @@ class LanczosProcess(LanczosState):
 
 
 def small_eigenpairs(matrices: Array) -> tuple[Array, Array]:
-    """Eigenvalues (ascending) and eigenvectors of a small symmetric matrix, or of a stack of them."""
     # Beyond, numpy starts a second pool of threads, and two pools on few cores wait for each other.
     if matrices.shape[-1] <= _LARGEST_FOR_NUMPY:
         values, vectors = np.linalg.eigh(matrices)
@@ -244,7 +243,6 @@ SMALL = 16
 def conclude(
     extreme: RitzExtreme, state: LanczosState, norm: float, tolerance: float, max_iterations: int
 ) -> Estimate:
-    """The estimate of an extreme eigenvalue in the operator's units, with error and stopping reason."""
     steps, scale = state.steps, state.scale
     if scale == 0:
         return Estimate(0.0, 0.0, True, "the operator is zero on a random vector", steps)

@@ -74,8 +74,6 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Rounding:
-    """For every leaf, and for all of them together."""
-
     layers: Mapping[str, RoundingError]
     network: RoundingError
 

@@ -106,12 +106,10 @@ def copy_to(batch: Batch, device: torch.device) -> tuple[Any, Any]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of the model's first parameter."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def hash_data(data: Data) -> str:
-    """A hash of every value, type and shape."""
     digest = hashlib.sha256()
 
     def add(tensor: Tensor) -> Tensor:

@@ -136,8 +136,5 @@ def _read(path: Path, kind: str, way_out: str) -> Plain:
         if data["kind"] != kind or data["schema"] != SCHEMA:
             raise ValueError(f"no {kind} of schema {SCHEMA}")
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise ProblemError(
-            f"{path} cannot be read ({problem}); was it edited, or written by another version of hessinit? "
-            f"{way_out}."
-        ) from problem
+        raise ProblemError(f"{path} cannot be read ({problem}); was it edited? {way_out}.") from problem
     return data

@@ -1,7 +1,4 @@
-"""Run jobs in this process, in worker processes, or on an executor, and show the progress.
-
-torch is imported late, because the command line shows a spinner while it loads.
-"""
+"""Run jobs in this process, in worker processes, or on an executor; show the progress, without torch."""
 
 from __future__ import annotations
 
@@ -87,8 +84,7 @@ def check_workers(workers: Any, executor: Any) -> None:
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
     """In spawned processes: threads of torch do not survive a fork.
 
-    They end when the iterator is closed or fails, and when this process is killed: each listens to a pipe
-    whose other end is held here and closed by the operating system.
+    They end with the iterator or with this process: each listens to a pipe whose other end is held here.
     """
     context = multiprocessing.get_context("spawn")
     listening, held = context.Pipe(duplex=False)
