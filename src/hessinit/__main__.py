@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hessinit.cli import main
+from hessinit.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -17,7 +17,7 @@ from hessinit.paper.networks import build, glorot_
 from hessinit.paper.tables_2_3 import APPROXIMATION, CASES, EXACT, divide, share_within
 from hessinit.problem.problem import Problem
 from hessinit.results.result import Plain
-from hessinit.training.seeds import derive, generator
+from hessinit.training.data import derive, generator
 from hessinit.training.workers import Job
 
 LOSS = nn.CrossEntropyLoss()

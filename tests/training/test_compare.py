@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessinit import Comparison, apply_scheme_, measure, sweep
 from hessinit.errors import ProblemError
-from hessinit.training.data import read_data
+from hessinit.training.data import derive, read_data
 from hessinit.training.loop import has_diverged
-from hessinit.training.seeds import derive
 
 MODEL = problem.build()
 

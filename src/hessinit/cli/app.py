@@ -12,8 +12,7 @@ from hessinit.cli.demo import demo
 from hessinit.cli.initialize import initialize
 from hessinit.cli.measure import measure, show
 from hessinit.cli.problem_file import new
-from hessinit.cli.reproduce import reproduce
-from hessinit.cli.runs import compare, sweep, track
+from hessinit.cli.runs import compare, reproduce, sweep, track
 
 app = typer.Typer(
     name="hessinit",
@@ -26,7 +25,7 @@ for function in (demo, new, measure, initialize, track, compare, sweep, reproduc
     app.command()(function)
 
 
-def run() -> None:
+def main() -> None:
     """Run the command that was asked for; click ends it quietly where the reader of a pipe has gone."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -26,10 +26,18 @@ from hessinit.problem.validate import check_whole
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, round_loss, window
 from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
-from hessinit.training.data import Data, copy_to, device_of, hash_data, read_data
+from hessinit.training.data import (
+    Data,
+    copy_to,
+    derive,
+    device_of,
+    hash_data,
+    read_data,
+    reproducible,
+    seed_everything,
+)
 from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes
 from hessinit.training.run_folder import RunFolder, describe_interruption
-from hessinit.training.seeds import derive, reproducible, seed_everything
 from hessinit.training.workers import Job, check_workers, progress_bar, run_jobs
 
 DEFAULT_SCHEMES = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")

@@ -14,7 +14,7 @@ from hessinit.errors import ProblemError, choose
 from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, apply_scheme_
 from hessinit.init.weights import find_targets
 from hessinit.problem.problem import Forward, Loss
-from hessinit.training.seeds import derive, generator, seed_everything
+from hessinit.training.data import derive, generator, seed_everything
 
 OURS = "hessinit"
 DEFAULT = "default"

@@ -18,7 +18,7 @@ from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward, Loss
 from hessinit.results.track_record import Tracking
-from hessinit.training.seeds import seed_everything
+from hessinit.training.data import seed_everything
 
 MakeOptimizer = Callable[[list[nn.Parameter], float], Optimizer]
 
