@@ -90,9 +90,7 @@ CASES = [*((one, nn.ReLU) for one in STACKS if one != "depthwise"), *((one, nn.G
 SLOW = [pytest.param(one, nn.Tanh, marks=sweep) for one in ("depthwise", "grouped", "strided 3 → 64")]
 
 
-@pytest.mark.parametrize(
-    ("stack", "activation"), [*CASES, *SLOW]
-)
+@pytest.mark.parametrize(("stack", "activation"), [*CASES, *SLOW])
 def test_he_keeps_the_variance_of_preactivations(stack: str, activation: type[nn.Module]) -> None:
     assert mean_variances(stack, activation) == pytest.approx([1, 1], abs=0.03)
 
