@@ -224,7 +224,6 @@ def _point_blocks(tracking: Tracking) -> list[doc.Block]:
 
 
 def spread_out(points: Sequence[TrackedPoint], most: int) -> Sequence[TrackedPoint]:
-    """Return at most so many points, evenly spread, with the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(number * (len(points) - 1) / (most - 1))] for number in range(most)]
