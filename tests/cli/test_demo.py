@@ -56,18 +56,6 @@ def test_json_holds_what_the_library_computes_and_is_all_that_is_printed(run):
     assert set(shown["accuracy"]) == {"PyTorch", "hessinit"}
 
 
-@pytest.mark.usefixtures("_shortened")
-def test_ctrl_c_leaves_no_file_behind(run, folder, monkeypatch):
-    def interrupted(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hessinit.compare", interrupted)
-    result = run("demo")
-    assert result.exit_code == 130
-    assert result.stderr == "Interrupted: the demo was not finished.\n"
-    assert not list((folder / "demo-output").iterdir())
-
-
 def test_the_demo_s_problem_can_be_measured_by_name(run):
     result = run("measure", "hessinit.cli.demo:problem", "--json")
     assert result.exit_code == 0, result.output

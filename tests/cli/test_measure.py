@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 
 from hessinit import CurvatureReport, measure
 from hessinit.cli.measure import judge_rate
@@ -49,12 +48,6 @@ def test_the_same_command_repeats_itself_and_another_seed_does_not(run):
     first, again, other = (run("measure", "net.py:drawn", "--json", "--seed", seed) for seed in (1, 1, 2))
     norms = [CurvatureReport.from_json(result.stdout).network.norm for result in (first, again, other)]
     assert norms[0] == norms[1] != norms[2]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_model_and_the_batch_go_to_the_device(run):
-    result = run("measure", "net.py:problem", "--json", "--device", "cuda")
-    assert json.loads(result.stdout)["versions"]["device"].startswith("cuda")
 
 
 def test_not_converging_prints_the_report_and_ends_with_1(run):

@@ -144,9 +144,3 @@ def test_a_wrong_name_is_answered_in_one_paragraph_and_nothing_is_written(run, f
     assert len(result.stderr.splitlines()) == 1
     assert [path.name for path in folder.iterdir()] == ["net.py"]
     assert (folder / "net.py").read_bytes() == before
-
-
-def test_new_needs_no_torch(run_python):
-    line = "import sys; from hessinit.cli.app import app; app(['new'], standalone_mode=False); "
-    result = run_python(line + "print('torch' in sys.modules)")
-    assert result.stdout.splitlines()[-1] == "False", result.stderr

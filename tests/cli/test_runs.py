@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hessinit import Comparison, Tracking, compare, load
-from hessinit.training.train_and_track import train_and_track
+from hessinit.training.loop import train_and_track
 
 from .conftest import interrupt
 

@@ -131,9 +131,7 @@ def test_errors_of_many_weights_cancel_in_an_eigenvalue_and_those_of_few_do_not(
     assert few == pytest.approx(1e-3, rel=0.3)
     by_row = product * (1 + 1e-3 * torch.randn(500, 1, generator=chance, dtype=torch.float64))
     assert 3e-5 < Difference.of(product, by_row).judge().relative < 2e-4  # 1e-3/√500 is 4.5e-5
-
-
-def test_products_beyond_every_range_are_no_error_of_zero() -> None:
+    # Products beyond every range are no error of zero.
     one = torch.ones(3, 3, dtype=torch.float64)
     assert Difference.of(one * math.inf, one).judge().relative == math.inf
     assert Difference.of(one * 1e200, one * 1e200).judge().relative == math.inf

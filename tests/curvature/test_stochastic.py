@@ -19,20 +19,6 @@ ESTIMATORS = {
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_an_estimate_is_within_its_error_and_the_error_is_small(name, dtype):
-    matrix = gram(300, 300).to(dtype)
-    estimator, true = ESTIMATORS[name]
-    estimate, truth = estimator(matrix, products=60), true(matrix)
-    assert abs(estimate.value - truth) < 4 * estimate.error
-    assert estimate.error < 0.05 * truth
-    assert estimate.converged
-    assert estimate.products == 60
-    assert estimate == estimator(matrix, products=60)
-    assert estimate.value != estimator(matrix, products=60, seed=1).value
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
 def test_the_mean_over_seeds_is_the_truth_and_the_error_is_two_standard_errors(name):
     matrix = with_spectrum([10.0, -6.0, *np.linspace(-1, 2, 78)])
     estimator, true = ESTIMATORS[name]
@@ -42,6 +28,8 @@ def test_the_mean_over_seeds_is_the_truth_and_the_error_is_two_standard_errors(n
     standard_error = values.std(ddof=1) / math.sqrt(len(runs))
     assert abs(values.mean() - truth) < 3.5 * standard_error
     assert standard_error < 0.05 * truth
+    assert runs[0] == estimator(matrix, products=30, seed=0)
+    assert (runs[0].products, runs[0].converged) == (30, True)
     covered = np.mean([abs(run.value - true(matrix)) <= run.error for run in runs])
     assert 0.85 < covered < 0.99
 
@@ -123,17 +111,3 @@ def test_probes_are_not_the_numbers_that_the_user_drew_from_the_same_seed(seed):
     own = torch.randn(1000, generator=torch.Generator().manual_seed(seed))
     cosine = torch.nn.functional.cosine_similarity(own, ProbeStream(1000, seed=seed).draw(), dim=0)
     assert abs(cosine) < 0.15
-
-
-@pytest.mark.parametrize(
-    ("estimator", "arguments", "message"),
-    [
-        (spectral_density, {"probes": 1}, "probes=1 is too few: one probe has no spread"),
-        (spectral_density, {"steps": 1}, "steps=1 is too few: one step sees only the mean eigenvalue"),
-        (hutch_plus_plus, {"products": 5}, "products=5 is too few: .* Pass products=6 or more"),
-        (frobenius_norm, {"products": 1}, "products=1 is too few: one product has no spread"),
-    ],
-)
-def test_bad_arguments_are_answered_with_the_rule_and_the_way_out(estimator, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        estimator(torch.eye(3), **arguments)

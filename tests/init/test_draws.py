@@ -53,16 +53,12 @@ def test_a_block_has_the_law_asked_for(distribution, std):
 
 
 @pytest.mark.parametrize("kind", DRAWS)
-def test_seeds_generators_and_half_precision(kind):
+def test_seeds_and_generators(kind):
     first, again, other = (torch.empty(40, 30, 3) for _ in range(3))
     for block, seed in ((first, 1), (again, 1), (other, 2)):
         DRAWS[kind](block, seeded(seed))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    for dtype in (torch.bfloat16, torch.float16):  # the rounded numbers of single precision
-        half = torch.empty(40, 30, 3, dtype=dtype)
-        DRAWS[kind](half, seeded(1))
-        assert torch.equal(half, first.to(dtype))
     torch.manual_seed(5)
     before, generator = torch.get_rng_state(), seeded()
     DRAWS[kind](first, generator)

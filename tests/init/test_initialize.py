@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import safetensors.torch
 import torch
@@ -24,7 +22,9 @@ from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
+from hessinit.training.advise import advise
 from tiny import Net, inputs, labels, raise_from
+from zoo.snapshot import differences, snapshot
 
 sweep = pytest.mark.sweep
 
@@ -133,6 +133,9 @@ def test_rates_of_every_kind() -> None:
     assert (adam.converged, adam.scaling, adam.lr) == (True, "none", 1e-3)
     assert set(adam.scales.values()) == {1.0}
     assert "do not grow with the gradient" in adam.reason
+    model = mlp(4)
+    own = initialize_(model, LOSS, digits(), lr="auto", optimizer="adamw")
+    assert own.lr == advise(model, LOSS, digits(), optimizer="adamw").learning_rate
     neither = initialize_(mlp(3), LOSS, digits())
     assert (neither.target, neither.lr, neither.kappa) == (1.0, None, None)
     assert neither.after.network.norm == pytest.approx(1.0, rel=0.05)
@@ -296,22 +299,16 @@ def test_generators_modes_gradients_and_buffers_stay_and_seeds_decide() -> None:
     model = nn.Sequential(*normalized(), nn.Dropout(0.1)).train()
     model[0].eval()
     model[1].weight.grad = torch.ones_like(model[1].weight)
-    modes = [module.training for module in model.modules()]
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    states = torch.get_rng_state(), random.getstate(), repr(numpy.random.get_state())  # noqa: NPY002
+    before = snapshot(model, LOSS, digits())
     initialize_(model, LOSS, digits(), target=2.0)
-    assert torch.equal(states[0], torch.get_rng_state())
-    assert states[1:] == (random.getstate(), repr(numpy.random.get_state()))  # noqa: NPY002
-    assert modes == [module.training for module in model.modules()]
-    assert all(torch.equal(*pair) for pair in zip(buffers, model.buffers(), strict=True))
-    assert torch.equal(model[1].weight.grad, torch.ones_like(model[1].weight))
+    drawn = {f"state of {at}.{part}" for at in (1, 4, 7, 10) for part in ("weight", "bias")}
+    assert set(differences(before, snapshot(model, LOSS, digits()))) == drawn
     models = [mlp(3) for _ in range(3)]
     for one, seed in zip(models, (4, 4, 5), strict=True):
         torch.rand(3)
         initialize_(one, LOSS, digits(), seed=seed)
     first, second, third = (one[1].weight.detach() for one in models)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, third)
+    assert (torch.equal(first, second), torch.equal(first, third)) == (True, False)
 
 
 def test_frozen_weights_biases_and_layers_left_out_stay() -> None:

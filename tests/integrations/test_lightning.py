@@ -257,10 +257,12 @@ def test_the_optimizer_that_a_module_hands_out_is_read_by_every_verb() -> None:
     assert hessinit.track(network, LOSS, batch, optimizer=optimizer, path=None, warn=False).tracking.optimizer
 
 
-def test_a_sharding_strategy_is_refused() -> None:
-    trainer = SimpleNamespace(strategy=type("FSDPStrategy", (), {})())
-    with pytest.raises(hessinit.ProblemError, match="FSDPStrategy keeps a part.*before Trainer.fit"):
-        CurvatureCallback(LOSS).on_fit_start(trainer, None)
+def test_what_a_strategy_shards_is_refused() -> None:
+    module = digits_module(lightning, plain_network())
+    wrapped = type("FullyShardedDataParallel", (nn.Sequential,), {})(module)
+    trainer = SimpleNamespace(global_step=0, optimizers=[], log_dir=".", loggers=[], model=wrapped)
+    with pytest.raises(hessinit.ProblemError, match="the model is sharded.*before the model is sharded"):
+        CurvatureCallback(LOSS).on_train_batch_start(trainer, module, digits(8), 0)
 
 
 def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

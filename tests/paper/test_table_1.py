@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
 
@@ -40,7 +39,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def join(parts: list[Samples]) -> Samples:
-    return Samples(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
+    return Samples(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def many(image: Tensor, label: int, widths: list[int], n: int, seed: int, kind: str = "relu") -> Samples:
@@ -74,20 +73,6 @@ def test_gradients_are_those_of_autograd(activation: str) -> None:
         )
         assert drawn.weights[sample].item() == pytest.approx(by_layer[0].item(), abs=1e-7)
         assert torch.allclose(drawn.hidden[sample].double(), hidden.detach(), atol=1e-6)
-
-
-def test_gradients_at_the_softmax_are_those_of_autograd() -> None:
-    labels = torch.tensor([0, 1, 0, 3])
-    samples = draw_samples(lit_images(4, 9), labels, [5, 4], generator(5))["relu"]
-    first, derivative = choose_pair("softmax-layer", LAYER, samples)
-    _, second = choose_pair("softmax-layer", OUTPUTS, samples)
-    for sample in range(4):
-        logits = samples.probabilities[sample].double().log().requires_grad_()
-        p = logits.softmax(0)
-        (by_p,) = torch.autograd.grad(-p[labels[sample]].log(), p, retain_graph=True)
-        (by_logits,) = torch.autograd.grad(p[0], logits)
-        assert [first[sample].item(), second[sample].item()] == pytest.approx(by_p[:2].tolist(), rel=1e-5)
-        assert derivative[sample].item() == pytest.approx(by_logits[0].item(), rel=1e-5)
 
 
 def test_with_one_image_components_correlate_by_minus_one_over_the_other_classes() -> None:
@@ -155,5 +140,3 @@ def test_a_job_gives_the_recorded_numbers(variant: str) -> None:
     found = run_job(Job(job.key, (setting, job.parameters)))["value"]
     relu = found["relu"]
     assert (relu["r"], relu["expected r"]) == pytest.approx(RECORDED[variant], rel=1e-5)
-    assert len(found["shuffled p"]) == 40
-    assert json.loads(json.dumps(found, allow_nan=False)) == found

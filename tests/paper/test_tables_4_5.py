@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 
@@ -65,18 +64,6 @@ def test_norms_are_the_largest_eigenvalues_of_the_dense_matrices(loss: object) -
     check_norms(kernels, loss, load_images("digits").batch(torch.arange(5), flat=False), ("conv1", "conv2"))
 
 
-def test_the_rows_of_a_seed_are_the_same_numbers_scaled_and_layers_are_independent() -> None:
-    images = load_images("digits")
-    small, large = (NETWORK.initialize(images, row, seed=1) for row in ("0.100", "0.500"))
-    for name in NETWORK.swept:
-        weights = [model.get_parameter(f"{name}.weight") for model in (small, large)]
-        torch.testing.assert_close(5 * weights[0], weights[1])
-    assert torch.equal(small.dense3.weight, large.dense3.weight)
-    assert small.dense1.weight.std().item() == pytest.approx(0.1, rel=0.05)
-    assert not any(large.get_parameter(f"dense{number}.bias").any() for number in (1, 2, 3))
-    assert not torch.equal(small.dense1.weight, small.dense2.weight)
-
-
 def test_the_clipped_loss_is_the_logarithm_of_the_clipped_softmax() -> None:
     outputs = torch.tensor([[2.0, 1.0, 0.0], [30.0, 0.0, 0.0], [0.0, 30.0, 0.0]], dtype=torch.float64)
     outputs.requires_grad_()
@@ -101,11 +88,6 @@ NORMS = [
     (TABLE_4, "clipped", "1.000", [5.946858, 6.49465], 273.9542),
     (TABLE_5, "lenet-5", "hessinit", [0.3036393, 1.036772], 424.361),
 ]
-LOSSES = [
-    (TABLE_4, "two-hidden", "0.100", 0.3246669),
-    pytest.param(TABLE_4, "two-hidden", "hessinit", 0.03966469, marks=pytest.mark.sweep),
-    pytest.param(TABLE_5, "3x3", "0.100", 0.5218647, marks=pytest.mark.sweep),
-]
 
 
 @pytest.mark.parametrize(("table", "variant", "row", "norms", "network"), NORMS)
@@ -117,13 +99,10 @@ def test_norms_are_the_recorded_ones(
     assert found["network"] == pytest.approx(network, rel=1e-3)
 
 
-@pytest.mark.parametrize(("table", "variant", "row", "loss"), LOSSES)
-def test_a_training_gives_the_recorded_loss(table: StdTable, variant: str, row: str, loss: float) -> None:
-    setting = PaperSetting(table.name, "digits", variant, (0,))
-    training = run_job(Job("", (setting, {"part": "training", "row": row, "seed": 0})))["value"]
-    assert training["training loss"] == pytest.approx(loss, rel=1e-2)
-    assert len(training["curve"]) <= 60
-    assert json.loads(json.dumps(training, allow_nan=False)) == training
+def test_a_training_gives_the_recorded_loss() -> None:
+    setting = PaperSetting("table-4", "digits", "two-hidden", (0,))
+    training = run_job(Job("", (setting, {"part": "training", "row": "0.100", "seed": 0})))["value"]
+    assert training["training loss"] == pytest.approx(0.3246669, rel=1e-2)
 
 
 def invented(losses: dict[str, list[Plain]]) -> dict[str, Plain]:

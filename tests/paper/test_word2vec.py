@@ -86,7 +86,7 @@ def make_text() -> Corpus:
     centres = source.integers(len(COUNTS), size=600)
     contexts = (centres + source.integers(1, 3, size=600)) % len(COUNTS)
     vocabulary = Vocabulary(tuple("abcdef"), COUNTS, sum(COUNTS))
-    return Corpus(vocabulary, np.stack([centres, contexts], 1).astype(np.int32), "made")
+    return Corpus(vocabulary, np.stack([centres, contexts], 1).astype(np.int32))
 
 
 def batches(kind: str, steps: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -83,12 +83,6 @@ def parametrized(matrix: torch.Tensor) -> nn.Module:
     return Net(lambda m, x: (x.to(m.matrix.dtype) @ m.matrix).abs().float(), matrix=weight)
 
 
-class Scripted(torch.jit.ScriptModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 3))
-
-
 class TwoInputs(nn.Linear):
     def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x) * scale
@@ -154,7 +148,6 @@ MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (lambda: nn.LazyLinear(3), "weight is lazy and has no shape yet; run the model on a batch once", {}),
     (lambda: elsewhere("cuda:1"), "0.weight on cpu, 2.weight on cuda:1\\); .*model.to\\(", {}),
     (lambda: elsewhere("mps"), "an Apple GPU \\(mps\\), which has no float64.*model.cpu\\(\\)", {}),
-    (lambda: Calling(None, Scripted()), "inner is a TorchScript module.*pass the module it was made", {}),
     (not_finite, "0.bias holds NaN or inf \\(it is the first parameter.*; initialize it again", {}),
     (lambda: filled(three_layers(), 1e15), "NaN or inf \\(2 is the first layer whose output.*float64", {}),
     (returning(lambda z: (z, z)), "the model returned a tuple of 2; .*model\\(x\\)\\[0\\]", {}),
@@ -289,27 +282,21 @@ def failing(error: BaseException) -> Calling:
     return Calling(lambda net, x: count() or net(x))
 
 
-OUT = "out of memory on cpu with 6 examples"
-
-
 @pytest.mark.parametrize(
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: not enough memory: you tried"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
         MemoryError("Unable to allocate 8 GiB for an array"),
     ],
-    ids=lambda error: type(error).__name__,
 )
 def test_a_forward_that_runs_out_of_memory_is_told_what_to_reduce(error: BaseException) -> None:
-    message = f"{OUT} and 35 weights. Pass fewer examples.*fewer layers"
-    with pytest.raises(hessinit.ProblemError, match=message) as caught:
-        hessinit.measure(failing(error), LOSS, batch())
-    assert caught.value.__cause__ is error
-    with pytest.raises(hessinit.ProblemError, match=OUT):
-        hessinit.hessian(failing(error), LOSS, batch())
-    with pytest.raises(hessinit.ProblemError, match=OUT):  # an allocation that really fails
-        hessinit.measure(Calling(lambda net, x: net(x) + torch.ones(2**56)[:3]), LOSS, batch())
+    message = "out of memory on cpu with 6 examples and 35 weights. Pass fewer examples.*fewer layers"
+    for verb in (hessinit.measure, hessinit.hessian):
+        with pytest.raises(hessinit.ProblemError, match=message) as caught:
+            verb(failing(error), LOSS, batch())
+        assert caught.value.__cause__ is error
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the user's own"), KeyError("theirs"), KeyboardInterrupt()])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from dense import dense_curvature, in_double
 from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, advise, measure
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.results.advice import Descent, judge_warmup
-from hessinit.results.estimates import Estimate
 from tiny import LOSS, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot
@@ -95,18 +93,6 @@ def test_along_a_constant_gradient_no_step_is_longer_than_one_over_the_norm(rule
     assert max(steps) == pytest.approx(1 / 4, rel=1e-6)
 
 
-def test_the_norm_with_weight_decay_counts_both_extremes() -> None:
-    def exactly(value: float) -> Estimate:
-        return Estimate(value, 0.0, True, "known", 1)
-
-    assert Descent(weight_decay=0.5).norm(exactly(2.0), exactly(-3.0)).value == 2.5
-    assert Descent(weight_decay=0.5).norm(exactly(1.0), exactly(-3.0)).value == 2.5
-    loose = Estimate(-1.9, 0.5, False, "stopped", 3)
-    found = Descent().norm(exactly(2.0), loose)
-    assert (found.value, found.converged, found.reason, found.products) == (2.0, False, "stopped", 4)
-    assert found.error == pytest.approx(0.4)
-
-
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_gradient_descent_has_the_rates_of_the_report(curvature: str) -> None:
     report = measure(network(), LOSS, batch(), curvature=curvature, **TIGHT)
@@ -120,11 +106,16 @@ def test_gradient_descent_has_the_rates_of_the_report(curvature: str) -> None:
     assert heavy.learning_rate == pytest.approx(0.2 / report.network.norm)
 
 
-def gradients(problem: Problem) -> list[tuple[float, Tensor, list[Tensor]]]:
-    """For each batch: its share of the examples, its gradient, and those of its eight parts, in fp64."""
-    model, loss, data = problem.build()
-    pairs = [data] if isinstance(data, tuple) else list(data)
-    total = sum(len(targets) for _, targets in pairs)
+NAMES = {"linear_regression", "mlp_one_example", "mlp_relu", "mlp_gelu", "mlp_wide_output_few_examples"}
+CONVOLUTIONS = [p.name for p in PROBLEMS if p.name.startswith("conv")][:2]
+CHOSEN = [p for p in PROBLEMS if p.name in {*NAMES, *CONVOLUTIONS} and p.forward is None and not p.options]
+
+
+def second_moments(model: nn.Module, loss: Any, data: Any, times: bool = False) -> tuple[Tensor, Tensor]:
+    """The gradient and Adam's second moments in fp64: of each batch, at least the noise of its eight parts.
+
+    `times`: the loss is a sum, so one of several batches, or of several parts, counts as often.
+    """
 
     def gradient(given: Tensor, targets: Tensor) -> Tensor:
         double = in_double(model)
@@ -133,17 +124,15 @@ def gradients(problem: Problem) -> list[tuple[float, Tensor, list[Tensor]]]:
         found = torch.autograd.grad(value, weights, materialize_grads=True)
         return torch.cat([part.flatten() for part in found])
 
-    rows = []
+    pairs = [data] if isinstance(data, tuple) else list(data)
+    total, mean, square, noise = sum(len(targets) for _, targets in pairs), 0.0, 0.0, 0.0
     for given, targets in pairs:
-        count = min(8, len(targets))
-        parts = [gradient(given[k::count], targets[k::count]) for k in range(count)]
-        rows.append((len(targets) / total, gradient(given, targets), parts))
-    return rows
-
-
-NAMES = {"linear_regression", "mlp_one_example", "mlp_relu", "mlp_gelu", "mlp_wide_output_few_examples"}
-CONVOLUTIONS = [p.name for p in PROBLEMS if p.name.startswith("conv")][:2]
-CHOSEN = [p for p in PROBLEMS if p.name in {*NAMES, *CONVOLUTIONS} and p.forward is None and not p.options]
+        count, share = min(8, len(targets)), len(targets) / total
+        parts = torch.stack([gradient(given[k::count], targets[k::count]) for k in range(count)])
+        whole, parts = gradient(given, targets) * len(pairs) ** times, parts * (len(pairs) * count) ** times
+        mean, square = mean + share * whole, square + share * whole.square()
+        noise = noise + share * parts.var(0) / count if count > 1 else math.nan
+    return mean, torch.fmax(square, torch.as_tensor(noise))
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
@@ -151,12 +140,8 @@ CHOSEN = [p for p in PROBLEMS if p.name in {*NAMES, *CONVOLUTIONS} and p.forward
 def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvature: str) -> None:
     assert len(CHOSEN) >= 6
     matrix = true_matrices(problem, curvature).network
-    rows = gradients(problem)
-    gradient = sum(share * g for share, g, _ in rows)
-    square = sum(share * g.square() for share, g, _ in rows)
-    if all(len(parts) > 1 for _, _, parts in rows):
-        noise = sum(share * torch.stack(parts).var(0) / len(parts) for share, _, parts in rows)
-        square = torch.maximum(square, noise)
+    model, loss, data = problem.build()
+    gradient, square = second_moments(model, loss, data)
     moves, eps = square > 0, 1e-4
     root = torch.zeros_like(square)
     root[moves] = (square[moves].sqrt() + eps) ** -0.5
@@ -164,7 +149,6 @@ def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvatur
     step = gradient / (gradient.abs() + eps)
     bend = float(step @ matrix @ step)
     first = float(gradient @ step) / bend if bend > 0 else math.inf
-    model, loss, data = problem.build()
     advice = advise(model, loss, data, optimizer="adam", eps=eps, curvature=curvature, **TIGHT)
     assert advice.norm.value == pytest.approx(truth, rel=1e-5)
     assert advice.learning_rate == pytest.approx(min(1 / truth, first), rel=1e-5)
@@ -172,57 +156,33 @@ def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvatur
     assert advice.frozen == int((~moves).sum())
 
 
-def test_adams_first_step_lowers_a_quadratic_most_at_its_rate_and_not_at_all_at_the_limit() -> None:
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_batches_of_one_size_count_as_mini_batches(reduction: str) -> None:
+    loss = nn.CrossEntropyLoss(reduction=reduction)
+    pairs = [(inputs(12)[k::3], labels(12)[k::3]) for k in range(3)]
+    _, square = second_moments(network(), loss, pairs, times=reduction == "sum")
+    matrix = dense_curvature(network(), nn.CrossEntropyLoss(), pairs, "gauss-newton").network
+    root = (square.sqrt() + 1e-8) ** -0.5
+    truth = (12 if reduction == "sum" else 1) * float(
+        torch.linalg.eigvalsh(root[:, None] * matrix * root).max()
+    )
+    found = advise(network(), loss, pairs, optimizer="adam", **TIGHT)
+    assert found.norm.value == pytest.approx(truth, rel=1e-5)
+
+
+def test_adams_first_step_does_not_lower_a_quadratic_at_the_limit() -> None:
     torch.manual_seed(3)
     model, data = nn.Linear(5, 2, bias=False).double(), torch.randn(20, 5, dtype=torch.float64)
     target = torch.randn(20, 2, dtype=torch.float64)  # a linear model with a squared loss is a quadratic
     advice = advise(model, nn.MSELoss(), (data, target), optimizer="adam")
     assert "first step" in advice.stable_reason
-    weight = model.weight.detach().clone()
-
-    def loss_after(lr: float) -> float:
-        with torch.no_grad():
-            model.weight.copy_(weight)
-        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(data), target).backward()
-        optimizer.step()
-        return float(nn.functional.mse_loss(model(data), target).detach())
-
-    best = advice.stable_learning_rate / 2
-    assert loss_after(best) < min(loss_after(0.98 * best), loss_after(1.02 * best))
-    assert loss_after(advice.stable_learning_rate) == pytest.approx(advice.loss, rel=1e-6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=advice.stable_learning_rate)
+    nn.functional.mse_loss(model(data), target).backward()
+    optimizer.step()
+    assert nn.functional.mse_loss(model(data), target).item() == pytest.approx(advice.loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_batches_of_one_size_count_as_mini_batches(reduction: str) -> None:
-    loss = nn.CrossEntropyLoss(reduction=reduction)
-    pairs = [(inputs(12)[k::3], labels(12)[k::3]) for k in range(3)]
-    found = advise(network(), loss, pairs, optimizer="adam", **TIGHT)
-    rows = []
-    for given, targets in pairs:
-        model = network(dtype=torch.float64)
-
-        def gradient(some: Tensor, those: Tensor, model: nn.Module = model) -> Tensor:
-            weights = [p for p in model.parameters() if p.ndim == 2]
-            parts = torch.autograd.grad(loss(model(some.double()), those), weights)
-            return torch.cat([part.flatten() for part in parts])
-
-        # One of the three stands for all; one of its four parts for all of it.
-        times = (3, 4) if reduction == "sum" else (1, 1)
-        parts = [times[0] * times[1] * gradient(given[k : k + 1], targets[k : k + 1]) for k in range(4)]
-        rows.append((times[0] * gradient(given, targets), torch.stack(parts).var(0) / 4))
-    square = torch.maximum(
-        torch.stack([g.square() for g, _ in rows]).mean(0), torch.stack([noise for _, noise in rows]).mean(0)
-    )
-    matrix = dense_curvature(network(), nn.CrossEntropyLoss(), pairs, "gauss-newton").network
-    root = (square.sqrt() + 1e-8) ** -0.5
-    factor = 12 if reduction == "sum" else 1
-    truth = factor * float(torch.linalg.eigvalsh(root[:, None] * matrix * root).max())
-    assert found.norm.value == pytest.approx(truth, rel=1e-5)
-
-
-def test_weights_without_gradient_do_not_count() -> None:
+def test_weights_without_gradient_do_not_count_and_what_is_left_out_is_noted() -> None:
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
     advice = advise(model, nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)), optimizer="adam")
@@ -232,32 +192,14 @@ def test_weights_without_gradient_do_not_count() -> None:
     assert "sets no limit" in flat.learning_rate_reason
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     nn.init.constant_(model[0].bias[:2], -100.0)  # two dead units: 8 weights before them, 6 after
-    advice = advise(model, LOSS, batch(), optimizer="adam")
-    assert advice.frozen == 8 + 6
-    assert 0 < advice.learning_rate < math.inf
+    assert advise(model, LOSS, batch(), optimizer="adam").frozen == 8 + 6
 
-
-def test_a_batch_that_cannot_be_split_is_noted_and_flat_targets_of_a_text_can() -> None:
     def whole(output: Tensor, target: Tensor) -> Tensor:
         if len(output) != 6:
             raise ValueError("only six at once")
         return LOSS(output, target)
 
     assert "could not be split" in " ".join(advise(network(), whole, batch(), optimizer="adam").notes)
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
-    tokens, following = torch.randint(7, (8, 5)), torch.randint(7, (8, 5))
-
-    def flat(output: Tensor, target: Tensor) -> Tensor:
-        return LOSS(output.flatten(0, 1), target.flatten())
-
-    in_rows = advise(model, flat, (tokens, following), optimizer="adam")
-    in_one = advise(model, flat, (tokens, following.flatten()), optimizer="adam")
-    assert in_one.learning_rate == pytest.approx(in_rows.learning_rate, rel=1e-5)
-    assert "could not be split" not in " ".join(in_one.notes)
-
-
-def test_adams_decay_is_left_out_with_a_note_and_that_of_adamw_counts() -> None:
     plain, decayed = (advise(network(), LOSS, batch(), optimizer="adam", weight_decay=w) for w in (0.0, 0.1))
     assert decayed.learning_rate == plain.learning_rate
     assert "is not included in the advice" in " ".join(decayed.notes)
@@ -269,26 +211,23 @@ class Renamed(torch.optim.AdamW):
     """Counts as its parent, for it steps as that does."""
 
 
-INSTANCES: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), {}),
-    "weight decay": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2), {"weight_decay": 0.2}),
-    "ignored dampening": (lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5), {}),
-    "nesterov": (
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.7, nesterov=True),
-        {"optimizer": "nesterov", "momentum": 0.7},
-    ),
-    "adam": (
-        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.99), eps=1e-4),
-        {"optimizer": "adam", "betas": (0.8, 0.99), "eps": 1e-4},
-    ),
-    "adamw": (lambda p: Renamed(p, lr=0.1), {"optimizer": "adamw"}),
-}
+NESTEROV = {"momentum": 0.7, "nesterov": True}
+ADAM = {"betas": (0.8, 0.99), "eps": 1e-4}
 
 
-@pytest.mark.parametrize(("build", "named"), INSTANCES.values(), ids=INSTANCES)
-def test_a_torch_optimizer_is_read_and_nothing_is_changed(build: Any, named: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings", "named"),
+    [
+        (torch.optim.SGD, {"dampening": 0.5}, {}),  # ignored without a momentum
+        (torch.optim.SGD, {"weight_decay": 0.2}, {"weight_decay": 0.2}),
+        (torch.optim.SGD, NESTEROV, {"optimizer": "nesterov", "momentum": 0.7}),
+        (torch.optim.Adam, ADAM, {"optimizer": "adam", **ADAM}),
+        (Renamed, {}, {"optimizer": "adamw"}),
+    ],
+)
+def test_a_torch_optimizer_is_read_and_nothing_is_changed(kind: Any, settings: Any, named: Any) -> None:
     model = network()
-    optimizer = build(model.parameters())
+    optimizer = kind(model.parameters(), lr=0.1, **settings)
     state, before = copy.deepcopy(optimizer.state_dict()), snapshot(model, LOSS, batch())
     advice = advise(model, LOSS, batch(), optimizer=optimizer, **TIGHT)
     expected = advise(model, LOSS, batch(), lr=0.1, **named, **TIGHT)
@@ -304,13 +243,9 @@ def test_groups_with_rates_and_decays_of_their_own_have_the_dense_limit(
     kind: Any, rates: tuple[float, float], decays: tuple[float, float]
 ) -> None:
     """The truth: the largest eigenvalue of the dense matrix in coordinates where all groups move alike."""
-    model = network(dtype=torch.float64)
-    data = (inputs(12).double(), labels(12))
-    groups = [
-        {"params": model[place].parameters(), "lr": rate, "weight_decay": decay}
-        for place, rate, decay in zip((0, 2), rates, decays, strict=True)
-    ]
-    optimizer = kind(groups)
+    model, data = network(dtype=torch.float64), (inputs(12).double(), labels(12))
+    settings = zip((model[0], model[2]), rates, decays, strict=True)
+    optimizer = kind([{"params": p.parameters(), "lr": r, "weight_decay": d} for p, r, d in settings])
     advice = advise(model, LOSS, data, optimizer=optimizer, tolerance=1e-8)
     if kind is torch.optim.SGD:
         sizes = torch.tensor([model[0].weight.numel(), model[2].weight.numel()])
@@ -326,32 +261,22 @@ def test_groups_with_rates_and_decays_of_their_own_have_the_dense_limit(
     assert differ == any("Parameter groups differ" in note for note in advice.notes)
 
 
-def test_groups_that_differ_only_where_nothing_is_measured_are_one() -> None:
+def test_only_the_groups_of_measured_weights_count_with_the_rate_that_a_warmup_leads_to() -> None:
     model = network()
     biases, weights = ([one for one in model.parameters() if one.ndim == n] for n in (1, 2))
     groups = [{"params": biases}, {"params": weights, "decoupled_weight_decay": True, "weight_decay": 0.1}]
     advice = advise(model, LOSS, batch(), optimizer=torch.optim.Adam(groups))
     assert advice.optimizer == "AdamW(betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1)"
     assert not any("groups" in note for note in advice.notes)
-
-
-def test_the_rate_that_a_warmup_leads_to_counts_unless_another_is_given() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e3)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=1e3)
     torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1e-6)
-    assert advise(model, LOSS, batch(), optimizer=optimizer).lr == 1e3
     assert advise(model, LOSS, batch(), optimizer=optimizer, lr=7.0).lr == 7.0
-
-
-def test_weights_outside_the_optimizer_and_steps_before_are_noted() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    LOSS(model(batch()[0]), batch()[1]).backward()
     advice = advise(model, LOSS, batch(), optimizer=optimizer, **TIGHT)
-    assert advice.weights == ("2",)
+    assert (advice.lr, advice.weights) == (1e3, ("2",))
     assert advice.norm.value == pytest.approx(measure(model, LOSS, batch(), **TIGHT)["2"].norm, rel=1e-6)
     assert "1 of 2 weights" in advice.notes[0]
     stepped = torch.optim.Adam(model.parameters())
-    LOSS(model(batch()[0]), batch()[1]).backward()
     stepped.step()
     assert "has stepped already" in advise(model, LOSS, batch(), optimizer=stepped).notes[0]
 
@@ -369,16 +294,8 @@ def test_a_rate_above_the_limit_wants_a_warmup_unless_the_network_is_flat(optimi
         warmup = advise(model, LOSS, batch(), optimizer=optimizer, lr=3 * limit).warmup
         assert (warmup.advised, warmup.steps) == (advised, 150 if advised else 0)
         assert (": lower the " in warmup.reason) == (not advised)
-
-
-def test_the_length_of_a_warmup_and_its_reasons() -> None:
-    assert not judge_warmup(0.1, 0.05, 0.1).advised
-    assert "lr = 0.2 is 2 times the stable" in judge_warmup(0.2, 0.05, 0.1).reason
     assert "more than a warmup usually makes up for" in judge_warmup(1.0, 0.05, 0.1).reason
-    assert not judge_warmup(None, 0.05, 0.1).advised
-    assert judge_warmup(None, 0.0, 0.0).reason.startswith("No ")
-    assert "sets no limit" in judge_warmup(3.0, math.inf, math.inf).reason
-    assert [judge_warmup(lr, 0.05, 0.1).steps for lr in (0.1001, 1e8)] == [51, 2000]
+    assert [judge_warmup(lr, 0.05, 0.1).steps for lr in (0.1, 0.1001, 1e8)] == [0, 51, 2000]
 
 
 class Stepping(torch.optim.SGD):
@@ -414,11 +331,8 @@ def test_optimizers_without_a_known_limit_are_refused(build: Any, message: str) 
     ("arguments", "message"),
     [
         ({"optimizer": "adma"}, "Did you mean 'adam'?"),
-        ({"optimizer": "rmsprop"}, "optimizer='rmsprop' is unknown; choose from 'sgd', 'momentum'"),
         ({"optimizer": torch.optim.Adam}, "Pass an instance, not the class."),
-        ({"optimizer": None}, "optimizer is a NoneType; it must be a torch.optim.Optimizer"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9 is no setting of optimizer='adam'"),
-        ({"optimizer": "sgd", "eps": 1e-8}, "eps=1e-08 is no setting of optimizer='sgd'"),
         ({"optimizer": "sgd", "momentum": 0.9}, "momentum=0.9 and optimizer='sgd' do not go together"),
         ({"optimizer": "momentum", "momentum": 1.0}, "momentum=1.0 must be a number from 0"),
         ({"optimizer": "adam", "betas": 0.9}, "betas=0.9 must be two numbers"),
@@ -426,27 +340,23 @@ def test_optimizers_without_a_known_limit_are_refused(build: Any, message: str) 
         ({"optimizer": "adam", "eps": -1.0}, "eps=-1.0 must be a finite number"),
         ({"weight_decay": -1.0}, "weight_decay=-1.0 must be a finite number, 0 or more"),
         ({"lr": -0.1}, "lr=-0.1 must be a finite number above 0"),
-        ({"lr": True}, "lr=True must be a finite number above 0"),
         ({"curvature": "both"}, "curvature='both' is unknown"),
         ({"tolerance": 2}, "tolerance=2 must be a relative error"),
         ({"strict": 1}, "strict=1 must be True or False"),
-        ({"layers": "fc9"}, "layers='fc9' fits no parameter"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ProblemError, match=re.escape(message)):
         advise(network(), LOSS, batch(), **arguments)
+
+
+def test_settings_beside_an_optimizer_and_norms_that_did_not_converge_are_refused() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ProblemError, match="momentum, .* was given, and the optimizer has its own"):
         advise(model, LOSS, batch(), optimizer=optimizer, momentum=0.9)
-
-
-def test_a_norm_that_did_not_converge_warns_or_raises() -> None:
     hasty: dict[str, Any] = {"optimizer": "adam", "max_iterations": 2, "tolerance": 1e-9}
     with pytest.warns(ConvergenceWarning, match="did not reach tolerance=1e-09"):
-        advice = advise(network(), LOSS, batch(), **hasty)
-    assert not advice.converged
-    assert "~" in str(advice)
+        assert not advise(model, LOSS, batch(), **hasty).converged
     with pytest.raises(ConvergenceError, match="did not reach tolerance=1e-09"):
-        advise(network(), LOSS, batch(), strict=True, **hasty)
+        advise(model, LOSS, batch(), strict=True, **hasty)

@@ -94,22 +94,6 @@ def test_neither_measuring_nor_what_a_scheme_draws_changes_the_masks_of_dropout(
     assert _losses(without)[:4] == _losses(without)[4:]
 
 
-def test_norms_of_a_two_layer_net_scale_as_the_square_of_the_std() -> None:
-    generator = torch.Generator().manual_seed(3)
-    data = torch.randn(64, 6, generator=generator), torch.randn(64, 4, generator=generator)
-    stds = (2.0, 1.0, 0.1)
-    swept = sweep(
-        lambda: nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)), nn.MSELoss(), data, stds=stds, seeds=2,
-        steps=10, workers=1,
-    )  # fmt: skip
-    assert (swept.kind, swept.stds, swept.schemes) == ("sweep", stds, ("std 2.0", "std 1.0", "std 0.1"))
-    for layer in ("0", "1"):
-        unit = swept.norm("std 1.0", layer=layer)
-        for std, scheme in zip(stds, swept.schemes, strict=True):
-            # Each layer's block is 2/(n·k) · Jᵀ J, and J is linear in the other layer's weights.
-            assert swept.norm(scheme, layer=layer) == pytest.approx(unit * std**2, rel=0.02)
-
-
 def test_a_sweep_writes_the_std_and_zero_biases_into_its_layers_only() -> None:
     models: list[Any] = []
 
@@ -117,10 +101,11 @@ def test_a_sweep_writes_the_std_and_zero_biases_into_its_layers_only() -> None:
         models.append(nn.Sequential(nn.Flatten(), nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10)))
         return models[-1]  # type: ignore[no-any-return]
 
-    sweep(
+    swept = sweep(
         build, problem.LOSS, problem.data(), stds=[0.05], layers="1", learning_rate=1e-12, seeds=1, steps=10,
         workers=1,
     )  # fmt: skip
+    assert (swept.kind, swept.stds, swept.schemes) == ("sweep", (0.05,), ("std 0.05",))
     untouched, _, trained = models
     assert trained[1].weight.std().item() == pytest.approx(0.05, rel=0.03)
     assert trained[1].bias.abs().max().item() < 1e-9
@@ -130,6 +115,8 @@ def test_a_sweep_writes_the_std_and_zero_biases_into_its_layers_only() -> None:
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [
+        ([2.0, 2.6, 2.3, 2.7, 2.4, 2.5, 2.2, 2.6, 2.3, 2.6, 2.4, 2.5], False),
+        ([2.0, 2.1, 2.1, 2.6, 2.6, 2.7, 2.9, 3.0, 3.0, 3.2, 3.3, 3.5], True),
         ([2.0] * 5 + [2.2] * 15, True),  # without noise, 5 % are enough
         ([2.0] * 5 + [2.09] * 15, False),
         ([2.3] + [90.0, 110.0, 80.0, 120.0, 100.0] * 4, True),  # jumps at once, and stays there, noisily
@@ -199,18 +186,6 @@ def test_hessinit_is_initialized_for_each_rate_and_names_that_end_in_warmup_have
     assert comparison.warmup == 12
 
 
-def test_optimizers_by_name_and_by_function() -> None:
-    by_function = problem.small(
-        optimizer=lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9), seeds=1
-    )
-    assert _losses(problem.small(optimizer="momentum", seeds=1)) == _losses(by_function)
-    adam = problem.small(optimizer="adam", learning_rates=[0.01], seeds=1)
-    other = problem.small(optimizer=problem.adam_without_momentum, learning_rates=[0.01], seeds=1)
-    assert adam.runs[0].first_loss == other.runs[0].first_loss
-    assert adam.runs[0].final_loss != other.runs[0].final_loss
-    assert other.optimizer == "digit_problem.adam_without_momentum"
-
-
 def test_the_callers_generators_and_threads_stay_and_frozen_weights_too() -> None:
     models: list[Any] = []
 
@@ -274,14 +249,17 @@ def test_a_list_a_loader_and_an_endless_generator_give_the_same_runs_and_keep_th
     assert found[0] == found[1] != by_list
 
 
-def test_inputs_of_other_kinds_go_through_forward_and_losses_may_need_no_targets() -> None:
+def test_optimizers_forwards_and_losses_without_targets() -> None:
+    def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
     images, labels = problem.data()
     halves = problem.small(
-        data=((images[..., :4], images[..., 4:]), labels),
+        data=((images[..., :4], images[..., 4:]), labels), optimizer=momentum, seeds=1,
         forward=lambda model, pair: model(torch.cat(pair, dim=-1)),
-        seeds=1,
-    )
-    assert _losses(problem.small(seeds=1)) == _losses(halves)
+    )  # fmt: skip
+    assert _losses(problem.small(optimizer="momentum", seeds=1)) == _losses(halves)
+    assert halves.optimizer.endswith("<locals>.momentum")
     without = problem.small(
         build=lambda: nn.Linear(64, 64), data=(images.flatten(1), None), schemes=["default"], seeds=1,
         loss=lambda output, _: output.square().mean(),
@@ -308,46 +286,35 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"build": MODEL}, "build is a Sequential; it must be a function that makes a new model for every"),
         ({"build": lambda: MODEL}, r"build\(\) returned the same model twice.*copy.deepcopy\(model\)"),
         ({"build": lambda: nn.Sequential(MODEL)}, "models that share their weights"),
-        ({"build": lambda: 3}, "model is a int; it must be a torch.nn.Module"),
-        ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss; pass an instance"),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"a tensor of shape \(32,\) .*it must be one"),
         ({"loss": lambda output, target: torch.ones(())}, "does not depend on any trainable parameter"),
-        ({"forward": 3}, "forward is a int; it must be callable"),
         ({"schemes": []}, r"schemes=\[\] must be a list of names"),
         ({"schemes": ["he", "he"]}, r"schemes=\['he', 'he'\] must hold every scheme once"),
         ({"schemes": ["orthogonl"]}, "schemes='orthogonl' is unknown.*Did you mean 'orthogonal'?"),
-        ({"schemes": ["kaiming"]}, "schemes='kaiming' is unknown.*Did you mean 'he'?"),
-        ({"schemes": ["he+warmpu"]}, r"schemes='he\+warmpu' is unknown.*Did you mean 'he\+warmup'?"),
         ({"schemes": [problem.draw]}, "schemes holds <function draw .* in a mapping a function"),
         ({"schemes": {"one": 3}}, "schemes holds 3; a scheme is a name, such as 'he', or in a mapping"),
-        ({"schemes": 5}, "schemes=5 must be a list of names"),
         ({"learning_rates": []}, r"learning_rates=\[\] must hold some numbers, each once, such as"),
         ({"learning_rates": 0.1}, r"learning_rates=0.1 must be a list of numbers, such as \[0.01, 0.1\]"),
         ({"learning_rates": [0.1, 0]}, "0 in learning_rates must be a number above 0"),
-        ({"learning_rates": [float("inf")]}, "inf in learning_rates must be a number above 0"),
         ({"learning_rates": ["0.1"]}, "'0.1' in learning_rates must be a number above 0"),
         ({"learning_rates": [0.1, 0.1]}, r"learning_rates=\[0.1, 0.1\] must hold some numbers, each once"),
         ({"seeds": 0}, "seeds=0 must be a whole number, 1 or more"),
         ({"seeds": [-1]}, "seeds=-1 must be a whole number, 0 or more"),
         ({"steps": 9}, "steps=9 must be a whole number, 10 or more"),
-        ({"batch_size": 0}, "batch_size=0 must be a whole number, 1 or more"),
         ({"batch_size": 401}, "data hold 400 examples, fewer than batch_size=401; pass a smaller"),
         ({"warmup": 13}, "warmup=13 is longer than the run; it must be at most steps=12"),
         ({"warmup": 3}, r"warmup=3 is for schemes with a warmup; name one, such as 'he\+warmup'"),
         ({"optimizer": "sgdd"}, "optimizer='sgdd' is unknown; choose from 'sgd', 'momentum', 'adam'"),
         ({"optimizer": torch.optim.SGD(MODEL.parameters())}, "optimizer is a SGD of one model.*lambda"),
         ({"optimizer": lambda parameters, lr: 3}, "optimizer returned a int; it must be called as"),
-        ({"workers": 0}, "workers=0 must be a whole number, 1 or more"),
         ({"executor": 3, "workers": None}, "executor is a int; it must be a concurrent.futures.Executor"),
         ({"executor": 3}, "workers=1 and executor= are both given"),
         ({"device": "gpu7"}, "device='gpu7' cannot be used here.*Leave it out"),
-        ({"progress": 1}, "progress=1 must be True or False"),
         ({"folder": __file__}, "folder='.*' cannot be used: .*Not a directory"),
         ({"folder": Path(__file__).parent}, "holds other things .*; pass a folder of its own"),
         ({"folder": 3}, "folder=3 must be the path of a folder"),
         ({"data": torch.ones(3, 2)}, r"data is a Tensor; it must be \(inputs, targets\) with all examples"),
         ({"data": []}, "data is empty; it must hold at least one batch"),
-        ({"data": (torch.ones(5, 2), torch.ones(4))}, "inputs have 5 examples .* and targets 4"),
         ({"data": (torch.ones(3), torch.ones(3), torch.ones(3))}, r"data\[0\] is a Tensor; every batch"),
         ({"data": (torch.ones(7, 50, 3), torch.ones(50))}, r"inputs of data have shape \(7, 50, 3\), and"),
     ],

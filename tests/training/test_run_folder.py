@@ -5,7 +5,6 @@ Runs in this process, in worker processes and on executors give the same numbers
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -23,7 +22,6 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError
-from hessinit.results.result import write_text
 from hessinit.training.run_folder import file_name
 
 TESTS = Path(__file__).parent
@@ -64,18 +62,15 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("changes", "message"),
     [
         ({"steps": 13}, "steps was 12 there and is 13 here"),
-        ({"batch_size": 16}, "batch_size was 32 there and is 16 here"),
         ({"optimizer": "adam"}, "optimizer was 'sgd' there and is 'adam' here"),
         ({"data": tuple(tensor.flip(0) for tensor in problem.data())}, "hash of the data was"),
         ({"build": problem.build_with_dropout}, "model was 'Sequential"),
         ({"build": problem.build_partly_frozen}, "parameters was '1.weight: float32"),
         ({"build": problem.build_larger}, "loss of a new model was '2.3.*' there and is"),
         ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss of a new model was"),
-        ({"loss": nn.MultiMarginLoss()}, r"loss was 'CrossEntropyLoss\(\)' there and is 'MultiMarginLoss"),
         ({"forward": lambda model, x: model(x)}, "forward was 'None' there and is '.*<lambda>' here"),
         ({"measure_curvature": False}, "measure_curvature was True there and is False here"),
         ({"schemes": {"he": "glorot"}}, "he was 'he' there and is 'glorot' here"),
-        ({"schemes": {"he": problem.draw}}, "he was 'he' there and is 'digit_problem.draw' here"),
         ({"schemes": ["he+warmup"], "warmup": 4}, "was 'he with 3 steps of warmup' there and is 'he with 4"),
     ],
 )
@@ -102,60 +97,23 @@ def test_files_that_were_edited_or_moved_are_named(tmp_path: Path, used: Path) -
             problem.small(folder=tmp_path, seeds=1, steps=13)
 
 
-def test_a_full_disk_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = iter(range(100))
-
-    def full(path: Path, text: str) -> None:
-        if next(written) == 3:  # the record, and two runs
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_text(path, text)
-
-    monkeypatch.setattr("hessinit.training.run_folder.write_text", full)
-    with pytest.raises(ProblemError, match="No space left on device. Runs kept there: 2; .*continues"):
-        problem.small(folder=tmp_path)
-    monkeypatch.undo()
-    assert problem.small(folder=tmp_path) == problem.small()
-
-
-def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
-    calls = iter(range(100))
-
-    def interrupted(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        if next(calls) == 30:  # one forward to check, twelve steps for each run
-            raise KeyboardInterrupt
-        output: torch.Tensor = model(images)
-        return output
-
-    settings: dict[str, Any] = {"forward": interrupted, "measure_curvature": False}
-    with pytest.raises(KeyboardInterrupt, match="2 of 8 runs are kept in .*The same call continues from"):
-        problem.small(folder=tmp_path, **settings)
-    calls = iter(range(100))
-    with pytest.raises(KeyboardInterrupt, match="stopped after 2 of 8 runs, and none is kept; pass folder="):
-        problem.small(**settings)
-    calls = iter(range(1000, 2000))
-    whole = problem.small(folder=tmp_path, **settings)
-    assert [run.losses for run in whole.runs] == [run.losses for run in problem.small().runs]
-
-
 SCRIPT = """
 import sys
 import digit_problem as problem
 
 if __name__ == "__main__":
-    problem.small(
-        folder=sys.argv[1], workers=int(sys.argv[2]), forward=problem.call_slowly,
-        learning_rates=(0.1, 0.2, 0.5),
-    )
+    rates = (0.1, 0.2, 0.5)
+    problem.small(folder=sys.argv[1], workers=2, forward=problem.call_slowly, learning_rates=rates)
 """
 
 
-def _begin(folder: Path, workers: int) -> subprocess.Popen[str]:
+def _begin(folder: Path) -> subprocess.Popen[str]:
     """Start the script in a process group of its own, and wait until it has finished another run."""
     script = folder.with_name("script.py")
     script.write_text(SCRIPT)
     known, deadline = len(_stamps(folder)), time.monotonic() + 300
     process = subprocess.Popen(
-        [sys.executable, str(script), str(folder), str(workers)],
+        [sys.executable, str(script), str(folder)],
         env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -182,7 +140,7 @@ def _wait_for_end_of(processes: list[Path]) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_killed_or_interrupted_it_ends_its_workers_continues_and_gives_the_same_table(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    process = _begin(folder, workers=2)
+    process = _begin(folder)
     workers = _children(process.pid)
     assert len(workers) >= 2
     process.kill()
@@ -190,12 +148,11 @@ def test_killed_or_interrupted_it_ends_its_workers_continues_and_gives_the_same_
     process.communicate()
     killed = _stamps(folder)
 
-    process = _begin(folder, workers=2)
+    process = _begin(folder)
     workers = _children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     _, errors = process.communicate(timeout=300)
     _wait_for_end_of(workers)
-    assert errors.count("Traceback") == 1, errors
     assert f"of 12 runs are kept in {folder}. The same call continues from there." in errors
 
     assert len(killed) < len(_stamps(folder)) < 12

@@ -58,20 +58,15 @@ class BagByHand(nn.Module):
         return torch.stack([reduce(self.weight[bag], dim=0) for bag in bags])
 
 
-def bag_by_hand(model: Any) -> nn.Module:
-    model[0] = BagByHand(model[0])
-    return model
-
-
 def bag(mode: str) -> nn.Sequential:
     return nn.Sequential(nn.EmbeddingBag(8, 4, mode=mode), nn.Tanh(), nn.Linear(4, 3))
 
 
-def tied_language_model() -> nn.Module:
+def tied_language_model() -> Parts:
     parts = {"embed": nn.Embedding(7, 4), "mix": nn.Linear(4, 4), "head": nn.Linear(4, 7, bias=False)}
     model = Net(lambda m, x: m.head(torch.tanh(m.mix(m.embed(x)))), **parts)
     model.head.weight = model.embed.weight
-    return model
+    return label_tokens(model, 7)
 
 
 def tied_autoencoder() -> Parts:
@@ -91,7 +86,7 @@ EMBEDDINGS: dict[str, Callable[[], Parts]] = {
     "embedding_bag_sum_with_offsets": lambda: (
         bag("sum"), nn.CrossEntropyLoss(), ((labels(8, 9), torch.tensor([0, 2, 5, 6])), labels(3, 4))
     ),
-    "tied_embedding_and_head": lambda: label_tokens(tied_language_model(), 7),
+    "tied_embedding_and_head": tied_language_model,
     "embedding_weight_read_by_a_function": lambda: label_tokens(
         Net(
             lambda m, x: F.linear(torch.relu(m.mix(m.embed(x))), m.embed.weight),
@@ -197,8 +192,11 @@ PROBLEMS = problems(
     {**EMBEDDINGS, "convolution_used_twice": convolution_used_twice, **RECURRENT, **ATTENTION},
     # torch.func.hessian would differentiate along the padding row: forward mode does not know padding_idx.
     embedding_with_padding=LOOPS,
-    embedding_bag_mean={"stand_in": bag_by_hand},
-    embedding_bag_sum_with_offsets={"stand_in": bag_by_hand, "forward": lambda m, x: m[1:](m[0](*x))},
+    embedding_bag_mean={"stand_in": lambda m: nn.Sequential(BagByHand(m[0]), *m[1:])},
+    embedding_bag_sum_with_offsets={
+        "stand_in": lambda m: nn.Sequential(BagByHand(m[0]), *m[1:]),
+        "forward": lambda m, x: m[1:](m[0](*x)),
+    },
     cross_attention={"forward": lambda model, inputs: model(inputs)},
     **dict.fromkeys(RECURRENT, LOOPS),
 )

@@ -15,15 +15,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def snapshot(model: nn.Module, loss: Any, batch: Any) -> dict[str, Any]:
-    """A picture to compare with `==`: tensors stand as their dtype, shape and bytes.
-
-    >>> model = nn.Linear(2, 1)
-    >>> before = snapshot(model, None, ())
-    >>> with torch.no_grad():
-    ...     _ = model.weight[0, 0].neg_()
-    >>> differences(before, snapshot(model, None, ()))
-    ['state of weight']
-    """
+    """A picture to compare with `==`: tensors stand as their dtype, shape and bytes."""
     picture: dict[str, Any] = {
         "torch random state": bits(torch.get_rng_state()),
         "python random state": random.getstate(),

@@ -25,11 +25,8 @@ def residual_convolutions() -> Parts:
 
 
 def inplace_activations() -> Parts:
-    model = nn.Sequential(
-        nn.Linear(5, 6), nn.ReLU(inplace=True), nn.Linear(6, 5), nn.SiLU(inplace=True), nn.Linear(5, 4),
-        nn.ELU(inplace=True), nn.Linear(4, 3),
-    )  # fmt: skip
-    return classify(model, 6, 5)
+    acts = iter((nn.ReLU, nn.SiLU, nn.ELU, nn.Identity))
+    return classify(mlp(5, 6, 5, 4, 3, act=lambda: next(acts)(inplace=True)), 6, 5)
 
 
 def in_place(model: Any, signal: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
         import hessinit
         from hessinit.digits import load_digits
         from hessinit.present.demo import Demonstration, describe_training
-        from hessinit.training.train_and_track import train_and_track
+        from hessinit.training.loop import train_and_track
 
         # So small a network gains nothing from threads, and on a busy machine they wait for each other.
         torch.set_num_threads(1)

@@ -72,7 +72,7 @@ def reproduce(
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
     with (
-        failures_explained(f"reproducing {' '.join(names)}", "stopped before the first piece was done."),
+        failures_explained(f"reproducing {' '.join(names)}", "the same command continues from what is kept."),
         stdout_for_results(),
     ):
         import_torch()

@@ -246,7 +246,7 @@ def _initialize(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[Initiali
 
 def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> Tracking:
     from hessinit.present.words import format_number
-    from hessinit.training.train_and_track import train_and_track
+    from hessinit.training.loop import train_and_track
     from hessinit.training.workers import progress_bar
 
     with (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Direction, Evaluation, evaluate_in_double, moved, output_at
+from hessinit.curvature.evaluation import Direction, Evaluation, evaluate_at, moved, output_at
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions
@@ -106,7 +106,7 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
             return [_as_row(linear.coordinates(output, examples))]
 
         def derive(at: Evaluation) -> Matrices:
-            return rows(linear.coordinates(GraphLinearization(at).push(_in_dtype(direction, at))))
+            return rows(linear.coordinates(GraphLinearization(at).push(direction)))
 
         fractions = [1 / math.sqrt(len(direction))]  # an error of 5 % in one layer must be detected
         return _Comparison("the model's output", rows(derivative), values, derive, fractions=fractions)
@@ -133,9 +133,8 @@ def check_gradients(evaluation: Evaluation) -> None:
     fractions = [1 / math.sqrt(len(direction)), *[1.0] * len(direction)]
 
     def derive(at: Evaluation) -> Matrices:
-        along = _in_dtype(direction, at)
-        product = at.hessian(list(along), list(along.values()))
-        return [_as_row(GraphLinearization(at).push(along)), *map(_as_row, product)]
+        product = at.hessian(list(direction), list(direction.values()))
+        return [_as_row(GraphLinearization(at).push(direction)), *map(_as_row, product)]
 
     def comparison(examined: Evaluation) -> _Comparison:
         def values(dtype: torch.dtype, step: float) -> Matrices:
@@ -188,13 +187,11 @@ def check_loss(evaluation: Evaluation) -> None:
 
 @dataclass(frozen=True)
 class _Try:
-    """The function on both sides, its change, and the distance of the change from the derivative by row."""
-
     attempt: Attempt
     plus: Matrices
     minus: Matrices
     change: Matrices
-    off: Tensor
+    off: Tensor  # the distance of the change from the derivative, by row
 
 
 class _Comparison:
@@ -273,7 +270,7 @@ class _Comparison:
         explained += 4 * torch.finfo(attempt.dtype).eps * _norms(found.plus) / attempt.step
         if self.derive is not None and evaluation.problem.dtype == torch.float32:
             with contextlib.suppress(Exception):  # a forward that supports float32 only
-                double = evaluate_in_double(evaluation)
+                double = evaluate_at(evaluation)
                 explained += 4 * _norms(_minus(self.derive(evaluation), self.derive(double)))
         return explained
 
@@ -314,10 +311,6 @@ def _draw_direction(evaluation: Evaluation, linear: GraphLinearization) -> dict[
     smallest = min((one for one in effects.values() if one > 0), default=0.0)
     effect = max(smallest, _LEAST_EFFECT * max(effects.values()))
     return {name: part * min(1.0, effect / (effects[name] or effect or 1.0)) for name, part in drawn.items()}
-
-
-def _in_dtype(direction: Direction, evaluation: Evaluation) -> dict[str, Tensor]:
-    return {name: part.to(evaluation.leaves[name].dtype) for name, part in direction.items()}
 
 
 def _columns(output: Tensor) -> Tensor:

@@ -64,8 +64,6 @@ def top_eigenpairs(
 
 
 class _Search:
-    """Sweeps of Lanczos, each orthogonal to what the earlier ones have locked."""
-
     def __init__(self, operator: probes.Operator, count: int, tolerance: float) -> None:
         self.operator, self.count, self.tolerance = operator, count, tolerance
         self.locked = torch.empty((operator.shape[0], 0), dtype=operator.dtype, device=operator.device)

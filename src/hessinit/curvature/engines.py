@@ -14,14 +14,7 @@ from torch.autograd.graph import GradientEdge
 
 from hessinit.curvature import derivative_check, operators
 from hessinit.curvature.eigenpairs import top_eigenpairs
-from hessinit.curvature.evaluation import (
-    Direction,
-    Evaluation,
-    LossFactor,
-    check_curved,
-    factor_loss_hessian,
-    unused_leaves,
-)
+from hessinit.curvature.evaluation import Evaluation, check_curved, factor_loss_hessian, unused_leaves
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, known_calls, trace_grams
 from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue
 from hessinit.curvature.layer_uses import Call, DenseCall
@@ -43,15 +36,12 @@ class Extremes:
 
     @property
     def norm(self) -> Estimate:
-        """The spectral norm: the larger of the two absolute values."""
         larger = self.top if abs(self.top.value) >= abs(self.bottom.value) else self.bottom
         return replace(larger, value=abs(larger.value))
 
 
 @dataclass(frozen=True)
 class LanczosSettings:
-    """Tolerance, maximum number of iterations and seed of the Lanczos runs."""
-
     tolerance: float
     max_iterations: int
     seed: int
@@ -69,7 +59,6 @@ class Engine(ABC):
     _settings: LanczosSettings
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
-        """The extremes of each leaf's own block."""
         return {name: self.extremes([name]) for name in names}
 
     @abstractmethod
@@ -206,8 +195,6 @@ def seen_hessian(use: OutputHessian) -> CallHessian | None:
 
 
 class HessianEngine(Engine):
-    """Lanczos on the exact Hessian."""
-
     reason = "exact second derivatives, reverse over reverse"
 
     def __init__(self, evaluations: Sequence[Evaluation], settings: LanczosSettings) -> None:
@@ -291,22 +278,22 @@ class GramCurvature(operators.LinearOperator):
 class GramLinearization(derivative_check.GraphLinearization):
     """The Jacobian as the Gram engine computes it, in the coordinates `Sᵀz` of the output."""
 
-    def __init__(self, evaluation: Evaluation, root: LossFactor, grams: Mapping[str, LayerGram]) -> None:
+    def __init__(self, evaluation: Evaluation, columns: Tensor, grams: Mapping[str, LayerGram]) -> None:
         super().__init__(evaluation)
-        self._columns, self._grams = root.columns, grams
+        self._columns, self._grams = columns, grams
 
     def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
         columns = self._columns if examples is None else self._columns[:, examples.to(output.device)]
         return (columns.to(output.dtype) * output).reshape(*columns.shape[:2], -1).sum(2).T
 
-    def push(self, direction: Direction) -> Tensor:
+    def push(self, direction: Mapping[str, Tensor]) -> Tensor:
         known, others = self._pushed(direction)
         found = [change.view(-1, len(self._columns)) for change in known.values()]
         if others:
             found.append(self.coordinates(super().push(others)))
         return torch.stack(found).sum(0)
 
-    def effects(self, direction: Direction, cotangent: Tensor | None = None) -> dict[str, float]:
+    def effects(self, direction: Mapping[str, Tensor], cotangent: Tensor | None = None) -> dict[str, float]:
         known, others = self._pushed(direction)
         found = {name: float(change.double().norm()) for name, change in known.items()}
         if others:
@@ -315,7 +302,7 @@ class GramLinearization(derivative_check.GraphLinearization):
             found |= super().effects(others, torch.einsum("cn,cn...->n...", factors, self._columns))
         return found
 
-    def _pushed(self, direction: Direction) -> tuple[dict[str, Tensor], Direction]:
+    def _pushed(self, direction: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
         known = {name: gram.push(direction[name]) for name, gram in self._grams.items()}
         return known, {name: part for name, part in direction.items() if name not in known}
 
@@ -437,12 +424,10 @@ def _gram_engine(
         return f"{rows} outputs in all are too many for vectors of that length"
     if cost_matters and columns * _GRADIENTS_PER_COLUMN > blocks * _GRADIENTS_PER_BLOCK:
         return f"{columns} outputs per example are too many for one backward pass each"
-    roots: list[LossFactor] = []
-    for evaluation in evaluations:
-        root = factor_loss_hessian(evaluation)
-        if isinstance(root, str):
-            return root
-        roots.append(root)
+    factors = [factor_loss_hessian(evaluation) for evaluation in evaluations]
+    roots = [root for root in factors if not isinstance(root, str)]
+    if len(roots) < len(factors):
+        return next(reason for reason in factors if isinstance(reason, str))
     grams = [trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)]
     rank = sum(root.columns.shape[0] * root.columns.shape[1] for root in roots)
     unused = unused_leaves(evaluations)
@@ -454,7 +439,7 @@ def _gram_engine(
     general = LanczosEngine(evaluations, settings, reason, rank)
     for evaluation, root, gram in zip(evaluations, roots, grams, strict=True):
         known = {name: one for name, one in gram.items() if name not in others}
-        linear = None if alone else GramLinearization(evaluation, root, known)
+        linear = None if alone else GramLinearization(evaluation, root.columns, known)
         derivative_check.check_outputs(evaluation, linear)
     if alone:
         return general

@@ -167,19 +167,17 @@ class Evaluation:
 def _grad_along(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    pairs = [pair for pair in zip(outputs, tangents, strict=True) if pair[0].requires_grad]
+    both = zip(outputs, tangents, strict=True)
+    pairs = [(output, tangent.to(output.dtype)) for output, tangent in both if output.requires_grad]
     if not pairs:
         return tuple(torch.zeros_like(one) for one in inputs)
     used, along = zip(*pairs, strict=True)
     return torch.autograd.grad(used, inputs, along, retain_graph=True, materialize_grads=True)
 
 
-def evaluate_in_double(evaluation: Evaluation) -> Evaluation:
-    """The same batch at the same weights, in float64; with a graph of its own."""
-    return evaluate_at(evaluation, weights_in(evaluation.problem, torch.float64))
-
-
-def evaluate_at(evaluation: Evaluation, weights: Mapping[str, Tensor]) -> Evaluation:
+def evaluate_at(evaluation: Evaluation, weights: Mapping[str, Tensor] | None = None) -> Evaluation:
+    """The same batch at other weights, by default the same ones in float64; with a graph of its own."""
+    weights = weights_in(evaluation.problem, torch.float64) if weights is None else weights
     leaves = {name: weights[name].requires_grad_() for name in evaluation.leaves}
     return Evaluation(evaluation.problem, evaluation.batch, weights={**weights, **leaves})
 

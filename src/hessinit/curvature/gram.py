@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,9 @@ from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.determinism import agree
 
 _LARGEST_MATRIX = 384
+# Unfolded patches are formed for so many numbers at a time, about what fits into a cache.
+_NUMBERS_AT_ONCE = 2**20
+_MOST_WRITTEN = 2**16
 
 
 def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
@@ -80,14 +84,24 @@ class LayerGram(LinearOperator):
 class WrittenGram(LayerGram):
     """A `LayerGram` that stores `V`: for layers with fewer weights than outputs, as first convolutions."""
 
-    def __init__(self, factor: Tensor, examples: int, weight_shape: tuple[int, ...], scale: float) -> None:
-        self.factor = factor
-        self.weight_shape, self.scale = weight_shape, scale
-        self.examples, self.columns = examples, factor.shape[0] // examples
-        self.shape = (factor.shape[0],) * 2
-        self.dtype, self.device = factor.dtype, factor.device
-        self.weights = factor.shape[1]
-        self.matrix = None
+    def __init__(self, call: layer_uses.ConvolutionCall, size: int, like: Tensor, scale: float) -> None:
+        self.weight_shape, self.weights, self.scale = tuple(call.weight.shape), call.weight.numel(), scale
+        rows = like.shape[0] * call.weight.shape[0], call.weight[0].numel()
+        self._by_example = like.new_empty(size, *rows)
+        self.factor, self.matrix = self._by_example.view(-1, self.weights), None
+        self.shape, self.dtype, self.device = (len(self.factor),) * 2, like.dtype, like.device
+
+    def add(self, call: layer_uses.Call, part: slice, gradients: Sequence[Tensor]) -> None:
+        """Patches times signals, for all columns of a few examples at a time."""
+        assert isinstance(call, layer_uses.ConvolutionCall)
+        step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * gradients[0][0, 0].numel()))
+        for first in range(0, call.rows, step):
+            some = slice(first, min(first + step, call.rows))
+            kernel, dilation = tuple(call.weight.shape[2:]), tuple(call.dilation)
+            patches = F.unfold(call.inputs[some], kernel, dilation, tuple(call.padding), tuple(call.stride))
+            signals = torch.stack([column[some].flatten(2) for column in gradients], dim=1).flatten(1, 2)
+            place = self._by_example[part.start + some.start : part.start + some.stop]
+            torch.bmm(signals, patches.transpose(1, 2), out=place)
 
     def _product(self, vector: Tensor) -> Tensor:
         return torch.mv(self.factor, torch.mv(self.factor.T, vector))
@@ -100,8 +114,6 @@ class WrittenGram(LayerGram):
 
 
 class SumOfGrams(LinearOperator):
-    """The whole network's Gram matrix is the sum of the layers'."""
-
     def __init__(self, grams: Sequence[LayerGram]) -> None:
         matrices = [gram.matrix for gram in grams if gram.matrix is not None]
         self._matrix = torch.stack(matrices).sum(0) if matrices else None
@@ -165,15 +177,8 @@ def backward(output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor) -> l
     ]
 
 
-# Unfolded patches are formed for so many numbers at a time, about what fits into a cache.
-_NUMBERS_AT_ONCE = 2**20
-_MOST_WRITTEN = 2**16
-
-
 class CallSignals:
     """A call and the gradients that reach its output: (examples, columns, outputs per example)."""
-
-    call: layer_uses.Call
 
     def __init__(self, one: KnownCall, size: int, like: Tensor) -> None:
         outputs = int(torch.Size(one.call.output_shape).numel()) // size
@@ -187,13 +192,10 @@ class CallSignals:
             rows = rows_by_example(gradient, part.stop - part.start, self.time_first)
             self.signals[part, column] = rows
 
-    def gram(self, uses: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
-        """The layer's Gram operator from the signals of all its calls, these among them."""
-        for one in uses:
-            first, *others = one._calls
-            one.call = first.on(torch.cat([some.inputs for some in one._calls])) if others else first
-            one._calls = []
-        return LayerGram(uses, weight_shape, scale)
+    @cached_property
+    def call(self) -> layer_uses.Call:
+        calls, self._calls = self._calls, []
+        return calls[0].on(torch.cat([one.inputs for one in calls])) if len(calls) > 1 else calls[0]
 
     def rows(self, per_example: Tensor) -> Tensor:
         """(examples, 1, outputs per example) as the call's own output."""
@@ -203,31 +205,10 @@ class CallSignals:
         return per_example.view(len(per_example), -1, *shape[1:]).transpose(0, 1).reshape(shape)
 
 
-class WeightGradients(CallSignals):
-    """For layers with fewer weights than outputs: stores the weight gradient of every signal."""
-
-    def __init__(self, call: layer_uses.ConvolutionCall, size: int, like: Tensor) -> None:
-        self._size = size
-        self._factor = like.new_empty(size, like.shape[0] * call.weight.shape[0], call.weight[0].numel())
-
-    def add(self, call: layer_uses.Call, part: slice, gradients: Sequence[Tensor]) -> None:
-        """Patches times signals, for all columns of a few examples at a time."""
-        assert isinstance(call, layer_uses.ConvolutionCall)
-        step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * gradients[0][0, 0].numel()))
-        for first in range(0, call.rows, step):
-            some = slice(first, min(first + step, call.rows))
-            kernel, dilation = tuple(call.weight.shape[2:]), tuple(call.dilation)
-            patches = F.unfold(call.inputs[some], kernel, dilation, tuple(call.padding), tuple(call.stride))
-            signals = torch.stack([column[some].flatten(2) for column in gradients], dim=1).flatten(1, 2)
-            place = self._factor[part.start + some.start : part.start + some.stop]
-            torch.bmm(signals, patches.transpose(1, 2), out=place)
-
-    def gram(self, uses: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> LayerGram:
-        weights = int(torch.Size(weight_shape).numel())
-        return WrittenGram(self._factor.view(-1, weights), self._size, weight_shape, scale)
+Collector = CallSignals | WrittenGram
 
 
-def collector_for(one: KnownCall, size: int, like: Tensor, uses: int) -> CallSignals:
+def collector_for(one: KnownCall, size: int, like: Tensor, scale: float, uses: int) -> Collector:
     """Stores weight gradients where they are smaller and fast to compute, else signals."""
     call = one.call
     if isinstance(call, layer_uses.ConvolutionCall):
@@ -235,7 +216,7 @@ def collector_for(one: KnownCall, size: int, like: Tensor, uses: int) -> CallSig
         small = call.weight.numel() <= min(outputs, _MOST_WRITTEN)
         unfolds = call.inputs.ndim == 4 and not call.transposed and call.groups == 1  # by F.unfold
         if small and unfolds and uses == 1 and not one.time_first and call.rows == size:
-            return WeightGradients(call, size, like)
+            return WrittenGram(call, size, like, scale)
     return CallSignals(one, size, like)
 
 
@@ -256,8 +237,8 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
     plan = [replace(one, time_first=bool(layout)) for one, layout in pairs if one.name not in mixed]
     if not plan:
         return {}
-    names = [one.name for one in plan]
-    collectors = [collector_for(one, size, root.columns, names.count(one.name)) for one in plan]
+    names, scale = [one.name for one in plan], root.scale * evaluation.weight
+    collectors = [collector_for(one, size, root.columns, scale, names.count(one.name)) for one in plan]
     step = _examples_at_once(plan, root, size)
     # Only rows by example can be split, and no frozen random draw.
     in_order = size == evaluation.batch.size and not any(one.time_first for one in plan)
@@ -273,11 +254,13 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
             return trace_grams(evaluation, root, split=False)
     else:
         _gather(evaluation.output, plan, root.columns, slice(0, size), collectors)
-    grams: dict[str, list[CallSignals]] = {}
-    for name, collector in zip(names, collectors, strict=True):
-        grams.setdefault(name, []).append(collector)
-    scale, leaves = root.scale * evaluation.weight, problem.leaves
-    return {name: found[0].gram(found, tuple(leaves[name].shape), scale) for name, found in grams.items()}
+    grams: dict[str, LayerGram] = {}
+    for name in dict.fromkeys(names):
+        found = [collector for other, collector in zip(names, collectors, strict=True) if other == name]
+        signals = [one for one in found if isinstance(one, CallSignals)]
+        shape = tuple(problem.leaves[name].shape)
+        grams[name] = found[0] if isinstance(found[0], WrittenGram) else LayerGram(signals, shape, scale)
+    return grams
 
 
 def _examples_at_once(plan: Sequence[KnownCall], root: LossFactor, size: int) -> int:
@@ -310,7 +293,7 @@ def _gather_piece(
     root: LossFactor,
     part: slice,
     outlines: Sequence[_Outline],
-    collectors: Sequence[CallSignals],
+    collectors: Sequence[Collector],
 ) -> bool:
     """Gather the signals of a piece; False if the model treats it differently from the whole."""
     problem, size, names = evaluation.problem, part.stop - part.start, {kind[0] for kind, _ in outlines}
@@ -335,9 +318,8 @@ def _gather_piece(
 
 
 def _gather(
-    output: Tensor, plan: Sequence[KnownCall], columns: Tensor, part: slice, collectors: Sequence[CallSignals]
+    output: Tensor, plan: Sequence[KnownCall], columns: Tensor, part: slice, collectors: Sequence[Collector]
 ) -> None:
-    """Send every column back to the calls of the plan."""
     by_call: list[tuple[Tensor, ...]] = []
     edges = [one.edge for one in plan]
     if all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):

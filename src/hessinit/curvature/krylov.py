@@ -17,7 +17,6 @@ Array = npt.NDArray[np.float64]
 
 # The basis grows by blocks of about this many numbers (16 to 256 rows), without copying.
 _NUMBERS_PER_BLOCK = 2**20
-_BLOCK_ROWS = (16, 256)
 _LARGEST_FOR_NUMPY = 24
 
 
@@ -127,8 +126,7 @@ class LanczosProcess(LanczosState):
 
     def _next_row(self) -> Tensor:
         if not self._blocks or self._rows_used == len(self._blocks[-1]):
-            least, most = _BLOCK_ROWS
-            rows = min(self._room + 1, most, max(least, _NUMBERS_PER_BLOCK // self.size))
+            rows = min(self._room + 1, 256, max(16, _NUMBERS_PER_BLOCK // self.size))
             self._blocks.append(torch.empty(rows, self.size, dtype=self.dtype, device=self.operator.device))
             self._rows_used = 0
         self._rows_used += 1
@@ -136,7 +134,6 @@ class LanczosProcess(LanczosState):
 
 
 def small_eigenpairs(matrices: Array) -> tuple[Array, Array]:
-    """Eigenvalues (ascending) and eigenvectors of a small symmetric matrix, or of a stack of them."""
     # Beyond, numpy starts a second pool of threads, and two pools on few cores wait for each other.
     if matrices.shape[-1] <= _LARGEST_FOR_NUMPY:
         values, vectors = np.linalg.eigh(matrices)
@@ -246,7 +243,6 @@ SMALL = 16
 def conclude(
     extreme: RitzExtreme, state: LanczosState, norm: float, tolerance: float, max_iterations: int
 ) -> Estimate:
-    """The estimate of an extreme eigenvalue in the operator's units, with error and stopping reason."""
     steps, scale = state.steps, state.scale
     if scale == 0:
         return Estimate(0.0, 0.0, True, "the operator is zero on a random vector", steps)

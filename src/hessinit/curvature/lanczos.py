@@ -14,8 +14,6 @@ from torch import Tensor
 from hessinit.curvature import krylov, probes
 from hessinit.results.estimates import Estimate
 
-Which = Literal["both", "top"]
-
 # An extreme counts for the norm from this share of it on.
 _MAKES_THE_NORM = 0.9
 
@@ -34,7 +32,7 @@ class LanczosResult:
 def lanczos(
     operator: probes.Operator,
     *,
-    which: Which = "both",
+    which: Literal["both", "top"] = "both",
     tolerance: float = 1e-3,
     max_iterations: int = 200,
     seed: int = 0,
@@ -199,7 +197,6 @@ class _Lockstep:
         self.tops: list[krylov.Array] = []  # the top Ritz values of every check
 
     def advance(self) -> None:
-        """One product each, orthogonalized against its own basis."""
         step = self.runs[0].steps
         vectors = [torch.from_numpy(row).to(self._device) for row in self._basis[:, step]]
         found = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]

@@ -28,7 +28,6 @@ class LinearOperator(ABC):
         """The product with one flat vector."""
 
     def _adjoint_product(self, vector: Tensor) -> Tensor:
-        """The product with the transpose."""
         return self._product(vector)
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
@@ -84,7 +83,6 @@ class Transposed(LinearOperator):
 
 
 def split(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """A flat vector as tensors of these shapes."""
     sizes = [int(torch.Size(shape).numel()) for shape in shapes]
     return [part.view(shape) for part, shape in zip(vector.split(sizes), shapes, strict=True)]
 

@@ -6,11 +6,12 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Evaluation, evaluate_at, evaluate_in_double, weights_in
+from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
 from hessinit.curvature.operators import HessianOperator, join, split
 from hessinit.curvature.probes import random_like
 
@@ -32,8 +33,7 @@ class RoundingError:
     is_all: bool = False
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """A product p, in float64 p + e: their squared lengths, and ⟨p, e⟩ as a whole and by rows and columns."""
 
     single: float
@@ -53,9 +53,8 @@ class Difference:
 
     @classmethod
     def of_all(cls, layers: Sequence[Difference]) -> Difference:
-        names = ("single", "double", "error", "along", "size")
-        sums = {name: sum(getattr(layer, name) for layer in layers) for name in names}
-        return cls(**sums, squares=sum(layer.along * layer.along for layer in layers))
+        squares = sum(layer.along * layer.along for layer in layers)
+        return cls(*map(sum, zip(*layers, strict=True)))._replace(squares=squares)
 
     def judge(self) -> RoundingError:
         """To first order an error E moves an eigenvalue by yᵀE y: only what is along the vector counts.
@@ -75,8 +74,6 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rounding:
-    """For every leaf, and for all of them together."""
-
     layers: Mapping[str, RoundingError]
     network: RoundingError
 
@@ -121,7 +118,7 @@ def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Dif
 def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     single = _product(evaluation, curvature)
     try:
-        return single, _product(evaluate_in_double(evaluation), curvature)
+        return single, _product(evaluate_at(evaluation), curvature)
     except Exception:  # a forward that supports float32 only: move the weights in their last digit instead
         problem = evaluation.problem
         weights = weights_in(problem, problem.dtype)

@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.krylov import NOT_FINITE, Array, LanczosProcess
-from hessinit.curvature.probes import (
-    Operator,
-    operator_size,
-    power_of_two_scale,
-    probe_stream,
-    require_at_least,
-)
+from hessinit.curvature.probes import Operator, power_of_two_scale, probe_stream, require_at_least
 from hessinit.results.estimates import Density, Estimate
 
 # Half-widths are two standard errors: about 95 % for normal samples, a little less for a handful of them.
@@ -102,14 +96,14 @@ def _smooth(
 
 def _quadrature_rules(operator: Operator, probes: int, steps: int, seed: int) -> list[tuple[Array, Array]]:
     """Nodes and weights for every probe (Golub and Welsch 1969); none when a product is not finite."""
-    size = operator_size(operator)
+    stream = probe_stream(operator, seed)
+    size = stream.size
     if size <= min(probes * steps, _LARGEST_DENSE):
         # In fp64: fp32 eigensolvers can fail to converge on matrices of huge range.
         matrix = _dense(operator).double().cpu().numpy()
         if not np.isfinite(matrix).all():
             return []
         return [(np.linalg.eigvalsh((matrix + matrix.T) / 2), np.full(size, 1 / size))]
-    stream = probe_stream(operator, seed)
     rules = []
     for _ in range(probes):
         process = LanczosProcess(operator, stream.draw())
@@ -135,7 +129,8 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
     >>> bool(abs(estimate.value / matrix.trace() - 1) < 1e-12), estimate.products
     (True, 9)
     """
-    size = operator_size(operator)
+    stream = probe_stream(operator, seed, "rademacher")
+    size, sketched = stream.size, products // 3
     require_at_least("products", products, 6, "two thirds find the large part, the rest are probes")
     if products >= size:
         diagonal = _dense(operator).diagonal().double().tolist()
@@ -144,8 +139,6 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
         error = 8 * torch.finfo(operator.dtype).eps * sum(abs(entry) for entry in diagonal)
         reason = "exact up to rounding: the diagonal was read off"
         return Estimate(math.fsum(diagonal), error, True, reason, size)
-    stream = probe_stream(operator, seed, "rademacher")
-    sketched = products // 3
     image = (operator @ stream.draw_block(sketched)).detach()
     scale = power_of_two_scale(image)
     if math.isinf(scale):
@@ -175,10 +168,9 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     >>> frobenius_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]])).value
     5.0
     """
-    size = operator_size(operator)
-    require_at_least("products", products, 2, "one product has no spread to read an error from")
-    exact = products >= size
     stream = probe_stream(operator, seed, "rademacher")
+    require_at_least("products", products, 2, "one product has no spread to read an error from")
+    exact = products >= stream.size
     images = [_dense(operator)] if exact else (operator @ stream.draw() for _ in range(products))
     # Squares of 1e-25 vanish in fp32: all is in units of a power of two near the first nonzero product.
     scale = 0.0
@@ -189,7 +181,7 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
             break
         squares.append((image.detach() / (scale or 1.0)).double().square().sum())
     samples = [] if math.isinf(scale) else torch.stack(squares).tolist()
-    spent = size if exact else len(squares)
+    spent = stream.size if exact else len(squares)
     if math.isinf(scale) or not all(math.isfinite(sample) for sample in samples):
         return Estimate(math.inf, math.inf, False, NOT_FINITE, max(1, len(squares)))
     if scale == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -187,15 +187,6 @@ def _joined(trace: Trace, step: Step, branches: list[Context]) -> Context:
 # --- Downstream -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Path:
-    """The steps passed; the one that ends them (None where the result goes to several, or leaves)."""
-
-    steps: list[Step]
-    last: Step | None
-    end: str
-
-
 class Downstream:
     """A simplified trace, read forwards."""
 
@@ -206,22 +197,22 @@ class Downstream:
             for source in step.sources if step.index in trace.live else ():
                 self.consumers.setdefault(source, []).append(step)
 
-    def path(self, step: Step, kinds: tuple[str, ...]) -> Path:
-        """The steps after `step` while a single consumer of these kinds follows.
+    def path(self, step: Step, kinds: tuple[str, ...]) -> tuple[list[Step], Step | None, str]:
+        """The steps after `step` while a single consumer of these kinds follows; rearranging always counts.
 
-        Rearranging, pooling and the addition of a bias are of every kind.
+        And the step that ends them, None where the result goes to several or leaves; and the name of the end.
         """
         steps: list[Step] = []
         while True:
             found, leaves = self.consumers.get(step.index, []), step.index in self.trace.outputs
             if not found:
-                return Path(steps, None, "output" if leaves else "nowhere")
+                return steps, None, "output" if leaves else "nowhere"
             if len(found) > 1 or leaves:
-                return Path(steps, None, "several")
+                return steps, None, "several"
             step = found[0]
             if step.kind not in (*kinds, "rearrange", "pool") or step.resizes:
                 end = step.name if step.kind == "normalizing" else _ENDS.get(step.kind, step.kind)
-                return Path(steps, step, end)
+                return steps, step, end
             steps.append(step)
 
     def context(self, step: Step) -> Context:
@@ -231,25 +222,24 @@ class Downstream:
         """
         words, size, keep, active, end = "", 1.0, 1.0, False, ""
         while True:
-            path = self.path(step, _FUNCTIONS)
-            met = [passed for passed in path.steps if passed.kind in _FUNCTIONS]
+            steps, last, ended = self.path(step, _FUNCTIONS)
+            met = [passed for passed in steps if passed.kind in _FUNCTIONS]
             outcomes: Outcomes = ()
             for passed in reversed(met):
                 outcomes, kept = _prepend(passed, outcomes)
                 keep *= kept
             size *= _moment(outcomes, slope=True)
             words = ", ".join(filter(None, (words, *(passed.name for passed in met))))
-            active, end = active or any(passed.active for passed in met), path.end if met or not end else end
-            if path.end != "sum" or path.last is None:
+            active, end = active or any(passed.active for passed in met), ended if met or not end else end
+            if ended != "sum" or last is None:
                 break
-            step = path.last
+            step = last
         return Context(words, size, keep, active, end, words if math.isnan(size) else "")
 
     def norm_follows(self, step: Step) -> bool:
         """Whether a normalization undoes the scale of the weight before anything else uses it."""
-        path = self.path(step, _FUNCTIONS)
-        between = [passed for passed in path.steps if passed.kind == "elementwise"]
-        return path.end == "norm" and all(passed.name in SCALINGS for passed in between)
+        steps, _, end = self.path(step, _FUNCTIONS)
+        return end == "norm" and all(one.name in SCALINGS for one in steps if one.kind == "elementwise")
 
     def closes_residual(self, step: Step) -> bool:
         """Whether the weight's output is added to an ancestor of its input, or to a shorter branch from one.
@@ -258,18 +248,18 @@ class Downstream:
         same weights, it is a recurrence and no residual branch. Against a shorter branch, as a projection is,
         the longer must be without sums: a stream to which one signal is added repeatedly is no branch of it.
         """
-        path, trace = self.path(step, ("elementwise", "dropout", "norm")), self.trace
-        recurrent = step.use is not None and step.use.inside in GATES
-        if path.last is None or path.last.kind != "sum" or recurrent:
+        steps, last, _ = self.path(step, (*_FUNCTIONS, "norm"))
+        trace, recurrent = self.trace, step.use is not None and step.use.inside in GATES
+        if last is None or last.kind != "sum" or recurrent:
             return False
 
         def weights(indices: set[int]) -> list[str]:
             found = [trace[index] for index in indices if trace[index].kind == "weight"]
             return [f"step {one.index}" if one.use is None else one.use.parameter for one in found]
 
-        own = path.steps[-1].index if path.steps else step.index
+        own = steps[-1].index if steps else step.index
         branch = trace.ancestors([own])
-        for skip in [trace.ancestors([other]) for other in path.last.sources if other != own]:
+        for skip in [trace.ancestors([other]) for other in last.sources if other != own]:
             mine, others = weights(branch - skip), weights(skip - branch)
             repeated = len(set(mine)) < len(mine) or bool(set(mine) & set(others))
             added = any(trace[i].kind == "sum" and len(trace[i].sources) > 1 for i in branch - skip)

@@ -51,11 +51,11 @@ def draw_(
     (0.5, 1.14)
     """
     choose("distribution", distribution, list(DISTRIBUTIONS))
-    dtype = torch.float64 if view.dtype == torch.float64 else torch.float32
+    dtype, device = torch.float64 if view.dtype == torch.float64 else torch.float32, _device(generator)
     if distribution == "normal":
-        block = _gaussian(view.shape, dtype, generator).mul_(std)
+        block = torch.randn(view.shape, dtype=dtype, generator=generator, device=device).mul_(std)
     else:
-        even = torch.rand(view.shape, dtype=dtype, generator=generator, device=_device(generator))
+        even = torch.rand(view.shape, dtype=dtype, generator=generator, device=device)
         even.mul_(2).sub_(1)  # in [-1, 1)
         if distribution == "uniform":
             block = even.mul_(math.sqrt(3) * std)
@@ -78,8 +78,8 @@ def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | Non
     True
     """
     rows, columns = view.shape[0], math.prod(view.shape[1:])
-    tall = _gaussian((max(rows, columns), min(rows, columns)), torch.float64, generator)
-    q, r = torch.linalg.qr(tall)
+    shape, device = (max(rows, columns), min(rows, columns)), _device(generator)
+    q, r = torch.linalg.qr(torch.randn(shape, dtype=torch.float64, generator=generator, device=device))
     # LAPACK's choice of signs is not uniform; a positive diagonal of R makes it so (Mezzadri 2007).
     q *= torch.where(r.diagonal() < 0, -1.0, 1.0)
     matrix = q if rows >= columns else q.T
@@ -96,10 +96,6 @@ def draw_delta_orthogonal_(view: Tensor, gain: float, generator: torch.Generator
     for length in view.shape[2:]:
         middle = middle.select(2, length // 2)
     draw_orthogonal_(middle, gain, generator)
-
-
-def _gaussian(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-    return torch.randn(shape, dtype=dtype, generator=generator, device=_device(generator))
 
 
 def _device(generator: torch.Generator | None) -> torch.device:

@@ -28,26 +28,18 @@ from hessinit.init.trace import WeightUse
 from hessinit.init.weights import fans_of
 
 Function = Callable[[Tensor], Tensor]
-
-# Below this growth at the end of a chain of layers the textbook's formula is kept as it is.
-NOTEWORTHY = 1.1
+NOTEWORTHY = 1.1  # below this growth at the end of a chain of layers the textbook's formula is kept as it is
+MAX_GROWTH = 5.0  # of the square of the gradient over a chain
+SMALLEST = 0.25  # size of pre-activations that is tried
 _STEP = 1e-3
-
-# The square of the gradient may grow by this factor over a chain; the smallest size that is tried.
-MAX_GROWTH = 5.0
-SMALLEST = 0.25
 
 
 class _State(NamedTuple):
-    """Of the pre-activations of a use: the relative variance over examples of their mean square.
+    """Of the pre-activations of a use, and the correction `factor` of its gain."""
 
-    `growth` is the logarithm of the mean square that plain gains would have led to; `chain` is the use that
-    the chain began with, and `factor` the correction of the gain.
-    """
-
-    spread: float
-    growth: float
-    chain: int
+    spread: float  # the relative variance over examples of their mean square
+    growth: float  # the logarithm of the mean square that plain gains would have led to
+    chain: int  # the use that the chain began with
     factor: float
 
 
@@ -129,9 +121,7 @@ def _largest_std(functions: Mapping[Function, int]) -> float:
         grown = sum(count * _log_chi(function, std) for function, count in functions.items() if count)
         return grown <= math.log(MAX_GROWTH)
 
-    if is_admissible(1.0):
-        return 1.0
-    low, high = SMALLEST, 1.0
+    low, high = (1.0 if is_admissible(1.0) else SMALLEST), 1.0
     while high - low > 0.01:
         middle = (low + high) / 2
         low, high = (middle, high) if is_admissible(middle) else (low, middle)

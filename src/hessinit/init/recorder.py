@@ -41,13 +41,11 @@ class Symbol:
         return self._recorder.record(attribute.__get__, self)
 
     def __iter__(self) -> Iterator[Any]:
-        step = None
-        if isinstance(self.stands_for, trace.Signal):
-            step = self._recorder.trace[self.stands_for.index]
-        if step is None or step.call is None or step.kind != "split":
+        found = isinstance(self.stands_for, trace.Signal) and self._recorder.trace[self.stands_for.index]
+        if not found or found.call is None or found.kind != "split":
             raise TypeError("the forward takes apart a shape or a tensor")
-        parts = arguments(step.call.args, step.call.kwargs, "input parts")["parts"]
-        return iter([self[place] for place in range(parts if step.name == "chunk" else len(parts))])
+        parts = arguments(found.call.args, found.call.kwargs, "input parts")["parts"]
+        return iter([self[place] for place in range(parts if found.name == "chunk" else len(parts))])
 
     def __bool__(self) -> bool:
         raise TypeError("the forward decides by a shape or a value: control flow")
@@ -200,7 +198,7 @@ def _step(
     add: Callable[..., trace.Signal], name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
 ) -> trace.Signal:
     """The step of a call that gets signals, and no weight to map them with."""
-    kind = trace.KIND_OF.get(name, "unknown")
+    kind = trace.kind_of(name)
     constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
     if kind == "mix" and len(sources) == 1 and constants:
         kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries

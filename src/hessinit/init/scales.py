@@ -270,32 +270,24 @@ def scaling_path(
     """The path of one of `defaults.SCALINGS`.
 
     "all": one gain for all weights that matter. "last": the weights whose result is the output, or else the
-    one that runs last; also in the place of "small-output" where the network is not homogeneous.
+    one that runs last. "small-output", for homogeneous networks (for others it is "last"): the largest weight
+    so small that the output is small, all others larger. A weight's own curvature does not depend on its own
+    size, only on that of the others. So the largest one gets as sharp as `target`, a norm, allows, and its
+    initial size is next to nothing. Where branches are added, scaling them would change their proportions:
+    the first weight on the trunk is the small one, and those of the output grow.
     """
+    effective, last = _effective_and_last(targets, uses)
     if scaling == "all":
-        return ScalingPath("all", dict.fromkeys(_effective(targets, uses), 1.0))
-    if scaling == "small-output":
-        found = small_and_large(targets, uses, model)
-        if found is not None:
-            return _small_output(*found, model, target)
-    return ScalingPath("last", dict.fromkeys(_output_weights(targets, uses), 1.0))
-
-
-def _small_output(
-    small: str, large: list[str], size: float, model: ScaledModel, target: float
-) -> ScalingPath:
-    """The largest weight so small that the output is small, all others larger: sharp with a small output.
-
-    A weight's own curvature does not depend on its own size, only on that of the others. So the largest one
-    gets as sharp as `target`, a norm, allows, and its initial size is next to nothing. Where branches are
-    added, scaling them would change their proportions: the first weight on the trunk is the small one, and
-    those of the output grow.
-    """
-    powers = dict.fromkeys(large, 1.0) | {small: -float(len(large))}
+        return ScalingPath("all", dict.fromkeys(effective, 1.0))
+    found = small_and_large(targets, uses, model) if scaling == "small-output" else None
+    if found is None:
+        return ScalingPath("last", dict.fromkeys(last, 1.0))
+    small, large, size = found
     # The network is about as sharp as that weight alone will be, and that follows from its norm now.
     own = model.own_norm(small)
     first = math.log(target / own) / (2 * len(large)) if 0 < own < math.inf else 0.0
     offset = math.log(defaults.SMALL_OUTPUT / size) - first * len(large)
+    powers = dict.fromkeys(large, 1.0) | {small: -float(len(large))}
     offsets = dict.fromkeys(large, first) | {small: offset}
     return ScalingPath("small-output", powers, offsets, pace=2.0 * len(large))
 
@@ -304,8 +296,8 @@ def small_and_large(
     targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel
 ) -> tuple[str, list[str], float] | None:
     """The weight to make small, those to enlarge, and the output's size; None if not homogeneous."""
-    effective = _effective(targets, uses)
-    last = [name for name in _output_weights(targets, uses) if name in effective]
+    effective, last = _effective_and_last(targets, uses)
+    last = [name for name in last if name in effective]
     inner = [name for name in effective if name not in last]
     size = model.output().size
     if not last or not inner or not 0 < size < math.inf:
@@ -332,19 +324,13 @@ def _is_proportional(model: ScaledModel, size: float, logs: Mapping[str, float])
     return abs(found / expected - 1) < _ROUNDING * len(logs) if expected > 0 else False
 
 
-def _effective(targets: Sequence[Target], uses: Sequence[WeightUse]) -> list[str]:
-    """The weights whose scale no normalization undoes, wherever they are used."""
-    matter = {use.parameter for use in uses if not use.norm_follows}
-    return [target.name for target in targets if not uses or target.key in matter]
-
-
-def _output_weights(targets: Sequence[Target], uses: Sequence[WeightUse]) -> list[str]:
+def _effective_and_last(targets: Sequence[Target], uses: Sequence[WeightUse]) -> tuple[list[str], list[str]]:
+    """The weights whose scale no normalization undoes, and those that make the output."""
     names = {target.key: target.name for target in targets}
+    if not uses:
+        return list(names.values()), list(names.values())[-1:]
     known = [use for use in uses if use.parameter in names]
-    last = [use for use in known if use.downstream.end == "output"]
-    if not last:
-        effective = set(_effective(targets, uses))
-        last = [use for use in known if names[use.parameter] in effective][-1:]
-    if last:
-        return list(dict.fromkeys(names[use.parameter] for use in last))
-    return [targets[-1].name] if targets and not uses else []
+    matter = {use.parameter for use in known if not use.norm_follows}
+    ends = [use.parameter for use in known if use.downstream.end == "output"]
+    ends = ends or [use.parameter for use in known if use.parameter in matter][-1:]
+    return [names[key] for key in names if key in matter], [names[key] for key in dict.fromkeys(ends)]

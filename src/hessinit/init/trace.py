@@ -40,12 +40,7 @@ REARRANGING = CASTS | _names(
 SPLITS = _names("chunk split tensor_split unbind")
 # Means, extremes and sums over positions: passed through, and not counted, unless they are `RESIZING`.
 REDUCTIONS = _names("mean sum std var norm vector_norm amax amin max min median logsumexp prod")
-_POOL_KINDS = ("max", "avg", "lp", "adaptive_avg", "adaptive_max")
-_POOLINGS = [f"{kind}_pool{n}d" for kind in _POOL_KINDS for n in (1, 2, 3)]
-POOLING = REDUCTIONS | {*_POOLINGS, *(f"{name}_with_indices" for name in _POOLINGS)} | _names(
-    "interpolate fractional_max_pool2d fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d "
-    "grid_sample cumsum scatter_add scatter_reduce index_add cumprod"
-)  # fmt: skip
+POOLING = REDUCTIONS | _names("interpolate grid_sample cumsum scatter_add scatter_reduce index_add cumprod")
 # What they give is not of the size of what they got, by a factor that depends on how much they add up.
 RESIZING = _names(
     "sum norm vector_norm prod logsumexp cumsum cumprod scatter_add scatter_reduce index_add lp_pool1d "
@@ -53,7 +48,6 @@ RESIZING = _names(
 )
 # Alpha dropouts keep mean and variance: nothing is to be made up for.
 ALPHA_DROPOUTS = _names("alpha_dropout feature_alpha_dropout")
-DROPOUTS = ALPHA_DROPOUTS | _names("dropout dropout1d dropout2d dropout3d feature_dropout")
 DRAWING = _names("bernoulli rand randn rand_like randn_like uniform normal exponential")
 SCALINGS = _names("mul div neg multiply divide true_divide rdiv")
 SUMS = _names("add sub rsub subtract lerp")
@@ -75,9 +69,7 @@ _KINDS = {
     "pool": POOLING,
     "rearrange": REARRANGING,
     "split": SPLITS,
-    "dropout": DROPOUTS,
     "elementwise": ELEMENTWISE,
-    "norm": _names("batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm"),
     # One unit depends on the others: no gain follows from them.
     "normalizing": _names(
         "softmax log_softmax softmin normalize gumbel_softmax softmax2d cosine_similarity renorm"
@@ -86,8 +78,7 @@ _KINDS = {
     "cat": _names("cat concat concatenate stack hstack vstack dstack column_stack"),
     "gate": _names("glu"),
 }
-# The role of a function that gets a signal and no weight.
-KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
+_KIND_BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names}
 _OPERATORS = {
     "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "isub": "sub", "truediv": "div",
     "itruediv": "div", "idiv": "div", "rmatmul": "matmul", "imatmul": "matmul", "ipow": "pow",
@@ -108,6 +99,17 @@ def name_of(function: Callable[..., Any] | str) -> str:
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     name = name.strip("_").removeprefix("linalg_")
     return _OPERATORS.get(name, name)
+
+
+def kind_of(name: str) -> str:
+    """The role of a function that gets a signal and no weight.
+
+    >>> [kind_of(name) for name in ("tanh", "max_pool2d", "softmax", "qr")]
+    ['elementwise', 'pool', 'normalizing', 'unknown']
+    """
+    families = {"dropout": "dropout", "pool": "pool", "_norm": "norm"}
+    found = (kind for part, kind in families.items() if part in name)
+    return _KIND_BY_NAME.get(name) or next(found, "unknown")
 
 
 # --- What stands for the tensors of a forward pass --------------------------------------------------------
@@ -254,7 +256,7 @@ class Step:
     """One call. `sources` are the steps whose results it consumes, `shape` that of its result where known.
 
     `call` is None where the elements of the first source are passed on, or where nobody runs it again.
-    `kind` is its role: as in `KIND_OF`, or "input", "weight", "state", "gates", "sum", "product", "unknown".
+    `kind` is its role: as by `kind_of`, or "input", "weight", "state", "gates", "sum", "product", "unknown".
     """
 
     index: int

@@ -67,8 +67,20 @@ def find_weight_uses(
         trace.steps = [replace(step, keep=1.0) for step in trace.steps]
     simplify(trace)
     downstream = Downstream(trace)
-    steps = [step for step in trace.steps if step.use is not None]
-    uses = tuple(_with_context(downstream, step, order) for order, step in enumerate(steps))
+    steps = [(step, step.use) for step in trace.steps if step.use is not None]
+    uses = tuple(
+        replace(
+            use,
+            order=order,
+            blocks=_output_blocks(downstream, step, use),
+            upstream=upstream_of(trace, step),
+            downstream=downstream.context(step),
+            norm_follows=downstream.norm_follows(step),
+            closes_residual=downstream.closes_residual(step),
+            step=step.index,
+        )
+        for order, (step, use) in enumerate(steps)
+    )
     # On zeros, as the first state of a handwritten recurrence, a weight does nothing: its other uses tell.
     telling = {use.parameter for use in uses if use.upstream.end != "constant"}
     uses = tuple(use for use in uses if use.upstream.end != "constant" or use.parameter not in telling)
@@ -86,20 +98,6 @@ def find_weight_uses(
             words = trace.other_uses.get(name, "not used by the forward")
             unmet[shown] = words if " " in words else _ROLES.get(words, f"used by {words}")
     return TracedWeights(uses, unmet, tuple(dict.fromkeys(notes)))
-
-
-def _with_context(downstream: Downstream, step: Step, order: int) -> WeightUse:
-    assert step.use is not None
-    return replace(
-        step.use,
-        order=order,
-        blocks=_output_blocks(downstream, step, step.use),
-        upstream=upstream_of(downstream.trace, step),
-        downstream=downstream.context(step),
-        norm_follows=downstream.norm_follows(step),
-        closes_residual=downstream.closes_residual(step),
-        step=step.index,
-    )
 
 
 # --- Fans and blocks --------------------------------------------------------------------------------------

@@ -12,9 +12,6 @@ from hessinit.errors import ProblemError
 from hessinit.integrations import callback as shared
 from hessinit.problem.problem import Forward, Loss
 
-# Strategies that keep a part of the weights on each rank, by name: their libraries may not be installed.
-_SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"}
-
 _Callback: Any = shared.import_base(("lightning.pytorch", "pytorch_lightning"), "Callback", "Lightning")
 
 
@@ -56,12 +53,6 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
         self._random: Tensor | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        for sharded in _SHARDED & {kind.__name__ for kind in type(trainer.strategy).__mro__}:
-            raise ProblemError(
-                f"{sharded} keeps a part of the weights on each rank, so that no rank can measure them. "
-                "Initialize the module before Trainer.fit, with hessinit.initialize_, and track with "
-                "strategy='ddp' or on one device."
-            )
         self._begun = False
         self._losses = []
 
@@ -79,7 +70,7 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
             return {**function, "batch": measured, "optimizer": only}
 
         self._run.begin(
-            pl_module,
+            trainer.model,  # with what a strategy has wrapped around the module
             make_problem,
             folder=trainer.log_dir or trainer.default_root_dir,  # read on every rank, for it is broadcast
             log_to=_to_loggers(trainer) if self._log_to == "loggers" else self._log_to,

@@ -18,7 +18,6 @@ from hessinit.curvature.derivative_check import check_outputs
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import rows_by_example
 from hessinit.curvature.krylov import Array
-from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.measurement import jacobians
 from hessinit.problem.problem import Problem
@@ -37,9 +36,8 @@ def jacobian_bounds(
 ) -> dict[str, JacobianBounds]:
     """The bounds of every leaf, by its parameter's name; to be called within `problem.settings()`.
 
-    Norms are right to ten times `settings.tolerance`, relative, in every example. Costs one forward; with few
-    outputs a backward pass for each, with few inputs a pass for each; with many, some 30 to 100 passes for
-    each layer's product. All in all 6 to 25 plain measurements (benchmarks/products_cost.py).
+    Norms are right to ten times `settings.tolerance`, relative, in every example. Costs 6 to 25 plain
+    measurements (benchmarks/products_cost.py).
     """
     batches = [_batch_bounds(evaluation, settings) for evaluation in evaluations]
     reasons = {name: why for _, some in batches for name, why in some.items()}
@@ -129,10 +127,7 @@ def _batch_bounds(
 
 
 def _sum_over_examples(losses: Array, logarithms: Array) -> float:
-    """Σ ‖H_z‖ factor² from the logarithms of one factor for each example, or of one for the batch.
-
-    A product of many layers overflows long before its logarithm does.
-    """
+    """Σ ‖H_z‖ factor² from the logarithms of one factor for each example, or of one for the batch."""
     norms = losses if len(losses) == len(logarithms) else losses.max(keepdims=True)
     return float(np.exp(np.logaddexp.reduce(np.log(norms) + 2 * logarithms)))
 
@@ -153,10 +148,7 @@ def _slopes(uses: Sequence[jacobians.LayerUse], like: Tensor) -> Array:
 
 
 def kernel_overlap(call: layer_uses.Call) -> int:
-    """The most outputs (of one channel) that any element of the call's input takes part in; 1 unless shared.
-
-    Then the map from the weight to the output is at most √overlap times as long as the input.
-    """
+    """The most outputs (of one channel) that any element of the call's input takes part in: ‖map‖² / ‖x‖²."""
     if not isinstance(call, layer_uses.ConvolutionCall):
         return 1
     kernel = call.weight.shape[2:]
@@ -171,34 +163,18 @@ def kernel_overlap(call: layer_uses.Call) -> int:
 
 
 def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[Array, bool]:
-    """‖H_z‖ of every example, plus its error, and whether all converged; of the batch if the loss couples it.
-
-    By Lanczos on products with H_z, which cost a fraction of a gradient: the model is not involved.
-    """
+    """‖H_z‖ of every example plus its error (of the batch if the loss couples it); whether all converged."""
     output = evaluation.output.detach()
     size = output.shape[0] if output.ndim else 1
-    apart = size > 1 and not _couples(evaluation, output, settings.seed)
-    point = jacobians.GraphPoint(output, tuple(output.shape), size if apart else 1)
+    point = jacobians.GraphPoint(output, tuple(output.shape), size)
 
     def curve(vectors: Tensor) -> Tensor:
         return point.gather(evaluation.output_hessian(point.scatter(vectors)))
 
+    if not jacobians.examples_independent(lambda one: [curve(one)], [point], output, settings.seed):
+        point = replace(point, size=1)
     found = _iterate(BatchedMap(point.size, point.each, point.each, curve, curve), output, settings)
     return np.broadcast_to(found.upper * evaluation.weight, size), found.converged
-
-
-def _couples(evaluation: Evaluation, output: Tensor, seed: int) -> bool:
-    """Whether a change of some examples' outputs changes the loss gradient of others."""
-    size = output.shape[0]
-    stream = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
-    probe = stream.draw()
-    probes = layer_uses.probe_examples(
-        lambda tangent: [evaluation.output_hessian(tangent)], probe[size:].view_as(output), probe[:size]
-    )
-    return any(
-        not layer_uses.in_proportion(whole.reshape(size, -1), shared.reshape(size, -1), factors)
-        for (whole,), (shared,), factors in probes
-    )
 
 
 # --- The map from a weight to the outputs of its own calls, example by example ----------------------------
@@ -247,9 +223,8 @@ def _convolution(call: layer_uses.ConvolutionCall, rows: Tensor, settings: Lancz
     shape = (images.shape[1], call.groups, *call.output_shape[2:])
 
     def push(kernels: Tensor) -> Tensor:
-        return torch.vmap(lambda x, kernel: one.on(x).push(kernel.view(weight.shape)))(
-            images, kernels
-        ).flatten(1)
+        outputs = torch.vmap(lambda x, kernel: one.on(x).push(kernel.view(weight.shape)))(images, kernels)
+        return outputs.flatten(1)
 
     def pull(outputs: Tensor) -> Tensor:
         return torch.vmap(lambda x, signal: one.on(x).pull(signal.view(shape)))(images, outputs).flatten(1)

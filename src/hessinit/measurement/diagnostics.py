@@ -47,9 +47,8 @@ _RELATIVE_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagnostics]:
     """The diagnostics of each measured parameter's layer, by the parameter's name.
 
-    Gradients are those of the loss over all batches, so two halves give the same as the whole. Uses of one
-    weight (time steps, tied layers) are pooled. Costs a forward and a backward pass for each batch, and the
-    memory of one graph and of a copy of every layer's values. Runs inside `problem.settings()`.
+    Uses of one weight (time steps, tied layers) are pooled. Costs a forward and a backward pass for each
+    batch, and the memory of one graph and of a copy of every layer's values.
     """
     gathered = {name: _Gathered() for name in problem.leaves}
     for evaluation in evaluations:

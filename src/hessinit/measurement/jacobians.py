@@ -62,10 +62,8 @@ Consumers = dict[layer_uses.Node, list[layer_uses.Node]]
 
 
 def activation_kind(node: layer_uses.Node) -> str | None:
-    """The name of an activation's node; None for any other node.
-
-    Some in-place activations have nodes of their own: `LeakyReluBackward1` beside `LeakyReluBackward0`.
-    """
+    """The name of an activation's node; None for any other node."""
+    # Some in-place activations have nodes of their own: LeakyReluBackward1 beside LeakyReluBackward0.
     return ACTIVATIONS.get(type(node).__name__.rstrip("0123456789") + "0")
 
 
@@ -173,10 +171,7 @@ def _adds_a_bias(addition: layer_uses.Node, node: layer_uses.Node) -> bool:
 
 
 def trace_from_inputs(evaluation: Evaluation) -> tuple[Tensor, list[Tensor], str]:
-    """Evaluate once more with inputs that can be differentiated by; costs one forward.
-
-    Returns the output with its graph, and those inputs, or why there are none.
-    """
+    """The output of one more forward, the inputs that it can be differentiated by, or why there are none."""
     inputs: list[Tensor] = []
 
     def differentiable(tensor: Tensor) -> Tensor:
@@ -317,8 +312,7 @@ def forward_norms(
 ) -> dict[str, tuple[SingularValues, Array]]:
     """From the network's inputs to every layer's, and the lengths of the network's inputs, by example.
 
-    Layers that get only tokens or constants are left out. Where examples depend on each other before some
-    layer, all layers see the batch as one example.
+    Where examples depend on each other before some layer, all layers see the batch as one example.
     """
     found: dict[str, tuple[SingularValues, Array]] = {}
     sources = {name: [use.source for use in uses if use.source is not None] for name, uses in layers.items()}
@@ -342,25 +336,26 @@ def forward_norms(
 def _independent_inputs(
     like: Tensor, inputs: Sequence[Tensor], heads: GraphPoints, seed: int
 ) -> list[GraphPoint]:
-    """The inputs by example if no example's reach another one's rows at the heads, otherwise none.
-
-    Their first dimension must count the examples.
-    """
+    """The inputs, examples in the first dimension, if none reaches another's rows at the heads; else none."""
     if not heads or not inputs or any(tensor.numel() % heads[0].size for tensor in inputs):
         return []
-    size = heads[0].size
-    tails = [GraphPoint(tensor, tuple(tensor.shape), size) for tensor in inputs]
-    jacobian = Jacobian(heads, tails, like)
-    probe = ProbeStream(size * (1 + _each(heads)), seed=seed, dtype=like.dtype, device=like.device).draw()
-    probes = layer_uses.probe_examples(
-        lambda cotangents: jacobian.pull(heads, tails, cotangents), probe[size:].view(size, -1), probe[:size]
+    tails = [GraphPoint(tensor, tuple(tensor.shape), heads[0].size) for tensor in inputs]
+    pull = functools.partial(Jacobian(heads, tails, like).pull, heads, tails)
+    return tails if examples_independent(pull, heads, like, seed) else []
+
+
+def examples_independent(
+    product: Callable[[Tensor], list[Tensor]], points: GraphPoints, like: Tensor, seed: int
+) -> bool:
+    """Whether a linear product sends what each example has at the points to that example alone."""
+    size = points[0].size
+    probe = ProbeStream(size * (1 + _each(points)), seed=seed, dtype=like.dtype, device=like.device).draw()
+    probes = layer_uses.probe_examples(product, probe[size:].view(size, -1), probe[:size])
+    return all(
+        layer_uses.in_proportion(whole, shared, factors)
+        for wholes, some, factors in probes
+        for whole, shared in zip(wholes, some, strict=True)
     )
-    independent = all(
-        layer_uses.in_proportion(base, gradient, factors)
-        for bases, gradients, factors in probes
-        for base, gradient in zip(bases, gradients, strict=True)
-    )
-    return tails if independent else []
 
 
 def _spectral_norms(
@@ -373,8 +368,7 @@ def _spectral_norms(
     """The norm of the derivative between an end of the network and a layer's points, by layer and example.
 
     With few numbers at that end the unit vectors go to all layers at once, a pass for each. Otherwise every
-    layer takes a Lanczos run of its own, for all examples in lockstep. No Jacobian of a large layer and a
-    large end is ever formed.
+    layer takes a Lanczos run of its own, for all examples in lockstep.
     """
     found: dict[str, SingularValues] = {}
     size, numbers, points = end[0].size, _each(end), _flat(layers)

@@ -27,7 +27,7 @@ from hessinit.results.reproduction import Findings, Reproduction
 from hessinit.results.result import Plain, replacing, to_plain, write_text
 from hessinit.training.run_folder import RunFolder, describe_interruption
 from hessinit.training.seeds import reproducible
-from hessinit.training.workers import Job, WorkerLostError, check_workers, progress_bar, run_jobs, spinner
+from hessinit.training.workers import Job, check_workers, progress_bar, run_jobs, spinner
 
 # The module of each experiment, in the paper's order; imported only when it is run.
 MODULES = {
@@ -147,31 +147,45 @@ def reproduce(
             experiment.name, name, variant or next(iter(experiment.variants)),
             tuple(range(seeds or experiment.seeds)), None if data_dir is None else str(data_dir),
         )  # fmt: skip
-        with spinner(f"Reading {name} for {experiment.name} …", progress):
-            studies.append(Study(experiment, setting, root))
-    total = sum(len(study.jobs) for study in studies)
-    missing = [job for study in studies for job in study.missing()]
-    with progress_bar("Reproducing", total, total - len(missing), progress) as advance:
-        try:
-            results, _ = run_jobs(run_job, missing, workers, executor)
-            with contextlib.closing(results):
-                for job, result in results:
-                    study = next(each for each in studies if each.setting == job.parameters[0])
-                    study.store.add(job.key, result)
-                    advance(f"{study.setting.name}: {job.key}", 1)
-            found = tuple(study.conclude() for study in studies)
-            if root is not None:
-                for reproduction in found:
-                    reproduction.save(root / f"{reproduction.name}.json")
-                    write_figures(reproduction, root)
-                write_page(root)
-        except (KeyboardInterrupt, WorkerLostError) as end:
-            undone = sum(len(study.missing()) for study in studies)
-            how = describe_interruption(root, total - undone, total)
-            if isinstance(end, KeyboardInterrupt):
-                raise KeyboardInterrupt(how) from None
-            raise ProblemError(f"{end} It {how}") from end.__cause__
-    return found
+        with spinner(f"Reading {name} for {experiment.name} …", progress), usual_torch():
+            source = experiment.prepare(setting)  # what is read here is kept for the jobs
+        about: dict[str, Any] = {
+            "experiment": experiment.name, "data": name, "variant": setting.variant, "source": source,
+            "configuration": experiment.configure(setting),
+            "versions": versions(),  # results of others may differ in their last digits, and are not mixed
+        }  # fmt: skip
+        store = RunFolder(None if root is None else root / setting.name)
+        store.open(about)
+        studies.append((experiment, setting, about, store))
+    found = []
+    for experiment, setting, about, store in studies:
+        jobs = [Job(job.key, (setting, job.parameters)) for job in experiment.plan(setting)]
+        missing = [job for job in jobs if job.key not in store.results]
+        with progress_bar(setting.name, len(jobs), len(jobs) - len(missing), progress) as advance:
+            try:
+                results, _ = run_jobs(run_job, missing, workers, executor)
+                with contextlib.closing(results):
+                    for job, result in results:
+                        store.add(job.key, result)
+                        advance(job.key, 1)
+            except KeyboardInterrupt:
+                done = sum(job.key in store.results for job in jobs)
+                raise KeyboardInterrupt(describe_interruption(store.folder, done, len(jobs))) from None
+        kept = {job.key: store.results[job.key] for job in jobs}
+        values = {key: result["value"] for key, result in kept.items()}
+        reproduction = Reproduction(
+            name=setting.name, title=experiment.title, seeds=setting.seeds, hardware=hardware(), **about,
+            about_variant=experiment.variants[setting.variant].about,
+            findings=experiment.conclude(setting, values),
+            revision=", ".join(sorted({str(result["revision"]) for result in kept.values()})),
+            seconds=round(sum(float(result["seconds"]) for result in kept.values()), 3), results=values,
+        )  # fmt: skip
+        if root is not None:
+            reproduction.save(root / f"{setting.name}.json")
+            write_figures(reproduction, root)
+            write_page(root)
+        found.append(reproduction)
+    return tuple(found)
 
 
 def choose_experiments(names: Sequence[str], data: str, variant: str | None) -> list[tuple[Experiment, str]]:
@@ -217,38 +231,6 @@ def usual_torch() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(dtype)
-
-
-class Study:
-    """A setting, its jobs, and the folder with their results."""
-
-    def __init__(self, experiment: Experiment, setting: PaperSetting, root: Path | None) -> None:
-        self.experiment, self.setting = experiment, setting
-        with usual_torch():  # what is read here is kept for the jobs
-            self.source = experiment.prepare(setting)
-        self.configuration = experiment.configure(setting)
-        self.jobs = [Job(job.key, (setting, job.parameters)) for job in experiment.plan(setting)]
-        self.store = RunFolder(None if root is None else root / setting.name)
-        # Results of other versions may differ in their last digits, and are not mixed.
-        about = {"experiment": experiment.name, "data": setting.data, "variant": setting.variant}
-        source = {"source": self.source, "configuration": self.configuration, "versions": versions()}
-        self.store.open({**about, **source})
-
-    def missing(self) -> list[Job]:
-        return [job for job in self.jobs if job.key not in self.store.results]
-
-    def conclude(self) -> Reproduction:
-        kept = {job.key: self.store.results[job.key] for job in self.jobs}
-        values = {key: result["value"] for key, result in kept.items()}
-        experiment, setting = self.experiment, self.setting
-        return Reproduction(
-            name=setting.name, experiment=experiment.name, title=experiment.title, data=setting.data,
-            variant=setting.variant, about_variant=experiment.variants[setting.variant].about,
-            findings=experiment.conclude(setting, values), seeds=setting.seeds,
-            configuration=self.configuration, source=self.source, versions=versions(), hardware=hardware(),
-            revision=", ".join(sorted({str(result["revision"]) for result in kept.values()})),
-            seconds=round(sum(float(result["seconds"]) for result in kept.values()), 3), results=values,
-        )  # fmt: skip
 
 
 def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:

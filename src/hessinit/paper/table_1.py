@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,8 +100,7 @@ class CorrelationTable(Experiment):
         return Findings(tables=tables)
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """One row for each initialization."""
 
     probabilities: Tensor  # (n, classes), the softmax of the logits
@@ -120,11 +119,8 @@ def draw_all(setting: PaperSetting, row: str, seed: int) -> dict[str, Samples]:
         draw_samples(*images.batch(some, flat=True), [*HIDDEN, CLASSES], weights)
         for some in chosen.split(NETWORKS_AT_ONCE)
     ]
-    fields = list(vars(parts[0]["relu"]))
-    return {
-        name: Samples(*(torch.cat([getattr(part[name], field) for part in parts]) for field in fields))
-        for name in ACTIVATIONS
-    }
+    columns = {name: zip(*(part[name] for part in parts), strict=True) for name in ACTIVATIONS}
+    return {name: Samples(*map(torch.cat, each)) for name, each in columns.items()}
 
 
 def draw_samples(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, groupby, islice, repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,13 +61,21 @@ class Vocabulary:
         return weights / weights.sum()
 
 
-@dataclass(frozen=True, eq=False)
-class Corpus:
-    """A corpus made ready for skip-gram: its vocabulary, and pairs of word numbers from all over it."""
+class Corpus(NamedTuple):
+    """A text made ready for skip-gram: its vocabulary, and pairs of word numbers from all over it."""
 
     vocabulary: Vocabulary
     pairs: Pairs
-    source: str
+
+
+def find_text(data_dir: str | None) -> tuple[list[Path], str]:
+    """The files of the text in that folder, and their names with md5, for the record."""
+    folder = Path(data_dir or "").expanduser()
+    files = sorted(folder.glob("*wiki*.txt")) + sorted(folder.glob("*wiki*.txt.xz"))
+    if data_dir is None or not files:
+        raise ProblemError(f"data_dir={data_dir!r} holds no text; {HOW_TO_GET}.")
+    sums = (hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in files)
+    return files, ", ".join(f"{path.name} (md5 {md5})" for path, md5 in zip(files, sums, strict=True))
 
 
 @lru_cache(maxsize=2)
@@ -75,14 +84,7 @@ def load_text(data_dir: str | None, *, vocabulary: int, pairs: int) -> Corpus:
 
     `vocabulary` and `pairs` are upper limits: a small corpus has fewer.
     """
-    folder = Path(data_dir or "").expanduser()
-    files = (
-        [] if data_dir is None else sorted(folder.glob("*wiki*.txt")) + sorted(folder.glob("*wiki*.txt.xz"))
-    )
-    if not files:
-        raise ProblemError(f"data_dir={data_dir!r} holds no text; {HOW_TO_GET}.")
-    sums = (hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in files)
-    source = ", ".join(f"{path.name} (md5 {md5})" for path, md5 in zip(files, sums, strict=True))
+    files, source = find_text(data_dir)
 
     def clauses() -> Iterator[list[str]]:
         return chain.from_iterable(map(split_clauses, chain.from_iterable(map(read_lines, files))))
@@ -94,7 +96,7 @@ def load_text(data_dir: str | None, *, vocabulary: int, pairs: int) -> Corpus:
             f"{source} holds {counted.total} words in clauses of two or more, and no pair of neighbours is "
             "left for skip-gram; pass a longer running text."
         )
-    return Corpus(counted, drawn, source)
+    return Corpus(counted, drawn)
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -20,7 +20,7 @@ from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.reference import Measured, RankCorrelation, make_table, mean, rank_correlation
-from hessinit.paper.text import THRESHOLD, WINDOW, Corpus, load_text
+from hessinit.paper.text import THRESHOLD, WINDOW, Corpus, find_text, load_text
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_numbers, to_plain
 from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
@@ -149,12 +149,8 @@ class Word2Vec(Experiment):
     rates: tuple[float, ...]
     steps: int
 
-    def read_text(self, setting: PaperSetting, model: str) -> Corpus:
-        """The text with as many pairs as are trained on: a loss is always that of new pairs."""
-        return load_text(setting.data_dir, vocabulary=self.vocabulary[model], pairs=self.steps * BATCH)
-
     def prepare(self, setting: PaperSetting) -> str:
-        return {self.read_text(setting, model).source for model in MODELS}.pop()
+        return find_text(setting.data_dir)[1]
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         found = {
@@ -178,7 +174,9 @@ class Word2Vec(Experiment):
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """Initial norms and losses by rate; hessinit's weights depend on the rate, the others do not."""
         model, row, seed = (parameters[key] for key in ("model", "row", "seed"))
-        text = self.read_text(setting, model)
+        # As many pairs as are trained on: a loss is always that of new pairs.
+        pairs = self.steps * BATCH
+        text = load_text(setting.data_dir, vocabulary=self.vocabulary[model], pairs=pairs)
         batches = list(draw_batches(model, text, steps=self.steps, seed=seed))
         runs: dict[str, Plain] = {}
         initial: dict[str, Plain] = {}

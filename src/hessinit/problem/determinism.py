@@ -26,8 +26,8 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
         name = _first_of(_nodes(end.grad_fn), own)
         if name is not None:
             raise ProblemError(
-                f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a "
-                "variable of another module, an earlier view), so a part of its derivative would be missing. "
+                f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a variable "
+                "of another module, an earlier view, TorchScript), so that its derivative would be missing. "
                 "Keep the weight in an attribute of the model, and make views of it inside the forward."
             )
     after = list(_nodes(loss.grad_fn, stop=output.grad_fn))

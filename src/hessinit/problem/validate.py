@@ -16,16 +16,10 @@ from hessinit.problem.layers import all_finite
 
 
 def check_model(model: Any, forward: Any) -> None:
-    """Refuse a model that is no module or is scripted, and a `forward` that is not callable."""
+    """Refuse a model that is no module, and a `forward` that is not callable."""
     if not isinstance(model, nn.Module):
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
-            raise ProblemError(
-                f"{name or 'the model'} is a TorchScript module, whose weights cannot be exchanged; "
-                "pass the module it was made from."
-            )
     if forward is not None and not callable(forward):
         raise ProblemError(
             f"forward is a {type(forward).__name__}; it must be callable as forward(model, inputs)."

@@ -15,25 +15,13 @@ from hessinit.curvature.engines import build_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
-from hessinit.measurement.measure import (
-    in_running_order,
-    note_unchecked,
-    note_uncounted,
-    notes_on,
-    versions_of,
-)
+from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
 from hessinit.problem.layers import find_layers
 from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.validate import check_switches, unwrap
-from hessinit.results.advice import (
-    FLAT_INITIALIZATION,
-    LearningRateAdvice,
-    advise_descent,
-    check_rate,
-    judge_warmup,
-)
+from hessinit.results import advice as results
 from hessinit.training import optimizer_rules as rules
 
 if TYPE_CHECKING:
@@ -53,17 +41,16 @@ def advise(
     weight_decay: float | None = None,
     strict: bool = False,
     **options: Unpack[rules.CurvatureOptions],
-) -> LearningRateAdvice:
+) -> results.LearningRateAdvice:
     """The learning rate of the largest guaranteed decrease, the stability limit, and whether to warm up.
 
     `optimizer` is "sgd", "momentum", "nesterov", "adam" or "adamw" with torch's default settings unless
-    given, or a torch optimizer, whose learning rates and settings are read. Its parameter groups may differ
-    in learning rate and weight decay: the advice is for the group with the largest learning rate (or for
-    `lr`), while the others keep their proportion to it. For Adam and AdamW the curvature is that of
-    `P^-½ H P^-½` with P the root mean square of mini-batch gradients, so `batch` should be what one training
-    step sees. The other options are those of `measure`: curvature ("gauss-newton" or "hessian"), layers,
-    tolerance (1e-3), max_iterations (200), seed, forward, dtype, dropout, reduction, check. Nothing is
-    changed.
+    given, or a torch optimizer. Its parameter groups may differ in learning rate and weight decay: the advice
+    is for the group with the largest learning rate (or for `lr`), and the others keep their proportion to it.
+    For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P the root mean square of mini-batch
+    gradients, so `batch` should be what one training step sees. The other options are those of `measure`:
+    curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout,
+    reduction, check.
 
     The numbers are exact for a quadratic with the curvature of these weights. Costs what `measure` takes for
     the network alone; for Adam and AdamW about ten products and a few gradients.
@@ -79,7 +66,7 @@ def advise(
     named = {"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     rules.require_known_optimizer(optimizer)
     if isinstance(optimizer, str):
-        steps = rules.name_optimizer(optimizer, check_rate(lr), named)
+        steps = rules.name_optimizer(optimizer, results.check_rate(lr), named)
     elif set(named.values()) != {None}:
         raise ProblemError(
             "momentum, betas, eps or weight_decay was given, and the optimizer has its own; leave them out, "
@@ -87,7 +74,7 @@ def advise(
         )
     else:
         layers = find_layers(unwrap(model), given["layers"])
-        steps = rules.read_optimizer(optimizer, unwrap(model), layers, lr=check_rate(lr))
+        steps = rules.read_optimizer(optimizer, unwrap(model), layers, lr=results.check_rate(lr))
     problem = Problem(model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]})
     with problem.settings():
         evaluations = evaluate(problem)
@@ -97,16 +84,20 @@ def advise(
         )
         flat = False
         if isinstance(steps.rule, AdamRule) and steps.lr and steps.lr > limit.stable:
-            flat = 0 < engine.extremes(list(problem.leaves)).norm.value < FLAT_INITIALIZATION
-        notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check), *steps.notes)
+            flat = 0 < engine.extremes(list(problem.leaves)).norm.value < results.FLAT_INITIALIZATION
+        notes = (
+            *measure.notes_on(problem, evaluations),
+            *measure.note_unchecked(problem.check),
+            *steps.notes,
+        )
         facts: dict[str, Any] = {
             "curvature": curvature,
             "loss": sum(one.loss_value * one.weight for one in evaluations),
             "examples": problem.examples,
-            "weights": tuple(layer.name for layer in in_running_order(problem, evaluations)),
+            "weights": tuple(layer.name for layer in measure.in_running_order(problem, evaluations)),
             "parameters": sum(layer.size for layer in problem.layers),
-            "notes": (*notes, *note_uncounted(problem, steps.moved), *limit.notes),
-            "versions": versions_of(problem),
+            "notes": (*notes, *measure.note_uncounted(problem, steps.moved), *limit.notes),
+            "versions": measure.versions_of(problem),
         }
     advice = replace(_advice(steps, limit, flat, facts), seconds=time.perf_counter() - started)
     if not advice.converged:
@@ -119,11 +110,11 @@ def advise(
 
 def _advice(
     steps: rules.OptimizerRule, limit: rules.StabilityLimit, flat: bool, facts: dict[str, Any]
-) -> LearningRateAdvice:
+) -> results.LearningRateAdvice:
     rule, lr = limit.rule, steps.lr or None
     if not isinstance(rule, AdamRule):
         assert limit.ends is not None
-        return replace(advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name)
+        return replace(results.advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name)
     norm, first = limit.norm.value, limit.first_step
     why_best = say.why_best_adaptive(norm, rule.best(norm), rule.decoupled_decay, 1.0, "mini-batch gradients")
     if first < rule.best(norm):
@@ -134,8 +125,8 @@ def _advice(
             "Above it the first step, equally long in every weight, raises the quadratic model of the loss; "
             f"with P fixed, later steps grow above {format_number(rule.stability_limit(norm))}."
         )
-    return LearningRateAdvice(
+    return results.LearningRateAdvice(
         optimizer=steps.name, lr=lr, learning_rate=limit.best, learning_rate_reason=why_best,
         stable_learning_rate=limit.stable, stable_reason=why_stable, norm=limit.norm, frozen=limit.frozen,
-        warmup=judge_warmup(lr, limit.best, limit.stable, flat=flat), **facts,
+        warmup=results.judge_warmup(lr, limit.best, limit.stable, flat=flat), **facts,
     )  # fmt: skip

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import textwrap
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,7 +75,8 @@ def assert_sound(
         try:
             report = measure(model, loss, batch, **options)
         except WeightsError as refusal:
-            raise AssertionError(_write([f"{refusal} Draw new weights: {_call(rate, optimizer)}."])) from None
+            way = f"Draw new weights: {_call(rate, optimizer)}."
+            raise AssertionError(f"not sound:\n{refusal} {way}") from None
         if judges_rate and optimizer in advice.DESCENTS:
             judged = report.advice(str(optimizer), lr=rate)
         elif judges_rate:
@@ -92,13 +91,8 @@ def assert_sound(
     if judged is not None:
         found += _judge_rate(judged, times_stable, fit)
     if found:
-        raise AssertionError(_write(found) + "\n\n" + to_text(report, WIDTH))
+        raise AssertionError("\n".join(["not sound:", *found, "", to_text(report, WIDTH)]))
     return report
-
-
-def _write(found: Sequence[str]) -> str:
-    lines = (textwrap.fill(one, WIDTH, break_long_words=False, break_on_hyphens=False) for one in found)
-    return "not sound:\n" + "\n".join(lines)
 
 
 def _judge_layers(

@@ -9,7 +9,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,14 +30,13 @@ from hessinit.training.data import Data, copy_to, device_of, hash_data, read_dat
 from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes
 from hessinit.training.run_folder import RunFolder, describe_interruption
 from hessinit.training.seeds import derive, reproducible, seed_everything
-from hessinit.training.workers import Job, Results, check_workers, progress_bar, run_jobs
+from hessinit.training.workers import Job, check_workers, progress_bar, run_jobs
 
 DEFAULT_SCHEMES = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 STDS = (1.0, 0.5, 0.1, 0.075, 0.05, 0.005)  # of the paper's Table 4
 FEWEST_STEPS = 10
 TOLERANCE = 1e-2  # of the initial norms: a percent is enough to compare initializations
-NOT_MEASURED = "The initial curvature was not measured"
 
 Build = Callable[[], nn.Module]
 Key = tuple[str, float, int]  # scheme, learning rate, seed
@@ -48,7 +47,7 @@ def compare(
     loss: Loss,
     data: Any,
     *,
-    schemes: str | Iterable[str] | Mapping[str, str | WriteWeights] = DEFAULT_SCHEMES,
+    schemes: str | Iterable[str | Initializer] | Mapping[str, str | WriteWeights] = DEFAULT_SCHEMES,
     learning_rates: Iterable[float] = LEARNING_RATES,
     seeds: int | Iterable[int] = 3,
     steps: int = 200,
@@ -65,9 +64,9 @@ def compare(
 ) -> Comparison:
     """Train briefly from several initializations, at several learning rates, with several seeds.
 
-    `build()` makes a new model, which is trained in train mode; torch, random and numpy are seeded before.
-    `data` is `(inputs, targets)` with all examples along the first dimension, or an iterable of ready batches
-    (whose size `batch_size` does not change). All schemes of a seed see the same batches in the same order.
+    `build()` makes a new model, which is trained in train mode. `data` is `(inputs, targets)` with all
+    examples along the first dimension, or an iterable of ready batches (whose size `batch_size` does not
+    change). All schemes of a seed see the same batches in the same order; numbers depend on the seeds only.
 
     A scheme is one of `apply_scheme_`, "default" (the weights that build() gives), "hessinit" (`initialize_`
     for that learning rate), or one of them with "+warmup": the rate rises linearly over `warmup` steps (by
@@ -75,11 +74,10 @@ def compare(
     write the weights in place. `optimizer` is "sgd", "momentum" (0.9), "adam" or a function
     `(parameters, lr)`. A scheme that fails on this model stops nothing: its runs say why.
 
-    With `folder`, every finished run is kept there, and the same call continues an interrupted experiment.
-    More schemes, rates and seeds may be added; other settings are refused. Your functions are recorded by
-    name: after changing their code, use a new folder. Runs are made in `workers` processes (by default one
-    for each core), for which your functions must be defined at the top of a file; `workers=1` stays in this
-    process; `executor` is any of concurrent.futures. The numbers depend on the seeds only.
+    With `folder`, every finished run is kept there, and the same call continues an interrupted experiment,
+    also with more schemes, rates and seeds. Your functions are recorded by name: after changing their code,
+    use a new folder. Runs are made in `workers` processes (by default one for each core), for which your
+    functions must be defined at the top of a file, or on an `executor` of concurrent.futures.
 
     Costs `steps` training steps for each run, and 20 to 50 more where the initial curvature is measured.
 
@@ -97,10 +95,65 @@ def compare(
     if warmup is not None and not any(each.warmup for each in read):
         raise ProblemError(f"warmup={warmup} is for schemes with a warmup; name one, such as 'he+warmup'.")
     rates = _read_list("learning_rates", learning_rates, "[0.01, 0.1]", loop.read_positive)
-    return _run_grid(
-        build, loss, data, read, rates, seeds=seeds, steps=steps, batch_size=batch_size, optimizer=optimizer,
-        forward=forward, measure_curvature=measure_curvature, folder=folder, workers=workers,
-        executor=executor, device=device, progress=progress,
+    if isinstance(build, nn.Module) or not callable(build):
+        raise ProblemError(
+            f"build is a {type(build).__name__}; it must be a function that makes a new model for every run, "
+            "such as lambda: Net()."
+        )
+    # The model is checked once it is built.
+    validate.check_arguments(nn.Identity(), loss, forward, None, "freeze")
+    loop.check_optimizer(optimizer)
+    validate.check_switches(measure_curvature=measure_curvature, progress=progress)
+    check_workers(workers, executor)
+    counted = range(check_whole("seeds", seeds, at_least=1)) if not isinstance(seeds, Iterable) else seeds
+    numbers = _read_list(
+        "seeds", counted, "[0, 1, 2]", lambda name, seed: check_whole(name, seed, at_least=0)
+    )
+    try:
+        place = None if device is None else str(torch.empty(0, device=device).device)
+    except (RuntimeError, AssertionError, TypeError) as failure:
+        raise ProblemError(
+            f"device={device!r} cannot be used here: {failure}. Leave it out to train where build() puts the "
+            "model."
+        ) from failure
+    kept, started = RunFolder(folder), time.perf_counter()
+    examples = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
+    trainer = Trainer(build, loss, examples, forward, read, steps, optimizer, place)
+    model, first_loss = trainer.check_first_model()
+    stds = tuple(each.scheme.std for each in read if isinstance(each.scheme, NormalWeights))
+    kind = "sweep" if stds else "compare"
+    versions = {
+        "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
+        "device": str(device_of(model)),
+    }  # fmt: skip
+    if folder is not None:  # hashing the data is for nothing without one
+        record = {"kind": kind, "measure_curvature": measure_curvature, "torch": versions["torch"]}
+        described = {each.name: each.description for each in read}
+        kept.open({**record, **trainer.record(model, first_loss)}, described)
+    if workers is None and executor is None and device_of(model).type != "cpu":
+        workers = 1  # one accelerator has one memory
+    grid = [(each.name, rate, seed) for each in read for rate in rates for seed in numbers]
+    dependent = tuple(each.name for each in read if each.depends_on_rate)
+    # Weights that do not depend on the learning rate are measured at the lowest one.
+    measured = {key for key in grid if measure_curvature and (key[0] in dependent or key[1] == min(rates))}
+    runs, notes = _make_runs(trainer, kept, grid, measured, progress, workers, executor)
+    # They are shown there, too, if an earlier call measured them at a lower one.
+    known = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
+    for name, rate, seed in grid:
+        if name not in dependent:
+            norms = known.get((name, seed)) if rate == min(rates) else None
+            runs[name, rate, seed] = replace(runs[name, rate, seed], norms=norms)
+    settings = {
+        "model": type(model).__name__, "parameters": sum(one.numel() for one in model.parameters()),
+        "loss": describe(loss), "forward": None if forward is None else describe(forward),
+        "measure_curvature": measure_curvature,
+    }  # fmt: skip
+    return Comparison(
+        kind=kind, schemes=tuple(each.name for each in read), learning_rates=rates, seeds=numbers,
+        runs=tuple(runs[key] for key in grid), steps=steps, batch_size=examples.batch_size,
+        optimizer=describe(optimizer), examples=examples.examples, stds=stds, rate_dependent=dependent,
+        warmup=max(each.warmup for each in read) or None, seconds=time.perf_counter() - started, notes=notes,
+        settings=settings, versions=versions,
     )  # fmt: skip
 
 
@@ -136,11 +189,8 @@ def sweep(
     chosen = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
     warming = 0 if warmup is None else _read_warmup(warmup, steps)
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
-    rates = (loop.read_positive("learning_rate", learning_rate),)
-    return _run_grid(build, loss, data, read, rates, sizes, steps=steps, **options)
-
-
-# ── One run ────────────────────────────────────────────────────────────────────────────────────────────────
+    rates = [loop.read_positive("learning_rate", learning_rate)]
+    return compare(build, loss, data, schemes=read, learning_rates=rates, steps=steps, **options)
 
 
 @dataclass(frozen=True)
@@ -157,7 +207,6 @@ class Trainer:
     device: str | None
 
     def __call__(self, job: Job) -> Run:
-        """Make one run; its numbers depend on its settings only, not on when and where it is made."""
         (name, rate, seed), measures = job.parameters
         started = time.perf_counter()
         with reproducible(), warnings.catch_warnings():
@@ -207,7 +256,6 @@ class Trainer:
         return moved.train()
 
     def own_loss(self, device: torch.device) -> Loss:
-        """A copy, on the device, of a loss that may hold tensors or a state."""
         return copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
 
     def check_first_model(self) -> tuple[nn.Module, float]:
@@ -222,7 +270,7 @@ class Trainer:
                 )
             for each in self.schemes:
                 if isinstance(each.scheme, NormalWeights):
-                    each.scheme.check(model)
+                    each.scheme(other, None, None, 0.0, 0)  # refuses layers that match nothing
             batch = copy_to(self.data.initial_batch(0), device_of(model))
             seed_everything(0, "training")
             value = loop.evaluate_loss(model, self.own_loss(device_of(model)), batch, self.forward)
@@ -265,7 +313,7 @@ class Trainer:
                     check=check, seed=derive(seed, "measure"),
                 )  # fmt: skip
             except Exception as failure:
-                return None, f"{NOT_MEASURED}: {failure}"
+                return None, f"The initial curvature was not measured: {failure}"
         # A layer that is called "network" appears under its parameter's name.
         names = {NETWORK: f"{NETWORK}.weight"}
         norms = {names.get(layer.name, layer.name): layer.norm for layer in report.layers}
@@ -273,127 +321,36 @@ class Trainer:
         return norms, " ".join(f"Initial curvature: {warning.message}" for warning in caught)
 
 
-# ── All runs ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _run_grid(
-    build: Any, loss: Any, data: Any, schemes: tuple[Initializer, ...], rates: tuple[float, ...],
-    stds: tuple[float, ...] = (), *, seeds: Any = 3, steps: int, batch_size: Any = 64, optimizer: Any = "sgd",
-    forward: Any = None, measure_curvature: bool = True, folder: Any = None, workers: Any = None,
-    executor: Any = None, device: Any = None, progress: bool = True,
-) -> Comparison:  # fmt: skip
-    """Check the arguments, make every run that is not yet in the folder, and collect them all."""
-    if isinstance(build, nn.Module) or not callable(build):
-        raise ProblemError(
-            f"build is a {type(build).__name__}; it must be a function that makes a new model for every run, "
-            "such as lambda: Net()."
-        )
-    # The model is checked once it is built.
-    validate.check_arguments(nn.Identity(), loss, forward, None, "freeze")
-    loop.check_optimizer(optimizer)
-    validate.check_switches(measure_curvature=measure_curvature, progress=progress)
-    check_workers(workers, executor)
-    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
-        seeds = range(check_whole("seeds", seeds, at_least=1))
-    seeds = _read_list("seeds", seeds, "[0, 1, 2]", lambda name, seed: check_whole(name, seed, at_least=0))
-    try:
-        device = None if device is None else str(torch.empty(0, device=device).device)
-    except (RuntimeError, AssertionError, TypeError) as failure:
-        raise ProblemError(
-            f"device={device!r} cannot be used here: {failure}. Leave it out to train where build() puts the "
-            "model."
-        ) from failure
-    kept = RunFolder(folder)
-    read = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
-    started, kind = time.perf_counter(), "sweep" if stds else "compare"
-    trainer = Trainer(build, loss, read, forward, schemes, steps, optimizer, device)
-    model, first_loss = trainer.check_first_model()
-    versions = {
-        "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
-        "device": str(device_of(model)),
-    }  # fmt: skip
-    if folder is not None:  # hashing the data is for nothing without one
-        record = {"kind": kind, "measure_curvature": measure_curvature, "torch": versions["torch"]}
-        described = {each.name: each.description for each in schemes}
-        kept.open({**record, **trainer.record(model, first_loss)}, described)
-    runs = dict(_read_run(kept, name) for name in kept.results)
-    names = tuple(each.name for each in schemes)
-    dependent = {each.name for each in schemes if each.depends_on_rate}
-    grid = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
-    jobs = _missing_jobs(grid, runs, dependent, measure_curvature)
-    if workers is None and executor is None and device_of(model).type != "cpu":
-        workers = 1  # one accelerator has one memory
-    notes: tuple[str, ...] = ()
-    if jobs:
-        results, notes = run_jobs(trainer, jobs, workers, executor)
-        _collect(results, kept, runs, grid, len(jobs), progress)
-    # Norms that do not depend on the rate are shown at the lowest one, wherever they were measured.
-    known = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
-    for key in grid:
-        if key[0] not in dependent:
-            runs[key] = replace(
-                runs[key], norms=known.get((key[0], key[2])) if key[1] == min(rates) else None
-            )
-    settings = {
-        "model": type(model).__name__, "parameters": sum(one.numel() for one in model.parameters()),
-        "loss": describe(loss), "forward": None if forward is None else describe(forward),
-        "measure_curvature": measure_curvature,
-    }  # fmt: skip
-    return Comparison(
-        kind=kind, schemes=names, learning_rates=rates, seeds=seeds, runs=tuple(runs[key] for key in grid),
-        steps=steps, batch_size=read.batch_size, optimizer=describe(optimizer), examples=read.examples,
-        warmup=max(each.warmup for each in schemes) or None, stds=stds,
-        rate_dependent=tuple(name for name in names if name in dependent),
-        seconds=time.perf_counter() - started, notes=notes, settings=settings, versions=versions,
-    )  # fmt: skip
-
-
-def _collect(
-    results: Results, kept: RunFolder, runs: dict[Key, Run], grid: Sequence[Key], jobs: int, progress: bool
-) -> None:
-    """Keep each run as soon as it is finished."""
-    with progress_bar("Training", len(grid), len(grid) - jobs, progress) as advance:
+def _make_runs(
+    trainer: Trainer, kept: RunFolder, grid: Sequence[Key], measured: Container[Key], progress: bool,
+    workers: int | None, executor: Executor | None,
+) -> tuple[dict[Key, Run], tuple[str, ...]]:  # fmt: skip
+    """The runs of the folder and those that were missing, each kept as soon as it is finished; and notes."""
+    runs: dict[Key, Run] = {}
+    for name, value in kept.results.items():
         try:
-            with contextlib.closing(results):
-                for job, run in results:
-                    kept.add(job.key, to_plain(run))
-                    runs[job.parameters[0]] = run
-                    advance(f"{run.scheme}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
+            run: Run = from_plain(Run, value)
+        except ValueError as problem:
+            raise ProblemError(f"{kept.path_of(name)} is not a whole run: {problem}. Delete it.") from problem
+        runs[run.scheme, run.learning_rate, run.seed] = run
+    # Seed by seed, so that there is something to compare early.
+    seeds = list(dict.fromkeys(seed for _, _, seed in grid))
+    missing = sorted((key for key in grid if key not in runs), key=lambda key: seeds.index(key[2]))
+    jobs = [Job(f"{key[0]}, lr {key[1]!r}, seed {key[2]}", (key, key in measured)) for key in missing]
+    results, notes = run_jobs(trainer, jobs, workers, executor)
+    with (
+        progress_bar("Training", len(grid), len(grid) - len(jobs), progress) as advance,
+        contextlib.closing(results),
+    ):
+        try:
+            for job, run in results:
+                kept.add(job.key, to_plain(run))
+                runs[job.parameters[0]] = run
+                advance(f"{run.scheme}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
         except KeyboardInterrupt:
             done = sum(key in runs for key in grid)
             raise KeyboardInterrupt(describe_interruption(kept.folder, done, len(grid))) from None
-
-
-def _missing_jobs(
-    grid: Sequence[Key], runs: Mapping[Key, Run], dependent: set[str], measured: bool
-) -> list[Job]:
-    """The runs to make, seed by seed, so that there is something to compare early.
-
-    Weights that do not depend on the learning rate are measured once for each seed, at the lowest rate.
-    """
-    known = {
-        (run.scheme, run.seed)
-        for run in runs.values()
-        if run.norms is not None or NOT_MEASURED in run.note or not run.applies
-    }
-    seeds, jobs = list(dict.fromkeys(seed for _, _, seed in grid)), []
-    for key in sorted(grid, key=lambda key: (seeds.index(key[2]), key[1])):
-        name, rate, seed = key
-        if key not in runs:
-            measures = measured and (name in dependent or (name, seed) not in known)
-            known.add((name, seed))
-            jobs.append(Job(f"{name}, lr {rate!r}, seed {seed}", (key, measures)))
-    return jobs
-
-
-def _read_run(kept: RunFolder, key: str) -> tuple[Key, Run]:
-    try:
-        run: Run = from_plain(Run, kept.results[key])
-    except ValueError as problem:
-        raise ProblemError(
-            f"{kept.path_of(key)} is not a whole run: {problem}. Was it edited? Delete it to run it again."
-        ) from problem
-    return (run.scheme, run.learning_rate, run.seed), run
+    return runs, notes
 
 
 def _read_list(name: str, values: Any, example: str, read: Callable[[str, Any], Any]) -> tuple[Any, ...]:
@@ -406,10 +363,7 @@ def _read_list(name: str, values: Any, example: str, read: Callable[[str, Any], 
 
 
 def _read_warmup(warmup: Any, steps: int) -> int:
-    """Steps of warmup; a fifth of all by default."""
-    if warmup is None:
-        return max(1, steps // 5)
-    number = check_whole("warmup", warmup, at_least=1)
+    number = max(1, steps // 5) if warmup is None else check_whole("warmup", warmup, at_least=1)
     if number > steps:
         raise ProblemError(f"warmup={number} is longer than the run; it must be at most steps={steps}.")
     return number

@@ -21,8 +21,7 @@ from hessinit.training.seeds import generator, seed_everything
 class Data:
     """All examples in one part, from which mini-batches of `batch_size` are drawn, or ready batches.
 
-    Every epoch is a new permutation: of the examples, whose remainder is dropped so that all mini-batches
-    have the same size, or of the ready batches, which stay as the user made them.
+    Every epoch is a new permutation, of the examples (its remainder is dropped) or of the ready batches.
     """
 
     parts: tuple[Batch, ...]
@@ -98,7 +97,7 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
 
 
 def copy_to(batch: Batch, device: torch.device) -> tuple[Any, Any]:
-    """Inputs and targets copied to the device; copied, because a model may write into its inputs."""
+    """Inputs and targets, copied to the device: a model may write into its inputs."""
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
@@ -107,12 +106,10 @@ def copy_to(batch: Batch, device: torch.device) -> tuple[Any, Any]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of the model's first parameter."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def hash_data(data: Data) -> str:
-    """A hash of every value, type and shape."""
     digest = hashlib.sha256()
 
     def add(tensor: Tensor) -> Tensor:
@@ -132,8 +129,7 @@ def _check_examples(whole: Batch, batch_size: int) -> None:
         if shapes and not any(shape[:1] == (whole.size,) for shape in shapes):
             raise ProblemError(
                 f"the {name} of data have shape {shapes[0]}, and the first dimension must count the "
-                f"{whole.size} examples, so that mini-batches can be drawn. Transpose them, or pass a list "
-                "of ready batches."
+                f"{whole.size} examples. Transpose them, or pass a list of ready batches."
             )
     if batch_size > whole.size:
         raise ProblemError(

@@ -31,24 +31,17 @@ class NormalWeights:
     std: float
     layers: str | tuple[str, ...] | None = None
 
-    def check(self, model: nn.Module) -> None:
-        """Refuse `layers` that match no weight."""
-        if not find_targets(model, self.layers):
-            raise ProblemError(
-                f"layers={self.layers!r} names no weight of two or more dimensions, so a sweep has nothing "
-                "to set; leave it out for every weight."
-            )
-
     def __call__(self, model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:
         source = torch.Generator().manual_seed(seed)  # the same numbers for every std, only scaled
-        for target in find_targets(model, self.layers):
+        targets = find_targets(model, self.layers)
+        if not targets:
+            raise ProblemError(f"layers={self.layers!r} names no weight of two or more dimensions.")
+        for target in targets:
             value = torch.randn(target.value.shape, generator=source)
-            if target.reason_unchanged:
-                continue
-            target.write_(self.std * value)
-            with torch.no_grad():
+            if not target.reason_unchanged:
+                target.write_(self.std * value)
                 for bias in target.biases().values():
-                    bias.zero_()
+                    nn.init.zeros_(bias)
 
 
 @dataclass(frozen=True)
@@ -79,10 +72,8 @@ class Initializer:
             from hessinit.init.initialize import initialize_  # the other schemes do not need it
 
             # The rule of a user's own optimizer is unknown: it is treated as gradient descent.
-            known = optimizer if isinstance(optimizer, str) else "sgd"
-            result = initialize_(
-                model, loss, batch, lr=lr, optimizer=known, forward=forward, seed=derive(seed, "start")
-            )
+            rule, number = optimizer if isinstance(optimizer, str) else "sgd", derive(seed, "start")
+            result = initialize_(model, loss, batch, lr=lr, optimizer=rule, forward=forward, seed=number)
             return "" if result.converged else str(result.reason)
         if callable(self.scheme):
             self.scheme(model, loss, batch, lr, derive(seed, "start"))
@@ -112,18 +103,19 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
 
 
 def _read_scheme(name: Any, scheme: Any, warmup: int) -> Initializer:
+    if isinstance(scheme, Initializer):
+        return scheme
+    steps = warmup if any(str(each).endswith(WARMUP) for each in (name, scheme)) else 0
     if isinstance(scheme, str):
         base = scheme.removesuffix(WARMUP)
-        if base not in KNOWN:
-            allowed = [*KNOWN, *(f"{known}{WARMUP}" for known in KNOWN)] if "+" in scheme else KNOWN
-            choose("schemes", scheme, allowed, SYNONYMS)
-        return Initializer(name, base, warmup if scheme.endswith(WARMUP) or name.endswith(WARMUP) else 0)
+        choose("schemes", base, KNOWN, SYNONYMS)
+        return Initializer(name, base, steps)
     if not callable(scheme) or isinstance(scheme, (type, nn.Module)) or not isinstance(name, str):
         raise ProblemError(
             f"schemes holds {scheme!r}; a scheme is a name, such as 'he', or in a mapping a function "
             "scheme(model, loss, batch, lr, seed) that writes the weights in place: {'mine': function}."
         )
-    return Initializer(name, scheme, warmup if name.endswith(WARMUP) else 0)
+    return Initializer(name, scheme, steps)
 
 
 def describe(thing: Any) -> str:

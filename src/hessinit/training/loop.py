@@ -1,7 +1,4 @@
-"""The training loop of the project, its optimizers, and summaries of the losses it returns.
-
-losses, failure = train(model, loss, batches, make_optimizer("sgd", model, 0.1), steps=200)
-"""
+"""The training loop of the project, its optimizers, and summaries of the losses it returns."""
 
 from __future__ import annotations
 
@@ -9,15 +6,19 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from hessinit.errors import ProblemError, choose
+from hessinit.problem import validate
+from hessinit.problem.double_backward import in_mode
+from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.validate import check_loss_value
+from hessinit.results.track_record import Tracking
+from hessinit.training.seeds import seed_everything
 
 MakeOptimizer = Callable[[list[nn.Parameter], float], Optimizer]
 
@@ -47,11 +48,9 @@ def train(
 ) -> tuple[list[float], str]:
     """Train in place; returns the loss of every mini-batch before its step, and a failure in words.
 
-    `batches` are pairs (inputs, targets) on the model's device; at most `steps` of them are used. A loss that
-    is not finite is the last, and no step is made with it. An exception from the forward or the loss counts
-    as a loss of nan, and is returned in words, if the weights are its cause: some are not finite, or a new
-    model from `build` accepts the same batch. Any other exception is raised. `on_step(number, loss)` is
-    called after every step, counted from 1.
+    At most `steps` of the `batches` are used. A loss that is not finite is the last, and no step is made with
+    it. An exception counts as a loss of nan if the weights are its cause: some are not finite, or a new model
+    from `build` accepts the same batch. `on_step(number, loss)` is called after every step, counted from 1.
 
     >>> _ = torch.manual_seed(0)
     >>> model, x = nn.Linear(2, 1), torch.eye(2)
@@ -75,7 +74,7 @@ def train(
             failure = f"Step {step + 1} failed on the weights that training led to: {raised}"
             losses.append(math.nan)
         else:
-            check_loss_value(value)
+            validate.check_loss_value(value)
             losses.append(value.item())
             if math.isfinite(losses[-1]):
                 value.backward()
@@ -107,12 +106,76 @@ def _caused_by_weights(
     return True
 
 
+def train_and_track(
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    *,
+    lr: float,
+    steps: int = 200,
+    batch_size: int = 64,
+    optimizer: str | MakeOptimizer = "sgd",
+    warmup: int = 0,
+    examples: int = 256,
+    forward: Forward | None = None,
+    seed: int = 0,
+    name: str = "",
+    progress: Callable[[int, float], object] | None = None,
+    **options: Any,
+) -> Tracking:
+    """Train `model` in place on mini-batches of `data`, and track its curvature on `examples` of them.
+
+    `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of `track`. Start
+    and end are measured whatever the `max_overhead`. `progress(step, loss)` is called after every step. The
+    same seed gives the same weights, and the caller's random generators are not touched.
+    """
+    from hessinit.training.data import copy_to, device_of, read_data
+    from hessinit.training.track import track
+
+    validate.check_arguments(model, loss, forward, None, "freeze")
+    counts = {"steps": steps, "batch_size": batch_size, "examples": examples}
+    steps, batch_size, examples = (validate.check_whole(name, value, 1) for name, value in counts.items())
+    rate, warmup = read_positive("lr", lr), validate.check_whole("warmup", warmup, at_least=0)
+    check_optimizer(optimizer)
+    read = read_data(data, batch_size, steps)
+    tracked = [(one.inputs, one.targets) for one in read.tracked_batches(examples, seed)]
+    with (
+        in_mode(model, training=True),
+        untouched_random_state(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        seed_everything(seed, "training")
+        stepper = make_optimizer(optimizer, model, rate)
+        ramp = Warmup(stepper, warmup)
+        ramp.set(0)
+        with track(
+            model, loss, tracked[0] if len(tracked) == 1 else tracked, optimizer=stepper, forward=forward,
+            seed=seed, **{"every": 10, "path": None, "log_to": None, "warn": False, **options},
+        ) as tracker:  # fmt: skip
+            tracker.name = name
+
+            def on_step(step: int, value: float) -> None:
+                tracker.step(value)
+                if progress is not None:
+                    progress(step, value)
+                if not math.isfinite(value):
+                    ended = f"The loss became {value} at step {tracker.steps}; training ended there."
+                    tracker.add_note(ended)
+
+            batches = (copy_to(batch, device_of(model)) for batch in read.minibatches(seed))
+            train(model, loss, batches, stepper, steps=steps, warmup=ramp, forward=forward, on_step=on_step)
+            if tracker.tracking.points[-1].step < tracker.steps:
+                tracker.measure()
+        return tracker.close()
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Refuse what is neither a name nor a function that makes an optimizer."""
     if isinstance(optimizer, Optimizer):
         raise ProblemError(
-            f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new one; pass a "
-            f"function: lambda parameters, lr: torch.optim.{type(optimizer).__name__}(parameters, lr=lr)."
+            f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new one; pass "
+            "a function such as lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr)."
         )
     if not callable(optimizer):
         choose("optimizer", optimizer, list(OPTIMIZERS))
@@ -120,23 +183,16 @@ def check_optimizer(optimizer: Any) -> None:
 
 def read_positive(name: str, value: Any) -> float:
     """A finite number above 0, such as a learning rate."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf or isinstance(value, (bool, str)):
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat) or not 0 < float(value) < math.inf:
         raise ProblemError(f"{value!r} in {name} must be a number above 0, such as 0.1.")
-    return number
+    return float(value)
 
 
 def make_optimizer(optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float) -> Optimizer:
     """An optimizer of the model's trainable parameters."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ProblemError(
-            f"the model ({type(model).__name__}) has no trainable parameter, so there is nothing to train; "
-            "unfreeze some (requires_grad_()), and give the model before the loss."
-        )
+        raise ProblemError("the model has no trainable parameter; unfreeze some with requires_grad_().")
     make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
     made: Any = make(parameters, learning_rate)
     if not isinstance(made, Optimizer):
@@ -169,11 +225,7 @@ class Warmup:
 
 
 def final_loss(losses: Sequence[float], last: int) -> float:
-    """The mean of the last losses; the last one where it is not finite.
-
-    >>> final_loss([3.0, 2.0, 1.0], last=2), final_loss([3.0, float("inf")], last=2)
-    (1.5, inf)
-    """
+    """The mean of the last losses; the last one where it is not finite."""
     return statistics.fmean(losses[-last:]) if math.isfinite(losses[-1]) else losses[-1]
 
 
@@ -191,11 +243,6 @@ def has_diverged(losses: Sequence[float], last: int) -> bool:
 
     The first mini-batch may be an easy one, so a run that does not move can end 5 % above its first loss. The
     noise is estimated from differences of neighbouring losses, in logarithms where all are positive.
-
-    >>> has_diverged([2.0, 2.6, 2.3, 2.7, 2.4, 2.5, 2.2, 2.6, 2.3, 2.6, 2.4, 2.5], last=10)
-    False
-    >>> has_diverged([2.0, 2.1, 2.1, 2.6, 2.6, 2.7, 2.9, 3.0, 3.0, 3.2, 3.3, 3.5], last=10)
-    True
     """
     if not math.isfinite(losses[-1]):
         return True

@@ -106,8 +106,7 @@ class OptimizerRule:
     def preconditioner(self, leaves: Mapping[str, Tensor]) -> Tensor:
         """`P = √v + eps` of Adam's own state, flat; inf where a weight does not move.
 
-        `v` is corrected for its start at 0. The mean gradient is not: that correction fades within about
-        1/(1 − β₁) steps, too few to diverge in.
+        The mean gradient is not corrected for its start at 0: that fades in too few steps to diverge in.
         """
         assert isinstance(self.rule, AdamRule)
         parts = []
@@ -156,9 +155,9 @@ def find_stability_limit(
 ) -> StabilityLimit:
     """The stability limit of an optimizer on a quadratic with the curvature of `engine`.
 
-    Groups with learning rates or decays of their own are measured in coordinates in which all weights move as
-    fast as the fastest group. Negative curvature counts in the norm unless `top_only`: along it every rate
-    diverges, so that it sets no limit. `extremes` are those of the curvature alone, if known already.
+    Groups with rates or decays of their own are measured in coordinates in which all weights move as fast as
+    the fastest. Negative curvature counts in the norm unless `top_only`: along it every rate diverges, so
+    that it sets no limit. `extremes` are those of the curvature alone, if known already.
     """
     leaves = evaluations[0].problem.leaves
     rule, relative = optimizer.rule, optimizer.relative_rates(leaves)
@@ -188,10 +187,8 @@ def find_stability_limit(
     rule, decay = replace(rule, weight_decay=0.0), optimizer.decay(leaves)
     scale = torch.ones_like(decay) if isinstance(rule, Descent) else optimizer.preconditioner(leaves)
     scale = scale if relative is None else scale / relative
-    if isinstance(rule, AdamRule) and rule.decoupled:
-        diagonal = _decoupled(rule, decay, relative)
-    else:
-        diagonal = decay / scale
+    is_decoupled = isinstance(rule, AdamRule) and rule.decoupled
+    diagonal = _decoupled(rule, decay, relative) if is_decoupled else decay / scale  # type: ignore[arg-type]
     diagonal = torch.where(torch.isfinite(scale), diagonal, 0.0)
     operator = ScaledCurvature(engine.operator(list(leaves)), scale, diagonal)
     # Not started from the last eigenvector: where the sharpest direction has changed since, such a search
@@ -220,15 +217,11 @@ def name_optimizer(
     optimizer: str, lr: float | None = None, settings: Mapping[str, Any] | None = None
 ) -> OptimizerRule:
     """The rule of a name; `settings` are what was given with it, None where torch's defaults apply."""
-    require_known_optimizer(optimizer)
     given = {name: value for name, value in (settings or {}).items() if value is not None}
     known = ("momentum", "weight_decay") if optimizer in DESCENTS else ("betas", "eps", "weight_decay")
     for name, value in given.items():
         if name not in known:
-            raise ProblemError(
-                f"{name}={value!r} is no setting of optimizer={optimizer!r}, which takes "
-                f"{', '.join(known)}; leave it out."
-            )
+            raise ProblemError(f"{name}={value!r} is no setting of optimizer={optimizer!r}; leave it out.")
     if optimizer in DESCENTS:
         rule: Rule = named_descent(optimizer, given.get("momentum"), given.get("weight_decay"))
     else:
@@ -259,18 +252,13 @@ def read_optimizer(
     """The rule of the groups that hold some of `layers`; they may differ in learning rate and weight decay.
 
     `lr`, if given, replaces the largest learning rate; the others keep their proportion to it. `in_training`
-    reads the current learning rates and Adam's state, and an unknown optimizer has `rule=None`. Otherwise the
-    learning rates are those that a warmup leads to, the rule is that of an optimizer that has not stepped,
-    and an unknown optimizer is refused.
+    reads the current learning rates and Adam's state, and an unknown optimizer has `rule=None`. Otherwise
+    rates are those that a warmup leads to, before the first step, and an unknown optimizer is refused.
     """
     optimizer = unwrap_optimizer(optimizer)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = {
-        names[id(one)]: group
-        for group in optimizer.param_groups
-        for one in group["params"]
-        if id(one) in names
-    }
+    pairs = [(id(one), group) for group in optimizer.param_groups for one in group["params"]]
+    groups = {names[one]: group for one, group in pairs if one in names}
     wanted = sorted(layer.parameter for layer in layers)
     held = {name: groups[name] for name in wanted if name in groups}
     if not held:
@@ -283,10 +271,8 @@ def read_optimizer(
     rates = {name: float(group.get(key, group["lr"])) for name, group in held.items()}
     decays = {name: float(group.get("weight_decay", 0.0)) for name, group in held.items()}
     largest, notes, rule = max(rates.values()), [], None
-    if len(held) < len(wanted):
-        notes.append(
-            f"Left out, as not in the optimizer: {len(wanted) - len(held)} of {len(wanted)} weights."
-        )
+    if outside := len(wanted) - len(held):
+        notes.append(f"Left out, as not in the optimizer: {outside} of {len(wanted)} weights.")
     if not in_training and optimizer.state:
         notes.append("The optimizer has stepped already; the advice is for one that has not.")
     if not in_training and (len(set(rates.values())) > 1 or len(set(decays.values())) > 1):
@@ -324,16 +310,14 @@ def _common_rule(
             if group.get(key) != first.get(key):
                 raise ProblemError(
                     "groups of the optimizer differ in more than learning rate and weight decay "
-                    f"({key} {first.get(key)} and {group.get(key)}), so there is no common limit; measure "
-                    f"one at a time, as with layers={name!r}."
+                    f"({key} {first.get(key)} and {group.get(key)}); measure one at a time: layers={name!r}."
                 )
     kind = next((kind for kind, one in _CLASSES.items() if isinstance(optimizer, one)), None)
     # A subclass that overrides `step` is unknown, too. Torch wraps it once more in every class that is used.
     if kind is None or inspect.unwrap(type(optimizer).step) is not inspect.unwrap(_CLASSES[kind].step):
         raise ProblemError(
             f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; known are "
-            "those of torch.optim.SGD, Adam and AdamW. Pass the nearest of the names "
-            f"{', '.join(map(repr, OPTIMIZER_NAMES))}."
+            f"torch.optim.SGD, Adam and AdamW. Pass the nearest name of {', '.join(OPTIMIZER_NAMES)}."
         )
     if first.get("maximize") or (first.get("momentum") and first["dampening"]):
         raise ProblemError("no stability limit is known with maximize=True or dampening; leave them out.")
@@ -345,11 +329,9 @@ def _common_rule(
 
 
 def _adam_rule(settings: Mapping[str, Any], *, decoupled: bool) -> AdamRule:
-    betas = settings.get("betas", (0.9, 0.999))
+    values = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01 * decoupled, **settings}
+    betas, eps, decay = values["betas"], values["eps"], values["weight_decay"]
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise ProblemError(f"betas={betas!r} must be two numbers from 0 to 1, such as (0.9, 0.999).")
-    beta1, beta2, eps, decay = (
-        float(value) if isinstance(value, Tensor) else value
-        for value in (*betas, settings.get("eps", 1e-8), settings.get("weight_decay", 0.01 * decoupled))
-    )
+    beta1, beta2 = (float(beta) if isinstance(beta, Tensor) else beta for beta in betas)
     return AdamRule(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay, decoupled=decoupled)

@@ -20,8 +20,7 @@ RECORD = "experiment.json"
 class RunFolder:
     """Results by key, kept in a folder, or in memory only (`folder=None`).
 
-    The folder holds experiment.json, which records the settings, and one file for each result in runs/. All
-    files are written atomically. Results are plain data; nan and inf are kept as strings.
+    experiment.json records the settings, and runs/ has a file for each result, all written atomically.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +84,6 @@ class RunFolder:
         return (self.folder or Path()) / "runs" / file_name(key)
 
     def _open_record(self, folder: Path, wanted: Plain) -> None:
-        """Write the record of a new folder; compare the one that is there, and add the new names to it."""
         path = folder / RECORD
         if folder.exists() and not path.exists():
             names = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
@@ -113,7 +111,6 @@ class RunFolder:
 
 
 def describe_interruption(folder: Path | None, done: int, total: int) -> str:
-    """What an interrupted experiment has kept, and how to continue it."""
     if folder is None:
         return f"stopped after {done} of {total} runs, and none is kept; pass folder= to keep them next time."
     return f"stopped; {done} of {total} runs are kept in {folder}. The same call continues from there."
@@ -139,8 +136,5 @@ def _read(path: Path, kind: str, way_out: str) -> Plain:
         if data["kind"] != kind or data["schema"] != SCHEMA:
             raise ValueError(f"no {kind} of schema {SCHEMA}")
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise ProblemError(
-            f"{path} cannot be read ({problem}); was it edited, or written by another version of hessinit? "
-            f"{way_out}."
-        ) from problem
+        raise ProblemError(f"{path} cannot be read ({problem}); was it edited? {way_out}.") from problem
     return data

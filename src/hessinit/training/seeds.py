@@ -18,9 +18,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 def derive(seed: int, purpose: str) -> int:
-    """The seed for one purpose of a run.
-
-    Weights and batches drawn from generators of the same seed would be the same numbers, not independent.
+    """The seed for one purpose of a run: with one seed for all, weights and batches would be dependent.
 
     >>> derive(0, "weights") == derive(0, "weights"), derive(0, "weights") == derive(0, "batches")
     (True, False)
@@ -44,10 +42,7 @@ def seed_everything(seed: int, purpose: str) -> None:
 
 @contextlib.contextmanager
 def reproducible() -> Iterator[None]:
-    """One thread, no autocast, no inference mode; the caller's random state returns at the end.
-
-    With one thread, sums are evaluated in one order, whatever else the machine is doing.
-    """
+    """One thread, so that sums have one order, no autocast; the caller's random state returns at the end."""
     threads = torch.get_num_threads()
     with (
         _ONE_AT_A_TIME,

@@ -54,14 +54,12 @@ def track(
 ) -> Tracker:
     """Measure the curvature now and then every so many steps; call `tracker.step(loss)` after each of yours.
 
-    The curvature is always measured on `batch`. `optimizer` is the one that trains: its learning rates,
-    settings and state are read at every measurement; a name such as "sgd" with `lr` works, too. Parameter
-    groups may differ in learning rate and weight decay; `lr` is then the largest. The measured weights are
-    those that the optimizer moves at that time, of two or more dimensions unless `layers` names others.
-    Measuring takes at most the fraction `max_overhead` of the wall-clock time (1: no limit), and is postponed
-    where it would take more. Training is not changed by a bit, and a measurement that fails gives a point of
-    nan with a note, no exception. The other options are those of `advise`: curvature, layers, forward,
-    dropout ("freeze"), reduction, check, tolerance (1e-2), max_iterations, seed.
+    The curvature is always measured on `batch`, for the weights that `optimizer` moves at that time, of two
+    or more dimensions unless `layers` names others. Its learning rates, settings, groups and state are read
+    at every measurement; a name such as "sgd" with `lr` works, too. Measuring takes at most the fraction
+    `max_overhead` of the wall-clock time (1: no limit), else it is postponed. Training is not changed by a
+    bit; a measurement that fails gives a point of nan with a note. The other options are those of `advise`,
+    with dropout="freeze" and tolerance=1e-2.
 
     Every point is written to `path` as a line of JSON; `resume` continues an earlier file, which is otherwise
     renamed to `PATH.bak`. Its scalars go to `log_to`: a SummaryWriter, a W&B run, a function of a dict and a
@@ -132,18 +130,14 @@ class Tracker:
         self._due = self._next_due()
 
     def step(self, loss: float | Tensor | None = None, *, lr: float | None = None) -> TrackedPoint | None:
-        """Call once after every optimizer step; returns a point when one was measured.
+        """Call after every optimizer step; returns a point when one was measured.
 
-        `loss` is the training loss, only recorded; `lr` is the learning rate, where the tracker has no
-        optimizer to read it from.
+        `loss` is recorded; `lr` is the learning rate, where there is no optimizer to read it from.
         """
         self._check_open()
         if lr is not None:
             if isinstance(self._subject.optimizer, torch.optim.Optimizer) and self._subject.lr is None:
-                raise ProblemError(
-                    f"lr={lr!r} was given to step(), and the learning rate is read from the optimizer; leave "
-                    "it out."
-                )
+                raise ProblemError(f"lr={lr!r} was given, and it is read from the optimizer; leave it out.")
             self._subject.lr = check_rate(lr)
         self._steps += 1
         if loss is not None:
@@ -216,8 +210,9 @@ class Tracker:
         self.close()
 
     def _measure(self, must_succeed: bool = False) -> TrackedPoint:
-        _synchronize(self._subject.model)  # what training still has to compute is not our time
-        started = now()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # what training still has to compute is not our time
+        started = time.perf_counter()
         point = self._make_point(started, must_succeed)
         self._points = [one for one in self._points if one.step < point.step]
         self._due = self._next_due()
@@ -229,7 +224,7 @@ class Tracker:
             except Exception as failure:  # a full disk or a lost connection is no reason to stop training
                 self._sinks.remove(sink)
                 self._notes.append(f"Logging stopped at step {point.step}: {failure!r}")
-        self._budget.count(now() - started)
+        self._budget.count(time.perf_counter() - started)
         if self._crosses_limit() and self._warn:
             message = warn_of_limit(point, self._record.optimizer)
             warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
@@ -255,10 +250,9 @@ class Tracker:
             unknown = ("loss", "norm", "error", "stable_learning_rate")
             fields = {**dict.fromkeys(unknown, math.nan), "converged": False}
             note = str(failure) or type(failure).__name__
-        _synchronize(subject.model)
         stable = fields["stable_learning_rate"]
         return TrackedPoint(
-            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=now() - started,
+            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=time.perf_counter() - started,
             training_loss=self._losses.latest, lr=lr, note=note,
             lr_times_norm=None if lr is None else lr * fields["norm"],
             lr_over_limit=None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf,
@@ -292,21 +286,16 @@ class Tracker:
             raise ProblemError("this tracker is closed; call track(…, resume=True) to continue its file.")
 
 
-def now() -> float:
-    """Seconds from a fixed but arbitrary time."""
-    return time.perf_counter()
-
-
 class Budget:
     """Permits a measurement that, if it takes as long as the last one, stays within the overhead."""
 
     def __init__(self, max_overhead: float, elapsed: float = 0.0, spent: float = 0.0, last: float = 0.0):
         self.max_overhead, self.spent, self.last = max_overhead, spent, last
-        self._began = now() - elapsed
+        self._began = time.perf_counter() - elapsed
 
     @property
     def elapsed(self) -> float:
-        return now() - self._began
+        return time.perf_counter() - self._began
 
     def affords(self) -> bool:
         return self.max_overhead == 1 or self.spent + self.last <= self.max_overhead * self.elapsed
@@ -359,12 +348,10 @@ class _Subject:
         with problem.settings():
             evaluations = evaluate(problem)
             check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
-            drew = problem.drew
-            if problem.check:
-                build_engine(evaluations, self.curvature, self.settings)
-            problem.drew = drew
             if not problem.drew:
                 problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
+            if problem.check:
+                build_engine(evaluations, self.curvature, self.settings)
             notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
             uncounted = measure.note_uncounted(problem, steps.moved) if steps.name else ()
             return {
@@ -372,7 +359,7 @@ class _Subject:
                 "notes": (*notes, *steps.notes, *uncounted), "versions": measure.versions_of(problem),
             }  # fmt: skip
 
-    def measure(self, steps: rules.OptimizerRule) -> tuple[dict[str, Any], frozenset[str]]:
+    def measure(self, steps: rules.OptimizerRule) -> tuple[dict[str, Any], list[str]]:
         """The fields of a point that are measured, and the names of the measured weights."""
         problem = self._problem(steps, check=False)
         with problem.settings():
@@ -392,12 +379,12 @@ class _Subject:
                     semidefinite=self.curvature == "gauss-newton", extremes=extremes, top_only=True,
                 )  # fmt: skip
                 stable, products = limit.stable, products + limit.products
-            loss = sum(one.loss_value * one.weight for one in evaluations)
             fields = {
-                "loss": loss, "norm": norm.value, "error": norm.error, "converged": norm.converged,
-                "stable_learning_rate": stable, "layers": layers, "products": products,
+                "loss": sum(one.loss_value * one.weight for one in evaluations), "norm": norm.value,
+                "error": norm.error, "converged": norm.converged, "stable_learning_rate": stable,
+                "layers": layers, "products": products,
             }  # fmt: skip
-            return fields, frozenset(names)
+            return fields, names
 
 
 def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Tracking:
@@ -416,9 +403,3 @@ def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Trackin
     told = describe_notes((point.step, point.note) for point in earlier.points)  # and will be again
     kept = [note for note in earlier.notes if note not in told]
     return replace(earlier, every=record.every, max_overhead=record.max_overhead, notes=(*kept, *notes))
-
-
-def _synchronize(model: nn.Module) -> None:
-    device = next(unwrap(model).parameters()).device
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -83,8 +83,7 @@ class TrackLog:
         self._place = self.path.absolute()  # training may change the working directory
         if self._place.is_dir() or not self._place.parent.is_dir():
             raise ProblemError(
-                f"path={str(path)!r} must be a file in a folder that exists; create the folder first, or "
-                "pass another path, or None for no file."
+                f"path={str(path)!r} must be a file in a folder that exists; create it, or pass None."
             )
         self.earlier: Tracking | None = None
         self.is_whole = False  # whether the file holds all that was tracked so far
@@ -112,11 +111,9 @@ class TrackLog:
         new = [pair for pair in known if not appends or pair[0] > self._written]
         lines = [{**line, "losses": to_plain(new), "stride": losses.stride}]
         if not appends:
-            header = {
-                key: value for key, value in record.to_dict().items() if key not in ("points", "losses")
-            }
-            earlier = ({**to_plain(point), "losses": [], "stride": 1} for point in before)
-            lines = [{**header, "lines": True}, *earlier, *lines]
+            header = {**record.to_dict(), "lines": True}
+            del header["points"], header["losses"]
+            lines = [header, *({**to_plain(point), "losses": [], "stride": 1} for point in before), *lines]
         text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in lines)
         if appends:
             with self._place.open("ab") as file:
@@ -163,8 +160,7 @@ def find_sinks(log_to: Any) -> list[Sink]:
 class _WandbSink:
     """Logs into the current row of a W&B run (by default of the one that is active at the time).
 
-    With a step axis of our own: W&B drops values for earlier steps. A new row is begun only for a second
-    point in the same one, so that the user's own steps fit in later.
+    With its own step axis, as W&B drops earlier steps; only a second point in the same row begins a new one.
     """
 
     def __init__(self, run: Any = None) -> None:

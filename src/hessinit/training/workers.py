@@ -1,7 +1,4 @@
-"""Run jobs in this process, in worker processes, or on an executor, and show the progress.
-
-torch is imported late, because the command line shows a spinner while it loads.
-"""
+"""Run jobs in this process, in worker processes, or on an executor; show the progress, without torch."""
 
 from __future__ import annotations
 
@@ -43,10 +40,9 @@ class WorkerLostError(ProblemError):
 def run_jobs(
     work: Work, jobs: Sequence[Job], workers: int | None = None, executor: Executor | None = None
 ) -> tuple[Results, tuple[str, ...]]:
-    """An iterator over (job, `work(job)`) in the order in which they finish, and notes for the reader.
+    """An iterator over (job, `work(job)`) as they finish, which ends workers when closed, and notes.
 
-    `workers=None` means one process for each core, or this process where the work cannot be pickled. Close
-    the iterator (contextlib.closing) to end the workers early.
+    `workers=None` means one process for each core, or this process where the work cannot be pickled.
 
     >>> results, notes = run_jobs(lambda job: job.parameters**2, [Job("a", 2), Job("b", 3)], workers=1)
     >>> {job.key: value for job, value in results}
@@ -88,8 +84,7 @@ def check_workers(workers: Any, executor: Any) -> None:
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
     """In spawned processes: threads of torch do not survive a fork.
 
-    They end when the iterator is closed or fails, and when this process is killed: each listens to a pipe
-    whose other end is held here and closed by the operating system.
+    They end with the iterator or with this process: each listens to a pipe whose other end is held here.
     """
     context = multiprocessing.get_context("spawn")
     listening, held = context.Pipe(duplex=False)
@@ -101,9 +96,8 @@ def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Resul
         if not isinstance(failure, BrokenProcessPool):
             raise
         raise WorkerLostError(
-            "a worker process ended before its run was done: it was killed, ran out of memory, could not "
-            "load the experiment, or raised what cannot be pickled (its own message is above). Pass fewer "
-            "workers, or workers=1 to see what happens in this process."
+            "a worker process ended before its run was done: it was killed, ran out of memory, or could not "
+            "load the experiment. Pass fewer workers, or workers=1 to see what happens in this process."
         ) from failure
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -135,9 +129,9 @@ def _pack(work: Work) -> bytes:
         return pickle.dumps((work, torch.get_default_dtype(), str(default_device()), precision))
     except Exception as failure:
         raise ProblemError(
-            f"the experiment cannot be sent to other processes: {failure}. build, loss, forward, optimizer "
-            "and schemes must be functions defined at the top of a file (no lambdas, nothing inside a "
-            "function), and data plain tensors. Pass workers=1 to run everything in this process."
+            f"the experiment cannot be sent to other processes: {failure}. Your functions must be defined at "
+            "the top of a file (no lambdas), and data be plain tensors. Pass workers=1 to run everything in "
+            "this process."
         ) from failure
 
 
