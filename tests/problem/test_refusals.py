@@ -282,27 +282,21 @@ def failing(error: BaseException) -> Calling:
     return Calling(lambda net, x: count() or net(x))
 
 
-OUT = "out of memory on cpu with 6 examples"
-
-
 @pytest.mark.parametrize(
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: not enough memory: you tried"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
         MemoryError("Unable to allocate 8 GiB for an array"),
     ],
-    ids=lambda error: type(error).__name__,
 )
 def test_a_forward_that_runs_out_of_memory_is_told_what_to_reduce(error: BaseException) -> None:
-    message = f"{OUT} and 35 weights. Pass fewer examples.*fewer layers"
-    with pytest.raises(hessinit.ProblemError, match=message) as caught:
-        hessinit.measure(failing(error), LOSS, batch())
-    assert caught.value.__cause__ is error
-    with pytest.raises(hessinit.ProblemError, match=OUT):
-        hessinit.hessian(failing(error), LOSS, batch())
-    with pytest.raises(hessinit.ProblemError, match=OUT):  # an allocation that really fails
-        hessinit.measure(Calling(lambda net, x: net(x) + torch.ones(2**56)[:3]), LOSS, batch())
+    message = "out of memory on cpu with 6 examples and 35 weights. Pass fewer examples.*fewer layers"
+    for verb in (hessinit.measure, hessinit.hessian):
+        with pytest.raises(hessinit.ProblemError, match=message) as caught:
+            verb(failing(error), LOSS, batch())
+        assert caught.value.__cause__ is error
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the user's own"), KeyError("theirs"), KeyboardInterrupt()])
