@@ -570,9 +570,11 @@ def test_the_storage_of_a_weight_is_read_off_its_use(with_sample: bool) -> None:
 @BOTH
 def test_what_is_unchanged_or_unknown_has_a_reason(with_sample: bool) -> None:
     model = Net(
-        lambda net, x: torch.einsum("ni,oi->no", net.used(x) @ net.experts[0] * net.gate, net.summed),
+        lambda net, x: net.table[
+            torch.einsum("ni,oi->no", net.used(x) @ net.experts[0] * net.gate, net.summed).argmax(-1)
+        ],
         used=nn.Linear(4, 4), unused=nn.Linear(4, 4), experts=normal(2, 4, 4), gate=normal(3, 4),
-        summed=normal(4, 4),
+        summed=normal(4, 4), table=normal(4, 2),
     )  # fmt: skip
     found = traced(model, torch.randn(3, 4), with_sample)
     assert [use.parameter for use in found.uses] == ["used.weight"]
@@ -581,6 +583,7 @@ def test_what_is_unchanged_or_unknown_has_a_reason(with_sample: bool) -> None:
         "experts": "used in slices by matmul",
         "gate": "scales a signal elementwise",
         "summed": "used by einsum",
+        "table": "a table read by hand, not by nn.Embedding",
     }
 
 

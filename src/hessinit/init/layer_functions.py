@@ -91,21 +91,11 @@ def _product(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> S
     return use_weight(trace, name, weight, "dense", signals, known, outputs_last=weight is right)
 
 
-def _lookup(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
-    """`weight[tokens]`: an embedding written by hand."""
-    table, index = args
-    tokens = isinstance(index, Signal) or (isinstance(index, Tensor) and not index.is_floating_point())
-    if not isinstance(table, Derived) or table.value.ndim != 2 or not tokens:
-        return None
-    return use_weight(trace, name, table, "embedding", index, shape)
-
-
 _CONVOLUTIONS = [f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)]
 LAYERS = {"linear", "embedding", "embedding_bag", "bilinear", *_CONVOLUTIONS}
 WEIGHT_FUNCTIONS: dict[str, Callable[[Trace, str, Any, Any, Shape], Signal | None]] = {
     **dict.fromkeys(LAYERS, _layer),
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "addmm", "inner"), _product),
-    "getitem": _lookup,
 }
 
 

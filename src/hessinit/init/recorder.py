@@ -15,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 from hessinit.init import trace
 from hessinit.init.layer_functions import COMPOSITES, LAYERS, WEIGHT_FUNCTIONS, arguments
 
-_TURNING = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")
-_TRANSPOSING = (*_TURNING, "t", "T", "mT", "H", "mH", "adjoint")
 _BY_CHANNEL = ("mul", "div", "prelu")
 _SLICING = {"getitem", "narrow", "select", *trace.SPLITS}
 _IN_PLACE = re.compile(r"[^_]_$")
@@ -260,9 +258,8 @@ def _derive(name: str, parameters: list[trace.Derived], result: Any) -> trace.De
     same_shape = isinstance(result, Tensor) and result.shape == first.value.shape
     if name in _SLICING:
         how = how or "slice"
-    elif name in _TRANSPOSING and first.value.ndim == 2 and not how:
-        turned = isinstance(result, Tensor) and result.stride() != first.value.stride()
-        transposed = transposed != (turned or name not in _TURNING)
+    elif name in trace.TRANSPOSING and first.value.ndim == 2 and not how:
+        transposed = not transposed
     elif name not in trace.CASTS and not (name in trace.REARRANGING and same_shape):
         how = "computed"
     return trace.Derived(names, first.value, transposed, how)

@@ -30,13 +30,14 @@ CASTS = _names(
     "requires_grad nan_to_num real checkpoint"
 )
 TO_INTEGERS = _names("int long bool")
+TRANSPOSING = _names("transpose permute swapaxes swapdims movedim moveaxis t T mT H mH adjoint")
 # Every value goes on as it is, in another place; some may be left out, repeated, or masked to zero.
-REARRANGING = CASTS | _names(
-    "view reshape flatten unflatten ravel permute transpose t T mT H mH adjoint swapaxes swapdims movedim "
-    "moveaxis squeeze unsqueeze expand expand_as view_as reshape_as repeat repeat_interleave tile roll flip "
-    "getitem narrow select index_select gather take_along_dim masked_fill masked_select pad pixel_shuffle "
-    "pixel_unshuffle channel_shuffle unfold fold tril triu broadcast_to diagonal take sort"
-)
+REARRANGING = CASTS | TRANSPOSING | _names(
+    "view reshape flatten unflatten ravel squeeze unsqueeze expand expand_as view_as reshape_as repeat "
+    "repeat_interleave tile roll flip getitem narrow select index_select gather take_along_dim masked_fill "
+    "masked_select pad pixel_shuffle pixel_unshuffle channel_shuffle unfold fold tril triu broadcast_to "
+    "diagonal take sort"
+)  # fmt: skip
 SPLITS = _names("chunk split tensor_split unbind")
 # Means, extremes and sums over positions: passed through, and not counted, unless they are `RESIZING`.
 REDUCTIONS = _names("mean sum std var norm vector_norm amax amin max min median logsumexp prod")

@@ -28,6 +28,7 @@ _ROLES = {
     "add": "added to a signal, not a map of one",
     "cat": "joined to a signal, not a map of one",
     "mul": "scales a signal elementwise",
+    "getitem": "a table read by hand, not by nn.Embedding",
 }
 # Likely leading dimensions, for models traced without a sample; primes, so that a reshape that fits is meant.
 _SIZES = ((2, 7), (2,), (2, 5, 7))
