@@ -19,9 +19,9 @@ from torch import nn
 
 from hessinit.measurement.measure import measure
 from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.paper.experiments import printed
 from hessinit.paper.images import ImageSet, load_images
 from hessinit.paper.networks import dense, glorot_, lenet, normal_
+from hessinit.paper.reference import printed
 from hessinit.paper.tables_2_3 import APPROXIMATION, EXACT, divide, share_within
 from hessinit.training.data import derive, generator, reproducible
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.paper.experiments import Experiment, Measured, PaperSetting, Variant, make_table, percentage
+from hessinit.paper.experiments import Experiment, PaperSetting, Variant
 from hessinit.paper.images import load_images
 from hessinit.paper.networks import build, glorot_
+from hessinit.paper.reference import Measured, make_table, percentage
 from hessinit.results.reproduction import Findings, PaperTable
 from hessinit.results.result import Plain, read_numbers, to_plain
 from hessinit.training.data import derive, generator
