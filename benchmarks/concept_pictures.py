@@ -26,7 +26,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import hessinit  # noqa: E402
-from hessinit.curvature.eigenpairs import top_eigenpairs  # noqa: E402
+from hessinit.curvature.lanczos import top_eigenpairs  # noqa: E402
 from hessinit.digits import load_digits  # noqa: E402
 from hessinit.present.document import COLORS  # noqa: E402
 

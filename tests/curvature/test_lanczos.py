@@ -11,9 +11,8 @@ import torch
 from known_matrices import CountingOperator, eigenvalues, gaussian_matrix, gram, wigner, with_spectrum
 from torch import Tensor
 
-from hessinit.curvature.eigenpairs import top_eigenpairs
 from hessinit.curvature.krylov import LanczosProcess
-from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue
+from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue, top_eigenpairs
 from hessinit.curvature.singular_values import BatchedMap, largest_singular_values
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 
