@@ -22,20 +22,10 @@ from hessinit.errors import ConvergenceWarning, ProblemError
 from hessinit.measurement.measure import measure
 from hessinit.problem import validate
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.validate import check_whole
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, round_loss, window
 from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
-from hessinit.training.data import (
-    Data,
-    copy_to,
-    derive,
-    device_of,
-    hash_data,
-    read_data,
-    reproducible,
-    seed_everything,
-)
+from hessinit.training.data import Data, copy_to, derive, device_of, read_data, reproducible, seed_everything
 from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes
 from hessinit.training.run_folder import RunFolder, describe_interruption
 from hessinit.training.workers import Job, check_workers, progress_bar, run_jobs
@@ -98,7 +88,7 @@ def compare(
     >>> comparison.best
     ('he', 0.1)
     """
-    steps = check_whole("steps", steps, at_least=FEWEST_STEPS)
+    steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
     read = read_schemes(schemes, _read_warmup(warmup, steps))
     if warmup is not None and not any(each.warmup for each in read):
         raise ProblemError(f"warmup={warmup} is for schemes with a warmup; name one, such as 'he+warmup'.")
@@ -113,9 +103,11 @@ def compare(
     loop.check_optimizer(optimizer)
     validate.check_switches(measure_curvature=measure_curvature, progress=progress)
     check_workers(workers, executor)
-    counted = range(check_whole("seeds", seeds, at_least=1)) if not isinstance(seeds, Iterable) else seeds
+    counted = (
+        range(validate.check_whole("seeds", seeds, at_least=1)) if not isinstance(seeds, Iterable) else seeds
+    )
     numbers = _read_list(
-        "seeds", counted, "[0, 1, 2]", lambda name, seed: check_whole(name, seed, at_least=0)
+        "seeds", counted, "[0, 1, 2]", lambda name, seed: validate.check_whole(name, seed, at_least=0)
     )
     try:
         place = None if device is None else str(torch.empty(0, device=device).device)
@@ -125,7 +117,7 @@ def compare(
             "model."
         ) from failure
     kept, started = RunFolder(folder), time.perf_counter()
-    examples = read_data(data, check_whole("batch_size", batch_size, at_least=1), steps)
+    examples = read_data(data, validate.check_whole("batch_size", batch_size, at_least=1), steps)
     trainer = Trainer(build, loss, examples, forward, read, steps, optimizer, place)
     model, first_loss = trainer.check_first_model()
     stds = tuple(each.scheme.std for each in read if isinstance(each.scheme, NormalWeights))
@@ -192,7 +184,7 @@ def sweep(
     >>> 80 < ratio < 120  # the curvature of one of two layers grows with the square of the other's weights
     True
     """
-    steps = check_whole("steps", steps, at_least=FEWEST_STEPS)
+    steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
     sizes = _read_list("stds", stds, "[0.5, 0.05]", loop.read_positive)
     chosen = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
     warming = 0 if warmup is None else _read_warmup(warmup, steps)
@@ -300,7 +292,7 @@ class Trainer:
         )
         return {
             "model": describe(model), "parameters": "; ".join(shapes), "loss": describe(self.loss),
-            "forward": describe(self.forward), "hash of the data": hash_data(self.data),
+            "forward": describe(self.forward), "hash of the data": self.data.digest(),
             "examples": self.data.examples, "batch_size": self.data.batch_size, "steps": self.steps,
             "optimizer": describe(self.optimizer), "device": device_of(model).type,
             "default dtype": str(torch.get_default_dtype()),
@@ -371,7 +363,7 @@ def _read_list(name: str, values: Any, example: str, read: Callable[[str, Any], 
 
 
 def _read_warmup(warmup: Any, steps: int) -> int:
-    number = max(1, steps // 5) if warmup is None else check_whole("warmup", warmup, at_least=1)
+    number = max(1, steps // 5) if warmup is None else validate.check_whole("warmup", warmup, at_least=1)
     if number > steps:
         raise ProblemError(f"warmup={number} is longer than the run; it must be at most steps={steps}.")
     return number

@@ -109,6 +109,14 @@ class Data:
                 chosen.append(self.parts[index])
         return chosen
 
+    def digest(self) -> str:
+        """A hash of every value, type and shape."""
+        found = hashlib.sha256()
+        for tensor in (tensor for part in self.parts for tensor in tensors_in((part.inputs, part.targets))):
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()[:16]
+
     def _permutation(self, source: torch.Generator) -> Tensor:
         return torch.randperm(len(self.parts) if self.ready else self.parts[0].size, generator=source)
 
@@ -155,20 +163,6 @@ def copy_to(batch: Batch, device: torch.device) -> tuple[Any, Any]:
 
 def device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def hash_data(data: Data) -> str:
-    digest = hashlib.sha256()
-
-    def add(tensor: Tensor) -> Tensor:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return tensor
-
-    for part in data.parts:
-        map_tensors(add, part.inputs)
-        map_tensors(add, part.targets)
-    return digest.hexdigest()[:16]
 
 
 def _check_examples(whole: Batch, batch_size: int) -> None:
