@@ -334,10 +334,7 @@ def _blocks(evaluation: Evaluation) -> Tensor:
 
 
 def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> Array | None:
-    """The rounding error of `H_z` for each output, or None if the loss couples the examples.
-
-    A product with three times the direction rounds differently: the difference estimates the rounding error.
-    """
+    """The rounding error of `H_z` for each output, or None if the loss couples the examples."""
     output = evaluation.output
     size, width = blocks.shape[:2]
     direction = random_like(output, evaluation.problem.seed, blocks.dtype).view(size, width)
@@ -346,7 +343,7 @@ def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> Array
         for factor in (1, 3)
     )
     expected = torch.bmm(blocks, direction.unsqueeze(2)).squeeze(2)
-    noise = 16 * (thrice / 3 - found).abs().amax(0)
+    noise = 16 * (thrice / 3 - found).abs().amax(0)  # three times the direction rounds differently
     allowed = noise.max() + torch.finfo(blocks.dtype).eps ** 0.6 * expected.abs().amax(0)
     if not bool(((found - expected).abs() <= allowed).all()):
         return None

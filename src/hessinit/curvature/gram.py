@@ -273,10 +273,7 @@ def _examples_at_once(plan: Sequence[KnownCall], root: LossFactor, size: int) ->
     return size if needed <= 2 * room else max(1, size * room // needed)
 
 
-_Outline = tuple[tuple[object, ...], Tensor]
-
-
-def _outline(one: KnownCall, size: int) -> _Outline:
+def _outline(one: KnownCall, size: int) -> tuple[tuple[object, ...], Tensor]:
     """Name, kind and shape of a call, and the length of each example's input.
 
     Outputs alone do not tell: a head of zeros gives the same ones whatever BatchNorm made of its input.
@@ -292,7 +289,7 @@ def _gather_piece(
     whole: Tensor,
     root: LossFactor,
     part: slice,
-    outlines: Sequence[_Outline],
+    outlines: Sequence[tuple[tuple[object, ...], Tensor]],
     collectors: Sequence[Collector],
 ) -> bool:
     """Gather the signals of a piece; False if the model treats it differently from the whole."""
