@@ -10,7 +10,6 @@ from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present.words import name_column
-from hessinit.results.advice import LearningRateAdvice, WarmupAdvice
 from hessinit.results.comparison import Comparison, Run
 from hessinit.results.curvature_report import CurvatureReport, Diagnostics, JacobianBounds, LayerCurvature
 from hessinit.results.estimates import Density, Estimate, Spread
@@ -109,17 +108,17 @@ def make_initialization(**changes: Any) -> Initialization:
 
 def make_run(scheme: str, rate: float, seed: int, final: float | None, **changes: Any) -> Run:
     """A run that begins at 2 and ends at `final`; None: the scheme does not apply."""
-    applies, finite = final is not None, final is not None and math.isfinite(final)
     given: dict[str, Any] = {
-        "losses": (2.0, final) if finite else (2.0, 50.0) if applies else (),
-        "first_loss": 2.0 if applies else math.nan,
-        "final_loss": final if final is not None else math.nan,
-        "steps_done": (20 if finite else 12) if applies else 0,
-        "diverged": applies and (not finite or final > 2.1),
-        "norms": {"fc1": 3.0, "fc2": 1.0, "network": 4.0} if applies else None,
-        "note": "" if applies else "it needs residual branches",
-        "seconds": 0.1,
-    }
+        "losses": (), "first_loss": math.nan, "final_loss": math.nan, "steps_done": 0, "diverged": False,
+        "norms": None, "note": "it needs residual branches", "seconds": 0.1,
+    }  # fmt: skip
+    if final is not None:
+        finite = math.isfinite(final)
+        given |= {
+            "losses": (2.0, final if finite else 50.0), "first_loss": 2.0, "final_loss": final, "note": "",
+            "steps_done": 20 if finite else 12, "diverged": not finite or final > 2.1,
+            "norms": {"fc1": 3.0, "fc2": 1.0, "network": 4.0},
+        }  # fmt: skip
     return Run(scheme=scheme, learning_rate=rate, seed=seed, **{**given, **changes})
 
 
@@ -300,20 +299,12 @@ TRACKING = Tracking(
     points=(POINT,), losses=((1, 2.5), (2, math.inf)), curvature="hessian", seconds=1.0,
     initialization=INITIALIZATION,
 )  # fmt: skip
-ADVICE = LearningRateAdvice(
-    optimizer="SGD", learning_rate=0.1, learning_rate_reason="1/‖H‖", stable_learning_rate=math.inf,
-    stable_reason="2/‖H‖", warmup=WarmupAdvice(advised=False, steps=0, reason="stable"),
-    norm=make_estimate(10.0), curvature="gauss-newton", loss=2.3, examples=32, weights=("fc1",),
-    parameters=12,
-)  # fmt: skip
+ADVICE = make_report(make_layer(), network=0.0).advice("momentum", lr=0.1)
 FORMS = QuadraticForms(
     layers=(QuadraticForm(name="fc1", shape=(4, 3), exact=(3.0,), theorem1=(math.nan,), length=(1.0,)),),
     directions="random", draws=1, loss=2.3, examples=32, seed=0,
 )  # fmt: skip
-CELLS = make_cell("0.1", "a", 1.5, paper=1.4, rule="10 %", within=True), make_cell("0.1", "b", 1.5)
-CURVE = Curve(name="he", x=(0.0, 1.0), y=(2.0, math.inf), error=(0.1, 0.1))
-FIGURE = PaperFigure(name="figure-1", title="Loss", x_label="step", y_label="loss", curves=(CURVE,))
-REPRODUCTION = make_reproduction(make_table(*CELLS), figures=(FIGURE,), sentences=("It holds.",))
+REPRODUCTION = example_reproduction()
 EVERY_KIND: dict[str, Result] = {
     result.KIND.removeprefix("hessinit "): result
     for result in (REPORT, PLAN, INITIALIZATION, COMPARISON, TRACKING, ADVICE, FORMS, REPRODUCTION)

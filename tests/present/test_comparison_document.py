@@ -83,14 +83,8 @@ def test_a_curve_is_the_median_over_seeds_with_their_range_and_a_cross_for_those
     runs = (make_run("a", 1.0, 0, INF, losses=losses), make_run("b", 1.0, 0, 4.5))
     found = chart(make_comparison({("a", 1.0): (1.0,), ("b", 1.0): (4.5,)}, runs=runs), "losses")
     assert 4.5 < found.y_range[1] < 20  # an exploding line does not flatten the others
-
-
-def test_each_scheme_is_shown_at_its_own_best_rate():
-    losses = {("he", 0.1): (1.0,), ("he", 1.0): (1.5,), ("lsuv", 0.1): (1.4,), ("lsuv", 1.0): (0.5,)}
-    comparison = make_comparison(losses)
-    assert [series.name for series in chart(comparison, "losses").series] == ["lsuv, lr 1", "he, lr 0.1"]
-    with pytest.raises(ValueError, match="there is no chart 'lr 9' here; there are: 'heat map', 'losses'"):
-        describe(comparison).chart("lr 9")
+    best = chart(make_comparison(rates(he=(1.0, 1.5), lsuv=(1.4, 0.5))), "losses")
+    assert [series.name for series in best.series] == ["lsuv, lr 1", "he, lr 0.1"]
 
 
 def test_a_sweep_shows_losses_with_errors_over_the_curvature():

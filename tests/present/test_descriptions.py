@@ -108,7 +108,7 @@ def diagnosed(name: str, **numbers: object) -> LayerCurvature:
 @pytest.mark.parametrize(
     ("layers", "sentence"),
     [
-        ([diagnosed("a", dead=0.05)], "No layer has 10 % dead units or 25 % saturated entries, and standard"),
+        ([diagnosed("a", dead=0.05)], "No layer has 10 % dead units, 25 % saturated entries or activations"),
         ([diagnosed("a", dead=0.3), diagnosed("b", dead=0.2)],
          "Up to 30 % of the units are dead on this batch in a and b."),
         ([diagnosed("a", saturated=0.6)], "Up to 60 % of the entries are saturated in a."),

@@ -21,7 +21,6 @@ from result_examples import (
     every_block,
     hostile_report,
     make_initialization,
-    make_three_layers,
     rich_report,
 )
 
@@ -147,11 +146,3 @@ def test_a_page_is_small_shows_control_characters_and_lists_its_sections() -> No
     assert not re.search("[\x1b\u2028\u202e]", own)
     assert "a\\u2028b\\u202ec\\x1b[2J" in own
     assert '<nav aria-label="On this page">' in text
-
-
-def test_a_fragment_shows_what_the_terminal_shows() -> None:
-    text = to_notebook(make_three_layers())
-    cells = re.findall(r"<t[hd][^>]*>(?:<span[^>]*></span>)?([^<]*)</t[hd]>", text)
-    assert cells[:8] == ["layer", "weight", "‖H‖", "verdict", "fc1", "(256, 784)", "0.31", "ok"]
-    assert '<span class="dot sharp"></span>sharp' in text
-    assert '<p class="verdict">fc3 is 206 times sharper than fc1.' in text

@@ -204,7 +204,7 @@ def test_columns_appear_only_when_they_say_something() -> None:
     text = to_text(make_report(down, full, batches=4, examples=5000, engine="sampled"), 120)
     shown = (
         "-1.5 … 2 ",
-        "2 ± 0.58",
+        "2.00 ± 0.58",
         "‖H‖F",
         "~5 ",
         "Not converged (marked ~): d;",

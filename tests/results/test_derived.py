@@ -99,7 +99,7 @@ def test_quadratic_forms_and_reproductions_summarize_their_rows() -> None:
         form.within(-1)
     with pytest.raises(ValueError, match="relative_to='exat' is unknown; .*Did you mean 'exact'"):
         form.within(1, "exat")
-    assert (len(REPRODUCTION.judged), REPRODUCTION.within) == (1, 1)
+    assert (len(REPRODUCTION.judged), REPRODUCTION.within) == (6, 5)
 
 
 def test_a_layer_is_found_by_name_alias_and_position_and_an_unknown_one_is_answered() -> None:

@@ -1,7 +1,4 @@
-"""Results as documents, and documents as text, notebook cells, web pages and figures.
-
-`describe` builds the document of a result, once; the renderers, imported when they are called, show it.
-"""
+"""Results as documents (`describe`), and documents as text, notebook cells, web pages and figures."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FLAT = "The curvature is 0, so it sets no limit."
 OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."
-MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
+MATRICES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
 
 
 def describe_advice(advice: LearningRateAdvice) -> doc.Document:
@@ -33,7 +33,7 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     frozen = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
     measured = (
         f"{advice.optimizer} on {w.join_names(advice.weights)} ({w.count(advice.parameters, 'parameter')}"
-        f"{frozen}); {MATRIX_NAMES[advice.curvature]} on {w.count(advice.examples, 'example')}; "
+        f"{frozen}); {MATRICES[advice.curvature]} on {w.count(advice.examples, 'example')}; "
         f"loss {w.format_number(advice.loss)}."
     )
     verdict = [measured]

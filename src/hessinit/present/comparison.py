@@ -53,7 +53,6 @@ def rank_schemes(comparison: Comparison) -> list[str]:
 
 
 def best_scheme(comparison: Comparison, rate: float) -> str | None:
-    """Return the scheme with the lowest loss at that rate among those that train there."""
     trained = [scheme for scheme in comparison.schemes if comparison.trains(scheme, rate)]
     return min(trained, key=lambda scheme: comparison.loss(scheme, rate), default=None)
 
@@ -106,7 +105,6 @@ def _write_best(comparison: Comparison, scheme: str) -> str:
 
 
 def _nothing_trains(comparison: Comparison) -> str:
-    """Say why, as far as the runs tell: a lower rate does not help against everything."""
     runs = [run for run in comparison.runs if run.applies]
     if not runs:
         return "No scheme applies to this model; the notes say why."
@@ -242,7 +240,6 @@ def _heat_map(comparison: Comparison) -> doc.HeatMap:
 
 
 def _describe_cell(comparison: Comparison, scheme: str, rate: float) -> str:
-    """Return what hovering shows: the standard error or the number of diverged seeds, and lr·‖H‖."""
     if not comparison.applies(scheme):
         return "does not apply to this model"
     parts, seeds = [], w.count(len(comparison.seeds), "seed")

@@ -93,7 +93,8 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
         doc.Column("‖H‖", norms, 9, keys=[row.norm for row in rows]),
     ]
     if any(row.indefinite for row in rows):
-        columns.append(doc.Column("λmin … λmax", texts(_write_ends), 6))
+        ends = texts(lambda row: f"{w.format_estimate(row.bottom)} … {w.format_estimate(row.top)}")
+        columns.append(doc.Column("λmin … λmax", ends, 6))
     further = [
         doc.Column("gap", texts(_write_gap), 7),
         doc.Column("per batch", texts(_write_spread), 5),
@@ -105,12 +106,6 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
     return [*columns, *(column for column in further if any(column.cells)), verdict]
 
 
-def _write_ends(row: LayerCurvature) -> str:
-    # An eigenvalue within its own error of 0 is 0, as for a matrix without full rank.
-    is_zero = row.bottom.converged and abs(row.bottom.value) <= row.bottom.error
-    return f"{'0' if is_zero else w.format_estimate(row.bottom)} … {w.format_estimate(row.top)}"
-
-
 def _write_gap(row: LayerCurvature) -> str:
     if row.gap is None or row.approximation is None:
         return ""
@@ -120,7 +115,7 @@ def _write_gap(row: LayerCurvature) -> str:
 def _write_spread(row: LayerCurvature) -> str:
     if row.spread is None or len(row.spread.norms) < 2:
         return ""
-    return f"{w.format_number(row.spread.mean)} ± {w.format_number(row.spread.standard_error, 2)}"
+    return w.format_mean(row.spread.mean, row.spread.standard_error)
 
 
 def norms_chart(report: CurvatureReport) -> doc.LineChart:

@@ -113,18 +113,14 @@ class RateLine:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and a text for each row. The first column of a table holds the names of the rows.
-
-    `importance` orders what a narrow terminal leaves out: the lowest first, 8 and 9 only when nothing else
-    helps. `keys` are sorted by where the texts would sort wrongly.
-    """
+    """A heading and a text for each row; the first column of a table holds the names of the rows."""
 
     heading: str
     cells: Sequence[str]
-    importance: int = 5
+    importance: int = 5  # a narrow terminal leaves out the lowest first, 8 and 9 if nothing else helps
     is_number: bool = True
     wraps: bool = False  # sentences, which a terminal may break into lines
-    keys: Sequence[float | str] | None = None
+    keys: Sequence[float | str] | None = None  # to sort by, where the texts would sort wrongly
     marks: Sequence[str] | None = None  # of VERDICTS or TONES; "" for none
 
 
@@ -182,22 +178,17 @@ class KeyNumber:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A result in words, tables and charts.
-
-    A terminal and a notebook show the tables, then the verdict, then the texts; a page shows all of it.
-    `tone` colours the verdict: "good", "fair", "bad" or "plain". `more_charts` are drawn on request only, and
-    `further` says how to get others.
-    """
+    """A result in words, tables and charts; a terminal and a notebook show tables, verdict and texts."""
 
     title: str
     verdict: Sequence[str]
     sections: Sequence[Section]
     footer: str = ""
     numbers: Sequence[KeyNumber] = ()
-    tone: str = "plain"
-    more_charts: Sequence[Chart] = ()
+    tone: str = "plain"  # of the verdict: or "good", "fair", "bad"
+    more_charts: Sequence[Chart] = ()  # drawn on request only
     picture: Sequence[str] = ()  # names of the charts of a figure in a file; () for the first chart
-    further: str = ""
+    further: str = ""  # how to get other charts
 
     @property
     def blocks(self) -> list[Block]:

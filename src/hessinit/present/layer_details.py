@@ -16,10 +16,7 @@ DECADES = 1e-6  # of a density: what is below that fraction of its peak is noise
 # A unit that is dead initially may never learn: one in ten is worth a word. Saturated entries recover,
 # slowly: one in four. A hundredfold over the depth is beyond what any scheme intends.
 DEAD_FROM, SATURATED_FROM, UNEVEN_FROM = 0.1, 0.25, 100.0
-UNREMARKABLE = (
-    "No layer has 10 % dead units or 25 % saturated entries, and standard deviations after activations stay "
-    "within a factor of 100."
-)
+UNREMARKABLE = "No layer has 10 % dead units, 25 % saturated entries or activations 100 times another's."
 
 
 def layer_chart(

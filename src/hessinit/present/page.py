@@ -33,10 +33,7 @@ _NUMBER = re.compile(r"[-−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf)", re.IGNORECA
 
 
 def render_page(document: doc.Document) -> str:
-    """Return the document as one HTML file: words and tables as HTML, charts as data that its script draws.
-
-    Every text is escaped, and the page may run its own two scripts and nothing else.
-    """
+    """Return one HTML file, in which every text is escaped and only its own two scripts may run."""
     library, script = _library(), _script()
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; "

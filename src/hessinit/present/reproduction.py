@@ -75,13 +75,11 @@ def _conclude(reproduction: Reproduction) -> str:
 
 
 def _overview(ordered: Sequence[Reproduction]) -> doc.Section:
-    titles = [each.title.partition(": ") for each in ordered]
     shares = [each.within / len(each.judged) if each.judged else math.nan for each in ordered]
     within = [f"{each.within} / {len(each.judged)}" if each.judged else "–" for each in ordered]
     keys = [float(at) for at in range(len(ordered))]
     columns = [
-        replace(w.name_column("experiment", [name for name, _, _ in titles]), keys=keys),
-        w.name_column("about", [about for _, _, about in titles], 2),
+        replace(w.name_column("experiment", [each.title for each in ordered]), keys=keys),
         w.name_column("data", [each.data for each in ordered], 7),
         w.name_column("variant", [each.variant for each in ordered], 6),
         doc.Column("seeds", [str(len(each.seeds)) for each in ordered], 3),

@@ -76,12 +76,12 @@ def _text(text: str, style: str = "") -> Text:
 def fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
     """Leave out the least important columns until the rest fits; the first and one more always stay."""
     kept, left_out = list(columns), []
-    while _table_width(kept) > width and min(column.importance for column in kept) < STAYS:
-        left_out.append(min(kept, key=lambda column: column.importance))
-        kept.remove(left_out[-1])
-    while len(kept) > 2 and _table_width(kept, NARROWEST_OF_ALL) > width:
-        left_out.append(min(reversed(kept[1:]), key=lambda column: column.importance))
-        kept.remove(left_out[-1])
+    while len(kept) > 2:
+        least = min(reversed(kept[1:]), key=lambda column: column.importance)
+        if _table_width(kept, NARROWEST_NAMES if least.importance < STAYS else NARROWEST_OF_ALL) <= width:
+            break
+        left_out.append(least)
+        kept.remove(least)
     return kept, left_out
 
 

@@ -124,9 +124,8 @@ def _describe_cost(tracking: Tracking) -> str:
 
 
 def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
-    measured, numbers = _measured(tracking), []
-    for last in measured[-1:]:
-        numbers.append(doc.KeyNumber("last ‖H‖", w.format_number(last.norm), f"step {last.step}"))
+    measured = _measured(tracking)
+    numbers = [doc.KeyNumber("last ‖H‖", w.format_number(p.norm), f"step {p.step}") for p in measured[-1:]]
     known = [(point.lr_over_limit, point.step) for point in measured if point.lr_over_limit is not None]
     if known:
         ratio, step = max(known, key=lambda pair: pair[0])
@@ -225,7 +224,6 @@ def _point_blocks(tracking: Tracking) -> list[doc.Block]:
 
 
 def spread_out(points: Sequence[TrackedPoint], most: int) -> Sequence[TrackedPoint]:
-    """Return at most so many points, evenly spread, with the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(number * (len(points) - 1) / (most - 1))] for number in range(most)]
