@@ -127,6 +127,13 @@ def test_numbers_are_those_that_hooks_see(kind: str) -> None:
         assert found[name].weight_gradient_norm == pytest.approx(norm, rel=1e-5)
 
 
+def test_uneven_batches_give_the_numbers_of_the_whole() -> None:
+    model, x, y = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), torch.randn(9, 5), labels(9)
+    whole, split = (diagnosis(model, LOSS, one)["0"] for one in ((x, y), [(x[:2], y[:2]), (x[2:], y[2:])]))
+    for name in ("activation_mean", "activation_std", "gradient_std", "weight_gradient_norm"):
+        assert getattr(split, name) == pytest.approx(getattr(whole, name), rel=1e-5)
+
+
 def test_attention_and_the_transformers_own_activation_are_found() -> None:
     model = nn.TransformerEncoderLayer(4, 2, dim_feedforward=6, batch_first=True, dropout=0.0)
     model = nn.Sequential(model, nn.Linear(4, 3), nn.Flatten(0, 1))
