@@ -11,8 +11,15 @@ from typing import Any
 from hessinit.present import document as doc
 from hessinit.present.words import name_column
 from hessinit.results.comparison import Comparison, Run
-from hessinit.results.curvature_report import CurvatureReport, Diagnostics, JacobianBounds, LayerCurvature
-from hessinit.results.estimates import Density, Estimate, Spread
+from hessinit.results.curvature_report import (
+    CurvatureReport,
+    Density,
+    Diagnostics,
+    Estimate,
+    JacobianBounds,
+    LayerCurvature,
+    Spread,
+)
 from hessinit.results.initialization import Initialization, Measurement, PlannedWeight, SchemePlan
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable, Reproduction

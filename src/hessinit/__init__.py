@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from hessinit.results.comparison import Run as Run
     from hessinit.results.curvature_report import CurvatureReport as CurvatureReport
     from hessinit.results.curvature_report import Diagnostics as Diagnostics
+    from hessinit.results.curvature_report import Estimate as Estimate
     from hessinit.results.curvature_report import JacobianBounds as JacobianBounds
     from hessinit.results.curvature_report import LayerCurvature as LayerCurvature
-    from hessinit.results.estimates import Estimate as Estimate
     from hessinit.results.initialization import Initialization as Initialization
     from hessinit.results.initialization import PlannedWeight as PlannedWeight
     from hessinit.results.initialization import SchemePlan as SchemePlan

@@ -9,8 +9,7 @@ import pytest
 
 from hessinit.present import describe
 from hessinit.present.document import LineChart, Paragraph, RateLine, Table
-from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature
-from hessinit.results.estimates import Spread
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature, Spread
 from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
 from result_examples import (
     make_estimate,

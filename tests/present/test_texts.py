@@ -14,8 +14,7 @@ from rich.console import Console
 from hessinit.present import describe, to_text, words
 from hessinit.present.document import Column, Document, Section, Table
 from hessinit.present.terminal import render_text
-from hessinit.results.curvature_report import CurvatureReport
-from hessinit.results.estimates import Spread
+from hessinit.results.curvature_report import CurvatureReport, Spread
 from hessinit.results.initialization import PlannedWeight, SchemePlan
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 from result_examples import (

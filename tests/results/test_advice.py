@@ -10,7 +10,7 @@ import torch
 
 from hessinit.errors import ProblemError
 from hessinit.results.advice import Descent, judge_warmup
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate
 from result_examples import make_three_layers
 
 DESCENTS = [

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hessinit
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate
 from hessinit.results.result import Result
 from result_examples import (
     COMPARISON,

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hessinit.results.curvature_report import judge
-from hessinit.results.estimates import Estimate, Spread
+from hessinit.results.curvature_report import Estimate, Spread, judge
 from hessinit.results.quadratic_forms import QuadraticForm
 from result_examples import (
     POINT,

@@ -21,7 +21,7 @@ from hessinit.curvature.operators import Operator, random_like
 from hessinit.curvature.rounding_error import CAUTION, RoundingError
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 from hessinit.errors import ProblemError
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.operators import Operator, operator_size, power_of_two_scale
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate
 
 Array = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature import krylov, probes
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate
 
 # An extreme counts for the norm from this share of it on.
 _MAKES_THE_NORM = 0.9

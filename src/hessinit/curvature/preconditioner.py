@@ -16,7 +16,7 @@ from hessinit.curvature.operators import LinearOperator, join
 from hessinit.problem.batches import Batch, map_tensors
 from hessinit.problem.problem import Problem
 from hessinit.results.advice import check_fraction, check_nonnegative
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate
 
 # Seven degrees of freedom give a variance to a factor of about 1.5, and all parts cost one gradient together.
 PARTS = 8

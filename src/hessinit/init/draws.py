@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError, choose
+from hessinit.init.recorder import prepare_sample, preserved, run
 from hessinit.init.trace import MIXING, WeightUse, name_of
-from hessinit.init.tracers import prepare_sample, preserved, run
 from hessinit.init.weights import Target, block_views
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.layers import layer_name

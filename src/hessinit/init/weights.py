@@ -18,8 +18,8 @@ from torch.nn.utils import parametrize
 
 from hessinit.errors import ProblemError
 from hessinit.init.context import Downstream, upstream_of
+from hessinit.init.recorder import trace_forward
 from hessinit.init.trace import Signal, Step, WeightUse, parametrized_name, simplify
-from hessinit.init.tracers import trace_forward
 from hessinit.problem.layers import find_layers, layer_name
 from hessinit.problem.problem import Forward
 from hessinit.problem.validate import unwrap

@@ -21,8 +21,7 @@ from hessinit.curvature.krylov import Array
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.measurement import jacobians
 from hessinit.problem.problem import Problem
-from hessinit.results.curvature_report import JacobianBounds
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate, JacobianBounds
 
 if TYPE_CHECKING:
     from hessinit.curvature.engines import LanczosSettings

@@ -23,8 +23,7 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, 
 from hessinit.problem.layers import EVERYTHING, Layer
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.validate import check_switches, check_tolerance, check_whole
-from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, LayerCurvature
-from hessinit.results.estimates import Estimate, Spread
+from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -19,7 +19,7 @@ DESCRIPTIONS = {
     "Initialization": ("initialization", "describe_initialization"),
     "SchemePlan": ("initialization", "describe_plan"),
     "LearningRateAdvice": ("advice", "describe_advice"),
-    "QuadraticForms": ("quadratic", "describe_forms"),
+    "QuadraticForms": ("curvature", "describe_forms"),
     "Comparison": ("comparison", "describe_comparison"),
     "Tracking": ("track_record", "describe_tracking"),
     "Reproduction": ("reproduction", "describe_reproductions"),

@@ -8,8 +8,7 @@ from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, Estimate, LayerCurvature
 
 MOST_CHARTS = 9  # of spectra on a page: those of the sharpest layers
 DECADES = 1e-6  # of a density: what is below that fraction of its peak is noise of the estimate

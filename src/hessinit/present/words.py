@@ -10,7 +10,7 @@ from itertools import cycle
 from typing import Any
 
 from hessinit.present.document import Column, Paragraph
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate
 
 LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
 # Control characters, marks that reorder text, lone surrogates: a name from a file must not steer a terminal.

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from hessinit.errors import ProblemError, choose
-from hessinit.results.curvature_report import largest_magnitude
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate, largest_magnitude
 from hessinit.results.result import Result, presenter
 
 DESCENTS = ("sgd", "momentum", "nesterov")

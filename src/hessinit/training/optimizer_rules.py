@@ -21,7 +21,7 @@ from hessinit.problem.layers import Layer
 from hessinit.problem.problem import ProblemOptions
 from hessinit.problem.validate import check_arguments, check_tolerance, check_whole
 from hessinit.results.advice import DESCENTS, Descent, named_descent
-from hessinit.results.estimates import Estimate
+from hessinit.results.curvature_report import Estimate
 
 Rule = Descent | AdamRule
 
