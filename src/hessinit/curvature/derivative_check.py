@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.evaluation import Direction, Evaluation, evaluate_at, moved, output_at
-from hessinit.curvature.operators import random_like
+from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions
 

@@ -17,7 +17,7 @@ from hessinit.curvature.evaluation import Evaluation, check_curved, factor_loss_
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, known_calls, trace_grams
 from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue, top_eigenpairs
 from hessinit.curvature.layer_uses import Call, DenseCall
-from hessinit.curvature.operators import Operator, random_like
+from hessinit.curvature.probes import Operator, random_like
 from hessinit.curvature.rounding_error import CAUTION, RoundingError
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 from hessinit.errors import ProblemError

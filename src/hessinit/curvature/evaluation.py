@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessinit.curvature.krylov import Array
 from hessinit.curvature.layer_uses import Use, batched_grad, find_uses
-from hessinit.curvature.operators import random_like
+from hessinit.curvature.probes import random_like
 from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch
 from hessinit.problem.determinism import check_forward

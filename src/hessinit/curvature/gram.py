@@ -18,7 +18,8 @@ from torch.autograd.graph import GradientEdge
 
 from hessinit.curvature import layer_uses
 from hessinit.curvature.evaluation import Evaluation, LossFactor
-from hessinit.curvature.operators import LinearOperator, ProbeStream, add_up
+from hessinit.curvature.operators import LinearOperator, add_up
+from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.determinism import agree
 
 _LARGEST_MATRIX = 384

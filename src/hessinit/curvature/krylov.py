@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hessinit.curvature.operators import Operator, operator_size, power_of_two_scale
+from hessinit.curvature.probes import Operator, operator_size, power_of_two_scale
 from hessinit.results.curvature_report import Estimate
 
 Array = npt.NDArray[np.float64]

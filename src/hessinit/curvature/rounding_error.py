@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
-from hessinit.curvature.operators import HessianOperator, join, random_like, split
+from hessinit.curvature.operators import HessianOperator, join, split
+from hessinit.curvature.probes import random_like
 
 # Of the estimate; on 2,000 random problems 99.9 % of the eigenvalues were within it.
 CAUTION = 6.0

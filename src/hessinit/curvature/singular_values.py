@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.krylov import CAUTION, NOT_FINITE, SETTLING_STEPS, Array, worth_checking
-from hessinit.curvature.operators import ProbeStream
+from hessinit.curvature.probes import ProbeStream
 
 # The basis grows by this many vectors at a time.
 _ROWS = 16

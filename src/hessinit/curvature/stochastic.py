@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.krylov import NOT_FINITE, Array, LanczosProcess
-from hessinit.curvature.operators import Operator, power_of_two_scale, probe_stream, require_at_least
+from hessinit.curvature.probes import Operator, power_of_two_scale, probe_stream, require_at_least
 from hessinit.results.curvature_report import Density, Estimate
 
 # Half-widths are two standard errors: about 95 % for normal samples, a little less for a handful of them.

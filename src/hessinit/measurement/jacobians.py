@@ -23,7 +23,7 @@ from hessinit.curvature import layer_uses
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import find_layouts, known_calls
 from hessinit.curvature.krylov import NOT_FINITE, Array
-from hessinit.curvature.operators import ProbeStream
+from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.problem.batches import map_tensors
 from hessinit.problem.determinism import check_no_reentrant_checkpoints

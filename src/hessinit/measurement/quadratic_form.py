@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hessinit.curvature.derivative_check import check_gradients, check_loss
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.layer_uses import batched_grad
-from hessinit.curvature.operators import ProbeKind, ProbeStream
+from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.layers import Layer, layer_name
