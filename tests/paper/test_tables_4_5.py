@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from dense import dense_curvature, ends
+from hessinit.paper.data import load_images
 from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
-from hessinit.paper.images import load_images
 from hessinit.paper.networks import dense, glorot_, lenet, normal_
 from hessinit.paper.tables_4_5 import StdTable, clipped_cross_entropy, measure_norms
 from hessinit.results.result import Plain

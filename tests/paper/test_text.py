@@ -15,7 +15,7 @@ from scipy import stats
 
 from hessinit.errors import ProblemError
 from hessinit.paper import text as text_module
-from hessinit.paper.text import (
+from hessinit.paper.data import (
     Vocabulary,
     collect_pairs,
     count_words,

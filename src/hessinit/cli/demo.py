@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import WRONG_USAGE, failures_explained, stop
 from hessinit.cli.output import draw, print_result, print_text, progress, write_file, write_page
+from hessinit.digits import load_digits
+from hessinit.results.result import to_plain
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hessinit.present.demo import Demonstration
-    from hessinit.results.track_record import Tracking
 
 FOLDER = Path("demo-output")
 PAGE, PICTURE = "demo.html", "curves.png"
@@ -50,8 +52,6 @@ def problem(seed: int = 0) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]
     """The demo's network, its loss and 256 digits; other commands take it as `hessinit.cli.demo:problem`."""
     import torch
     from torch import nn
-
-    from hessinit.digits import load_digits
 
     images, labels = load_digits()
     with torch.random.fork_rng(devices=[]):
@@ -92,8 +92,6 @@ def demo(
     with failures_explained("running the demo", "the demo was not finished."):
         demonstration = _compute(lr, seed, as_json)
         if as_json:
-            from hessinit.results.result import to_plain
-
             plain = {"kind": "hessinit demonstration", "schema": 3, **to_plain(demonstration)}
             typer.echo(json.dumps(plain, indent=2, allow_nan=False))
         written = [write_file(page, lambda path: write_page(demonstration, path))]
@@ -121,8 +119,6 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
     with progress("Loading torch …"):
         import torch
 
-        import hessinit
-        from hessinit.digits import load_digits
         from hessinit.present.demo import Demonstration, describe_training
         from hessinit.training.loop import train_and_track
 
@@ -142,7 +138,7 @@ def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
     with progress(f"Finding weights for lr = {lr:g} …"):
         initialization = hessinit.initialize_(ours, loss, batch, lr=lr, seed=seed)
     say(f"\n2. New weights, scaled until the curvature fits lr = {lr:g}.\n", initialization)
-    runs: list[tuple[str, Tracking]] = []
+    runs: list[tuple[str, hessinit.Tracking]] = []
     accuracy = {}
     for name, model in (("PyTorch", theirs), ("hessinit", ours)):
         with progress(f"Training {name}'s weights: {STEPS} steps …"):

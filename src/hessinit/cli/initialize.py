@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
 from hessinit.cli.output import Output, progress
@@ -118,8 +119,6 @@ def initialize(
     )  # fmt: skip
     unfinished = "the initialization was not finished, and nothing was written."
     with failures_explained(f"initializing {problem}", unfinished), progress(f"Initializing {problem} …"):
-        import hessinit
-
         loaded = load_problem(place, seed=seed, device=device)
         keywords = shared_keywords(loaded, SHARED, problem)
         result = hessinit.initialize_(loaded.model, loaded.loss, loaded.batch, **{**keywords, **chosen})

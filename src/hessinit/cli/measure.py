@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
 from hessinit.cli.output import Output, progress
 from hessinit.cli.problem_file import find_problem, load_problem
-
-if TYPE_CHECKING:
-    from hessinit.results.curvature_report import CurvatureReport
 
 
 def measure(
@@ -66,8 +64,6 @@ def measure(
     )  # fmt: skip
     unfinished = "the measurement was not finished, and nothing was written."
     with failures_explained(f"measuring {problem}", unfinished), progress(f"Measuring {problem} …"):
-        import hessinit
-
         loaded = load_problem(place, seed=seed, device=device)
         report = hessinit.measure(loaded.model, loaded.loss, loaded.batch, **{**loaded.keywords, **chosen})
     output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
@@ -76,7 +72,7 @@ def measure(
         stop(missed, NOT_CONVERGED)
 
 
-def judge_rate(report: CurvatureReport, lr: float, problem: str) -> str:
+def judge_rate(report: hessinit.CurvatureReport, lr: float, problem: str) -> str:
     """Return lr·‖H‖, what the advice says of this learning rate, and the command that helps."""
     from hessinit.present.words import format_number
 
@@ -115,10 +111,8 @@ def show(
     """
     output = Output(as_json, html, picture=picture)
     output.check(reads=path)
-    from hessinit.results.result import load
-
     try:
-        loaded = load(path)
+        loaded = hessinit.load(path)
     except OSError as failure:
         stop(f"{path} cannot be read: {failure.strerror}.")
     except ValueError as refusal:

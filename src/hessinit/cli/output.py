@@ -15,8 +15,11 @@ from typing import Any
 
 import typer
 
+from hessinit import present
 from hessinit.cli.failures import INTERRUPTED, WRONG_USAGE, import_torch, stop
 from hessinit.errors import ConvergenceWarning
+from hessinit.present.document import Document
+from hessinit.results.result import replacing, write_text
 
 PICTURES = (".png", ".pdf", ".svg")
 
@@ -109,11 +112,9 @@ class Output:
 
 def print_result(result: Any) -> None:
     """Print a result or a document, in colour on a terminal; into a pipe, what print(result) gives."""
-    from hessinit.present import describe
-    from hessinit.present.document import Document
     from hessinit.present.terminal import render_text
 
-    document = result if isinstance(result, Document) else describe(result)
+    document = result if isinstance(result, Document) else present.describe(result)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     color = sys.stdout.isatty() and not plain
     sys.stdout.write(render_text(document, color=color) + "\n")
@@ -149,16 +150,10 @@ def draw(result: Any, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")  # into a file: no window
-    from hessinit import present
-    from hessinit.results.result import replacing
-
     with replacing(path) as temporary:
         present.to_figure(result).savefig(temporary, format=path.suffix[1:].lower(), dpi=200)
 
 
 def write_page(result: Any, path: Path) -> None:
     """Write the result's web page."""
-    from hessinit import present
-    from hessinit.results.result import write_text
-
     write_text(path, present.to_page(result))

@@ -15,8 +15,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+import hessinit
 from hessinit.cli.failures import UserCodeError, stop
 from hessinit.errors import ProblemError, choose, did_you_mean
+from hessinit.results.result import write_text
 
 EXAMPLE = "net.py:problem"
 USUAL_NAME = Path("problem.py")
@@ -96,8 +98,6 @@ def new(
         stop(f"{path} must be a name that ends in .py, such as {path.parent / USUAL_NAME}.")
     if path.exists():
         stop(f"{path} exists and was left as it is; choose another name, or remove it first.")
-    from hessinit.results.result import write_text
-
     try:
         write_text(path, STARTER.format(name=path.as_posix()))
     except (OSError, ValueError) as failure:
@@ -219,8 +219,6 @@ def _load_function(place: Place) -> Callable[[], Any]:
 
 
 def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
-    import hessinit
-
     who = f"{place.function}() of {place.source}"
     with _user_code(who):
         result = function()

@@ -6,19 +6,15 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import INTERRUPTED, failures_explained, import_torch, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
 from hessinit.cli.problem_file import Builder, LoadedProblem, find_problem, load_problem, shared_keywords
-
-if TYPE_CHECKING:
-    from hessinit.results.initialization import Initialization
-    from hessinit.results.track_record import Tracking
-
 
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
 # What a problem may say to `measure` that means the same to track.
@@ -130,8 +126,6 @@ def _run_grid(verb: str, problem: str, output: Output, no_curvature: bool, **cho
         chosen["measure_curvature"] = False
     with failures_explained(f"comparing initializations of {problem}", "stopped before the first run."):
         with progress(f"Loading {problem} …"):
-            import hessinit
-
             build = Builder(place)
             loaded = build.load()
         keywords = shared_keywords(loaded, ["forward"], problem)
@@ -204,15 +198,13 @@ def track(
         each_layer=each_layer, max_overhead=max_overhead, layers=layers, curvature=curvature, seed=seed,
         name=problem,
     )  # fmt: skip
-    initialization: Initialization | None = None
+    initialization: hessinit.Initialization | None = None
     interrupted = False
     with tempfile.TemporaryDirectory() as folder:
         path = log or Path(folder, "curvature.jsonl")
         try:
             with failures_explained(f"tracking {problem}"):
                 with progress(f"Loading {problem} …"):
-                    import hessinit
-
                     loaded = load_problem(place, seed=seed, device=device)
                     chosen = {**shared_keywords(loaded, SHARED, problem), **chosen}
                     if initialize:
@@ -231,9 +223,10 @@ def track(
         stop(f"Interrupted: stopped after {done} of {steps} steps.", INTERRUPTED)
 
 
-def _initialize(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[Initialization, LoadedProblem]:
+def _initialize(
+    loaded: LoadedProblem, chosen: dict[str, Any]
+) -> tuple[hessinit.Initialization, LoadedProblem]:
     """Write the weights, and return the data as read: an iterator gives them only once."""
-    import hessinit
     from hessinit.training.data import read_data
 
     data = read_data(loaded.batch, chosen.get("batch_size", 64), chosen["steps"])
@@ -245,7 +238,7 @@ def _initialize(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[Initiali
     return hessinit.initialize_(loaded.model, loaded.loss, batch, **given), loaded._replace(batch=data)
 
 
-def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> Tracking:
+def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessinit.Tracking:
     from hessinit.present.words import format_number
     from hessinit.training.loop import train_and_track
     from hessinit.training.workers import progress_bar

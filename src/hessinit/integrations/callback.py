@@ -10,19 +10,17 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed
 from torch import nn
 
+import hessinit
 from hessinit.errors import ProblemError
 from hessinit.problem.layers import check_present, find_layers
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import unwrap
-
-if TYPE_CHECKING:
-    from hessinit import Initialization, Tracker, Tracking
 
 T = TypeVar("T")
 
@@ -67,12 +65,12 @@ class TrackedRun:
             )
         self._initialize = dict(initialize) if isinstance(initialize, Mapping) else {} if initialize else None
         self._path, self._options = path, options
-        self._tracker: Tracker | None = None
-        self._tracking: Tracking | None = None
+        self._tracker: hessinit.Tracker | None = None
+        self._tracking: hessinit.Tracking | None = None
         self._state: Mapping[str, Any] = {}
         self._file: Path | None = None
         self._first_step, self._is_compared = 0, False
-        self.initialization: Initialization | None = None
+        self.initialization: hessinit.Initialization | None = None
 
     def begin(
         self, model: nn.Module, make_problem: Callable[[], dict[str, Any]], *,
@@ -137,7 +135,7 @@ class TrackedRun:
             )
 
     @property
-    def tracking(self) -> Tracking | None:
+    def tracking(self) -> hessinit.Tracking | None:
         """The record so far; None on the other ranks, and before the first step."""
         return self._tracking if self._tracker is None else self._tracker.tracking
 
@@ -161,15 +159,11 @@ class TrackedRun:
 
     def _draw(
         self, model: nn.Module, loss: Loss, batch: Any, forward: Forward | None, optimizer: Any
-    ) -> Initialization:
-        import hessinit
-
+    ) -> hessinit.Initialization:
         options = initialization_options(optimizer, unwrap(model), self._initialize or {})
         return hessinit.initialize_(model, loss, batch, **{"forward": forward, **options})
 
-    def _track(self, problem: dict[str, Any], folder: Path, log_to: Any, steps: int) -> Tracker:
-        import hessinit
-
+    def _track(self, problem: dict[str, Any], folder: Path, log_to: Any, steps: int) -> hessinit.Tracker:
         file = self._find_file(folder) if steps else None
         path = file or (folder / FILE if self._path is None else Path(self._path))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -199,12 +193,10 @@ class TrackedRun:
 
     def _find_file(self, folder: Path) -> Path | None:
         """The file that the checkpoint names, where it was or in the folder of this run."""
-        from hessinit import Tracking
-
         named = Path(str(self._state.get("file", "")))
         for place in (named, folder / named.name):
             try:
-                points = Tracking.load(place).points
+                points = hessinit.Tracking.load(place).points
             except (OSError, ValueError):  # gone, or not a tracker's
                 continue
             if points and points[0].norm == self._state.get("first_norm"):
@@ -218,12 +210,12 @@ class RunResults:
     _run: TrackedRun
 
     @property
-    def tracking(self) -> Tracking | None:
+    def tracking(self) -> hessinit.Tracking | None:
         """The record of the run, so far."""
         return self._run.tracking
 
     @property
-    def initialization(self) -> Initialization | None:
+    def initialization(self) -> hessinit.Initialization | None:
         """The result of `initialize_`, if it was called."""
         return self._run.initialization
 

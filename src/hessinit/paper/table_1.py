@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessinit.errors import ProblemError
+from hessinit.paper.data import load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
-from hessinit.paper.images import load_images
 from hessinit.paper.reference import Measured, make_table, mean, percentage
 from hessinit.results.reproduction import Findings
 from hessinit.results.result import Plain, read_numbers

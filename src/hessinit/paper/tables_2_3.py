@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from hessinit.measurement.quadratic_form import quadratic_form
+from hessinit.paper.data import load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant
-from hessinit.paper.images import load_images
 from hessinit.paper.networks import build, glorot_
 from hessinit.paper.reference import Measured, make_table, percentage
 from hessinit.results.reproduction import Findings, PaperTable

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
+from hessinit.paper.data import ImageSet, load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
-from hessinit.paper.images import ImageSet, load_images
 from hessinit.paper.networks import build, default_, glorot_, normal_
 from hessinit.paper.reference import make_table, mean, rank_correlation
 from hessinit.problem.problem import Loss

@@ -18,9 +18,9 @@ from torch.nn.utils import skip_init
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
+from hessinit.paper.data import THRESHOLD, WINDOW, Corpus, find_text, load_text
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.reference import Measured, RankCorrelation, make_table, mean, rank_correlation
-from hessinit.paper.text import THRESHOLD, WINDOW, Corpus, find_text, load_text
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_numbers, to_plain
 from hessinit.training.data import derive, generator

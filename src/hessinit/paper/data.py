@@ -1,14 +1,16 @@
-"""A text for word2vec: its files, its clauses, its vocabulary, and (centre, context) pairs drawn from it."""
+"""The published data: training images, the embedded digits, and a Wikipedia text as skip-gram pairs."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import html
 import lzma
 import re
 import unicodedata
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, groupby, islice, repeat
@@ -16,9 +18,163 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from hessinit.errors import ProblemError
+from hessinit.digits import load_digits
+from hessinit.errors import ProblemError, choose
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+class PublishedSet(NamedTuple):
+    """Training files by name: md5 unpacked, bytes of header, and shape of the uint8 values that follow it.
+
+    `downloads` are packed files below `url` by md5.
+    """
+
+    title: str
+    files: Mapping[str, tuple[str, int, tuple[int, ...]]]
+    url: str
+    downloads: Mapping[str, str]
+
+
+def _idx_set(title: str, url: str, *md5: str) -> PublishedSet:
+    files = {IMAGES: (md5[0], 16, (60_000, 28, 28)), LABELS: (md5[1], 8, (60_000,))}
+    return PublishedSet(title, files, url, {f"{IMAGES}.gz": md5[2], f"{LABELS}.gz": md5[3]})
+
+
+CIFAR_SUMS = [
+    "5dd7e06a14cb22eb9f671a540d1b7c25", "5ea93a67294ea407fff1d09f752e9692",
+    "942cd6a4bcdd0dd3c604fbe906cb4421", "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "53f37980c15c3d472c316c40844f3f0d",
+]  # fmt: skip
+PUBLISHED = {
+    "mnist": _idx_set(
+        "MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
+    ),
+    "fashion-mnist": _idx_set(
+        "Fashion-MNIST",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
+    ),
+    "cifar-10": PublishedSet(
+        "CIFAR-10",
+        # Every row is a label, then the red, the green and the blue plane.
+        {f"data_batch_{at}.bin": (md5, 0, (10_000, 3073)) for at, md5 in enumerate(CIFAR_SUMS, start=1)},
+        "https://www.cs.toronto.edu/~kriz/",
+        {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+    ),
+}  # fmt: skip
+
+
+class ImageSet:
+    """A training set as tensors; pixels stay uint8, so that every worker can hold CIFAR-10 (0.15 GB).
+
+    `top` is the value of a white pixel. `source` names the files with their md5, for the record.
+    """
+
+    def __init__(self, pixels: Tensor, labels: Tensor, top: int, source: str) -> None:
+        self.pixels, self.labels, self.top, self.source = pixels, labels, top, source
+        self.examples = len(pixels)
+        self.shape: tuple[int, int, int] = (pixels.shape[1], pixels.shape[2], pixels.shape[3])
+
+    def batch(self, index: Tensor, flat: bool) -> tuple[Tensor, Tensor]:
+        """New float32 pixels in [0, 1] and int64 labels of those images; `flat` gives one row for each."""
+        pixels = self.pixels[index].float().div_(self.top)
+        return (pixels.flatten(1) if flat else pixels), self.labels[index]
+
+    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+        """The index of `size` different images."""
+        return torch.randperm(self.examples, generator=generator)[:size]
+
+    def epoch(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """The indices of every mini-batch of an epoch, in a new order; an incomplete last one is left out."""
+        order = torch.randperm(self.examples, generator=generator)
+        for start in range(0, self.examples - size + 1, size):
+            yield order[start : start + size]
+
+
+@lru_cache(maxsize=2)
+def load_images(name: str, data_dir: str | None = None) -> ImageSet:
+    """Return the training images of `name`, from `data_dir` or, without one, downloaded once into the cache.
+
+    Every file must have the published md5; anything else is refused. The last two sets stay in memory.
+
+    >>> images = load_images("digits")
+    >>> images.examples, images.shape, images.batch(torch.arange(32), flat=True)[0].shape
+    (1797, (1, 8, 8), torch.Size([32, 64]))
+    """
+    choose("data", name, [*PUBLISHED, "digits"])
+    if name == "digits":
+        images, labels = load_digits()
+        pixels = (images * 16).to(torch.uint8)
+        content = pixels.numpy().tobytes() + labels.to(torch.uint8).numpy().tobytes()
+        return ImageSet(pixels, labels, 16, f"embedded digits md5 {_md5(content)}")
+    published = PUBLISHED[name]
+    folder = _download(name, published) if data_dir is None else Path(data_dir).expanduser()
+    values = [_read_file(folder, published, file) for file in published.files]
+    if name == "cifar-10":
+        rows = np.concatenate(values)
+        values = [rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]]
+    else:
+        values[0] = values[0][:, None]
+    source = "; ".join(f"{file} md5 {md5}" for file, (md5, _, _) in published.files.items())
+    return ImageSet(torch.tensor(values[0]), torch.tensor(values[1]).long(), 255, source)
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _read_file(folder: Path, published: PublishedSet, file: str) -> NDArray[np.uint8]:
+    """The values of the file of that name, gzipped or not, in the folder or two below, with the right md5."""
+    md5, header, shape = published.files[file]
+    found = [path for place in ("", "*/", "*/*/") for path in sorted(folder.glob(f"{place}{file}*"))]
+    for path in found:
+        content = path.read_bytes()
+        try:
+            content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        except (OSError, EOFError, zlib.error):
+            continue
+        if _md5(content) == md5:
+            return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    wrong = f" ({', '.join(map(str, found))}: another content)" if found else ""
+    raise ProblemError(
+        f"data_dir={str(folder)!r} does not hold {published.title}'s {file}, gzipped or not, with md5 {md5}"
+        f"{wrong}. Put the published file there ({published.url}{next(iter(published.downloads))}; unpack a "
+        ".tar.gz), leave --data-dir out to download it, or run on --data digits."
+    )
+
+
+def _download(name: str, published: PublishedSet) -> Path:
+    """The cache folder with all files of the set, each with its checksum."""
+    try:
+        import pooch
+        import requests
+    except ImportError as error:
+        raise ProblemError(
+            f"{published.title} is downloaded with pooch, which is not installed. Run pip install "
+            "'hessinit[paper]', pass --data-dir FOLDER, or run on the embedded --data digits."
+        ) from error
+    folder = Path(pooch.os_cache("hessinit")) / name
+    # The packed file itself is asked for, as the checksum has it.
+    downloader = pooch.HTTPDownloader(timeout=(10, 30), headers={"Accept-Encoding": "identity"})
+    for file, md5 in published.downloads.items():
+        unpack = pooch.Untar() if file.endswith(".tar.gz") else None
+        try:
+            pooch.retrieve(published.url + file, f"md5:{md5}", file, folder, unpack, downloader)
+        except (requests.RequestException, ValueError, OSError) as error:  # ValueError: another checksum
+            raise ProblemError(
+                f"{published.url}{file} could not be downloaded to {folder} ({error}). Try again with a "
+                "connection, pass --data-dir FOLDER, or run on the embedded --data digits."
+            ) from error
+    return folder
+
 
 WINDOW, THRESHOLD = 5, 1e-3  # more frequent words are thinned; both as in word2vec.c and gensim
 CLAUSES_AT_ONCE = 10_000
