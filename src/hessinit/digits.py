@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import resources
 from typing import TYPE_CHECKING
 
-import numpy
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,6 +21,7 @@ def load_digits() -> tuple[Tensor, Tensor]:
     (torch.Size([1797, 1, 8, 8]), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
     # Only here: the modules that present a saved report must not wait for torch.
+    import numpy
     import torch
 
     packed = resources.files("hessinit") / "data" / "digits.npz"

@@ -12,14 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import derivative_check, operators
+from hessinit.curvature import derivative_check, layer_uses, operators, rounding_error, stochastic
 from hessinit.curvature.evaluation import Evaluation, check_curved, factor_loss_hessian, unused_leaves
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, known_calls, trace_grams
 from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue, top_eigenpairs
-from hessinit.curvature.layer_uses import Call, DenseCall
 from hessinit.curvature.probes import Operator, random_like
-from hessinit.curvature.rounding_error import CAUTION, RoundingError
-from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 from hessinit.errors import ProblemError
 from hessinit.results.curvature_report import Estimate
 
@@ -80,9 +77,9 @@ class Engine(ABC):
         return Extremes(found.top, replace(found.bottom, products=0), self.name, self.reason)
 
 
-def with_rounding(extremes: Extremes, rounding: RoundingError, tolerance: float) -> Extremes:
+def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float) -> Extremes:
     """Add the rounding error of the operator; beyond `tolerance`, the estimates have not converged."""
-    norm, fraction = extremes.norm.value, CAUTION * rounding.relative
+    norm, fraction = extremes.norm.value, rounding_error.CAUTION * rounding.relative
     if not fraction or not math.isfinite(norm):
         return extremes
     if rounding.is_all:
@@ -119,11 +116,11 @@ def measure_spectrum(
         count = min(top, operator.shape[0])
         found["eigenvalues"] = top_eigenpairs(operator, count, **settings.options).values
     if trace:
-        found["trace"] = hutch_plus_plus(operator, seed=settings.seed)
+        found["trace"] = stochastic.hutch_plus_plus(operator, seed=settings.seed)
     if frobenius:
-        found["frobenius"] = frobenius_norm(operator, seed=settings.seed)
+        found["frobenius"] = stochastic.frobenius_norm(operator, seed=settings.seed)
     if density:
-        found["density"] = spectral_density(operator, seed=settings.seed)
+        found["density"] = stochastic.spectral_density(operator, seed=settings.seed)
     return found
 
 
@@ -151,7 +148,7 @@ def zero_bottom(rank: int, size: int) -> Estimate:
 class OutputHessian:
     """`H_a`: the Hessian of the loss by the output of a call, from the gradient that arrives at its edge."""
 
-    call: Call
+    call: layer_uses.Call
     edge: GradientEdge
     gradient: Tensor
     weight: float
@@ -188,7 +185,7 @@ def seen_hessian(use: OutputHessian) -> CallHessian | None:
         values, vectors = torch.linalg.eigh(inner)
         kept = values > 1e-14 * values[-1]
         root = vectors[:, kept] * values[kept].sqrt()
-    seen = DenseCall(root.to(use.call.inputs), use.call.output_shape, stored_transposed=True)
+    seen = layer_uses.DenseCall(root.to(use.call.inputs), use.call.output_shape, stored_transposed=True)
     weight = seen.inputs.new_empty(seen.inputs.shape[1], use.call.output_shape[1])
     return CallHessian([replace(use, call=seen)], weight) if weight.numel() else None
 
@@ -223,7 +220,7 @@ class HessianEngine(Engine):
             return None
         uses, seen = [calls[name] for calls in self._calls], None
         call = uses[0].call
-        if len(uses) == 1 and isinstance(call, DenseCall) and call.rows < call.inputs.shape[1]:
+        if len(uses) == 1 and isinstance(call, layer_uses.DenseCall) and call.rows < call.inputs.shape[1]:
             seen = seen_hessian(uses[0])
         return seen or CallHessian(uses, self._evaluations[0].problem.leaves[name])
 

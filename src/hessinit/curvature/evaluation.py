@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import Array
-from hessinit.curvature.layer_uses import Use, batched_grad, find_uses
-from hessinit.curvature.probes import random_like
+from hessinit.curvature import krylov, layer_uses, probes
 from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch
 from hessinit.problem.determinism import check_forward
@@ -110,8 +108,8 @@ class Evaluation:
         return self.problem.loss_of(self.output, self.batch)
 
     @cached_property
-    def uses(self) -> dict[str, list[Use]]:
-        return find_uses(self.output, self.leaves)
+    def uses(self) -> dict[str, list[layer_uses.Use]]:
+        return layer_uses.find_uses(self.output, self.leaves)
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
@@ -300,7 +298,7 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
         return "rounding hides whether the loss is convex in the output"
     # Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does.
     values, vectors = np.linalg.eigh(own.mean(0))
-    kept: Array = vectors[:, values > rounding * max(values[-1], 0.0)]
+    kept: krylov.Array = vectors[:, values > rounding * max(values[-1], 0.0)]
     small, lowest = kept.T @ own @ kept, 0.0
     try:
         roots = np.linalg.cholesky(small)
@@ -327,17 +325,17 @@ def _blocks(evaluation: Evaluation) -> Tensor:
         return cut.new_zeros(size, width, width)
     unit = torch.eye(width, dtype=cut.dtype, device=cut.device).unsqueeze(1).expand(width, size, width)
     directions = unit.reshape(width, *output.shape)
-    (rows,) = batched_grad(gradient, [cut], directions) or (None,)
+    (rows,) = layer_uses.batched_grad(gradient, [cut], directions) or (None,)
     if rows is None:
         rows = torch.stack([evaluation.output_hessian(direction) for direction in directions])
     return rows.detach().reshape(width, size, width).transpose(0, 1)
 
 
-def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> Array | None:
+def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> krylov.Array | None:
     """The rounding error of `H_z` for each output, or None if the loss couples the examples."""
     output = evaluation.output
     size, width = blocks.shape[:2]
-    direction = random_like(output, evaluation.problem.seed, blocks.dtype).view(size, width)
+    direction = probes.random_like(output, evaluation.problem.seed, blocks.dtype).view(size, width)
     found, thrice = (
         evaluation.output_hessian((factor * direction).view_as(output)).reshape(size, width)
         for factor in (1, 3)
@@ -352,7 +350,7 @@ def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> Array
 
 def check_curved(evaluation: Evaluation) -> None:
     """A loss that is linear in the output has no Gauss-Newton curvature: refuse, never print zeros."""
-    probe = random_like(evaluation.output, evaluation.problem.seed)
+    probe = probes.random_like(evaluation.output, evaluation.problem.seed)
     if not bool(evaluation.output_hessian(probe).any()):
         raise _flat_loss_error(evaluation)
 
@@ -360,7 +358,7 @@ def check_curved(evaluation: Evaluation) -> None:
 def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
     """Linear everywhere, or saturated: then the loss bends at some smaller outputs."""
     output, problem = evaluation.output.detach(), evaluation.problem
-    probe = random_like(output, problem.seed)
+    probe = probes.random_like(output, problem.seed)
     size = float(output.abs().max()) or 1.0
     for length in (1.0, 1e-3, 1e-6, 1e-9):
         smaller = (output * (length / size)).requires_grad_()

@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import layer_uses
+from hessinit.curvature import layer_uses, operators, probes
 from hessinit.curvature.evaluation import Evaluation, LossFactor
-from hessinit.curvature.operators import LinearOperator, add_up
-from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.determinism import agree
 
 _LARGEST_MATRIX = 384
@@ -35,7 +33,7 @@ def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
     return rows.reshape(examples, -1)
 
 
-class LayerGram(LinearOperator):
+class LayerGram(operators.LinearOperator):
     """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block."""
 
     def __init__(self, traced: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> None:
@@ -70,7 +68,9 @@ class LayerGram(LinearOperator):
     def pull(self, vector: Tensor) -> Tensor:
         """`Vᵀ vector`: a change of the weight."""
         mixed = vector.view(self.examples, 1, self.columns)
-        return add_up([one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced])
+        return operators.add_up(
+            [one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced]
+        )
 
     def push(self, weight: Tensor) -> Tensor:
         found = []
@@ -78,7 +78,7 @@ class LayerGram(LinearOperator):
             rows = rows_by_example(one.call.push(weight), self.examples, one.time_first)
             # A row vector times the transpose: the same sum as signals @ column, by a faster CPU kernel.
             found.append(torch.bmm(rows.unsqueeze(1), one.signals.mT).view(-1))
-        return add_up(found)
+        return operators.add_up(found)
 
 
 class WrittenGram(LayerGram):
@@ -113,7 +113,7 @@ class WrittenGram(LayerGram):
         return torch.mv(self.factor, weight.reshape(-1))
 
 
-class SumOfGrams(LinearOperator):
+class SumOfGrams(operators.LinearOperator):
     def __init__(self, grams: Sequence[LayerGram]) -> None:
         matrices = [gram.matrix for gram in grams if gram.matrix is not None]
         self._matrix = torch.stack(matrices).sum(0) if matrices else None
@@ -124,7 +124,7 @@ class SumOfGrams(LinearOperator):
         found = [gram._product(vector) for gram in self._others]
         if self._matrix is not None:
             found.append(torch.mv(self._matrix, vector))
-        return add_up(found)
+        return operators.add_up(found)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,9 @@ def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[
     """Per call: rows by example (False), by position (True), or mixed (None)."""
     size = output.shape[0]
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
-    probe = ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device).draw()
+    probe = probes.ProbeStream(
+        output.numel() + size, seed=seed, dtype=output.dtype, device=output.device
+    ).draw()
     for whole, shared, factors in layer_uses.probe_examples(
         lambda cotangent: backward(output, calls, cotangent), probe[size:].view_as(output), probe[:size]
     ):

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.engines import Engine, LanczosSettings, build_engine
+from hessinit.curvature import engines, lanczos, operators
 from hessinit.curvature.evaluation import Evaluation, evaluate, find_reduction
-from hessinit.curvature.lanczos import lanczos
-from hessinit.curvature.operators import LinearOperator, join
 from hessinit.problem.batches import Batch, map_tensors
 from hessinit.problem.problem import Problem
 from hessinit.results.advice import check_fraction, check_nonnegative
@@ -63,7 +61,7 @@ class AdamRule:
         return f"{name}(betas=({self.beta1:g}, {self.beta2:g}), eps={self.eps:g}{decay})"
 
 
-class ScaledCurvature(LinearOperator):
+class ScaledCurvature(operators.LinearOperator):
     """`S^-½ H S^-½ + D` with diagonal S and D; entries with `S = inf` do not move. Costs one product with H.
 
     >>> matrix, scale = torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([4.0, 1.0])
@@ -73,7 +71,7 @@ class ScaledCurvature(LinearOperator):
     """
 
     def __init__(
-        self, curvature: LinearOperator | Tensor, scale: Tensor, diagonal: Tensor | None = None
+        self, curvature: operators.LinearOperator | Tensor, scale: Tensor, diagonal: Tensor | None = None
     ) -> None:
         self._curvature, self._root, self._diagonal = curvature, scale.rsqrt(), diagonal
         self.shape, self.dtype, self.device = (scale.numel(), scale.numel()), scale.dtype, scale.device
@@ -83,11 +81,13 @@ class ScaledCurvature(LinearOperator):
         return scaled if self._diagonal is None else scaled + self._diagonal * vector
 
 
-def spectral_norm(operator: LinearOperator, settings: LanczosSettings, *, semidefinite: bool) -> Estimate:
+def spectral_norm(
+    operator: operators.LinearOperator, settings: engines.LanczosSettings, *, semidefinite: bool
+) -> Estimate:
     """The largest |eigenvalue|; of a semidefinite operator the largest eigenvalue suffices."""
-    found = lanczos(operator, which="top" if semidefinite else "both", **settings.options).norm
+    found = lanczos.lanczos(operator, which="top" if semidefinite else "both", **settings.options).norm
     if semidefinite and not found.converged:
-        return lanczos(operator, which="both", **settings.options).norm
+        return lanczos.lanczos(operator, which="both", **settings.options).norm
     return found
 
 
@@ -110,9 +110,9 @@ class AdamCurvature:
 
 def measure_adam(
     rule: AdamRule,
-    engine: Engine,
+    engine: engines.Engine,
     evaluations: Sequence[Evaluation],
-    settings: LanczosSettings,
+    settings: engines.LanczosSettings,
     *,
     semidefinite: bool,
     relative_rates: Tensor | None = None,
@@ -154,8 +154,8 @@ def measure_adam(
 def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
     """The learning rate of the largest guaranteed decrease of Adam, as in `advise`."""
     with problem.settings():
-        evaluations, settings = evaluate(problem), LanczosSettings(1e-3, 200, problem.seed)
-        engine = build_engine(evaluations, "gauss-newton", settings)
+        evaluations, settings = evaluate(problem), engines.LanczosSettings(1e-3, 200, problem.seed)
+        engine = engines.build_engine(evaluations, "gauss-newton", settings)
         return measure_adam(rule, engine, evaluations, settings, semidefinite=True).best(rule)
 
 
@@ -182,7 +182,9 @@ def gradient_moments(evaluations: Sequence[Evaluation]) -> tuple[Tensor, Tensor,
 
 def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:
     leaves = list(evaluation.problem.leaves.values())
-    return join(torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)).detach()
+    return operators.join(
+        torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
+    ).detach()
 
 
 def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hessinit.curvature import operators, probes
 from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
-from hessinit.curvature.operators import HessianOperator, join, split
-from hessinit.curvature.probes import random_like
 
 # Of the estimate; on 2,000 random problems 99.9 % of the eigenvalues were within it.
 CAUTION = 6.0
@@ -135,17 +134,17 @@ def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:
         tangent = _random(evaluation.output, problem.seed)
         pulled = evaluation.pull(names, evaluation.output_hessian(tangent))
         return dict(zip(names, pulled, strict=True))
-    operator = HessianOperator([evaluation], names)
+    operator = operators.HessianOperator([evaluation], names)
     vectors = [
         _random(leaf, problem.seed, number) * (1e-3 + leaf.detach().square().mean().sqrt())
         for number, leaf in enumerate(evaluation.leaves.values())
     ]
-    product = operator._product(join(vectors)) / evaluation.weight
-    return dict(zip(names, split(product, operator.shapes), strict=True))
+    product = operator._product(operators.join(vectors)) / evaluation.weight
+    return dict(zip(names, operators.split(product, operator.shapes), strict=True))
 
 
 def _random(like: Tensor, seed: int, number: int = 0) -> Tensor:
-    return random_like(like, (seed << 16) + number, torch.float32).to(like.dtype)
+    return probes.random_like(like, (seed << 16) + number, torch.float32).to(like.dtype)
 
 
 def _square(tensor: Tensor) -> float:

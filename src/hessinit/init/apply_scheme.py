@@ -19,13 +19,9 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, choose, did_you_mean
-from hessinit.init import weights
-from hessinit.init.draws import DISTRIBUTIONS, Draft, Drawn, draw_values
-from hessinit.init.mean_field import variance_corrections
-from hessinit.init.trace import Context, WeightUse
-from hessinit.problem.layers import check_present
+from hessinit.init import draws, mean_field, trace, weights
 from hessinit.problem.problem import Forward
-from hessinit.problem.validate import check_model, check_switches, unwrap
+from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
 from hessinit.results.initialization import PlannedWeight, SchemePlan
 
 BY_NORMS = ["forward", "backward", "compromise"]
@@ -87,7 +83,7 @@ def apply_scheme_(
     choose("residual", residual, ["plain", "scaled"])
     choose("biases", biases, ["auto", "zero", "keep"])
     if distribution is not None:
-        choose("distribution", distribution, list(DISTRIBUTIONS))
+        choose("distribution", distribution, list(draws.DISTRIBUTIONS))
     if distribution is not None and scheme not in CLOSED_FORM:
         raise ProblemError(
             f"distribution={distribution!r} has no meaning for scheme={scheme!r}, which draws in its own "
@@ -127,7 +123,7 @@ def apply_scheme_(
     source = generator or torch.default_generator
     with _ONE_AT_A_TIME:
         state = source.get_state()
-        drawn = draw_values(model, drafts, scheme, name, biases, generator, sample, forward)
+        drawn = draws.draw_values(model, drafts, scheme, name, biases, generator, sample, forward)
         if dry_run:  # the next run draws the same
             source.set_state(state)
     plan = SchemePlan(scheme=scheme, distribution=name, layers=drawn.planned, notes=(*notes, *drawn.notes))
@@ -137,7 +133,7 @@ def apply_scheme_(
     return replace(plan, notes=(*plan.notes, *_notes_on_parametrized(drawn)), _go_back=go_back)
 
 
-def _write_(drawn: Drawn) -> Callable[[], None]:
+def _write_(drawn: draws.Drawn) -> Callable[[], None]:
     """All or nothing: a parametrization may refuse a value. Returns the way back."""
     restore = weights.snapshot([target for target, _ in drawn.weights])
     try:
@@ -152,7 +148,7 @@ def _write_(drawn: Drawn) -> Callable[[], None]:
     return restore
 
 
-def _notes_on_parametrized(drawn: Drawn) -> tuple[str, ...]:
+def _notes_on_parametrized(drawn: draws.Drawn) -> tuple[str, ...]:
     """Some parametrizations change the value that they are given, as a spectral norm does."""
     changed = []
     for target, given in drawn.weights:
@@ -205,10 +201,10 @@ def _draft_all(
     dropout: bool,
     residual: str,
     gains: Mapping[str, float] | None,
-) -> list[Draft]:
+) -> list[draws.Draft]:
     """A draft for each target, in execution order; weights that the forward does not use come last."""
     uses = traced.uses
-    by_key: dict[str, list[WeightUse]] = {}
+    by_key: dict[str, list[trace.WeightUse]] = {}
     for use in uses:
         by_key.setdefault(use.parameter, []).append(use)
     given = _resolve_gains(targets, gains)
@@ -216,7 +212,7 @@ def _draft_all(
     branches = math.sqrt(len(ends)) if residual == "scaled" else 1.0
     # A rule by norms lets the size of units change with the widths, which the correction does not know.
     by_units = scheme in _UNIT_RULES or (scheme == "forward" and not weights.widths_change(uses))
-    corrections = variance_corrections(uses) if by_units else {}
+    corrections = mean_field.variance_corrections(uses) if by_units else {}
     drafts = []
     for target in targets:
         reason = target.reason_unchanged
@@ -227,7 +223,7 @@ def _draft_all(
         if reason:
             shape = tuple(target.stored[0].shape)
             kept = PlannedWeight(name=target.name, aliases=target.aliases, shape=shape, unchanged=reason)
-            drafts.append(Draft(target, kept))
+            drafts.append(draws.Draft(target, kept))
             continue
         candidates = []
         for use in by_key[target.key]:
@@ -244,13 +240,13 @@ def _draft_all(
 
 def _draft(
     target: weights.Target,
-    use: WeightUse,
+    use: trace.WeightUse,
     scheme: str,
     dropout: bool,
     gain: float | None,
     correction: float,
     branch: float,
-) -> Draft:
+) -> draws.Draft:
     needed = scheme != "backward", scheme in ("backward", "compromise")
     up = use.upstream.keep if dropout and needed[0] else 1.0
     down = use.downstream.keep if dropout and needed[1] else 1.0
@@ -294,10 +290,12 @@ def _draft(
     if use.kind == "embedding" and scheme in ("orthogonal", "delta-orthogonal"):
         # Entries as large as those of a normal table: a lookup sums nothing.
         size *= math.sqrt(max(use.shape))
-    return Draft(target, planned, use, size, factor)
+    return draws.Draft(target, planned, use, size, factor)
 
 
-def _gain(target: weights.Target, context: Context, side: str, needed: bool, given: float | None) -> float:
+def _gain(
+    target: weights.Target, context: trace.Context, side: str, needed: bool, given: float | None
+) -> float:
     if not needed or given is not None:
         return given if needed and given is not None else 1.0
     if context.trouble:
@@ -314,7 +312,7 @@ def _gain(target: weights.Target, context: Context, side: str, needed: bool, giv
     return 1 / math.sqrt(context.moment)
 
 
-def _words(context: Context) -> str:
+def _words(context: trace.Context) -> str:
     """The functions of the context, shortened where an activation is written out step by step."""
     met = re.sub(r"\bweight\b", "a layer", context.words).split(", ")
     return ", ".join([*met[:2], "…", met[-1]] if len(met) > 4 else met) or _ENDS.get(context.end, context.end)

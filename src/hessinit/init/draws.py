@@ -23,9 +23,9 @@ from hessinit.init.recorder import prepare_sample, preserved, run
 from hessinit.init.trace import MIXING, WeightUse, name_of
 from hessinit.init.weights import Target, block_views
 from hessinit.problem.batches import tensors_in
-from hessinit.problem.layers import layer_name
 from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward
+from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import PlannedWeight
 
 Distribution = Literal["normal", "truncated normal", "uniform"]

@@ -16,17 +16,12 @@ from torch import nn
 
 from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, ProblemError
-from hessinit.init import defaults, scales, search
-from hessinit.init.apply_scheme import apply_scheme_
+from hessinit.init import apply_scheme, defaults, mean_field, scales, search, weights
 from hessinit.init.defaults import NOT_SCALED, Config, Goal, NetworkTraits
-from hessinit.init.mean_field import capped_stds
-from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.trace import WeightUse
-from hessinit.init.weights import Target, find_targets, find_weight_uses, snapshot
 from hessinit.measurement.measure import note_unchecked
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
-from hessinit.problem.layers import check_present
 from hessinit.problem.problem import Forward, Loss, ProblemOptions
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan
@@ -103,15 +98,15 @@ def initialize_(
         max_measurements, max_sharpening,
     )  # fmt: skip
     inside = validate.unwrap(model)
-    check_present(inside)
+    validate.check_present(inside)
     validate.check_dropout(inside, dropout)
     named = layers if layers is None or isinstance(layers, str) else list(layers)
     options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
     options |= {"reduction": reduction, "seed": seed}
-    factory = ProblemFactory(inside, loss, scales.read_once(batch), options, curvature, check)
+    factory = scales.ProblemFactory(inside, loss, scales.read_once(batch), options, curvature, check)
     for place, one in read_batches(factory.batch):  # before a scheme meets them in some layer
         validate.check_finite_inputs(one.inputs, place)
-    targets = find_targets(inside, named)
+    targets = weights.find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
     if not writable:
         reasons = ", ".join(f"{one.name}: {one.reason_unchanged}" for one in targets[:3]) or "there is none"
@@ -119,7 +114,7 @@ def initialize_(
             f"no weight of two or more dimensions can be set ({reasons}); unfreeze one, or name others with "
             "layers=."
         )
-    restore = snapshot(writable)
+    restore = weights.snapshot(writable)
     try:
         result = _initialize(factory, writable, config, restore)
         missed = not result.converged and result.scaling != NOT_SCALED
@@ -139,19 +134,19 @@ def initialize_(
 
 
 def _initialize(
-    factory: ProblemFactory, targets: list[Target], config: Config, restore: Callable[[], None]
+    factory: scales.ProblemFactory, targets: list[weights.Target], config: Config, restore: Callable[[], None]
 ) -> Initialization:
     """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
     every_layer, checked = config.rule == "layers", factory.check
     old, notes = _measure_old(factory, every_layer)
     sizes = _sizes(targets)
     try:
-        uses = find_weight_uses(factory.model, factory.sample, factory.options["forward"]).uses
+        uses = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"]).uses
     except ProblemError as failure:  # costs only the knowledge of where the weights are used
         uses = ()
         notes.append(f"the forward could not be traced ({failure}), so every weight is scaled.")
     plan = _draw_scheme_(factory, targets, uses, config)
-    model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
+    model = scales.ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
     traits, asked = NetworkTraits.of(uses, model.loss_is_quadratic()), config
     if traits.quadratic:  # it does not saturate
         config = replace(config, max_sharpening=math.inf)
@@ -195,7 +190,11 @@ def _initialize(
 
 
 def _solve_network(
-    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
+    model: scales.ScaledModel,
+    targets: list[weights.Target],
+    uses: Uses,
+    traits: NetworkTraits,
+    config: Config,
 ) -> tuple[Goal, search.Outcome, str]:
     output = model.output()
     # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
@@ -232,7 +231,11 @@ def _solve_network(
 
 
 def _solve_layers(
-    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
+    model: scales.ScaledModel,
+    targets: list[weights.Target],
+    uses: Uses,
+    traits: NetworkTraits,
+    config: Config,
 ) -> tuple[Goal, search.Outcome, None]:
     norm = model.network_norm() if config.lr == "auto" else math.inf
     goal = config.goal(traits, norm, unscaled=True)
@@ -242,7 +245,7 @@ def _solve_layers(
 
 
 def _draw_scheme_(
-    factory: ProblemFactory, targets: list[Target], uses: Uses, config: Config
+    factory: scales.ProblemFactory, targets: list[weights.Target], uses: Uses, config: Config
 ) -> SchemePlan | None:
     """Write the scheme's weights and biases; None for scheme="keep"."""
     if config.scheme == "keep":
@@ -255,8 +258,8 @@ def _draw_scheme_(
     gains = None
     if config.scheme == "auto":
         names = {target.key: target.name for target in targets}
-        gains = {names[key]: std for key, std in capped_stds(uses).items() if key in names}
-    plan = apply_scheme_(
+        gains = {names[key]: std for key, std in mean_field.capped_stds(uses).items() if key in names}
+    plan = apply_scheme.apply_scheme_(
         factory.model,
         config.scheme_name,
         sample=factory.sample,
@@ -270,9 +273,11 @@ def _draw_scheme_(
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 
-def _measure_old(factory: ProblemFactory, every_layer: bool) -> tuple[CurvatureReport | None, list[str]]:
+def _measure_old(
+    factory: scales.ProblemFactory, every_layer: bool
+) -> tuple[CurvatureReport | None, list[str]]:
     """None where the old weights cannot be measured; errors that new weights do not cure come again later."""
-    found = ScaledModel(factory, [], 0.1)
+    found = scales.ScaledModel(factory, [], 0.1)
     try:
         if found.output().is_finite:
             return found.report(every_layer), []
@@ -283,7 +288,7 @@ def _measure_old(factory: ProblemFactory, every_layer: bool) -> tuple[CurvatureR
     return None, ["before: the old weights, or the network's output with them, are not finite."]
 
 
-def _sizes(targets: list[Target]) -> dict[str, float]:
+def _sizes(targets: list[weights.Target]) -> dict[str, float]:
     """The root mean square of every weight."""
     return {one.name: float(one.value.double().square().mean().sqrt()) for one in targets}
 

@@ -23,9 +23,7 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.init.gain import moment
-from hessinit.init.trace import WeightUse
-from hessinit.init.weights import fans_of
+from hessinit.init import gain, trace, weights
 
 Function = Callable[[Tensor], Tensor]
 NOTEWORTHY = 1.1  # below this growth at the end of a chain of layers the textbook's formula is kept as it is
@@ -43,7 +41,7 @@ class _State(NamedTuple):
     factor: float
 
 
-def variance_corrections(uses: Sequence[WeightUse]) -> dict[int, float]:
+def variance_corrections(uses: Sequence[trace.WeightUse]) -> dict[int, float]:
     """For each use that needs it, by its order, the factor on its gain."""
     states: dict[int, _State] = {}
     worst: dict[int, float] = {}
@@ -59,9 +57,9 @@ def variance_corrections(uses: Sequence[WeightUse]) -> dict[int, float]:
     return {use.order: states[use.step].factor for use in uses if states[use.step].chain in noteworthy}
 
 
-def _follow(use: WeightUse, came: _State, start: _State) -> _State:
+def _follow(use: trace.WeightUse, came: _State, start: _State) -> _State:
     function = use.upstream.function or (lambda value: value)
-    units = max(1.0, fans_of(use)[0].inputs)
+    units = max(1.0, weights.fans_of(use)[0].inputs)
     mean, square, slope = _moments(function, came.spread, units, use.upstream.keep or 1.0)
     if use.kind == "embedding" or not 0 < mean < math.inf or not 0 < square < math.inf:
         return start
@@ -95,10 +93,10 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(31)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
-def capped_stds(uses: Sequence[WeightUse]) -> dict[str, float]:
+def capped_stds(uses: Sequence[trace.WeightUse]) -> dict[str, float]:
     """By parameter, the standard deviation of a weight's output where 1 would let the gradient explode."""
     by_step = {use.step: use for use in uses}
-    chains: dict[int, list[WeightUse]] = {}  # by the step of the use at its end
+    chains: dict[int, list[trace.WeightUse]] = {}  # by the step of the use at its end
     for use in uses:
         chains[use.step] = [*chains.pop(use.upstream.feeder, []), use]
     # Activations are cached by name, so each integral is computed once.
@@ -131,8 +129,8 @@ def _largest_std(functions: Mapping[Function, int]) -> float:
 def _log_chi(function: Function, std: float) -> float:
     """log χ at that size; 0 where it is not defined, as for a function that is not elementwise."""
     try:
-        signal = moment(lambda value: function(std * value))
-        slope = moment(lambda value: function(std * value), slope=True)
+        signal = gain.moment(lambda value: function(std * value))
+        slope = gain.moment(lambda value: function(std * value), slope=True)
     except ProblemError:
         return 0.0
     return math.log(slope / signal) if 0 < slope < math.inf and 0 < signal < math.inf else 0.0

@@ -25,8 +25,8 @@ from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
 from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.layers import Layer, all_finite, layer_name
 from hessinit.problem.problem import Loss, Problem, ProblemOptions
+from hessinit.problem.validate import Layer, all_finite, layer_name
 from hessinit.results.curvature_report import CurvatureReport
 
 Measured = TypeVar("Measured")

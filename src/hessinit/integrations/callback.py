@@ -18,9 +18,8 @@ from torch import nn
 
 import hessinit
 from hessinit.errors import ProblemError
-from hessinit.problem.layers import check_present, find_layers
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.validate import unwrap
+from hessinit.problem.validate import check_present, find_layers, unwrap
 
 T = TypeVar("T")
 

@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import layer_uses
-from hessinit.curvature.derivative_check import check_outputs
+from hessinit.curvature import derivative_check, gram, krylov, layer_uses, singular_values
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.gram import rows_by_example
-from hessinit.curvature.krylov import Array
-from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.measurement import jacobians
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Estimate, JacobianBounds
@@ -51,8 +47,8 @@ def jacobian_bounds(
 class _BatchBounds(NamedTuple):
     """One layer on one batch; `forward` and the paper's bound are None with `reason`."""
 
-    forward: SingularValues | None
-    backward: SingularValues
+    forward: singular_values.SingularValues | None
+    backward: singular_values.SingularValues
     activation: float
     paper: float | None
     rigorous: float | None
@@ -74,7 +70,7 @@ def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
     )
 
 
-def _mean_and_largest(name: str, pieces: Sequence[SingularValues | None]) -> dict[str, Any]:
+def _mean_and_largest(name: str, pieces: Sequence[singular_values.SingularValues | None]) -> dict[str, Any]:
     found = [one for one in pieces if one is not None]
     if len(found) < len(pieces):
         return {}
@@ -91,7 +87,7 @@ def _batch_bounds(
     evaluation: Evaluation, settings: LanczosSettings
 ) -> tuple[dict[str, _BatchBounds], dict[str, str]]:
     """The bounds of the layers whose every use is known; why not, for the others."""
-    check_outputs(evaluation)
+    derivative_check.check_outputs(evaluation)
     output, inputs, why_none = jacobians.trace_from_inputs(evaluation)
     layers, reasons = jacobians.read_layers(output, evaluation.problem.leaves, settings.seed)
     if not layers:
@@ -125,13 +121,13 @@ def _batch_bounds(
     return found, reasons
 
 
-def _sum_over_examples(losses: Array, logarithms: Array) -> float:
+def _sum_over_examples(losses: krylov.Array, logarithms: krylov.Array) -> float:
     """Σ ‖H_z‖ factor² from the logarithms of one factor for each example, or of one for the batch."""
     norms = losses if len(losses) == len(logarithms) else losses.max(keepdims=True)
     return float(np.exp(np.logaddexp.reduce(np.log(norms) + 2 * logarithms)))
 
 
-def _slopes(uses: Sequence[jacobians.LayerUse], like: Tensor) -> Array:
+def _slopes(uses: Sequence[jacobians.LayerUse], like: Tensor) -> krylov.Array:
     """‖A‖: the largest |f'| of every example at the layer's outputs; 1 where no activation follows."""
     slopes = np.zeros(uses[0].result.size)
     for use in uses:
@@ -161,7 +157,7 @@ def kernel_overlap(call: layer_uses.Call) -> int:
     return min(math.prod(met), math.prod(call.output_shape[2:]))
 
 
-def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[Array, bool]:
+def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[krylov.Array, bool]:
     """‖H_z‖ of every example plus its error (of the batch if the loss couples it); whether all converged."""
     output = evaluation.output.detach()
     size = output.shape[0] if output.ndim else 1
@@ -172,14 +168,18 @@ def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[Arra
 
     if not jacobians.examples_independent(lambda one: [curve(one)], [point], output, settings.seed):
         point = replace(point, size=1)
-    found = _iterate(BatchedMap(point.size, point.each, point.each, curve, curve), output, settings)
+    found = _iterate(
+        singular_values.BatchedMap(point.size, point.each, point.each, curve, curve), output, settings
+    )
     return np.broadcast_to(found.upper * evaluation.weight, size), found.converged
 
 
 # --- The map from a weight to the outputs of its own calls, example by example ----------------------------
 
 
-def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettings) -> SingularValues:
+def weight_map_norms(
+    uses: Sequence[jacobians.LayerUse], settings: LanczosSettings
+) -> singular_values.SingularValues:
     """The spectral norm of the map from the weight to all its calls' outputs, on the actual inputs.
 
     A dense layer with one row per example: the length of its input. Dense calls on the same side of the
@@ -189,7 +189,7 @@ def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettin
     size, found = uses[0].result.size, []
     dense: dict[bool, list[Tensor]] = {}
     for use in uses:
-        rows = rows_by_example(use.call.inputs, size, use.time_first)
+        rows = gram.rows_by_example(use.call.inputs, size, use.time_first)
         if isinstance(use.call, layer_uses.DenseCall):
             features = use.call.inputs.shape[1]
             dense.setdefault(use.call.stored_transposed, []).append(rows.view(size, -1, features))
@@ -199,11 +199,17 @@ def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettin
             padding = use.call.padding
             counts = [Counter(token for token in row if token != padding) for row in rows.tolist()]
             most = np.sqrt([max(one.values(), default=0) for one in counts])
-            found.append(SingularValues(most, np.zeros(size), True, "exact: tokens were counted", 0))
+            found.append(
+                singular_values.SingularValues(most, np.zeros(size), True, "exact: tokens were counted", 0)
+            )
     for pieces in dense.values():
         rows = torch.cat(pieces, dim=1)
         small = min(rows.shape[1:]) <= _LARGEST_EXACT
-        found.append(jacobians.exact_norms(rows) if small else _iterate(BatchedMap.of(rows), rows, settings))
+        found.append(
+            jacobians.exact_norms(rows)
+            if small
+            else _iterate(singular_values.BatchedMap.of(rows), rows, settings)
+        )
     if len(found) == 1:
         return found[0]
     values, upper = (
@@ -211,10 +217,12 @@ def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettin
         for sides in ([one.values for one in found], [one.upper for one in found])
     )
     converged, products = all(one.converged for one in found), sum(one.products for one in found)
-    return SingularValues(values, upper - values, converged, found[0].reason, products)
+    return singular_values.SingularValues(values, upper - values, converged, found[0].reason, products)
 
 
-def _convolution(call: layer_uses.ConvolutionCall, rows: Tensor, settings: LanczosSettings) -> SingularValues:
+def _convolution(
+    call: layer_uses.ConvolutionCall, rows: Tensor, settings: LanczosSettings
+) -> singular_values.SingularValues:
     """One output channel of each group is enough: the others see the same patches."""
     images = rows.view(len(rows), -1, *call.inputs.shape[1:])
     weight = call.weight[:, :1] if call.transposed else call.weight[:: len(call.weight) // call.groups]
@@ -228,9 +236,13 @@ def _convolution(call: layer_uses.ConvolutionCall, rows: Tensor, settings: Lancz
     def pull(outputs: Tensor) -> Tensor:
         return torch.vmap(lambda x, signal: one.on(x).pull(signal.view(shape)))(images, outputs).flatten(1)
 
-    maps = BatchedMap(len(rows), weight.numel(), math.prod(shape), push, pull)
+    maps = singular_values.BatchedMap(len(rows), weight.numel(), math.prod(shape), push, pull)
     return _iterate(maps, call.inputs, settings)
 
 
-def _iterate(maps: BatchedMap, like: Tensor, settings: LanczosSettings) -> SingularValues:
-    return largest_singular_values(maps, dtype=like.dtype, device=like.device, **settings.options)
+def _iterate(
+    maps: singular_values.BatchedMap, like: Tensor, settings: LanczosSettings
+) -> singular_values.SingularValues:
+    return singular_values.largest_singular_values(
+        maps, dtype=like.dtype, device=like.device, **settings.options
+    )

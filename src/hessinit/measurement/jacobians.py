@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import layer_uses
+from hessinit.curvature import krylov, layer_uses, singular_values
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import find_layouts, known_calls
-from hessinit.curvature.krylov import NOT_FINITE, Array
 from hessinit.curvature.probes import ProbeStream
-from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.problem.batches import map_tensors
 from hessinit.problem.determinism import check_no_reentrant_checkpoints
 
@@ -296,9 +294,11 @@ def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
 # --- Norms: by few unit vectors, exact, or by Lanczos -----------------------------------------------------
 
 
-def backward_norms(output: Tensor, layers: LayerUses, settings: LanczosSettings) -> dict[str, SingularValues]:
+def backward_norms(
+    output: Tensor, layers: LayerUses, settings: LanczosSettings
+) -> dict[str, singular_values.SingularValues]:
     """From every layer's result to the output."""
-    found: dict[str, SingularValues] = {}
+    found: dict[str, singular_values.SingularValues] = {}
     results = {name: [use.result for use in uses] for name, uses in layers.items()}
     for size in sorted({points[0].size for points in results.values()}):
         end = [GraphPoint(output, tuple(output.shape), size)]
@@ -309,12 +309,12 @@ def backward_norms(output: Tensor, layers: LayerUses, settings: LanczosSettings)
 
 def forward_norms(
     output: Tensor, inputs: Sequence[Tensor], layers: LayerUses, settings: LanczosSettings
-) -> dict[str, tuple[SingularValues, Array]]:
+) -> dict[str, tuple[singular_values.SingularValues, krylov.Array]]:
     """From the network's inputs to every layer's, and the lengths of the network's inputs, by example.
 
     Where examples depend on each other before some layer, all layers see the batch as one example.
     """
-    found: dict[str, tuple[SingularValues, Array]] = {}
+    found: dict[str, tuple[singular_values.SingularValues, krylov.Array]] = {}
     sources = {name: [use.source for use in uses if use.source is not None] for name, uses in layers.items()}
     apart = {name: points for name, points in sources.items() if points and points[0].size > 1}
     own = _independent_inputs(output.detach(), inputs, _flat(apart), settings.seed)
@@ -364,13 +364,13 @@ def _spectral_norms(
     from_output: bool,
     like: Tensor,
     settings: LanczosSettings,
-) -> dict[str, SingularValues]:
+) -> dict[str, singular_values.SingularValues]:
     """The norm of the derivative between an end of the network and a layer's points, by layer and example.
 
     With few numbers at that end the unit vectors go to all layers at once, a pass for each. Otherwise every
     layer takes a Lanczos run of its own, for all examples in lockstep.
     """
-    found: dict[str, SingularValues] = {}
+    found: dict[str, singular_values.SingularValues] = {}
     size, numbers, points = end[0].size, _each(end), _flat(layers)
     jacobian = Jacobian(end, points, like) if from_output else Jacobian(points, end, like)
     out, back = (jacobian.pull, jacobian.push) if from_output else (jacobian.push, jacobian.pull)
@@ -391,8 +391,10 @@ def _spectral_norms(
         def pull(vectors: Tensor, points: GraphPoints = points) -> Tensor:
             return torch.cat(back(points, end, vectors), dim=-1)
 
-        batched = BatchedMap(size, numbers, _each(points), push, pull)
-        found[name] = largest_singular_values(batched, dtype=like.dtype, device=like.device, **looser.options)
+        batched = singular_values.BatchedMap(size, numbers, _each(points), push, pull)
+        found[name] = singular_values.largest_singular_values(
+            batched, dtype=like.dtype, device=like.device, **looser.options
+        )
     return found
 
 
@@ -413,7 +415,7 @@ def _images_of_units(end: GraphPoints, points: GraphPoints, out: Product, like: 
     return [torch.stack(pieces) for pieces in zip(*sent, strict=True)]
 
 
-def exact_norms(matrices: Tensor) -> SingularValues:
+def exact_norms(matrices: Tensor) -> singular_values.SingularValues:
     """Spectral norms of matrices (examples, …, …), by the smaller of their two Gram matrices in fp64.
 
     >>> [round(float(value), 12) for value in exact_norms(torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]])).values]
@@ -431,6 +433,6 @@ def exact_norms(matrices: Tensor) -> SingularValues:
         tops.append(torch.where(scales.isfinite()[:, 0, 0], top * scales[:, 0, 0], math.inf))
     values = torch.cat(tops).cpu().numpy()
     finite = bool(np.isfinite(values).all())
-    reason = "exact up to rounding" if finite else NOT_FINITE
+    reason = "exact up to rounding" if finite else krylov.NOT_FINITE
     errors = 8 * float(torch.finfo(matrices.dtype).eps) * values
-    return SingularValues(values, errors, finite, reason, min(rows, columns))
+    return singular_values.SingularValues(values, errors, finite, reason, min(rows, columns))

@@ -15,14 +15,11 @@ import torch
 from torch import nn
 
 from hessinit._version import __version__
-from hessinit.curvature import engines, operators
-from hessinit.curvature.derivative_check import check_gradients, check_loss, check_outputs
+from hessinit.curvature import derivative_check, engines, operators, rounding_error
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
-from hessinit.curvature.rounding_error import Rounding, relative_rounding
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
-from hessinit.problem.layers import EVERYTHING, Layer
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
-from hessinit.problem.validate import check_switches, check_tolerance, check_whole
+from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
 
 if TYPE_CHECKING:
@@ -113,7 +110,7 @@ class Rows:
     ) -> None:
         self._problem, self._evaluations = problem, evaluations
         self._spectrum, self._settings = spectrum or {}, settings
-        self._rounding: dict[str, Rounding] = {}
+        self._rounding: dict[str, rounding_error.Rounding] = {}
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
 
         def build(kind: str, chosen: list[Evaluation]) -> engines.Engine:
@@ -176,7 +173,7 @@ class Rows:
     def _rounded(self, extremes: engines.Extremes, curvature: str, parameter: str) -> engines.Extremes:
         """The extremes with the rounding error of the operator; of the whole network without a parameter."""
         if curvature not in self._rounding:
-            self._rounding[curvature] = relative_rounding(self._evaluations, curvature)
+            self._rounding[curvature] = rounding_error.relative_rounding(self._evaluations, curvature)
         found = self._rounding[curvature]
         error = found.layers[parameter] if parameter else found.network
         return engines.with_rounding(extremes, error, self._settings.tolerance)
@@ -362,8 +359,12 @@ def _operator(kind: type[Kind], problem: Problem) -> Kind:
     with problem.settings():
         evaluations = evaluate(problem)
         for evaluation in evaluations:
-            check_loss(evaluation)
-            (check_gradients if kind is operators.HessianOperator else check_outputs)(evaluation)
+            derivative_check.check_loss(evaluation)
+            (
+                derivative_check.check_gradients
+                if kind is operators.HessianOperator
+                else derivative_check.check_outputs
+            )(evaluation)
         operator = kind(evaluations, list(problem.leaves))
     operator.settings = problem.settings  # a product may come at any time, under any settings of the caller
     return operator

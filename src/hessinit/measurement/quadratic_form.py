@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.derivative_check import check_gradients, check_loss
+from hessinit.curvature import derivative_check, layer_uses
 from hessinit.curvature.evaluation import Evaluation, evaluate
-from hessinit.curvature.layer_uses import batched_grad
 from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
-from hessinit.problem.layers import Layer, layer_name
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.problem.validate import check_arguments, check_whole, unwrap
+from hessinit.problem.validate import Layer, check_arguments, check_whole, layer_name, unwrap
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 _MANY_WEIGHTS = 4096
@@ -222,8 +220,8 @@ class SharedPass:
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
-        check_loss(evaluation)
-        check_gradients(evaluation)
+        derivative_check.check_loss(evaluation)
+        derivative_check.check_gradients(evaluation)
         _, gradient = evaluation.output_gradient
         self._leaves = evaluation.problem.leaves
         self._cotangent = gradient.detach().requires_grad_()
@@ -262,7 +260,7 @@ class SharedPass:
 
 def _pull_each(output: Tensor, inputs: list[Tensor], cotangents: Tensor) -> tuple[Tensor | None, ...]:
     """A backward pass for each cotangent, all in one where torch can; None for what the output ignores."""
-    batched = batched_grad(output, inputs, cotangents) if len(cotangents) > 1 else None
+    batched = layer_uses.batched_grad(output, inputs, cotangents) if len(cotangents) > 1 else None
     if batched is not None:
         return batched
     pulled = [

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from hessinit import present
 from hessinit._version import __version__
 from hessinit.errors import ProblemError, choose
 from hessinit.paper.data import load_images
@@ -244,10 +245,7 @@ def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
 
 def write_page(folder: Path) -> None:
     """Write the page of all records there."""
-    from hessinit.present.page import render_page
-    from hessinit.present.reproduction import describe_reproductions
-
-    write_text(folder / "reproduce.html", render_page(describe_reproductions(load_records(folder))))
+    write_text(folder / "reproduce.html", present.to_page(load_records(folder)))
 
 
 def write_figures(reproduction: Reproduction, folder: Path) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib import colormaps, colors, patches, pyplot, text, ticker
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 
 from hessinit.present.document import COLORS, Chart, HeatMap, LineChart, RateLine, ReferenceLine, Series
 from hessinit.present.words import format_number, printable, shorten
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
 DRAWABLE = (1e-100, 1e100)  # far beyond this the ticks and margins of a logarithmic axis overflow
 POINTS = 7  # of the letters
@@ -43,8 +43,6 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
 
 
 def _new_axes(charts: Sequence[Chart]) -> list[Axes]:
-    from matplotlib import pyplot
-
     sizes = [_size(chart) for chart in charts]
     is_stacked = len(charts) == 1 or any(getattr(chart, "layers", None) for chart in charts)
     across = 1 if is_stacked else min(3, len(charts))
@@ -150,21 +148,19 @@ def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
 
 
 def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
-    from matplotlib import colormaps
-    from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.patches import Rectangle
-
     values = [[_or_nan(value, chart.log_color) for value in row] for row in chart.values]
     known = [value for row in values for value in row if not math.isnan(value)] or [1.0]
     low, high = min(known), max(known)
-    scale = (LogNorm if chart.log_color else Normalize)(low, high if high > low else low * 1.01 + 1e-12)
+    scale = (colors.LogNorm if chart.log_color else colors.Normalize)(
+        low, high if high > low else low * 1.01 + 1e-12
+    )
     palette = colormaps["YlGnBu_r"]  # dark is low
     image = ax.imshow(values, norm=scale, cmap=palette, aspect="auto")
     for down, row in enumerate(values):
         for across, value in enumerate(row):
             if chart.marked and chart.marked[down][across]:
                 frame: dict[str, Any] = {"edgecolor": COLORS["vermilion"], "linewidth": 1.8}
-                ax.add_patch(Rectangle((across - 0.48, down - 0.48), 0.96, 0.96, fill=False, **frame))
+                ax.add_patch(patches.Rectangle((across - 0.48, down - 0.48), 0.96, 0.96, fill=False, **frame))
             red, green, blue, _ = palette(scale(value)) if not math.isnan(value) else (1, 1, 1, 1)
             ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
             text = printable(chart.texts[down][across])
@@ -195,8 +191,6 @@ def _draw_rates(ax: Axes, chart: RateLine) -> None:
 
 def _finish(ax: Axes, chart: Chart) -> None:
     """Label the axes and place caption and legend above, where they hide nothing."""
-    from matplotlib.text import Text
-
     ax.set_xlabel(getattr(chart, "x_label", "learning rate"), fontsize=POINTS + 1)
     ax.set_ylabel(getattr(chart, "y_label", ""), fontsize=POINTS + 1)
     if isinstance(chart, LineChart):
@@ -218,20 +212,18 @@ def _finish(ax: Axes, chart: Chart) -> None:
         ax.legend(handles, shown, ncols=columns, title=caption, alignment="left", **above, **small)
     else:
         ax.set_title(caption, fontsize=POINTS + 1, loc="left")
-    for text in ax.findobj(Text):
-        text.set_parse_math(False)  # a "$" in a name is a "$"
+    for part in ax.findobj(text.Text):
+        part.set_parse_math(False)  # a "$" in a name is a "$"
 
 
 def _write_numbers(axis: Axis, is_log: bool, is_whole: bool = False) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: format_number(value)))
+    axis.set_minor_formatter(ticker.NullFormatter())
     low, high = sorted(axis.get_view_interval())
     if not is_log or high / low < 5:  # ticks of whole decades would stand alone
-        axis.set_major_locator(MaxNLocator(nbins=5, integer=is_whole))
+        axis.set_major_locator(ticker.MaxNLocator(nbins=5, integer=is_whole))
     elif high / low < 1000:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
 
 
 def _name_layers(ax: Axes, layers: Sequence[str]) -> None:
@@ -252,8 +244,6 @@ def _fit(names: Sequence[str], inches: float) -> bool:
 def _color(color: str) -> Any:
     if color in COLORS:
         return COLORS[color]
-    from matplotlib import colormaps
-
     return colormaps["viridis"](0.85 * float(color.removeprefix("ramp:")))
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch, tensors_in
-from hessinit.problem.layers import all_finite
 from hessinit.problem.problem import Problem
+from hessinit.problem.validate import all_finite
 
 
 def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:

@@ -1,18 +1,189 @@
-"""Checks of the user's arguments and of what the model returns."""
+"""Which weights are measured; checks of the arguments and of what the model returns."""
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
-from hessinit.errors import ProblemError, choose
+from hessinit.errors import ProblemError, WeightsError, choose, did_you_mean
 from hessinit.problem.batches import tensors_in
-from hessinit.problem.layers import all_finite
+
+EVERYTHING = "**"  # all trained parameters: the weights, the biases and the norm gains
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One measured parameter: `fc1`, stored in the model as `fc1.weight`; tied weights have aliases."""
+
+    name: str
+    parameter: str
+    aliases: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def layer_name(parameter: str) -> str:
+    """The parameter's name without a trailing `.weight`, and without what torch.compile puts in between.
+
+    >>> layer_name("encoder.0.linear1.weight"), layer_name("lstm.weight_ih_l0"), layer_name("weight")
+    ('encoder.0.linear1', 'lstm.weight_ih_l0', 'weight')
+    """
+    return parameter.replace("_orig_mod.", "").removesuffix(".weight")
+
+
+def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) -> tuple[Layer, ...]:
+    """The trainable parameters of two or more dimensions, or those that `selection` names (names or globs).
+
+    A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are measured
+    only when asked for; `"**"` asks for all that is trained. A frozen weight is measured only when a pattern
+    names it.
+    """
+    everything = _all_layers(model)
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if selection is None:
+        chosen = [layer for layer in everything if len(layer.shape) >= 2 and layer.parameter in trainable]
+        if not chosen:
+            raise ProblemError(_nothing_to_measure(everything, trainable))
+        return tuple(chosen)
+    given: Any = [selection] if isinstance(selection, str) else selection
+    patterns = list(given) if isinstance(given, Iterable) else []
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ProblemError(
+            f'layers={selection!r} must be names or globs, such as layers=["fc1", "encoder.*"]; leave it '
+            "out to measure every weight."
+        )
+    selected: set[str] = set()
+    for pattern in patterns:
+        matches = _match(pattern, everything)
+        if pattern == EVERYTHING:
+            matches = [layer for layer in everything if layer.parameter in trainable]
+        if not matches:
+            weights = [layer for layer in everything if len(layer.shape) >= 2]
+            names = [layer.name for layer in weights or everything]
+            shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            raise ProblemError(
+                f"layers={pattern!r} fits no parameter of the model; its layers are {shown}."
+                + did_you_mean(pattern, names)
+            )
+        selected.update(layer.parameter for layer in matches)
+    return tuple(layer for layer in everything if layer.parameter in selected)
+
+
+def _all_layers(model: nn.Module) -> list[Layer]:
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+
+    def layer(first: str, parameter: Tensor) -> Layer:
+        aliases = tuple(layer_name(name) for name in names[id(parameter)] if name != first)
+        return Layer(layer_name(first), first, aliases, tuple(parameter.shape))
+
+    return [layer(first, parameter) for first, parameter in model.named_parameters() if parameter.numel()]
+
+
+def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
+    def fits(layer: Layer) -> bool:
+        candidates = (layer.name, layer.parameter, *layer.aliases)
+        return pattern in candidates or any(fnmatch.fnmatchcase(name, pattern) for name in candidates)
+
+    matrices = [layer for layer in layers if len(layer.shape) >= 2 and fits(layer)]
+    return matrices or [layer for layer in layers if fits(layer)]
+
+
+def _nothing_to_measure(everything: list[Layer], trainable: set[str]) -> str:
+    frozen = [one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable]
+    if frozen:
+        return (
+            f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False). "
+            f"Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}."
+        )
+    if everything:
+        return (
+            "the model has no parameter of two or more dimensions; its vectors are measured when named: "
+            f"layers={[layer.name for layer in everything[:3]]!r}."
+        )
+    return "the model has no parameters, so there is no curvature to measure."
+
+
+def check_present(model: nn.Module) -> None:
+    """Every weight has a shape and a value, whole, and on one device."""
+    # By name: importing these classes would take seconds. DeepSpeed marks its parameters by `ds_id`.
+    parts = [*model.named_modules(), *model.named_parameters()]
+    kinds = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
+    sharded = [name for name, one in parts if type(one).__name__ in kinds or hasattr(one, "ds_id")]
+    if sharded:
+        raise ProblemError(
+            f"{sharded[0] or 'the model'} is sharded: a rank holds only a part of the weights. Measure or "
+            "initialize before the model is sharded, or copy the full weights into a plain model "
+            "(get_model_state_dict of torch.distributed.checkpoint.state_dict, full_state_dict=True)."
+        )
+    devices: dict[torch.device, str] = {}
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ProblemError(f"{name} is lazy and has no shape yet; run the model on a batch once first.")
+        if parameter.device.type == "meta":
+            raise ProblemError(
+                f"{name} is on the meta device and has no values; give it some: "
+                "model.to_empty(device=...), then initialize or load it."
+            )
+        devices.setdefault(parameter.device, name)
+    if len(devices) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
+        raise ProblemError(
+            f"the parameters lie on different devices ({places}); move the model to one: model.to(device)."
+        )
+
+
+def check_apart(model: nn.Module) -> None:
+    """No two parameters hold the same numbers: an optimizer would move both with each of their gradients."""
+    spans = []
+    for name, one in model.named_parameters():
+        if one.layout is torch.strided and one.numel():
+            length = 1 + sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True))
+            start = one.storage_offset() * one.element_size()
+            memory = one.untyped_storage().data_ptr()
+            spans.append((memory, start, start + length * one.element_size(), name))
+    for (memory, _, end, name), (other_memory, start, _, other) in itertools.pairwise(sorted(spans)):
+        if memory == other_memory and start < end:
+            raise ProblemError(
+                f"{name} and {other} are two parameters on the same memory: each gradient step moves both, "
+                f"so neither has a curvature of its own. Make them one parameter ({other} = {name})."
+            )
+
+
+def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
+    for layer in layers:
+        own = model.get_parameter(layer.parameter)
+        if not own.is_floating_point() or own.layout is not torch.strided:
+            raise ProblemError(
+                f"{layer.name} has dtype {own.dtype} and layout {own.layout}; curvature needs dense, real, "
+                "floating-point weights. Hold it as one (a complex weight as torch.view_as_real of it, a "
+                "sparse one as a dense one times a mask), or leave it out with layers=."
+            )
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not all_finite(parameter.detach()):
+            raise WeightsError(
+                f"{name} holds NaN or inf (it is the first parameter that does); "
+                "initialize it again before measuring."
+            )
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """No NaN and no inf. A sum is ten times faster than a look at each value, and overflows only rarely."""
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def check_model(model: Any, forward: Any) -> None:

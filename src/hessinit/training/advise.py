@@ -18,9 +18,8 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
-from hessinit.problem.layers import find_layers
 from hessinit.problem.problem import Loss, Problem
-from hessinit.problem.validate import check_switches, unwrap
+from hessinit.problem.validate import check_switches, find_layers, unwrap
 from hessinit.results import advice as results
 from hessinit.training import optimizer_rules as rules
 

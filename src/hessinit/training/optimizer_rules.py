@@ -11,15 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.engines import Engine, Extremes, LanczosSettings
+from hessinit.curvature import engines, lanczos, operators
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.lanczos import lanczos
-from hessinit.curvature.operators import join
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
 from hessinit.errors import ProblemError, choose, did_you_mean
-from hessinit.problem.layers import Layer
 from hessinit.problem.problem import ProblemOptions
-from hessinit.problem.validate import check_arguments, check_tolerance, check_whole
+from hessinit.problem.validate import Layer, check_arguments, check_tolerance, check_whole
 from hessinit.results.advice import DESCENTS, Descent, named_descent
 from hessinit.results.curvature_report import Estimate
 
@@ -50,7 +47,7 @@ class CurvatureOptions(ProblemOptions, total=False):
 
 def read_curvature_options(
     model: Any, loss: Any, options: Mapping[str, Any]
-) -> tuple[str, LanczosSettings, dict[str, Any]]:
+) -> tuple[str, engines.LanczosSettings, dict[str, Any]]:
     """Check the options; returns the curvature, the settings of Lanczos, and the options of a `Problem`."""
     known = list(CurvatureOptions.__annotations__)
     for name in options:
@@ -65,7 +62,7 @@ def read_curvature_options(
     given["layers"] = layers if layers is None or isinstance(layers, str) else list(layers)
     checked: dict[str, Any] = {"forward": None, "dtype": None, "dropout": "refuse", **given}
     check_arguments(model, loss, **{key: checked[key] for key in checked if key not in ("seed", "layers")})
-    return curvature, LanczosSettings(tolerance, iterations, given["seed"]), given
+    return curvature, engines.LanczosSettings(tolerance, iterations, given["seed"]), given
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ class OptimizerRule:
             corrected = moment / (1 - self.rule.beta2 ** float(state["step"]))
             root = corrected.detach().to(leaf).sqrt()
             parts.append(torch.where(root > 0, root + self.rule.eps, math.inf).detach())
-        return join(parts)
+        return operators.join(parts)
 
 
 @dataclass(frozen=True)
@@ -145,12 +142,12 @@ class StabilityLimit:
 
 def find_stability_limit(
     optimizer: OptimizerRule,
-    engine: Engine,
+    engine: engines.Engine,
     evaluations: Sequence[Evaluation],
-    settings: LanczosSettings,
+    settings: engines.LanczosSettings,
     *,
     semidefinite: bool,
-    extremes: Extremes | None = None,
+    extremes: engines.Extremes | None = None,
     top_only: bool = False,
 ) -> StabilityLimit:
     """The stability limit of an optimizer on a quadratic with the curvature of `engine`.
@@ -194,7 +191,7 @@ def find_stability_limit(
     # Not started from the last eigenvector: where the sharpest direction has changed since, such a search
     # often ends at the old one and cannot tell (docs/tracking.md has the numbers).
     if top_only:
-        norm = lanczos(operator, which="top", **settings.options).top
+        norm = lanczos.lanczos(operator, which="top", **settings.options).top
     else:
         norm = spectral_norm(operator, settings, semidefinite=semidefinite)
     value = max(norm.value, 0.0)
@@ -210,7 +207,7 @@ def _decoupled(rule: AdamRule, decay: Tensor, relative: Tensor | None) -> Tensor
 
 
 def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
-    return join([torch.full_like(leaf, values[name]).detach() for name, leaf in leaves.items()])
+    return operators.join([torch.full_like(leaf, values[name]).detach() for name, leaf in leaves.items()])
 
 
 def name_optimizer(

@@ -21,9 +21,8 @@ from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import read_batches, tensors_in
 from hessinit.problem.determinism import check_draw_repeats
-from hessinit.problem.layers import find_layers
 from hessinit.problem.problem import Loss, Problem
-from hessinit.problem.validate import check_switches, check_whole, unwrap
+from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
 from hessinit.results.result import to_plain
