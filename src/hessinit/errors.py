@@ -1,8 +1,9 @@
-"""Exceptions and warnings, and how a wrong choice is refused."""
+"""Exceptions and warnings, and how a wrong choice or number is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 
 class ProblemError(ValueError):
@@ -50,3 +51,20 @@ def choose(name: str, value: object, choices: list[str], synonyms: Mapping[str, 
         meant = stem if stem in choices else (synonyms or {}).get(stem)
         hint = f" Did you mean {meant!r}?" if meant else did_you_mean(word, choices)
         raise ProblemError(f"{name}={value!r} is unknown; choose from {listed}.{hint}")
+
+
+def check_number(name: str, value: object, is_allowed: Callable[[float], bool], rule: str) -> float:
+    """The value as a float; refuses what is not `is_allowed`, and what is no number, as nan."""
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not is_allowed(number):
+        raise ProblemError(f"{name}={value!r} must be {rule}.")
+    return number
+
+
+def check_positive(name: str, value: object, such_as: str = "such as 0.1") -> float:
+    """The value as a float; refuses anything but a finite number above 0."""
+    rule = f"a finite number above 0, {such_as}"
+    return check_number(name, value, lambda number: 0 < number < math.inf, rule)

@@ -27,9 +27,9 @@ def test_the_demo_shows_that_the_initialization_decides(run, folder, monkeypatch
     headings = re.findall(r"^\d\. ([^.:]+)", result.stdout, flags=re.MULTILINE)
     assert [heading.split()[0] for heading in headings] == ["Ten", "New", "Training", "Five"]
     assert max(map(len, re.sub("file:.*|Next: .*", "", result.stdout).splitlines())) <= 80
-    final = re.findall(r"^ (PyTorch|hessinit) .* (\S+) +[\d.]+ %$", result.stdout, flags=re.MULTILINE)
+    final = re.findall(r"^ (default|hessinit) +([\d.]+)", result.stdout, flags=re.MULTILINE)
     losses = {name: float(loss) for name, loss in final}
-    assert losses["hessinit"] < 0.5 < losses["PyTorch"] < 2.4  # guessing has ln 10 = 2.3
+    assert losses["hessinit"] < 0.5 < losses["default"] < 2.4  # guessing has ln 10 = 2.3
     page = (folder / "demo-output" / "demo.html").read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")
     assert "Two initializations of one network" in page
@@ -53,7 +53,6 @@ def test_json_holds_what_the_library_computes_and_is_all_that_is_printed(run):
         assert len(Tracking.from_dict(tracking).losses) == 20
     comparison = Comparison.from_dict(shown["comparison"])
     assert (comparison.seeds, comparison.learning_rates) == ((3, 4), (0.1,))
-    assert set(shown["accuracy"]) == {"PyTorch", "hessinit"}
 
 
 def test_the_demo_s_problem_can_be_measured_by_name(run):

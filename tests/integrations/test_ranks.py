@@ -31,7 +31,7 @@ def test_two_ranks_share_every_kind_of_weight_and_every_failure(tmp_path: Path) 
     ("work", "failure"),
     [
         ("fit_lightning", "ZeroDivisionError: division by zero"),
-        ("train_transformer", "ProblemError: target=-1 must be a positive, finite number"),
+        ("train_transformer", "ProblemError: target=-1 must be a finite number above 0"),
     ],
 )
 def test_ranks_of_ddp_get_the_same_weights_and_the_same_failure(

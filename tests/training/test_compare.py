@@ -294,8 +294,8 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"schemes": {"one": 3}}, "schemes holds 3; a scheme is a name, such as 'he', or in a mapping"),
         ({"learning_rates": []}, r"learning_rates=\[\] must hold some numbers, each once, such as"),
         ({"learning_rates": 0.1}, r"learning_rates=0.1 must be a list of numbers, such as \[0.01, 0.1\]"),
-        ({"learning_rates": [0.1, 0]}, "0 in learning_rates must be a number above 0"),
-        ({"learning_rates": ["0.1"]}, "'0.1' in learning_rates must be a number above 0"),
+        ({"learning_rates": [0.1, 0]}, "learning_rates=0 must be a finite number above 0"),
+        ({"learning_rates": ["0.1"]}, "learning_rates='0.1' must be a finite number above 0"),
         ({"learning_rates": [0.1, 0.1]}, r"learning_rates=\[0.1, 0.1\] must hold some numbers, each once"),
         ({"seeds": 0}, "seeds=0 must be a whole number, 1 or more"),
         ({"seeds": [-1]}, "seeds=-1 must be a whole number, 0 or more"),
@@ -326,9 +326,9 @@ def test_bad_arguments_of_compare_are_refused_before_any_run(arguments: dict[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"stds": [0.1, 0.0]}, "0.0 in stds must be a number above 0"),
+        ({"stds": [0.1, 0.0]}, "stds=0.0 must be a finite number above 0"),
         ({"stds": 0.1}, r"stds=0.1 must be a list of numbers, such as \[0.5, 0.05\]"),
-        ({"learning_rate": 0}, "0 in learning_rate must be a number above 0"),
+        ({"learning_rate": 0}, "learning_rate=0 must be a finite number above 0"),
         ({"layers": ["fc9"]}, "layers='fc9' fits no parameter of the model; its layers are 1, 3"),
         ({"layers": "*.bias"}, "names no weight of two or more dimensions"),
         ({"warmup": 0}, "warmup=0 must be a whole number, 1 or more"),

@@ -200,7 +200,7 @@ def test_ready_batches_a_file_and_the_end_whatever_the_overhead(tmp_path: Path) 
     assert [point.step for point in run(tiny.network(), steps=12, max_overhead=1e-9).points] == [0, 12]
     for options, message in [
         ({"steps": 0}, "steps=0 must be a whole number"),
-        ({"lr": 0}, "0 in lr must be a number above 0"),
+        ({"lr": 0}, "lr=0 must be a finite number above 0"),
         ({"optimizer": "lion"}, "optimizer='lion' is unknown"),
     ]:
         with pytest.raises(ProblemError, match=message):

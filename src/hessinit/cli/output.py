@@ -135,9 +135,7 @@ def write_file(path: Path, write: Callable[[Path], object]) -> bool:
     """Write it whole or not at all, and say so on stderr; returns whether it could be written."""
     try:
         write(path)
-    except (
-        Exception
-    ) as failure:  # a full disk, for which safetensors and matplotlib have their own; no figure
+    except Exception as failure:  # a full disk: safetensors and matplotlib have errors of their own
         reason = str(getattr(failure, "strerror", None) or failure).rstrip(".")
         typer.echo(f"Error: cannot write {path}: {reason}.", err=True)
         return False

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature import krylov, probes
+from hessinit.problem import validate
 from hessinit.results.curvature_report import Estimate
 
 # An extreme counts for the norm from this share of it on.
@@ -52,8 +53,8 @@ def lanczos(
         raise ValueError(
             f"which={which!r} is unknown; choose from 'both', 'top'. For the bottom alone pass -operator."
         )
-    probes.require_tolerance(tolerance)
-    probes.require_at_least("max_iterations", max_iterations, 1, "every step is one product")
+    validate.check_tolerance(tolerance)
+    validate.check_whole("max_iterations", max_iterations, at_least=1)
     process = krylov.LanczosProcess(operator, probes.probe_stream(operator, seed).draw())
     limit = min(max_iterations, size)
     checks: list[tuple[int, float, float]] = []
@@ -282,15 +283,13 @@ def top_eigenpairs(
     [-7.0, 5.0, 5.0, 5.0]
     """
     size = probes.operator_size(operator)
-    probes.require_at_least("count", count, 1, "there is nothing to find")
+    validate.check_whole("count", count, at_least=1)
     if count > size:
         raise ValueError(
             f"count={count} is more than the operator has: it is {size} × {size}. Pass count={size} or less."
         )
-    probes.require_tolerance(tolerance)
-    probes.require_at_least(
-        "max_iterations", max_iterations, count, f"count={count} pairs need a product each"
-    )
+    validate.check_tolerance(tolerance)
+    validate.check_whole("max_iterations", max_iterations, at_least=count)
     search = _Search(operator, count, tolerance)
     stream = probes.probe_stream(operator, seed)
     while not search.complete and search.products < max_iterations and search.finite:

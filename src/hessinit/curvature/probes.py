@@ -35,18 +35,6 @@ def operator_size(operator: Operator) -> int:
     return shape[0]
 
 
-def require_at_least(name: str, value: int, least: int, reason: str) -> None:
-    if value < least:
-        raise ValueError(f"{name}={value} is too few: {reason}. Pass {name}={least} or more.")
-
-
-def require_tolerance(tolerance: float) -> None:
-    if not 0 < tolerance < 1:
-        raise ValueError(
-            f"tolerance={tolerance} is out of range; it is a relative error between 0 and 1, such as 1e-3."
-        )
-
-
 def power_of_two_scale(vector: Tensor) -> float:
     """The power of two just below the largest |entry|; 0 for a zero vector, inf when an entry is not finite.
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.krylov import NOT_FINITE, Array, LanczosProcess
-from hessinit.curvature.probes import Operator, power_of_two_scale, probe_stream, require_at_least
+from hessinit.curvature.probes import Operator, power_of_two_scale, probe_stream
+from hessinit.problem.validate import check_whole
 from hessinit.results.curvature_report import Density, Estimate
 
 # Half-widths are two standard errors: about 95 % for normal samples, a little less for a handful of them.
@@ -58,8 +59,8 @@ def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, se
     >>> abs(sum(density.weights) - 1) < 1e-12, bool(abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05)
     (True, True)
     """
-    require_at_least("probes", probes, 2, "one probe has no spread to read an error from")
-    require_at_least("steps", steps, 2, "one step sees only the mean eigenvalue")
+    check_whole("probes", probes, at_least=2)
+    check_whole("steps", steps, at_least=2)
     rules = _quadrature_rules(operator, probes, steps, seed)
     if not rules:
         return Density((), (), (), (), math.inf, probes, steps)
@@ -131,7 +132,7 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
     """
     stream = probe_stream(operator, seed, "rademacher")
     size, sketched = stream.size, products // 3
-    require_at_least("products", products, 6, "two thirds find the large part, the rest are probes")
+    check_whole("products", products, at_least=6)
     if products >= size:
         diagonal = _dense(operator).diagonal().double().tolist()
         if not all(math.isfinite(entry) for entry in diagonal):
@@ -169,7 +170,7 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     5.0
     """
     stream = probe_stream(operator, seed, "rademacher")
-    require_at_least("products", products, 2, "one product has no spread to read an error from")
+    check_whole("products", products, at_least=2)
     exact = products >= stream.size
     images = [_dense(operator)] if exact else (operator @ stream.draw() for _ in range(products))
     # Squares of 1e-25 vanish in fp32: all is in units of a power of two near the first nonzero product.

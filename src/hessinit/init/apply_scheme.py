@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.errors import ProblemError, choose, did_you_mean
+from hessinit.errors import ProblemError, check_positive, choose, did_you_mean
 from hessinit.init import draws, mean_field, trace, weights
 from hessinit.problem.problem import Forward
 from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
@@ -26,9 +26,9 @@ from hessinit.results.initialization import PlannedWeight, SchemePlan
 
 BY_NORMS = ["forward", "backward", "compromise"]
 CLOSED_FORM = [*BY_NORMS, "lecun", "glorot", "he"]
-SCHEMES = [*CLOSED_FORM, "orthogonal", "delta-orthogonal", "lsuv", "default"]
+SCHEMES = [*CLOSED_FORM, "orthogonal", "delta-orthogonal", "lsuv"]
 USES_GAIN = [*BY_NORMS, "he", "orthogonal", "delta-orthogonal"]
-SYNONYMS = {"kaiming": "he", "xavier": "glorot", "msra": "he", "pytorch": "default", "torch": "default"}
+SYNONYMS = {"kaiming": "he", "xavier": "glorot", "msra": "he"}
 _UNIT_RULES = ["he", "orthogonal", "delta-orthogonal"]
 
 # What a reader calls the end of a context without an activation in it.
@@ -59,16 +59,16 @@ def apply_scheme_(
     """Draw new weights by a closed form, in place on the same Parameters; returns what each weight got.
 
     By norms: "forward", "backward", "compromise" (the paper's). By units: "lecun" and "glorot" (bare), "he"
-    (with the true gain of the activation). Also "orthogonal" and "delta-orthogonal" (with gain), "lsuv"
-    (needs `sample`) and "default" (PyTorch's own).
+    (with the true gain of the activation). Also "orthogonal" and "delta-orthogonal" (with gain), and
+    "lsuv" (needs `sample`). PyTorch's own weights come from each module's `reset_parameters()`.
 
     The model is traced in execution order: on `sample`, an input as `model(sample)` takes it, or symbolically
     without one. So every weight gets the gain of its own activation, the factor √(1−p) of its own dropout
     (`dropout=False` leaves it out) and its true fans. In deep networks of GELU, SiLU and their like each gain
     gets a small variance correction. `residual="scaled"` divides the weight that ends a residual branch by
     the root of the number of branches. `gains` overrides the gain of layers by name or glob, or, for "lsuv",
-    the standard deviation of their output. Biases become 0 (or PyTorch's, for "default"); `biases="keep"`
-    leaves them. `undo()` of the result restores everything; with `dry_run=True` only the plan is made.
+    the standard deviation of their output. Biases become 0; `biases="keep"` leaves them. `undo()` of the
+    result restores everything; with `dry_run=True` only the plan is made.
 
     Everything is drawn in fp32 or better, on the CPU unless `generator` lives elsewhere, before anything is
     written. Costs about one forward and one copy of the weights.
@@ -326,8 +326,7 @@ def _resolve_gains(targets: Sequence[weights.Target], gains: Mapping[str, float]
     names_of = {target.key: {target.name, target.key, *target.aliases} for target in targets}
     exact = set().union(*names_of.values())
     for pattern, gain in sorted((gains or {}).items(), key=lambda entry: entry[0] in exact):
-        if not 0 < as_number(gain) < math.inf:
-            raise ProblemError(f"gains[{pattern!r}] is {gain!r}; a gain is a positive number.")
+        check_positive(f"gains[{pattern!r}]", gain, "such as 1.5")
         fitting = [
             key for key, own in names_of.items() if pattern in own or fnmatch.filter(own, str(pattern))
         ]
@@ -339,11 +338,3 @@ def _resolve_gains(targets: Sequence[weights.Target], gains: Mapping[str, float]
             )
         found.update(dict.fromkeys(fitting, float(gain)))
     return found
-
-
-def as_number(value: Any) -> float:
-    """The value as a number; nan for what is none, as a text or a switch."""
-    try:
-        return math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
-        return math.nan

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hessinit.errors import ProblemError, choose
-from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, as_number
+from hessinit.errors import ProblemError, check_number, check_positive, choose
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS
 from hessinit.init.trace import WeightUse
 from hessinit.problem.validate import check_tolerance, check_whole
+from hessinit.results.advice import check_fraction
 
 # lr·‖H‖ of the network at initialization. Training soon lowers the curvature of a plain network, so that
 # twice the stability limit is safe; that of a normalized one rises first.
@@ -134,17 +135,13 @@ class Config:
                 "with the gradient, so that no rate says how sharp a layer may be; pass target= instead."
             )
         if self.lr is not None and self.lr != "auto":
-            self.lr = _positive("lr", self.lr, "a learning rate such as 0.1, or 'auto'")
+            self.lr = check_positive("lr", self.lr, "such as 0.1, or 'auto'")
         if self.target is not None:
-            self.target = _positive("target", self.target, "the ‖H‖ to reach, such as 1.0")
-        if not 0 <= as_number(self.momentum) < 1:
-            raise ProblemError(f"momentum={self.momentum!r} must be a number from 0 up to, but not, 1.")
-        self.momentum = float(self.momentum) if self.optimizer in ("momentum", "nesterov") else 0.0
-        if not as_number(self.max_sharpening) >= 1:
-            raise ProblemError(
-                f"max_sharpening={self.max_sharpening!r} must be 1 or more: how many times the loss of a "
-                "zero output the initial loss may be. Pass math.inf for no limit."
-            )
+            self.target = check_positive("target", self.target, "the ‖H‖ to reach, such as 1.0")
+        momentum = check_fraction("momentum", self.momentum)
+        self.momentum = momentum if self.optimizer in ("momentum", "nesterov") else 0.0
+        rule = "1 or more: how many times the loss of a zero output the initial loss may be; math.inf: any"
+        check_number("max_sharpening", self.max_sharpening, lambda number: number >= 1, rule)
         self.tolerance = check_tolerance(self.tolerance)
         if self.max_measurements is None:
             self.max_measurements = MAX_MEASUREMENTS[self.rule]
@@ -180,10 +177,3 @@ class Config:
                 return Goal(kappa, None, kappa)
             rate = (max(kappa, 1.0) if unscaled else 1.0) * shorter / norm
         return Goal(kappa * shorter / rate, rate, kappa)
-
-
-def _positive(name: str, value: Any, meaning: str) -> float:
-    number = as_number(value)
-    if not 0 < number < math.inf:
-        raise ProblemError(f"{name}={value!r} must be a positive, finite number: {meaning}.")
-    return number

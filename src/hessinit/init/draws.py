@@ -6,7 +6,6 @@ bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
@@ -23,7 +22,6 @@ from hessinit.init.recorder import prepare_sample, preserved, run
 from hessinit.init.trace import MIXING, WeightUse, name_of
 from hessinit.init.weights import Target, block_views
 from hessinit.problem.batches import tensors_in
-from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward
 from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import PlannedWeight
@@ -111,7 +109,7 @@ class Draft:
     """A weight with its plan, and the use that decides about it; None for a weight that stays unchanged.
 
     `gain` is the factor on an orthogonal matrix, or, for LSUV, the std that its output shall have; `factor`
-    is the dropout's factor on top of a measured or a default size.
+    is the dropout's factor on top of a measured size.
     """
 
     target: Target
@@ -142,8 +140,6 @@ def draw_values(
     forward: Forward | None,
 ) -> Drawn:
     """New weights for all drafts that are to be written, and new biases."""
-    if scheme == "default":
-        return _default_values(drafts, biases, generator)
     generator = _independent(generator)
     planned = {draft.target.key: draft.planned for draft in drafts}
     written = {draft.target.key: draft for draft in drafts if draft.use is not None}
@@ -192,46 +188,6 @@ def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
     blocks = [torch.cat([one.reshape(-1) for one in groups]) for groups in block_views(draft.use, value)]
     roots = [float(block.double().square().mean().sqrt()) for block in blocks]
     return dataclasses.replace(draft.planned, std=tuple(roots))
-
-
-def _default_values(drafts: Sequence[Draft], biases: str, generator: torch.Generator | None) -> Drawn:
-    """What each owner's own `reset_parameters` gives, on a copy of the owner, times the dropout factor."""
-    drawn, new_biases, planned = [], {}, []
-    copies: dict[nn.Module, dict[str, nn.Parameter]] = {}
-    for draft in drafts:
-        target, plan = draft.target, draft.planned
-        if draft.use is not None and target.owner not in copies:
-            copies[target.owner] = _reset_copy(target.owner, generator)
-        reset = copies.get(target.owner, {})
-        if draft.use is None or target.attribute not in reset:
-            reason = plan.unchanged or "its module has no default of its own"
-            kept = PlannedWeight(name=plan.name, aliases=plan.aliases, shape=plan.shape, unchanged=reason)
-            planned.append(kept)
-            continue
-        value = reset[target.attribute].detach() * draft.factor
-        drawn.append((target, value))
-        planned.append(_measured(draft, value))
-        for name, bias in target.biases().items() if biases != "keep" else ():
-            new_biases[bias] = reset[name].detach() if biases == "auto" else torch.zeros_like(bias)
-    return Drawn(drawn, new_biases, tuple(planned))
-
-
-def _reset_copy(owner: Any, generator: torch.Generator | None) -> dict[str, nn.Parameter]:
-    """Empty for a module that has no default of its own."""
-    name = next((name for name in ("reset_parameters", "_reset_parameters") if hasattr(owner, name)), None)
-    if name is None:
-        return {}
-    twin = copy.deepcopy(owner)
-    dtype = next(twin.parameters()).dtype
-    # bfloat16 and float16 are drawn in float32, as everything else is.
-    twin = twin.to("cpu", torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype)
-    if generator is None:
-        getattr(twin, name)()
-    else:  # modules draw from the global generator only: it is seeded from the one given, and restored
-        with untouched_random_state(torch.device("cpu")):
-            torch.default_generator.manual_seed(_independent(generator).initial_seed())
-            getattr(twin, name)()
-    return dict(twin.named_parameters(recurse=False))
 
 
 # --- Layer-sequential unit variance (Mishkin & Matas, ICLR 2016), in one forward pass ---------------------

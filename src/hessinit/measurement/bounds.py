@@ -6,28 +6,25 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import derivative_check, gram, krylov, layer_uses, singular_values
+from hessinit.curvature import derivative_check, engines, gram, krylov, layer_uses, singular_values
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.measurement import jacobians
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Estimate, JacobianBounds
-
-if TYPE_CHECKING:
-    from hessinit.curvature.engines import LanczosSettings
 
 _DEPENDENT = "the examples depend on each other, so the batch counts as one"
 _LARGEST_EXACT = 128
 
 
 def jacobian_bounds(
-    problem: Problem, evaluations: Sequence[Evaluation], settings: LanczosSettings
+    problem: Problem, evaluations: Sequence[Evaluation], settings: engines.LanczosSettings
 ) -> dict[str, JacobianBounds]:
     """The bounds of every leaf, by its parameter's name; to be called within `problem.settings()`.
 
@@ -84,7 +81,7 @@ def _mean_and_largest(name: str, pieces: Sequence[singular_values.SingularValues
 
 
 def _batch_bounds(
-    evaluation: Evaluation, settings: LanczosSettings
+    evaluation: Evaluation, settings: engines.LanczosSettings
 ) -> tuple[dict[str, _BatchBounds], dict[str, str]]:
     """The bounds of the layers whose every use is known; why not, for the others."""
     derivative_check.check_outputs(evaluation)
@@ -157,7 +154,7 @@ def kernel_overlap(call: layer_uses.Call) -> int:
     return min(math.prod(met), math.prod(call.output_shape[2:]))
 
 
-def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[krylov.Array, bool]:
+def _loss_norms(evaluation: Evaluation, settings: engines.LanczosSettings) -> tuple[krylov.Array, bool]:
     """‖H_z‖ of every example plus its error (of the batch if the loss couples it); whether all converged."""
     output = evaluation.output.detach()
     size = output.shape[0] if output.ndim else 1
@@ -178,7 +175,7 @@ def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[kryl
 
 
 def weight_map_norms(
-    uses: Sequence[jacobians.LayerUse], settings: LanczosSettings
+    uses: Sequence[jacobians.LayerUse], settings: engines.LanczosSettings
 ) -> singular_values.SingularValues:
     """The spectral norm of the map from the weight to all its calls' outputs, on the actual inputs.
 
@@ -221,7 +218,7 @@ def weight_map_norms(
 
 
 def _convolution(
-    call: layer_uses.ConvolutionCall, rows: Tensor, settings: LanczosSettings
+    call: layer_uses.ConvolutionCall, rows: Tensor, settings: engines.LanczosSettings
 ) -> singular_values.SingularValues:
     """One output channel of each group is enough: the others see the same patches."""
     images = rows.view(len(rows), -1, *call.inputs.shape[1:])
@@ -241,7 +238,7 @@ def _convolution(
 
 
 def _iterate(
-    maps: singular_values.BatchedMap, like: Tensor, settings: LanczosSettings
+    maps: singular_values.BatchedMap, like: Tensor, settings: engines.LanczosSettings
 ) -> singular_values.SingularValues:
     return singular_values.largest_singular_values(
         maps, dtype=like.dtype, device=like.device, **settings.options

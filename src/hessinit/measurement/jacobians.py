@@ -12,22 +12,19 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import krylov, layer_uses, singular_values
+from hessinit.curvature import engines, krylov, layer_uses, singular_values
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import find_layouts, known_calls
 from hessinit.curvature.probes import ProbeStream
 from hessinit.problem.batches import map_tensors
 from hessinit.problem.determinism import check_no_reentrant_checkpoints
-
-if TYPE_CHECKING:
-    from hessinit.curvature.engines import LanczosSettings
 
 # Unit vectors are shared by all layers, Lanczos takes about this many passes for each of them.
 _PASSES_PER_LAYER, _FEW, _MOST = 16, 64, 256
@@ -295,7 +292,7 @@ def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
 
 
 def backward_norms(
-    output: Tensor, layers: LayerUses, settings: LanczosSettings
+    output: Tensor, layers: LayerUses, settings: engines.LanczosSettings
 ) -> dict[str, singular_values.SingularValues]:
     """From every layer's result to the output."""
     found: dict[str, singular_values.SingularValues] = {}
@@ -308,7 +305,7 @@ def backward_norms(
 
 
 def forward_norms(
-    output: Tensor, inputs: Sequence[Tensor], layers: LayerUses, settings: LanczosSettings
+    output: Tensor, inputs: Sequence[Tensor], layers: LayerUses, settings: engines.LanczosSettings
 ) -> dict[str, tuple[singular_values.SingularValues, krylov.Array]]:
     """From the network's inputs to every layer's, and the lengths of the network's inputs, by example.
 
@@ -363,7 +360,7 @@ def _spectral_norms(
     layers: dict[str, list[GraphPoint]],
     from_output: bool,
     like: Tensor,
-    settings: LanczosSettings,
+    settings: engines.LanczosSettings,
 ) -> dict[str, singular_values.SingularValues]:
     """The norm of the derivative between an end of the network and a layer's points, by layer and example.
 

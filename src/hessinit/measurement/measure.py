@@ -263,7 +263,6 @@ def measure(
         trace=trace, frobenius=frobenius, density=density, jacobians=jacobians, diagnostics=diagnostics,
         network=network, strict=strict,
     )  # fmt: skip
-    seed = check_whole("seed", seed, at_least=0)
     settings = engines.LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )

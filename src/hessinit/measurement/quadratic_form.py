@@ -6,9 +6,9 @@ import glob
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,12 @@ from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
-from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.problem.validate import Layer, check_arguments, check_whole, layer_name, unwrap
+from hessinit.problem.problem import Loss, Problem, ProblemOptions
+from hessinit.problem.validate import Layer, check_model, check_whole, layer_name, unwrap
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MANY_WEIGHTS = 4096
 
@@ -127,19 +130,14 @@ def quadratic_form(
     *,
     directions: str | Mapping[str, Tensor] = "random",
     draws: int = 1,
-    layers: str | Iterable[str] | None = None,
-    forward: Forward | None = None,
-    dtype: torch.dtype | None = None,
-    dropout: str = "refuse",
-    reduction: str = "auto",
-    check: bool = True,
-    seed: int = 0,
+    **options: Unpack[ProblemOptions],
 ) -> QuadraticForms:
     """`gᵀHg` in every layer's own Hessian block, exact and by Theorem 1: `vᵀ H_z v`, `v` the output's change.
 
     `directions` is "random" (`draws` of them in each layer, of unit length), "gradient" (the loss gradient by
     the layer), or your own: a mapping from layer names to tensors of the weight's shape, or (draws, *shape)
-    for several, which then chooses the layers. The other arguments are those of `measure`.
+    for several, which then chooses the layers. The other options are those of `measure`:
+    layers, forward, dtype, dropout, reduction, check, seed.
 
     Both numbers are right to rounding. They come from one forward and one backward pass shared by all layers,
     and one more pass for each through the layers behind it: all layers of a five-layer MLP take the time of
@@ -153,14 +151,11 @@ def quadratic_form(
     """
     started = time.perf_counter()
     draws = check_whole("draws", draws, at_least=1)
-    seed = check_whole("seed", seed, at_least=0)
-    check_arguments(model, loss, forward, dtype, dropout)
+    check_model(model, options.get("forward"))
     if isinstance(directions, Mapping):
-        if layers is not None:
-            raise ProblemError(
-                f"layers={layers!r} and the keys of directions both choose layers; leave layers out."
-            )
-        layers = _named_layers(model, directions)
+        if options.get("layers") is not None:
+            raise ProblemError("layers and the keys of directions both choose layers; leave layers out.")
+        options["layers"] = _named_layers(model, directions)
     elif not isinstance(directions, str):
         raise ProblemError(
             f"directions is a {type(directions).__name__}; it must be 'random', 'gradient', or a mapping "
@@ -173,10 +168,7 @@ def quadratic_form(
             f"draws={draws} with directions='gradient': there is one loss gradient. Leave draws out, or "
             "choose directions='random'."
         )
-    problem = Problem(
-        model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
-        check=check, seed=seed,
-    )  # fmt: skip
+    problem = Problem(model, loss, batch, **options)
     with problem.settings():
         given: dict[str, Tensor] = {}
         if isinstance(directions, Mapping):
@@ -206,7 +198,7 @@ def quadratic_form(
             directions=directions if isinstance(directions, str) else "given",
             draws=draws,
             seconds=time.perf_counter() - started,
-            notes=(*notes_on(problem, evaluations), *note_unchecked(check)),
+            notes=(*notes_on(problem, evaluations), *note_unchecked(problem.check)),
             **facts_of(problem, evaluations),
         )
 

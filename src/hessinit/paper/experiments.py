@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 
-from hessinit import present
 from hessinit._version import __version__
 from hessinit.errors import ProblemError, choose
 from hessinit.paper.data import load_images
 from hessinit.problem.validate import check_switches, check_whole
 from hessinit.results.reproduction import Findings, Reproduction
-from hessinit.results.result import Plain, replacing, to_plain, write_text
+from hessinit.results.result import Plain, presenter, replacing, to_plain, write_text
 from hessinit.training.data import reproducible
 from hessinit.training.run_folder import RunFolder, describe_interruption
 from hessinit.training.workers import Job, check_workers, progress_bar, run_jobs, spinner
@@ -245,18 +244,16 @@ def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
 
 def write_page(folder: Path) -> None:
     """Write the page of all records there."""
-    write_text(folder / "reproduce.html", present.to_page(load_records(folder)))
+    write_text(folder / "reproduce.html", presenter().to_page(load_records(folder)))
 
 
 def write_figures(reproduction: Reproduction, folder: Path) -> None:
     """Draw every figure into a file of its own, such as figure-1-mnist.png."""
-    from hessinit.present.figures import draw_charts
-    from hessinit.present.reproduction import figure_chart
-
     rest = reproduction.name.removeprefix(reproduction.experiment)
     for figure in reproduction.findings.figures:
         with replacing(folder / f"{figure.name}{rest}.png") as temporary:
-            drawn: Any = draw_charts([figure_chart(figure)])[0].figure
+            chart = presenter("reproduction").figure_chart(figure)
+            drawn = presenter("figures").draw_charts([chart])[0].figure
             drawn.savefig(temporary, format="png", dpi=200)
 
 

@@ -141,7 +141,8 @@ class Problem:
         self.dtype = dtype or (torch.float64 if torch.float64 in kinds else torch.float32)
         self.converts = kinds != {self.dtype}
         self.casts_output = False  # to a lower precision than that of the weights, as logits.float()
-        self.loss, self.forward, self.seed = loss, forward, seed
+        self.loss, self.forward = loss, forward
+        self.seed = validate.check_whole("seed", seed, at_least=0)
         self.dropout, self.reduction, self.check = dropout, reduction, check
         self.drew = False
         self.batches = tuple(self._convert(place, read) for place, read in read_batches(batch))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from hessinit.errors import ProblemError, WeightsError, choose, did_you_mean
+from hessinit.errors import ProblemError, WeightsError, check_number, choose, did_you_mean
 from hessinit.problem.batches import tensors_in
 
 EVERYTHING = "**"  # all trained parameters: the weights, the biases and the norm gains
@@ -233,14 +233,8 @@ def check_switches(**switches: Any) -> None:
 
 
 def check_tolerance(tolerance: Any) -> float:
-    """The value as a float; refuses anything but a relative error between 0 and 1."""
-    try:
-        fine = 0 < float(tolerance) < 1
-    except (TypeError, ValueError):
-        fine = False
-    if not fine:
-        raise ProblemError(f"tolerance={tolerance!r} must be a relative error between 0 and 1, such as 1e-3.")
-    return float(tolerance)
+    rule = "a relative error between 0 and 1, such as 1e-3"
+    return check_number("tolerance", tolerance, lambda number: 0 < number < 1, rule)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

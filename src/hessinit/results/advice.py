@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from hessinit.errors import ProblemError, choose
+from hessinit.errors import ProblemError, check_number, check_positive, choose
 from hessinit.results.curvature_report import Estimate, largest_magnitude
 from hessinit.results.result import Result, presenter
 
@@ -89,26 +87,15 @@ def named_descent(optimizer: str, momentum: float | None, weight_decay: float | 
 
 def check_fraction(name: str, value: object) -> float:
     rule = "a number from 0 up to, not including, 1, such as 0.9"
-    return _check(name, value, lambda number: 0 <= number < 1, rule)
+    return check_number(name, value, lambda number: 0 <= number < 1, rule)
 
 
 def check_nonnegative(name: str, value: object) -> float:
-    return _check(name, value, lambda number: 0 <= number < math.inf, "a finite number, 0 or more")
+    return check_number(name, value, lambda number: 0 <= number < math.inf, "a finite number, 0 or more")
 
 
 def check_rate(lr: object) -> float | None:
-    rule = "a finite number above 0, such as 0.1; leave it out for none"
-    return None if lr is None else _check("lr", lr, lambda rate: 0 < rate < math.inf, rule)
-
-
-def _check(name: str, value: Any, is_allowed: Callable[[float], bool], rule: str) -> float:
-    number = math.nan
-    if not isinstance(value, bool | str):
-        with contextlib.suppress(TypeError, ValueError):
-            number = float(value)
-    if not is_allowed(number):
-        raise ProblemError(f"{name}={value!r} must be {rule}.")
-    return number
+    return None if lr is None else check_positive("lr", lr, "such as 0.1; leave it out for none")
 
 
 @dataclass(frozen=True, kw_only=True)

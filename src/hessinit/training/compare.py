@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hessinit._version import __version__
-from hessinit.errors import ConvergenceWarning, ProblemError
+from hessinit.errors import ConvergenceWarning, ProblemError, check_positive
 from hessinit.measurement.measure import measure
 from hessinit.problem import validate
 from hessinit.problem.problem import Forward, Loss
@@ -92,7 +92,7 @@ def compare(
     read = read_schemes(schemes, _read_warmup(warmup, steps))
     if warmup is not None and not any(each.warmup for each in read):
         raise ProblemError(f"warmup={warmup} is for schemes with a warmup; name one, such as 'he+warmup'.")
-    rates = _read_list("learning_rates", learning_rates, "[0.01, 0.1]", loop.read_positive)
+    rates = _read_list("learning_rates", learning_rates, "[0.01, 0.1]", check_positive)
     if isinstance(build, nn.Module) or not callable(build):
         raise ProblemError(
             f"build is a {type(build).__name__}; it must be a function that makes a new model for every run, "
@@ -185,11 +185,11 @@ def sweep(
     True
     """
     steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
-    sizes = _read_list("stds", stds, "[0.5, 0.05]", loop.read_positive)
+    sizes = _read_list("stds", stds, "[0.5, 0.05]", check_positive)
     chosen = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
     warming = 0 if warmup is None else _read_warmup(warmup, steps)
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
-    rates = [loop.read_positive("learning_rate", learning_rate)]
+    rates = [check_positive("learning_rate", learning_rate)]
     return compare(build, loss, data, schemes=read, learning_rates=rates, steps=steps, **options)
 
 

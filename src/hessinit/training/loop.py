@@ -6,19 +6,19 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsFloat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from hessinit.errors import ProblemError, choose
+from hessinit.errors import ProblemError, check_positive, choose
 from hessinit.problem import validate
 from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import untouched_random_state
 from hessinit.problem.problem import Forward, Loss
 from hessinit.results.track_record import Tracking
-from hessinit.training.data import seed_everything
+from hessinit.training.data import copy_to, device_of, read_data, seed_everything
 
 MakeOptimizer = Callable[[list[nn.Parameter], float], Optimizer]
 
@@ -129,13 +129,12 @@ def train_and_track(
     and end are measured whatever the `max_overhead`. `progress(step, loss)` is called after every step. The
     same seed gives the same weights, and the caller's random generators are not touched.
     """
-    from hessinit.training.data import copy_to, device_of, read_data
     from hessinit.training.track import track
 
     validate.check_arguments(model, loss, forward, None, "freeze")
     counts = {"steps": steps, "batch_size": batch_size, "examples": examples}
     steps, batch_size, examples = (validate.check_whole(name, value, 1) for name, value in counts.items())
-    rate, warmup = read_positive("lr", lr), validate.check_whole("warmup", warmup, at_least=0)
+    rate, warmup = check_positive("lr", lr), validate.check_whole("warmup", warmup, at_least=0)
     check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
     tracked = [(one.inputs, one.targets) for one in read.tracked_batches(examples, seed)]
@@ -179,13 +178,6 @@ def check_optimizer(optimizer: Any) -> None:
         )
     if not callable(optimizer):
         choose("optimizer", optimizer, list(OPTIMIZERS))
-
-
-def read_positive(name: str, value: Any) -> float:
-    """A finite number above 0, such as a learning rate."""
-    if isinstance(value, bool) or not isinstance(value, SupportsFloat) or not 0 < float(value) < math.inf:
-        raise ProblemError(f"{value!r} in {name} must be a number above 0, such as 0.1.")
-    return float(value)
 
 
 def make_optimizer(optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float) -> Optimizer:

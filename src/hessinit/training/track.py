@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hessinit.curvature.engines import LanczosSettings, build_engine
 from hessinit.curvature.evaluation import evaluate
-from hessinit.errors import EdgeOfStabilityWarning, ProblemError
+from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number
 from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import read_batches, tensors_in
@@ -74,7 +74,8 @@ def track(
     """
     check_switches(resume=resume, each_layer=each_layer, at_start=at_start, warn=warn)
     every = check_whole("every", every, at_least=1)
-    max_overhead = check_max_overhead(max_overhead)
+    rule = "a number above 0, up to 1: the maximum fraction of the time spent measuring, such as 0.1"
+    max_overhead = check_number("max_overhead", max_overhead, lambda number: 0 < number <= 1, rule)
     given = {"tolerance": 1e-2, "dropout": "freeze", **options}
     curvature, settings, problem = rules.read_curvature_options(model, loss, given)
     if path is None and resume:
@@ -301,16 +302,6 @@ class Budget:
 
     def count(self, seconds: float) -> None:
         self.spent, self.last = self.spent + seconds, seconds
-
-
-def check_max_overhead(max_overhead: Any) -> float:
-    """A fraction of the time, above 0."""
-    if isinstance(max_overhead, int | float) and max_overhead is not True and 0 < max_overhead <= 1:
-        return float(max_overhead)
-    raise ProblemError(
-        f"max_overhead={max_overhead!r} must be a number above 0, up to 1: the maximum fraction of the time "
-        "spent measuring, such as 0.1."
-    )
 
 
 @dataclass
