@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -148,8 +149,10 @@ def draw(result: Any, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")  # into a file: no window
+    drawn = io.BytesIO()
+    present.to_figure(result).savefig(drawn, format=path.suffix[1:].lower(), dpi=200)
     with replacing(path) as temporary:
-        present.to_figure(result).savefig(temporary, format=path.suffix[1:].lower(), dpi=200)
+        Path(temporary).write_bytes(drawn.getvalue())
 
 
 def write_page(result: Any, path: Path) -> None:
