@@ -483,7 +483,7 @@ def test_a_forward_that_differentiates_by_its_weights_is_told_the_way_out_and_it
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.1, "target": 2.0}, r"lr=0.1 and target=2.0 both set the norm .* pass one of them"),
     ({"lr": 0.0}, "lr=0.0 must be a finite number above 0"),
-    ({"target": -1}, "target=-1 must be a positive"),
+    ({"target": -1}, "target=-1 must be a finite number above 0"),
     ({"rule": "layer"}, "rule='layer' is unknown; .* Did you mean 'layers'"),
     ({"scheme": "kaiming"}, "scheme='kaiming' is unknown; .* Did you mean 'he'"),
     ({"scaling": "gain"}, "scaling='gain' is unknown; choose from 'auto', 'all', 'last'"),

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from hessinit.errors import ProblemError
-from hessinit.paper import text as text_module
+from hessinit.paper import data as text_module
 from hessinit.paper.data import (
     Vocabulary,
     collect_pairs,
