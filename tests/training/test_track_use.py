@@ -23,7 +23,7 @@ from hessinit.training.loop import train_and_track
         ({"every": 0}, "every=0 must be a whole number, 1 or more"),
         ({"max_overhead": 2}, "max_overhead=2 must be a number above 0, up to 1"),
         ({"max_overhead": True}, "max_overhead=True must be"),
-        (
+        ({"path": "missing/curvature.jsonl"}, "must be a file in a folder that exists; create it, or pass"),
             {"path": "missing/curvature.jsonl"},
             "must be a file in a folder that exists; create it, or pass None",
         ),
