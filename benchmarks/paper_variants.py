@@ -19,7 +19,7 @@ from torch import nn
 
 from hessinit.measurement.measure import measure
 from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.paper.data import ImageSet, load_images
+from hessinit.paper.datasets import ImageSet, load_images
 from hessinit.paper.networks import dense, glorot_, lenet, normal_
 from hessinit.paper.reference import printed
 from hessinit.paper.tables_2_3 import APPROXIMATION, EXACT, divide, share_within

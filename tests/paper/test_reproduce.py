@@ -11,7 +11,7 @@ import torch
 
 from hessinit.errors import ProblemError
 from hessinit.paper import Reproduction, experiments, load_records, reproduce
-from hessinit.paper.data import load_images
+from hessinit.paper.datasets import load_images
 from hessinit.paper.experiments import MODULES, choose_experiments
 
 SMALL: dict[str, Any] = {"data": "digits", "seeds": 2, "workers": 1, "progress": False}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.measurement.quadratic_form import draw_random
-from hessinit.paper.data import load_images
+from hessinit.paper.datasets import load_images
 from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit.paper.networks import build, glorot_
 from hessinit.paper.tables_2_3 import APPROXIMATION, CASES, EXACT, divide, share_within

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dense import dense_curvature, ends
-from hessinit.paper.data import load_images
+from hessinit.paper.datasets import load_images
 from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit.paper.networks import dense, glorot_, lenet, normal_
 from hessinit.paper.tables_4_5 import StdTable, clipped_cross_entropy, measure_norms

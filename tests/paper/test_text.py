@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 from hessinit.errors import ProblemError
-from hessinit.paper import data as text_module
-from hessinit.paper.data import (
+from hessinit.paper import datasets as text_module
+from hessinit.paper.datasets import (
     Vocabulary,
     collect_pairs,
     count_words,

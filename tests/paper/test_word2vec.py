@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from dense import dense_curvature, ends
-from hessinit.paper.data import Corpus, Vocabulary
+from hessinit.paper.datasets import Corpus, Vocabulary
 from hessinit.paper.experiments import PaperSetting, find_experiment
 from hessinit.paper.reference import rank_correlation
 from hessinit.paper.word2vec import MODELS, ROWS, SkipGram, draw_batches

@@ -21,7 +21,7 @@ import torch
 
 from hessinit._version import __version__
 from hessinit.errors import ProblemError, choose
-from hessinit.paper.data import load_images
+from hessinit.paper.datasets import load_images
 from hessinit.problem.validate import check_switches, check_whole
 from hessinit.results.reproduction import Findings, Reproduction
 from hessinit.results.result import Plain, presenter, replacing, to_plain, write_text

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessinit.errors import ProblemError
-from hessinit.paper.data import load_images
+from hessinit.paper.datasets import load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.reference import Measured, make_table, mean, percentage
 from hessinit.results.reproduction import Findings

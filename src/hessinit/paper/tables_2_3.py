@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.paper.data import load_images
+from hessinit.paper.datasets import load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant
 from hessinit.paper.networks import build, glorot_
 from hessinit.paper.reference import Measured, make_table, percentage

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from hessinit.paper.data import ImageSet, load_images
+from hessinit.paper.datasets import ImageSet, load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.networks import build, default_, glorot_, normal_
 from hessinit.paper.reference import make_table, mean, rank_correlation

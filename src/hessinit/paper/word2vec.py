@@ -18,7 +18,7 @@ from torch.nn.utils import skip_init
 from hessinit.errors import ConvergenceWarning
 from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
-from hessinit.paper.data import THRESHOLD, WINDOW, Corpus, find_text, load_text
+from hessinit.paper.datasets import THRESHOLD, WINDOW, Corpus, find_text, load_text
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.reference import Measured, RankCorrelation, make_table, mean, rank_correlation
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
 from hessinit.results import curvature_report as thresholds
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature, Spread
-from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
+
+if TYPE_CHECKING:
+    from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 MATRIX_NAMES = {
     "gauss-newton": "Gauss-Newton",
