@@ -18,7 +18,6 @@ from hessinit.problem.problem import Loss
 from hessinit.problem.validate import unwrap
 from hessinit.results import advice
 from hessinit.results import curvature_report as reports
-from hessinit.training.advise import advise
 from hessinit.training.optimizer_rules import CurvatureOptions, require_known_optimizer
 
 WIDTH = 100
@@ -83,6 +82,8 @@ def assert_sound(
             given: Any = {name: options[name] for name in CurvatureOptions.__annotations__ if name in options}
             given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
             given["check"] = False  # `measure` has checked the derivatives
+            from hessinit.training.advise import advise
+
             judged = advise(model, loss, batch, optimizer=optimizer, lr=rate, **given)
     fit = _call(rate if judged is None else judged.lr, optimizer)
     found = _judge_layers(report, smallest, largest, options.get("network", True), fit)
