@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch, tensors_in
-from hessinit.problem.problem import Problem
 from hessinit.problem.validate import all_finite
+
+if TYPE_CHECKING:
+    from hessinit.problem.problem import Problem
 
 
 def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
