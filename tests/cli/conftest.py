@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,6 @@ from hessinit.cli.app import app
 
 from .problem_files import NET
 
-TEMPORARY = Path(tempfile.gettempdir()).resolve()
 SOURCE = Path(__file__).parents[2] / "src"
 KNOWN = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
 ENVIRONMENT = {**KNOWN, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
@@ -45,13 +43,15 @@ def net() -> SimpleNamespace:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
     """Call as run("measure", "net.py:problem", columns=60); each command imports the user's files anew."""
 
+    users = str(tmp_path_factory.getbasetemp().resolve())
+
     def invoke(*arguments: object, columns: int = 100) -> Result:
-        monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.startswith(str(TEMPORARY))])
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.startswith(users)])
         for name, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", None)).startswith(str(TEMPORARY)):
+            if str(getattr(module, "__file__", None)).startswith(users):
                 del sys.modules[name]
         return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": str(columns)})
 
