@@ -164,14 +164,23 @@ MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (lambda: checkpointed(False), "recomputes activations.*gradient_checkp", {"dtype": torch.float64}),
     (lambda: checkpointed(True), "reentrant checkpoints.*use_reentrant=False", {}),
     (marked_by_deepspeed, "2.weight is sharded: .*before the model is sharded.*full_state_dict", {}),
+    (lambda: torch.jit.script(network()), "the model is a TorchScript module.*pass the module it was", {}),
+    (lambda: nn.Sequential(torch.jit.script(network())), "0 is a TorchScript module, whose weights", {}),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize(("build", "message", "options"), MODELS, ids=[one[1][:30] for one in MODELS])
 def test_models_that_cannot_be_measured(
     build: Callable[[], Any], message: str, options: dict[str, Any]
 ) -> None:
     check_refused(message, build(), LOSS, **{"data": batch(), **options})
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_schemes_refuse_torchscript() -> None:
+    with pytest.raises(hessinit.ProblemError, match="the model is a TorchScript module"):
+        hessinit.apply_scheme_(torch.jit.script(network()), "he")
 
 
 @pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support:UserWarning")

@@ -130,6 +130,12 @@ def check_present(model: nn.Module) -> None:
             "initialize before the model is sharded, or copy the full weights into a plain model "
             "(get_model_state_dict of torch.distributed.checkpoint.state_dict, full_state_dict=True)."
         )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise ProblemError(
+                f"{name or 'the model'} is a TorchScript module, whose weights cannot be exchanged; pass the "
+                "module it was made from."
+            )
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
