@@ -54,6 +54,8 @@ class Symbol:
         if not found or found.call is None or found.kind != "split":
             raise TypeError("the forward takes apart a shape or a tensor")
         parts = arguments(found.call.args, found.call.kwargs, "input parts")["parts"]
+        if found.name != "chunk" and isinstance(parts, int):
+            raise TypeError("the forward splits a tensor of unknown length")
         return iter([self[place] for place in range(parts if found.name == "chunk" else len(parts))])
 
     def __bool__(self) -> bool:
