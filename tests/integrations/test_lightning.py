@@ -14,7 +14,6 @@ import lightning.pytorch as lightning
 import pytest
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 
 import hessinit
@@ -46,9 +45,9 @@ def test_a_run_is_measured_at_the_start_followed_stored_and_logged(package: str,
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     library, network = importlib.import_module(package), plain_network()
-    before = copy.deepcopy(network)
+    before, own = copy.deepcopy(network), importlib.import_module(f"{package}.loggers")
     callback = CurvatureCallback(LOSS, every=2, each_layer=True)
-    loggers = [CSVLogger(tmp_path / "text"), TensorBoardLogger(tmp_path / "board")]
+    loggers = [own.CSVLogger(tmp_path / "text"), own.TensorBoardLogger(tmp_path / "board")]
     trainer = trainer_of(library, tmp_path, callback, max_steps=4, logger=loggers)
     trainer.fit(digits_module(library, network), loader())
     tracking = callback.tracking

@@ -110,7 +110,7 @@ def test_no_random_problem_is_measured_wrong(first: int) -> None:
     records = [record for seed in range(first, first + 8) for record in run_one(seed)]
     assert failures(records) == []
     outcomes = Counter(record["outcome"] for record in records if draw(record["seed"]).ordinary)
-    assert outcomes["refused"] <= 0.05 * outcomes.total()
+    assert outcomes["refused"] <= 4  # one problem in both curvatures and precisions; of many, 1.3 %
     assert outcomes["measured"] > 10
 
 

@@ -39,12 +39,12 @@ def build_network() -> nn.Module:
     """Ten dense layers with tanh between them and PyTorch's default weights."""
     from torch import nn
 
-    parts: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    pieces: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     for number in range(1, LAYERS):
-        parts[f"fc{number}"] = nn.Linear(WIDTH, WIDTH)
-        parts[f"tanh{number}"] = nn.Tanh()
-    parts[f"fc{LAYERS}"] = nn.Linear(WIDTH, 10)
-    return nn.Sequential(parts)
+        pieces[f"fc{number}"] = nn.Linear(WIDTH, WIDTH)
+        pieces[f"tanh{number}"] = nn.Tanh()
+    pieces[f"fc{LAYERS}"] = nn.Linear(WIDTH, 10)
+    return nn.Sequential(pieces)
 
 
 def problem(seed: int = 0) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]:
@@ -105,11 +105,11 @@ def demo(
         )
 
 
-def _compute(lr: float, seed: int, silent: bool) -> Demonstration:
+def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
     """Measure, initialize, train from both, compare over seeds; each is printed when it is known."""
 
     def say(text: str, result: Any = None) -> None:
-        if not silent:
+        if not mute:
             print_text(text)
             if result is not None:
                 print_result(result)

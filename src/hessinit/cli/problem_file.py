@@ -222,19 +222,19 @@ def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
     who = f"{place.function}() of {place.source}"
     with _user_code(who):
         result = function()
-    parts = [*result] if isinstance(result, (tuple, list)) else [result]
-    if len(parts) == 3:
-        parts.append({})
-    if len(parts) != 4 or not isinstance(parts[3], dict):
+    pieces = [*result] if isinstance(result, (tuple, list)) else [result]
+    if len(pieces) == 3:
+        pieces.append({})
+    if len(pieces) != 4 or not isinstance(pieces[3], dict):
         raise ProblemError(
-            f"{who} returned {', '.join(type(part).__name__ for part in parts)}; it must return model, loss, "
+            f"{who} returned {', '.join(type(one).__name__ for one in pieces)}; it must return model, loss, "
             "batch, and may add a dict of keyword arguments for hessinit.measure."
         )
     parameters = inspect.signature(hessinit.measure).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    for name in parts[3]:
+    for name in pieces[3]:
         choose(f"{who}: keyword", name, known)
-    return LoadedProblem(*parts)
+    return LoadedProblem(*pieces)
 
 
 class Builder:
@@ -243,11 +243,11 @@ class Builder:
     What the file draws when it is imported is the same in every process, and it prints in the first only.
     """
 
-    def __init__(self, place: Place, silent: bool = False) -> None:
+    def __init__(self, place: Place, mute: bool = False) -> None:
         from hessinit.problem.preserve import untouched_random_state
 
         self.place = place
-        with untouched_random_state(), contextlib.redirect_stdout(io.StringIO() if silent else sys.stdout):
+        with untouched_random_state(), contextlib.redirect_stdout(io.StringIO() if mute else sys.stdout):
             _seed(0)
             self.function = _load_function(place)
 

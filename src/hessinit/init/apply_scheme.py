@@ -208,8 +208,8 @@ def _draft_all(
     for use in uses:
         by_key.setdefault(use.parameter, []).append(use)
     given = _resolve_gains(targets, gains)
-    ends = {use.parameter for use in uses if use.closes_residual}
-    branches = math.sqrt(len(ends)) if residual == "scaled" else 1.0
+    closing = {use.parameter for use in uses if use.closes_residual}
+    branches = math.sqrt(len(closing)) if residual == "scaled" else 1.0
     # A rule by norms lets the size of units change with the widths, which the correction does not know.
     by_units = scheme in _UNIT_RULES or (scheme == "forward" and not weights.widths_change(uses))
     corrections = mean_field.variance_corrections(uses) if by_units else {}

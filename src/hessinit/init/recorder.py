@@ -53,8 +53,10 @@ class Symbol:
         found = isinstance(self.stands_for, trace.Signal) and self._recorder.trace[self.stands_for.index]
         if not found or found.call is None or found.kind != "split":
             raise TypeError("the forward takes apart a shape or a tensor")
-        parts = arguments(found.call.args, found.call.kwargs, "input parts")["parts"]
-        return iter([self[place] for place in range(parts if found.name == "chunk" else len(parts))])
+        pieces = arguments(found.call.args, found.call.kwargs, "input parts")["parts"]
+        if found.name != "chunk" and isinstance(pieces, int):
+            raise TypeError("the forward splits a tensor of unknown length")
+        return iter([self[place] for place in range(pieces if found.name == "chunk" else len(pieces))])
 
     def __bool__(self) -> bool:
         raise TypeError("the forward decides by a shape or a value: control flow")

@@ -331,6 +331,6 @@ def _effective_and_last(targets: Sequence[Target], uses: Sequence[WeightUse]) ->
         return list(names.values()), list(names.values())[-1:]
     known = [use for use in uses if use.parameter in names]
     matter = {use.parameter for use in known if not use.norm_follows}
-    ends = [use.parameter for use in known if use.downstream.end == "output"]
-    ends = ends or [use.parameter for use in known if use.parameter in matter][-1:]
-    return [names[key] for key in names if key in matter], [names[key] for key in dict.fromkeys(ends)]
+    last = [use.parameter for use in known if use.downstream.end == "output"]
+    last = last or [use.parameter for use in known if use.parameter in matter][-1:]
+    return [names[key] for key in names if key in matter], [names[key] for key in dict.fromkeys(last)]

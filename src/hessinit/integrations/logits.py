@@ -62,7 +62,7 @@ def logits_problem(
     batches, several = _list_batches(batch)
     readings = [_read_inputs(inner, one) for one in batches]
     chosen = _find_task(inner, readings[0][1]) if task == "auto" else task
-    given = [_with_labels(inner, chosen, *reading) for reading in readings]
+    given = [_with_labels(inner, chosen, *meaning) for meaning in readings]
     pairs = [(inputs, _targets(chosen, labels)) for inputs, labels in given]
     loss = _find_loss(chosen, inner, pairs[0][1])
     _check_own_loss(inner, *given[0], pairs[0][1], loss, chosen)

@@ -145,15 +145,15 @@ def _activation_after(
     Another shape of the same numbers and an added bias are looked through; anything else ends the search.
     """
     while len(consumers[node]) == 1:
-        (following,) = consumers[node]
-        if math.prod(following._input_metadata[0].shape) != math.prod(call.output_shape):
+        (later,) = consumers[node]
+        if math.prod(later._input_metadata[0].shape) != math.prod(call.output_shape):
             return None  # a sum may repeat the numbers
-        if activation_kind(following) is not None:
+        if activation_kind(later) is not None:
             # PReLU's slope, say, is not its input.
-            return following if following.next_functions[0][0] is node else None
-        if type(following).__name__ not in RESHAPING and not _adds_a_bias(following, node):
+            return later if later.next_functions[0][0] is node else None
+        if type(later).__name__ not in RESHAPING and not _adds_a_bias(later, node):
             return None
-        node = following
+        node = later
     return None
 
 

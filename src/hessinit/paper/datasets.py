@@ -316,9 +316,9 @@ def split_clauses(text: str) -> Iterator[list[str]]:
     for part in MARK.split(text):
         words: list[str] = WORD.findall(part)
         many = len(words)
-        parts = -(-many // MOST_WORDS)
+        pieces = -(-many // MOST_WORDS)
         if many > 1:
-            yield from (words[many * n // parts : many * (n + 1) // parts] for n in range(parts))
+            yield from (words[many * n // pieces : many * (n + 1) // pieces] for n in range(pieces))
 
 
 def count_words(clauses: Iterable[list[str]], *, size: int) -> Vocabulary:

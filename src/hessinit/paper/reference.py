@@ -50,8 +50,8 @@ def mean(values: Sequence[float]) -> Measured:
 
 def percentage(outcomes: Sequence[bool]) -> Measured:
     """The share of True in per cent, and its binomial standard error."""
-    share, n = statistics.fmean(outcomes), len(outcomes)
-    return Measured(100 * share, 100 * math.sqrt(share * (1 - share) / n), n, "%")
+    fraction, n = statistics.fmean(outcomes), len(outcomes)
+    return Measured(100 * fraction, 100 * math.sqrt(fraction * (1 - fraction) / n), n, "%")
 
 
 def make_table(

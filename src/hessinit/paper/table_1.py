@@ -115,11 +115,11 @@ def draw_all(setting: PaperSetting, row: str, seed: int) -> dict[str, Samples]:
     choosing, weights = generator(seed, f"images, {row}"), generator(seed, f"weights, {row}")
     different = 1 if setting.variant == "one-image" else count
     chosen = torch.randint(images.examples, (different,), generator=choosing).expand(count)
-    parts = [
+    pieces = [
         draw_samples(*images.batch(some, flat=True), [*HIDDEN, CLASSES], weights)
         for some in chosen.split(NETWORKS_AT_ONCE)
     ]
-    columns = {name: zip(*(part[name] for part in parts), strict=True) for name in ACTIVATIONS}
+    columns = {name: zip(*(part[name] for part in pieces), strict=True) for name in ACTIVATIONS}
     return {name: Samples(*map(torch.cat, each)) for name, each in columns.items()}
 
 
@@ -182,7 +182,7 @@ def expect(variant: str, row: str, samples: Samples) -> float:
     shares: list[float] = samples.targets[:, :2].double().mean(0).tolist()  # how often the label is 0, and 1
     spread = float((p - 1 / p.shape[1]).square().mean())  # the variance of a probability; its mean is 1/K
     if variant != "softmax-layer":
-        first, second = (spread + share * (1 - share) for share in shares)
+        first, second = (spread + fraction * (1 - fraction) for fraction in shares)
         if row == OUTPUTS:
             # The p sum to 1, so cov(p₀, p₁) = −var(p)/(K − 1); labels exclude each other. With one image for
             # all samples the label is constant, and r = −1/(K − 1) exactly.
@@ -193,7 +193,7 @@ def expect(variant: str, row: str, samples: Samples) -> float:
         return math.sqrt(2 / (HIDDEN[-1] + CLASSES)) * slope / math.sqrt(first)
     # Mean and variance of y/p from the class's own images: brighter ones have probabilities further apart.
     inverse = [1 / p[samples.targets[:, label] == 1] for label in (0, 1)]
-    means = [share * float(values.mean()) for share, values in zip(shares, inverse, strict=True)]
+    means = [fraction * float(values.mean()) for fraction, values in zip(shares, inverse, strict=True)]
     variance = [shares[label] * float(inverse[label].square().mean()) - means[label] ** 2 for label in (0, 1)]
     if row == OUTPUTS:
         # −y₀/p₀ and −y₁/p₁ are never both nonzero: the covariance is minus the product of their means.

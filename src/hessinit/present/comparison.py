@@ -242,15 +242,15 @@ def _heat_map(comparison: Comparison) -> doc.HeatMap:
 def _describe_cell(comparison: Comparison, scheme: str, rate: float) -> str:
     if not comparison.applies(scheme):
         return "does not apply to this model"
-    parts, seeds = [], w.count(len(comparison.seeds), "seed")
+    pieces, seeds = [], w.count(len(comparison.seeds), "seed")
     error, norm = comparison.error(scheme, rate), comparison.norm(scheme, rate)
     if diverged := comparison.diverged(scheme, rate):
-        parts.append(f"{diverged} of {seeds} diverged")
+        pieces.append(f"{diverged} of {seeds} diverged")
     elif not math.isnan(error):
-        parts.append(f"± {w.format_number(error, 2)} over {seeds}")
+        pieces.append(f"± {w.format_number(error, 2)} over {seeds}")
     if not math.isnan(norm):
-        parts.append(f"lr·‖H‖ = {w.format_number(rate * norm)} at initialization")
-    return "; ".join(parts)
+        pieces.append(f"lr·‖H‖ = {w.format_number(rate * norm)} at initialization")
+    return "; ".join(pieces)
 
 
 def _final_losses(comparison: Comparison) -> doc.LineChart:
@@ -309,14 +309,14 @@ def _loss_curves(comparison: Comparison) -> list[doc.Block]:
     return [doc.Paragraph(legend, page_only=True), chart]
 
 
-def loss_series(runs: Sequence[Run], steps: int, name: str, look: dict[str, Any]) -> list[doc.Series]:
+def loss_series(runs: Sequence[Run], steps: int, name: str, style: dict[str, Any]) -> list[doc.Series]:
     """Return the median loss with the range over the seeds that finish, and a cross where others diverge."""
     chunk = math.ceil(steps / MOST_POINTS)  # of steps: a point is at its middle
     middles = [(at * chunk + min(steps, (at + 1) * chunk)) / 2 for at in range(MOST_POINTS)]
     finite = [list(takewhile(math.isfinite, run.losses[:MOST_POINTS])) for run in runs]
     whole = [losses for run, losses in zip(runs, finite, strict=True) if run.finite]
     columns = list(zip(*(whole or finite), strict=False))
-    line = doc.Series(name, list(map(statistics.median, columns)), middles[: len(columns)], **look)
+    line = doc.Series(name, list(map(statistics.median, columns)), middles[: len(columns)], **style)
     if len(runs) > 1:
         line = replace(line, low=list(map(min, columns)), high=list(map(max, columns)))
     diverged = [losses for run, losses in zip(runs, finite, strict=True) if run.diverged]
@@ -326,4 +326,4 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, look: dict[str, Any]
     step, loss = (middles[len(last) - 1], last[-1]) if last else (0.0, math.inf)
     details = [f"{len(diverged)} of {w.count(len(runs), 'seed')} diverged"]
     marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, "details": details}
-    return [line, doc.Series(name, [loss], [step], **marks, **look)]
+    return [line, doc.Series(name, [loss], [step], **marks, **style)]

@@ -154,10 +154,10 @@ def _error_bar(layer: LayerCurvature) -> tuple[float | None, float | None]:
 
 
 def describe_layer(layer: LayerCurvature) -> str:
-    parts = [str(layer.shape), layer.verdict]
+    pieces = [str(layer.shape), layer.verdict]
     if layer.error > 0.005 * abs(layer.norm):
-        parts.append(f"± {w.format_number(layer.error, 2)}")
-    return ", ".join(parts if layer.converged else [*parts, "not converged"])
+        pieces.append(f"± {w.format_number(layer.error, 2)}")
+    return ", ".join(pieces if layer.converged else [*pieces, "not converged"])
 
 
 def has_rates(report: CurvatureReport) -> bool:

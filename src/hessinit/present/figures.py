@@ -73,12 +73,12 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
     ax.set_yscale("log" if chart.log_y else "linear")
     for band in chart.bands:
         if _held(band.low, chart.log_y) and _held(band.high, chart.log_y):
-            look: dict[str, Any] = {"color": _color(band.color), "alpha": 0.15, "linewidth": 0}
-            ax.axhspan(band.low, band.high, label=band.label, **look)
+            style: dict[str, Any] = {"color": _color(band.color), "alpha": 0.15, "linewidth": 0}
+            ax.axhspan(band.low, band.high, label=band.label, **style)
     for rule in chart.rules:
-        look = {"color": _color(rule.color), "linestyle": "--", "linewidth": 1}
+        style = {"color": _color(rule.color), "linestyle": "--", "linewidth": 1}
         if _held(rule.value, chart.log_x if rule.upright else chart.log_y):
-            (ax.axvline if rule.upright else ax.axhline)(rule.value, label=rule.label, **look)
+            (ax.axvline if rule.upright else ax.axhline)(rule.value, label=rule.label, **style)
     for series in chart.series:
         _draw_series(ax, chart, series)
     places = [x for one in chart.series for x in positions(one) if _held(x, chart.log_x)]
@@ -90,10 +90,10 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
         ax.set_xlim(-0.6, max(len(chart.layers), 1) - 0.4)
         _name_layers(ax, chart.layers)
     ax.set_ylim(chart.y_range or ax.get_ylim())
-    ends = [end for band in chart.bands for end in (band.low, band.high) if _held(end, chart.log_y)]
-    if ends and not chart.y_range:  # the whole band, and some room around it
+    limits = [end for band in chart.bands for end in (band.low, band.high) if _held(end, chart.log_y)]
+    if limits and not chart.y_range:  # the whole band, and some room around it
         low, high = ax.get_ylim()
-        ax.set_ylim(min(low, min(ends) / (3 if chart.log_y else 1)), max(high, max(ends) * 1.5))
+        ax.set_ylim(min(low, min(limits) / (3 if chart.log_y else 1)), max(high, max(limits) * 1.5))
     for series in chart.series:
         _name_beyond(ax, chart, series)
 
@@ -110,10 +110,10 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
     has_line = not series.hollow and not series.points
     has_marks = bool(chart.layers) or not has_line or len(x) < FEW
     if series.symbol == "cross":
-        look: dict[str, Any] = {"clip_on": False, "zorder": 6, "markersize": 6, "markeredgecolor": "white"}
+        style: dict[str, Any] = {"clip_on": False, "zorder": 6, "markersize": 6, "markeredgecolor": "white"}
     else:
         size = 6 if series.hollow else 4 if chart.layers else 3.5
-        look = {"markersize": size, "markerfacecolor": "none" if series.hollow else color}
+        style = {"markersize": size, "markerfacecolor": "none" if series.hollow else color}
     ax.plot(
         x,
         y,
@@ -122,7 +122,7 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
         linewidth=0.7 if chart.layers else 1.4,
         marker=MARKERS[series.symbol] if has_marks else "",
         label=series.name if series.in_legend else "_",
-        **look,
+        **style,
     )
 
 

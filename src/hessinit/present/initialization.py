@@ -1,4 +1,4 @@
-"""Describe an initialization (norms before and after, the target, the search) and the plan of a scheme."""
+"""Describe an initialization (norms before and after, the target) and the plan of a scheme."""
 
 from __future__ import annotations
 

@@ -190,8 +190,8 @@ def _library() -> str:
 
 @cache
 def _script() -> str:
-    parts = "".join(_asset("assets", name) for name in SCRIPTS)
-    return f'(() => {{\n"use strict";\n{parts}}})();\n'
+    pieces = "".join(_asset("assets", name) for name in SCRIPTS)
+    return f'(() => {{\n"use strict";\n{pieces}}})();\n'
 
 
 @cache

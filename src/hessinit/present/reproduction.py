@@ -141,12 +141,12 @@ def _table_blocks(table: PaperTable, title: str) -> list[doc.Block]:
     counts = w.format_range([cell.n for cell in table.cells])
     rules = Counter(cell.rule for cell in table.cells if cell.within is not None)
     claims = "; ".join(f"{rule} ({w.count(many, 'number')})" for rule, many in rules.items())
-    parts = (f"n = {counts}." if counts else "", f"Claimed: {claims}." if claims else "", table.note)
+    pieces = (f"n = {counts}." if counts else "", f"Claimed: {claims}." if claims else "", table.note)
     return [
         *(doc.Table(caption, block, show_caption=True, text_only=True)
           for caption, block in zip(titles, blocks, strict=False)),
         doc.Table(table.title, whole, show_caption=True, page_only=True),
-        doc.Paragraph(f"{table.title}: {' '.join(filter(None, parts))}", "small"),
+        doc.Paragraph(f"{table.title}: {' '.join(filter(None, pieces))}", "small"),
     ]  # fmt: skip
 
 
@@ -169,23 +169,23 @@ def figure_chart(figure: PaperFigure) -> doc.LineChart:
     looks, series, told = w.looks([curve.name for curve in figure.curves]), [], []
     for at, curve in enumerate(figure.curves):
         is_finite = list(map(math.isfinite, curve.y))
-        look: dict[str, Any] = {"name": curve.name, **looks[curve.name]}
+        style: dict[str, Any] = {"name": curve.name, **looks[curve.name]}
         if figure.style == "points":
-            look |= {"points": True, "symbol": SYMBOLS[at % len(SYMBOLS)], "dashed": False}
+            style |= {"points": True, "symbol": SYMBOLS[at % len(SYMBOLS)], "dashed": False}
         x, y, errors = (list(compress(one, is_finite)) for one in (curve.x, curve.y, curve.error or ()))
         if errors:
             pairs = list(zip(y, (one if math.isfinite(one) else 0.0 for one in errors), strict=True))
-            look |= {"low": [one - error for one, error in pairs], "high": [sum(pair) for pair in pairs]}
-        series.append(doc.Series(**look, x=x, y=y))
-        ends = f"from {w.format_number(y[0])} to {w.format_number(y[-1])}" if y else ""
-        told.append(f"{curve.name} {ends}{'' if all(is_finite) else ', diverged'}")
+            style |= {"low": [one - error for one, error in pairs], "high": [sum(pair) for pair in pairs]}
+        series.append(doc.Series(**style, x=x, y=y))
+        limits = f"from {w.format_number(y[0])} to {w.format_number(y[-1])}" if y else ""
+        told.append(f"{curve.name} {limits}{'' if all(is_finite) else ', diverged'}")
         broken = [one for one, finite in zip(curve.x, is_finite, strict=True) if not finite]
         if figure.style != "points":
             broken = broken[:1]
         if broken:
             marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False}
             cross = {"y": [math.inf] * len(broken), "details": ["diverged"] * len(broken), **marks}
-            series.append(doc.Series(curve.name, x=broken, color=look["color"], **cross))
+            series.append(doc.Series(curve.name, x=broken, color=style["color"], **cross))
     what = f"{figure.y_label} over {figure.x_label}: {'; '.join(told) or 'nothing was measured'}."
     axes: dict[str, Any] = {"log_x": figure.log_x, "log_y": figure.log_y}
     return doc.LineChart(figure.name, figure.title, what, series, figure.y_label, figure.x_label, **axes)

@@ -178,12 +178,12 @@ def _values(tracking: Tracking, field: str) -> list[Value]:
 
 def _series(runs: Runs, quantity: str, values: Sequence[Sequence[Value]]) -> list[doc.Series]:
     """Return a curve for each run that has values; the curve of a single run is named after the quantity."""
-    look, found = w.looks([label for label, _ in runs]), []
+    style, found = w.looks([label for label, _ in runs]), []
     for (label, _), some in zip(runs, values, strict=True):
         if some:
             steps, numbers, details = zip(*some, strict=True)
             name = quantity if len(runs) == 1 else label
-            found.append(doc.Series(name, numbers, steps, details=details, **look[label]))
+            found.append(doc.Series(name, numbers, steps, details=details, **style[label]))
     return found
 
 

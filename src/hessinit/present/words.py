@@ -74,8 +74,8 @@ def format_mean(mean: float, error: float) -> str:
 def format_range(numbers: Iterable[float], to: str = " to ", digits: int = 3) -> str:
     """Write the smallest and the largest number, once if they look the same; nan is left out."""
     known = [number for number in numbers if not math.isnan(number)]
-    ends = [format_number(end, digits) for end in (min(known), max(known))] if known else []
-    return to.join(dict.fromkeys(ends))
+    limits = [format_number(end, digits) for end in (min(known), max(known))] if known else []
+    return to.join(dict.fromkeys(limits))
 
 
 def format_percent(fraction: float, digits: int = 3) -> str:

@@ -121,9 +121,9 @@ def _nothing_to_measure(everything: list[Layer], trainable: set[str]) -> str:
 def check_present(model: nn.Module) -> None:
     """Every weight has a shape and a value, whole, and on one device."""
     # By name: importing these classes would take seconds. DeepSpeed marks its parameters by `ds_id`.
-    parts = [*model.named_modules(), *model.named_parameters()]
+    pieces = [*model.named_modules(), *model.named_parameters()]
     kinds = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
-    sharded = [name for name, one in parts if type(one).__name__ in kinds or hasattr(one, "ds_id")]
+    sharded = [name for name, one in pieces if type(one).__name__ in kinds or hasattr(one, "ds_id")]
     if sharded:
         raise ProblemError(
             f"{sharded[0] or 'the model'} is sharded: a rank holds only a part of the weights. Measure or "

@@ -65,8 +65,8 @@ class Descent:
 
     def norm(self, top: Estimate, bottom: Estimate) -> Estimate:
         """Return ‖H + weight decay‖, from both ends of the spectrum of H."""
-        ends = [replace(end, value=end.value + self.weight_decay) for end in (top, bottom)]
-        return largest_magnitude(*ends)
+        extremes = [replace(end, value=end.value + self.weight_decay) for end in (top, bottom)]
+        return largest_magnitude(*extremes)
 
     def __str__(self) -> str:
         named = {"momentum": self.momentum, "weight_decay": self.weight_decay}

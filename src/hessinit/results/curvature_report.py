@@ -118,11 +118,11 @@ def judge(norm: float) -> Verdict:
 def largest_magnitude(top: Estimate, bottom: Estimate) -> Estimate:
     """Return the larger absolute value; it is uncertain if an uncertain end could be the larger one."""
     lesser, greater = sorted((top, bottom), key=lambda end: (math.isnan(end.value), abs(end.value)))
-    norm, reach = abs(greater.value), abs(lesser.value) + lesser.error
+    norm, extent = abs(greater.value), abs(lesser.value) + lesser.error
     products = top.products + bottom.products
-    if lesser.converged or reach <= norm:
+    if lesser.converged or extent <= norm:
         return replace(greater, value=norm, products=products)
-    error = max(greater.error, reach - norm) if math.isfinite(norm) else greater.error
+    error = max(greater.error, extent - norm) if math.isfinite(norm) else greater.error
     return Estimate(norm, error, False, (lesser if greater.converged else greater).reason, products)
 
 

@@ -62,20 +62,20 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
 
 def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
     """Return `data` as the type `kind`, such as a dataclass or `tuple[float, ...]`; refuse what differs."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    origin, pieces = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return data
     if origin in (typing.Union, UnionType):  # with None
-        return None if data is None else from_plain(parts[0], data, where)
+        return None if data is None else from_plain(pieces[0], data, where)
     if kind is float:
         return read_number(data, where)
     if origin is tuple and isinstance(data, list):
-        kinds = parts[:1] * len(data) if parts[-1] is Ellipsis else parts
+        kinds = pieces[:1] * len(data) if pieces[-1] is Ellipsis else pieces
         if len(kinds) == len(data):
             named = enumerate(zip(kinds, data, strict=True))
             return tuple(from_plain(one, item, f"{where}[{at}]") for at, (one, item) in named)
     if origin is dict and isinstance(data, dict):
-        return {key: from_plain(parts[1], item, f"{where}[{key!r}]") for key, item in data.items()}
+        return {key: from_plain(pieces[1], item, f"{where}[{key!r}]") for key, item in data.items()}
     if is_dataclass(kind) and isinstance(data, dict):
         return _read_dataclass(kind, data, where)
     if type(data) is kind:

@@ -68,8 +68,8 @@ def train(
             value = evaluate_loss(model, loss, batch, forward)
         except Exception as raised:
             # Some functions refuse nan and inf instead of passing them on.
-            is_memory = isinstance(raised, torch.OutOfMemoryError)
-            if is_memory or not _caused_by_weights(model, build, loss, batch, forward):
+            is_out_of_memory = isinstance(raised, torch.OutOfMemoryError)
+            if is_out_of_memory or not _caused_by_weights(model, build, loss, batch, forward):
                 raise
             failure = f"Step {step + 1} failed on the weights that training led to: {raised}"
             losses.append(math.nan)

@@ -106,18 +106,18 @@ class OptimizerRule:
         The mean gradient is not corrected for its start at 0: that fades in too few steps to diverge in.
         """
         assert isinstance(self.rule, AdamRule)
-        parts = []
+        pieces = []
         for name, leaf in leaves.items():
             state = self.state.get(name) or {}
             # With amsgrad Adam divides by the largest so far.
             moment = state.get("max_exp_avg_sq", state.get("exp_avg_sq"))
             if moment is None:  # there was no gradient yet
-                parts.append(torch.full_like(leaf, math.inf).detach())
+                pieces.append(torch.full_like(leaf, math.inf).detach())
                 continue
             corrected = moment / (1 - self.rule.beta2 ** float(state["step"]))
             root = corrected.detach().to(leaf).sqrt()
-            parts.append(torch.where(root > 0, root + self.rule.eps, math.inf).detach())
-        return operators.join(parts)
+            pieces.append(torch.where(root > 0, root + self.rule.eps, math.inf).detach())
+        return operators.join(pieces)
 
 
 @dataclass(frozen=True)
