@@ -138,7 +138,7 @@ def find_problem(text: str) -> Place:
         return Place(source, function, source, Path.cwd(), file, is_file)
     file = Path(source).resolve()
     if file.suffix != ".py" or not file.is_file():
-        near = did_you_mean(file.name, [each.name for each in file.parent.glob("*.py")])
+        near = did_you_mean(file.name, [each.name for each in file.parent.glob("*.py") if each.is_file()])
         stop(f"{source} must be an existing Python file; there is none of that name in {file.parent}.{near}")
     return Place(source, function, file.stem, file.parent, file, is_file)
 

@@ -285,7 +285,7 @@ def check_finite_inputs(inputs: Any, place: str) -> None:
             bad = int((~torch.isfinite(tensor)).sum())
             raise ProblemError(
                 f"{place}the inputs hold {bad} NaN or inf among {tensor.numel()} values; clean them first. "
-                f"Are they beyond the range of {tensor.dtype}? Scale them, or pass dtype=torch.float64."
+                f"Are they beyond the range of {tensor.dtype}? Scale them, or measure at dtype=torch.float64."
             )
 
 
