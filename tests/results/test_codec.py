@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import hessinit
 from hessinit.results.curvature_report import Estimate
-from hessinit.results.result import Result
+from hessinit.results.result import Result, write_text
 from result_examples import (
     COMPARISON,
     EVERY_KIND,
@@ -208,3 +208,13 @@ def test_a_save_keeps_links_and_usual_permissions_and_names_paths_that_cannot_be
     assert (tmp_path / "r.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
     with pytest.raises(FileNotFoundError, match="the folder .*no does not exist"):
         REPORT.save(tmp_path / "no" / "r.json")
+
+
+def test_what_is_not_a_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(ValueError, match="is not a file. Give the name of a file"):
+            write_text(path, "text")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]

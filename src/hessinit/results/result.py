@@ -316,6 +316,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     if not target.parent.is_dir():
         why = f"the folder {target.parent} does not exist. Create it first."
         raise FileNotFoundError(f"cannot write {path}: {why}")
+    if target.exists() and not target.is_file():  # a folder, or a device such as /dev/null
+        raise ValueError(f"cannot write {path}: it is there and is not a file. Give the name of a file.")
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
