@@ -280,7 +280,11 @@ def versions() -> dict[str, str]:
 def hardware() -> dict[str, str]:
     """The machine, in words; nothing that names it."""
     system = f"{platform.system()} {platform.machine()}"
-    return {"processor": platform.processor(), "cores": str(os.cpu_count() or "unknown"), "system": system}
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count() or "unknown"),
+        "system": system,
+    }
 
 
 @functools.cache
