@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hessinit.present import document as doc
+from hessinit.present import words as w
 from hessinit.present.comparison import describe_comparison
 from hessinit.present.initialization import describe_initialization
 from hessinit.present.track_record import Runs, conclude_tracking, step_charts
@@ -28,7 +29,11 @@ class Demonstration:
 def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     """Return both initializations layer by layer, both trainings, and the comparison over seeds."""
     initialization, runs = demonstration.initialization, demonstration.runs
-    seeds = describe_comparison(demonstration.comparison)
+    comparison, seeds = demonstration.comparison, describe_comparison(demonstration.comparison)
+    rate = comparison.learning_rates[0]
+    finals = [w.format_number(comparison.loss(name, rate)) for name in ("default", "hessinit")]
+    headline = "The final loss is {} from PyTorch's default weights and {} from hessinit's, at lr {:g}."
+    named = zip(("PyTorch", "hessinit"), finals, strict=True)
     layers, *others = describe_initialization(initialization).sections
     rates = [section for section in others if section.anchor == "rate"]
     given = initialization.before
@@ -49,6 +54,8 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     return replace(
         seeds,
         title="Two initializations of one network",
+        verdict=[headline.format(*finals, rate), *seeds.verdict],
+        numbers=[doc.KeyNumber(name, final, "final loss, mean over seeds") for name, final in named],
         picture=("loss", "sharpness"),
         sections=[
             doc.Section("Curvature of each layer", [explained, *before, *layers.blocks], "layers"),
