@@ -136,7 +136,7 @@ def test_a_scheme_draws_the_same_weights_for_every_device() -> None:
     assert all(torch.equal(one, placed[1][1][name]) for name, one in placed[0][1].items())
 
 
-@pytest.mark.parametrize("scheme", ["he", "orthogonal", "lsuv", "default"])
+@pytest.mark.parametrize("scheme", ["he", "orthogonal", "lsuv"])
 def test_a_generator_of_the_device_draws_there(scheme: str) -> None:
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).cuda().bfloat16()
     before = [parameter.detach().clone() for parameter in model.parameters()]
