@@ -150,5 +150,5 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
             build_network, loss, data, schemes=("default", "glorot", "lsuv", "hessinit"),
             learning_rates=(lr,), seeds=range(seed, seed + SEEDS), steps=STEPS, workers=1, progress=False,
         )  # fmt: skip
-    say("\n4. Five seeds, and two other schemes.\n", comparison)
+    say("\n4. Five seeds, and two other schemes; default: the weights that PyTorch draws.\n", comparison)
     return Demonstration(initialization=initialization, runs=runs, comparison=comparison)

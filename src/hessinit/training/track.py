@@ -120,7 +120,7 @@ class Tracker:
         self._seen: Any = None  # the measured weights and the modes of the modules at the last point
         last = self._points[-1].measuring_seconds if self._points else 0.0
         self._budget = Budget(record.max_overhead, record.seconds, record.measuring_seconds, last)
-        self._is_start_beyond = False
+        self._was_beyond_at_first = False
         self._closed: Tracking | None = None
         self._notes: list[str] = []
         self.name = record.name
@@ -264,9 +264,9 @@ class Tracker:
         point = self._points[-1]
         over = point.lr_over_limit or 0.0
         crossed = point.step in find_crossings(self._points)[-1:]
-        waited, self._is_start_beyond = self._is_start_beyond, False
+        waited, self._was_beyond_at_first = self._was_beyond_at_first, False
         if crossed and point.step == 0 and over <= MOST_TIMES_STABLE:
-            self._is_start_beyond = True
+            self._was_beyond_at_first = True
             return False
         return crossed or (waited and over >= 1)
 
