@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 import torch  # noqa: E402
 
 from arena.tasks import CPU, Task  # noqa: E402
-from hessinit.init.initialize import initialize_  # noqa: E402
+from hessinit.training.initialize import initialize_  # noqa: E402
 
 REPEATS = 3
 

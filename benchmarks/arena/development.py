@@ -28,7 +28,7 @@ from torch import nn  # noqa: E402
 from arena.outcomes import count_losses  # noqa: E402
 from arena.tasks import CPU, Task  # noqa: E402
 from hessinit.init import defaults, scales  # noqa: E402
-from hessinit.init.initialize import initialize_  # noqa: E402
+from hessinit.training.initialize import initialize_  # noqa: E402
 from hessinit.results.result import write_text  # noqa: E402
 from hessinit.training.compare import compare  # noqa: E402
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from arena.tasks import BY_NAME, Task
-from hessinit.init.initialize import initialize_
+from hessinit.training.initialize import initialize_
 from hessinit.training.compare import compare
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hessinit.errors import ProblemError as ProblemError
     from hessinit.init.apply_scheme import apply_scheme_ as apply_scheme_
     from hessinit.init.gain import gain as gain
-    from hessinit.init.initialize import initialize_ as initialize_
     from hessinit.integrations.logits import logits_problem as logits_problem
     from hessinit.measurement.measure import gauss_newton as gauss_newton
     from hessinit.measurement.measure import hessian as hessian
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from hessinit.training.assert_sound import assert_sound as assert_sound
     from hessinit.training.compare import compare as compare
     from hessinit.training.compare import sweep as sweep
+    from hessinit.training.initialize import initialize_ as initialize_
     from hessinit.training.track import Tracker as Tracker
     from hessinit.training.track import track as track
 

@@ -20,7 +20,7 @@ from dense import dense_curvature, ends
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
-from hessinit.init.initialize import initialize_
+from hessinit.training.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.training.advise import advise
 from tiny import Net, inputs, labels, raise_from

@@ -20,6 +20,9 @@ from hessinit.results.advice import check_fraction
 # twice the stability limit is safe; that of a normalized one rises first.
 KAPPA = 4.0
 KAPPA_NORMALIZED = 0.5
+# lr times the norm of the scale-free weights, as the optimizer sees it: ‖H‖, or ‖P^-½ H P^-½‖ for Adam.
+KAPPA_SCALE_FREE = 3.0
+KAPPA_ADAM = 6.0
 # The curvature of a quadratic loss stays the same during training.
 KAPPA_QUADRATIC = 1.0
 # Normalizations undo much of a gain: a smaller one would have to be so small that it stops the learning.
@@ -52,6 +55,7 @@ SEARCH_FRACTION = 0.2
 ADAPTIVE = ("adam", "adamw")
 
 SCALINGS = ("all", "last", "small-output")
+SYMMETRIES = "symmetries"  # in the place of a scaling: along transformations that change no output
 NOT_SCALED = "none"  # in the place of a scaling: the scheme's weights were left as they are
 
 
@@ -87,7 +91,7 @@ class NetworkTraits:
 class Goal:
     """The norm to reach, and where it comes from: a learning rate and κ, or neither where it was given."""
 
-    target: float
+    target: float | None
     lr: float | None = None
     kappa: float | None = None
 
@@ -114,6 +118,8 @@ class Config:
     tolerance: float = 0.05
     max_measurements: Any = None
     max_sharpening: float = MAX_SHARPENING
+    report: bool | None = None
+    flatter: float = 1.0  # divides κ
 
     def __post_init__(self) -> None:
         choose("rule", self.rule, ["network", "layers"])
@@ -148,9 +154,17 @@ class Config:
         self.max_measurements = check_whole("max_measurements", self.max_measurements, at_least=1)
 
     @property
-    def scheme_only(self) -> bool:
-        """Whether nothing is left to do after the scheme."""
-        return self.lr is not None and self.optimizer in ADAPTIVE and self.rule == "network"
+    def is_adaptive(self) -> bool:
+        return self.optimizer in ADAPTIVE
+
+    @property
+    def fits_symmetries(self) -> bool:
+        return self.lr is not None and self.rule == "network" and self.scaling == "auto"
+
+    @property
+    def reports(self) -> bool:
+        """Whether the curvature is measured before and after; nothing but the reports reads it for Adam."""
+        return not (self.is_adaptive and self.lr is not None) if self.report is None else self.report
 
     @property
     def scheme_name(self) -> str:
@@ -161,8 +175,8 @@ class Config:
         """In log ‖H‖; leaves room for the search's own errors of measurement."""
         return math.log1p(self.tolerance) * (1 - 2 * SEARCH_FRACTION)
 
-    def goal(self, traits: NetworkTraits, norm: float, unscaled: bool) -> Goal:
-        """The norm to reach, for a network with these traits whose scheme's weights have that norm.
+    def goal(self, kappa: float, norm: float, unscaled: bool) -> Goal:
+        """The norm to reach for this κ, where the scheme's weights have that norm.
 
         Momentum makes lasting steps 1/(1 − momentum) times as long. lr="auto" takes the rate that suits the
         `unscaled` weights, κ/‖H‖ (at least 1/‖H‖); or 1/‖H‖, where the weights can be scaled to suit any
@@ -170,7 +184,7 @@ class Config:
         """
         if self.lr is None:
             return Goal(1.0 if self.target is None else self.target)
-        kappa, rate = traits.kappa, self.lr
+        kappa, rate = kappa / self.flatter, self.lr
         shorter = 1 - self.momentum
         if rate == "auto":
             if not 0 < norm < math.inf:

@@ -189,7 +189,7 @@ class ScaledModel:
         problem = self.factory.problem(measured=True)
         with problem.settings():
             evaluations, settings, curvature = evaluate(problem), self._settings, self.factory.curvature
-            estimator = "auto" if every_layer else _network_estimator(evaluations)
+            estimator = "auto" if every_layer else network_estimator(evaluations)
             # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
             if curvature == "gauss-newton" and estimator == "auto":
                 settings = replace(settings, tolerance=TOLERANCE)
@@ -201,7 +201,7 @@ class ScaledModel:
         problem, curvature = self.factory.problem(measured=True), self.factory.curvature
         with problem.settings():
             evaluations = evaluate(problem)
-            estimator = "auto" if every_layer else _network_estimator(evaluations)
+            estimator = "auto" if every_layer else network_estimator(evaluations)
             tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
             settings = engines.LanczosSettings(tolerance, 200, problem.seed)
             rows = Rows(problem, evaluations, curvature, estimator, settings)
@@ -217,7 +217,7 @@ class ScaledModel:
             return rows.report(layers, network, curvature, seconds=seconds, notes=tuple(notes), **details)
 
 
-def _network_estimator(evaluations: Sequence[Evaluation]) -> str:
+def network_estimator(evaluations: Sequence[Evaluation]) -> str:
     """The cheaper way to the network's norm alone; the engines choose by the cost of all layers."""
     outputs = max(one.output[0].numel() if one.output.ndim else 1 for one in evaluations)
     return "auto" if outputs <= _FEW_OUTPUTS else "lanczos"
@@ -276,7 +276,7 @@ def scaling_path(
     initial size is next to nothing. Where branches are added, scaling them would change their proportions:
     the first weight on the trunk is the small one, and those of the output grow.
     """
-    effective, last = _effective_and_last(targets, uses)
+    effective, last = effective_and_last(targets, uses)
     if scaling == "all":
         return ScalingPath("all", dict.fromkeys(effective, 1.0))
     found = small_and_large(targets, uses, model) if scaling == "small-output" else None
@@ -296,7 +296,7 @@ def small_and_large(
     targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel
 ) -> tuple[str, list[str], float] | None:
     """The weight to make small, those to enlarge, and the output's size; None if not homogeneous."""
-    effective, last = _effective_and_last(targets, uses)
+    effective, last = effective_and_last(targets, uses)
     last = [name for name in last if name in effective]
     inner = [name for name in effective if name not in last]
     size = model.output().size
@@ -324,7 +324,7 @@ def _is_proportional(model: ScaledModel, size: float, logs: Mapping[str, float])
     return abs(found / expected - 1) < _ROUNDING * len(logs) if expected > 0 else False
 
 
-def _effective_and_last(targets: Sequence[Target], uses: Sequence[WeightUse]) -> tuple[list[str], list[str]]:
+def effective_and_last(targets: Sequence[Target], uses: Sequence[WeightUse]) -> tuple[list[str], list[str]]:
     """The weights whose scale no normalization undoes, and those that make the output."""
     names = {target.key: target.name for target in targets}
     if not uses:

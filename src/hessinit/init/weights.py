@@ -344,16 +344,17 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
     return list(targets.values())
 
 
-def snapshot(targets: Sequence[Target]) -> Callable[[], None]:
-    """Copy the weights and the biases beside them; the returned function puts them back, bit for bit."""
+def snapshot(targets: Sequence[Target], others: Iterable[nn.Parameter] = ()) -> Callable[[], None]:
+    """Copy the weights, the biases beside them and `others`; the returned function puts them back exactly."""
     ways = [target.snapshot() for target in targets]
-    biases = {id(bias): (bias, bias.detach().clone()) for t in targets for bias in t.biases().values()}
+    beside = [*(bias for target in targets for bias in target.biases().values()), *others]
+    kept = {id(one): (one, one.detach().clone()) for one in beside}
 
     @torch.no_grad()
     def restore() -> None:
         for way in ways:
             way()
-        for bias, value in biases.values():
-            bias.copy_(value)
+        for one, value in kept.values():
+            one.copy_(value)
 
     return restore

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ConvergenceWarning
-from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.datasets import ImageSet, load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
@@ -28,6 +27,7 @@ from hessinit.problem.problem import Loss
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_numbers
 from hessinit.training.data import derive, generator
+from hessinit.training.initialize import initialize_
 from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
 from hessinit.training.workers import Job
 

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from hessinit.errors import ConvergenceWarning
-from hessinit.init.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.paper.datasets import THRESHOLD, WINDOW, Corpus, find_text, load_text
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
@@ -24,6 +23,7 @@ from hessinit.paper.reference import Measured, RankCorrelation, make_table, mean
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_numbers, to_plain
 from hessinit.training.data import derive, generator
+from hessinit.training.initialize import initialize_
 from hessinit.training.loop import chunk_means, final_loss, make_optimizer, train
 from hessinit.training.workers import Job
 

@@ -89,6 +89,21 @@ class Measurement:
     layer: str = "network"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Symmetry:
+    """A scaling that left the function as it was: what it multiplied, and the norm before and after.
+
+    The curvature is that of these weights together, as the optimizer sees it. Scale-free weights have a
+    normalization behind them; others were scaled against the gains of the normalizations that they read.
+    """
+
+    weights: tuple[str, ...]
+    scale_free: bool
+    factors: dict[str, float]
+    norm_before: float
+    norm: float
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Initialization(_Applied):
     """What `initialize_` did, and the way back.
@@ -108,7 +123,7 @@ class Initialization(_Applied):
     before: CurvatureReport | None
     after: CurvatureReport | None
     scales: dict[str, float]
-    target: float
+    target: float | None
     rule: str
     scheme: str
     scaling: str | None = None
@@ -118,6 +133,7 @@ class Initialization(_Applied):
     converged: bool
     reason: str
     measurements: tuple[Measurement, ...] = ()
+    symmetries: tuple[Symmetry, ...] = ()
     plan: SchemePlan | None = None
     notes: tuple[str, ...] = ()
     seed: int = 0

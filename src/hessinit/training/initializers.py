@@ -69,7 +69,7 @@ class Initializer:
         """Write the weights in place; returns why a target was not met, else an empty string."""
         seed_everything(seed, "start")
         if self.scheme == OURS:
-            from hessinit.init.initialize import initialize_  # the other schemes do not need it
+            from hessinit.training.initialize import initialize_  # the other schemes do not need it
 
             # The rule of a user's own optimizer is unknown: it is treated as gradient descent.
             rule, number = optimizer if isinstance(optimizer, str) else "sgd", derive(seed, "start")

@@ -1,0 +1,319 @@
+"""Draw a scheme's weights and scale them until the curvature fits: along symmetries first, then by gains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
+from hessinit.errors import DerivativeError, ProblemError
+from hessinit.init import apply_scheme, defaults, mean_field, scales, search, symmetric_fit, weights
+from hessinit.init.defaults import NOT_SCALED, SYMMETRIES, Config, Goal, NetworkTraits
+from hessinit.init.trace import WeightUse, parametrized_name
+from hessinit.measurement.measure import note_unchecked
+from hessinit.problem.validate import layer_name
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
+
+Uses = tuple[WeightUse, ...]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The goal, how it was sought, and why it was missed; empty where it was met.
+
+    `unreachable` are layers whose norm no scale changes. `met` is a sentence where symmetries met the goal.
+    """
+
+    goal: Goal
+    scaling: str | None
+    measurements: tuple[Measurement, ...] = ()
+    reason: str = ""
+    unreachable: tuple[str, ...] = ()
+    symmetries: tuple[Symmetry, ...] = ()
+    met: str = ""
+
+    def factor_of(self, layer: str) -> float:
+        """What symmetries multiplied this layer's weight by."""
+        return math.prod(
+            factor
+            for symmetry in self.symmetries
+            for name, factor in symmetry.factors.items()
+            if layer_name(parametrized_name(name)) == layer
+        )
+
+
+def fit_(
+    factory: scales.ProblemFactory, targets: list[weights.Target], config: Config, restore: Callable[[], None]
+) -> Initialization:
+    """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
+    every_layer, checked = config.rule == "layers" or config.report is True, factory.check
+    old, old_loss, notes = _measure_old(factory, every_layer, config)
+    sizes = _sizes(targets)
+    try:
+        uses = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"]).uses
+    except ProblemError as failure:  # costs only the knowledge of where the weights are used
+        uses = ()
+        notes.append(f"the forward could not be traced ({failure}), so every weight is scaled.")
+    plan = _draw_scheme_(factory, targets, uses, config)
+    model = scales.ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
+    traits, asked = NetworkTraits.of(uses, model.loss_is_quadratic()), config
+    if traits.quadratic:  # it does not saturate
+        config = replace(config, max_sharpening=math.inf)
+    stuck = model.unscalable()
+    if stuck:
+        notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
+    scalable = [one for one in targets if one.name not in stuck]
+    found = _solve(model, scalable, uses, traits, config)
+    after = model.report(every_layer) if config.reports else None
+    factors = {name: factor * found.factor_of(name) for name, factor in model.scales.items()}
+    changes = (sizes, _sizes(targets)), (old_loss, model.output().loss)
+    worse = _reason_to_restore(old, after, found, asked, *changes)
+    if worse:
+        restore()
+        after, factors = old, dict.fromkeys(factors, 1.0)
+        reasons = found.reason, f"{worse}, so the old weights were put back"
+        found = replace(found, reason="; ".join(filter(None, reasons)), symmetries=(), met="")
+    converged, reason = _judge(after, config, found)
+    return Initialization(
+        before=old,
+        after=after,
+        scales=factors,
+        target=found.goal.target,
+        lr=found.goal.lr,
+        kappa=found.goal.kappa,
+        rule=config.rule,
+        scheme=config.scheme_name,
+        scaling=found.scaling,
+        tolerance=config.tolerance,
+        converged=converged,
+        reason=reason,
+        measurements=found.measurements,
+        symmetries=found.symmetries,
+        plan=plan,
+        notes=(*notes, *note_unchecked(checked)),
+        seed=factory.options["seed"],
+    )
+
+
+def _solve(
+    model: scales.ScaledModel,
+    targets: list[weights.Target],
+    uses: Uses,
+    traits: NetworkTraits,
+    config: Config,
+) -> Solution:
+    if config.rule == "layers":
+        return _solve_layers(model, targets, uses, traits, config)
+    if config.fits_symmetries and model.output().is_finite:
+        blocks = symmetric_fit.find_blocks(model.factory, [one.key for one in targets])
+        if blocks is not None:
+            return _solve_symmetries(model, targets, uses, blocks, config)
+    return _solve_network(model, targets, uses, traits, config)
+
+
+def _solve_symmetries(
+    model: scales.ScaledModel,
+    targets: list[weights.Target],
+    uses: Uses,
+    blocks: symmetric_fit.Blocks,
+    config: Config,
+) -> Solution:
+    """Scale-free weights to the target, others to at most that; a gain only for what no symmetry reaches."""
+    kappa = defaults.KAPPA_ADAM if config.is_adaptive else defaults.KAPPA_SCALE_FREE
+    goal = config.goal(kappa, math.nan, unscaled=True)
+    if config.scheme == "auto":
+        size = model.output().size
+        last = scales.effective_and_last(targets, uses)[1]
+        if size > defaults.SMALL_OUTPUT:
+            model.scale_(dict.fromkeys(last, math.log(defaults.SMALL_OUTPUT / size)))
+    adam = AdamRule() if config.is_adaptive else None
+    scaler = symmetric_fit.SymmetryScaler(model.factory, blocks, adam, config.tolerance)
+    fitted = scaler.fit_(None if config.lr == "auto" else goal.target)
+    if config.lr == "auto":
+        goal = config.goal(kappa, fitted.target, unscaled=True)
+    seen = "as Adam sees it" if config.is_adaptive else "of their own"
+    norm, percent = fitted.symmetries[0].norm, f"{100 * config.tolerance:.3g} %"
+    unmoved = f"the function is unchanged (the output moved by {100 * fitted.output_change:.2g} %)"
+    met = f"the scale-free weights have ‖H‖ = {norm:.3g} {seen}, within {percent} of {goal.target:.3g}"
+    met = f"{met}, and no other weights are sharper; {unmoved}"
+    reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
+    return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
+
+
+def _solve_network(
+    model: scales.ScaledModel,
+    targets: list[weights.Target],
+    uses: Uses,
+    traits: NetworkTraits,
+    config: Config,
+) -> Solution:
+    output = model.output()
+    if config.is_adaptive and config.lr is not None:
+        reason = f"steps of {config.optimizer} do not grow with the gradient: no curvature is asked for"
+        rate, decoupled = config.lr, config.optimizer == "adamw"
+        if rate == "auto":
+            rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
+            rate = best_adam_rate(model.factory.problem(), rule)
+        return Solution(Goal(None, rate if math.isfinite(rate) else None), NOT_SCALED, met=reason)
+    # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
+    needed = config.lr == "auto" or search.LossCap(config.max_sharpening).admits(output)
+    norm = model.network_norm() if needed else math.inf
+    first = (Measurement(t=0.0, norm=norm, loss=output.loss),)
+
+    def homogeneous() -> bool:  # costs forwards
+        return scales.small_and_large(targets, uses, model) is not None
+
+    goal = config.goal(traits.kappa, norm, unscaled=config.lr == "auto" and not homogeneous())
+    assert goal.target is not None
+    insists = config.scaling != "auto" or config.lr is None
+    if traits.reason_not_to_sharpen and not insists and 0 < norm < goal.target * (1 - config.tolerance):
+        why = f"since {traits.reason_not_to_sharpen}, sharper ones would not learn faster"
+        return Solution(goal, NOT_SCALED, first, f"the weights are flat enough for the rate; {why}")
+    scaling = config.scaling
+    if scaling == "auto":
+        sharper = norm / goal.target
+        flat = sharper <= 1 or (sharper <= defaults.SMALL_OUTPUT_UP_TO and homogeneous())
+        scaling = "small-output" if norm > 0 and flat else "all"
+    path = scales.scaling_path(scaling, targets, uses, model, goal.target)
+    limited = traits.normalized and scaling == "all" and not insists
+    lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if limited else -math.inf
+    outcome = search.solve_network(model, path, goal.target, config, lowest)
+    rows = tuple(dict.fromkeys((*first, *outcome.measurements)))
+    return Solution(goal, path.name, rows, outcome.reason)
+
+
+def _solve_layers(
+    model: scales.ScaledModel,
+    targets: list[weights.Target],
+    uses: Uses,
+    traits: NetworkTraits,
+    config: Config,
+) -> Solution:
+    norm = model.network_norm() if config.lr == "auto" else math.inf
+    goal = config.goal(traits.kappa, norm, unscaled=True)
+    assert goal.target is not None
+    met = {use.parameter for use in uses}
+    names = [one.name for one in targets if not met or one.key in met]
+    outcome = search.solve_layers(model, names, goal.target, config)
+    return Solution(goal, None, outcome.measurements, outcome.reason, outcome.unreachable)
+
+
+def _draw_scheme_(
+    factory: scales.ProblemFactory, targets: list[weights.Target], uses: Uses, config: Config
+) -> SchemePlan | None:
+    """Write the scheme's weights and biases; None for scheme="keep"."""
+    if config.scheme == "keep":
+        if config.biases == "zero":
+            with torch.no_grad():
+                for bias in (bias for target in targets for bias in target.biases().values()):
+                    bias.zero_()
+        return None
+    scaled = config.residual == "scaled" or (config.residual == "auto" and NetworkTraits.of(uses).normalized)
+    gains = None
+    if config.scheme == "auto":
+        names = {target.key: target.name for target in targets}
+        gains = {names[key]: std for key, std in mean_field.capped_stds(uses).items() if key in names}
+    plan = apply_scheme.apply_scheme_(
+        factory.model,
+        config.scheme_name,
+        sample=factory.sample,
+        forward=factory.options["forward"],
+        layers=factory.options["layers"],
+        gains=gains,
+        residual="scaled" if scaled else "plain",
+        biases="keep" if config.biases == "keep" else "zero",
+        generator=torch.Generator().manual_seed(factory.options["seed"]),
+    )
+    return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
+
+
+def _measure_old(
+    factory: scales.ProblemFactory, every_layer: bool, config: Config
+) -> tuple[CurvatureReport | None, float, list[str]]:
+    """The report and the loss of the old weights; errors that new weights do not cure come again later."""
+    found = scales.ScaledModel(factory, [], 0.1)
+    try:
+        output = found.output()
+        if output.is_finite:
+            return found.report(every_layer) if config.reports else None, output.loss, []
+    except DerivativeError:
+        raise
+    except ProblemError as failure:
+        return None, math.nan, [f"before: {failure}"]
+    return None, math.nan, ["before: the old weights, or the network's output with them, are not finite."]
+
+
+def _sizes(targets: list[weights.Target]) -> dict[str, float]:
+    """The root mean square of every weight."""
+    return {one.name: float(one.value.double().square().mean().sqrt()) for one in targets}
+
+
+def _reason_to_restore(
+    old: CurvatureReport | None,
+    after: CurvatureReport | None,
+    found: Solution,
+    config: Config,
+    sizes: tuple[dict[str, float], dict[str, float]],
+    losses: tuple[float, float],
+) -> str:
+    """Why the new weights must not stay: farther from the target than the old ones, or not trainable."""
+    before, now = sizes
+    if math.isnan(losses[0]):
+        return ""
+    largest = max(now, key=lambda name: now[name])
+    if now[largest] > max(defaults.ABSURD_SIZE, defaults.ABSURD_GROWTH * before[largest]):
+        return f"{largest} would have a standard deviation of {now[largest]:.2g}"
+    # A larger max_sharpening asks for a larger loss.
+    limit = max(defaults.ABSURD_GROWTH, config.max_sharpening)
+    if not losses[1] <= limit * max(abs(losses[0]), 1.0):
+        return f"the loss would be {losses[1]:.3g}, and was {losses[0]:.3g}"
+    if old is None or after is None or found.goal.target is None or found.symmetries or not found.reason:
+        return ""
+    near, far = (
+        max(
+            (_distance(row.norm, found.goal.target) for row in _judged(report, config, found)),
+            default=math.inf,
+        )
+        for report in (old, after)
+    )
+    farther = far > (2 * near if config.rule == "network" else near)
+    return "the new weights are farther from the target" if farther else ""
+
+
+def _judge(after: CurvatureReport | None, config: Config, found: Solution) -> tuple[bool, str]:
+    """Whether the final report meets the target, and a sentence with the numbers."""
+    target = found.goal.target
+    if after is None or target is None or found.scaling == SYMMETRIES:
+        return not found.reason, found.reason or found.met
+    limit, rows = f"{100 * config.tolerance:.3g} %", _judged(after, config, found)
+    off = [row for row in rows if not abs(row.norm / target - 1) <= config.tolerance]
+    if not rows:
+        return False, found.reason
+    why = found.reason or after.network.reason or "the search met the target, the final report does not"
+    if config.rule == "network":
+        norm = f"the network's ‖H‖ = {after.network.norm:.3g}"
+        met, missed = f"{norm} is within {limit} of {target:.3g}", f"{norm}, not {target:.3g}: {why}"
+    else:
+        met = f"all {len(rows)} layers have ‖H‖ within {limit} of {target:.3g}"
+        worst = max(rows, key=lambda row: _distance(row.norm, target))
+        missed = (
+            f"{len(off)} of {len(rows)} layers are not within {limit} of {target:.3g}, the farthest "
+            f"{worst.name} with ‖H‖ = {worst.norm:.3g}: {why}"
+        )
+    return not off, missed if off else met
+
+
+def _judged(report: CurvatureReport, config: Config, found: Solution) -> Sequence[Any]:
+    """The rows of a report that must meet the target."""
+    if config.rule == "network":
+        return [report.network]
+    return [row for row in report if row.name not in found.unreachable]
+
+
+def _distance(norm: float, target: float) -> float:
+    return abs(math.log(norm / target)) if 0 < norm < math.inf else math.inf
