@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, read_batches
@@ -21,7 +21,7 @@ from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
 from hessinit.results.initialization import Trial
 from hessinit.training import loop
-from hessinit.training.data import Data, copy_to, device_of, generator, read_data, seed_everything
+from hessinit.training.data import Data, copy_to, device_of, read_data, seed_everything
 
 SURVIVAL_STEPS = 24
 # Batches are held out if there are at least this many, and then one in this many.
@@ -76,19 +76,17 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
 
 def _check_repeatable(data: Any) -> None:
     """Refuse what can be read once only: training would find it used up."""
-    source, what = data, f"data is a {type(data).__name__}"
-    if isinstance(data, DataLoader):
-        if not isinstance(data.dataset, IterableDataset):
-            return
-        source, what = data.dataset, f"the dataset of data, a {type(data.dataset).__name__},"
-    if isinstance(source, (Sequence, Tensor, Data)) or not hasattr(source, "__iter__"):
+    source = data.dataset if isinstance(data, DataLoader) else data
+    reads_by_number = isinstance(source, Sequence) or not hasattr(source, "__iter__")
+    if isinstance(source, (Tensor, Data)) or reads_by_number:
         return
     with untouched_random_state():
         once = iter(source) is iter(source)
     if once:
+        what = "data" if source is data else "the dataset of data"
         raise ProblemError(
-            f"{what} can be read only once: the race would use up batches that training needs. Pass a "
-            "DataLoader over a dataset, or a list of batches such as list(itertools.islice(data, 48))."
+            f"{what}, a {type(source).__name__}, can be read only once: the race would use up batches that "
+            "training needs. Pass a DataLoader over a dataset that can be read again, or a list of batches."
         )
 
 
@@ -111,14 +109,14 @@ def race_(
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
     All see the same batches in the same order, and the same random numbers. After each third of the steps the
-    better half goes on, at least two. A candidate is out where its loss is not finite, or stays above both its
+    better half goes on, at least two. A candidate is out where its loss is not finite, or stays above its
     first loss and `ceiling`, the loss of a zero output. Where all finalists are out, those that were dropped
     are trained to the end in turn. With one batch only, the first candidate that survives wins.
 
     The winner is the first. If it did not survive, nobody has, and the old weights are back. All but the
-    weights is left as found; whatever is raised, the weights are, too. Costs at most `steps` steps for each
-    of the first two candidates and 7/12 of that for others, and for each a copy of the weights, the buffers
-    and the optimizer's state. `on_step(done, planned, name)` is called after each step.
+    weights is left as found; whatever is raised, the weights are, too. Costs 7/12 of `steps` for a candidate,
+    on average, and memory for its weights, buffers and optimizer. `on_step(done, planned, name)` is called
+    after each step.
 
     >>> model, x = nn.Linear(4, 1), torch.eye(4)
     >>> data = read_race_data([(x, x[:, :1])], (x, x[:, :1]), steps=9)
@@ -147,7 +145,7 @@ def race_(
         waiting = sorted((run for run in runs if run.survived), key=_Run.order)
         while waiting and not alive:
             run = waiting.pop(0)
-            run.restart()
+            run.reason, run.losses = "", []
             for end in ends:
                 if run.survived:
                     trainer.train(run, end)
@@ -202,9 +200,6 @@ class _Run:
     def leave(self, reason: str, survived: bool = True) -> None:
         self.reason, self.survived = reason, survived
         self.optimizer = self.state = None
-
-    def restart(self) -> None:
-        self.reason, self.losses = "", []
 
     @property
     def score(self) -> float:
@@ -273,32 +268,23 @@ class _Trainer:
                 rate = run.candidate.lr
                 run.optimizer = loop.make_optimizer(self.optimizer, self.model, rate, self.momentum)
             seed_everything(self.seed, f"steps from {first}")
-            losses, failure = loop.train(
-                self.model, self.loss, self._batches(first, end), run.optimizer, forward=self.forward,
-                on_step=after_step,
-            )  # fmt: skip
+            batches = map(self._copy, itertools.islice(itertools.cycle(self.data.batches), first, end))
+            losses, _ = loop.train(
+                self.model, self.loss, batches, run.optimizer, forward=self.forward, on_step=after_step
+            )
             run.losses += losses
             run.optimizer.zero_grad(set_to_none=True)
             run.state = ModelState(self.model, self.loss, self.forward)
-        if failure or not all(map(math.isfinite, (losses[-1], *run.scored))):
+        if not all(map(math.isfinite, (losses[-1], *run.scored))):
             run.leave(f"diverged at step {len(run.losses)}", survived=False)
-        else:
-            climbed = self._has_climbed(run.losses, third)
-            if climbed:
-                run.leave(f"diverged within {end} steps: {climbed}", survived=False)
-
-    def _has_climbed(self, losses: Sequence[float], last: int) -> str:
-        """How far the loss has climbed for good, in words: one high loss moves the mean, not the median."""
-        limit, level = max(losses[0], self.ceiling), statistics.median(losses[-last:])
-        if not level > limit + loop.WORSE * abs(limit):
-            return ""
+            return
+        # For good: one high loss moves the mean of the last ones, not their median.
+        limit, level = max(run.losses[0], self.ceiling), statistics.median(run.losses[-third:])
         # Batches that differ may differ by chance.
         by_far = self.data.different == 1 or level > limit + FAR * abs(limit)
-        climbed = by_far or loop.has_diverged(losses, last)
-        return f"the loss stays near {level:.3g}, above {limit:.3g}" if climbed else ""
-
-    def _batches(self, first: int, end: int) -> Iterator[tuple[Any, Any]]:
-        return map(self._copy, itertools.islice(itertools.cycle(self.data.batches), first, end))
+        if level > limit + loop.WORSE * abs(limit) and (by_far or loop.has_diverged(run.losses, third)):
+            climbed = f"the loss stays near {level:.3g}, above {limit:.3g}"
+            run.leave(f"diverged within {end} steps: {climbed}", survived=False)
 
     def _copy(self, batch: Batch) -> tuple[Any, Any]:
         dtypes = {one.dtype for one in self.model.parameters() if one.is_floating_point()}
