@@ -184,17 +184,17 @@ def untouched_model(model: nn.Module, *functions: Any) -> Iterator[ModelState]:
 
     After success the model gets the weights that were assigned to `chosen`, if any.
     """
-    with untouched_random_state():
-        found, weights = ModelState(model, *functions), None
-        try:
+    found, weights = ModelState(model, *functions), None
+    try:
+        with untouched_random_state():
             yield found
-            weights = found.chosen
-        finally:
-            try:
-                found.restore(weights)
-            except BaseException:  # Ctrl-C, while it was restored
-                found.restore()
-                raise
+        weights = found.chosen
+    finally:
+        try:
+            found.restore(weights)
+        except BaseException:  # Ctrl-C, while it was restored
+            found.restore()
+            raise
 
 
 class StandIns:
