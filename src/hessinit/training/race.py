@@ -21,9 +21,8 @@ from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
 from hessinit.results.initialization import Trial
 from hessinit.training import loop
-from hessinit.training.data import Data, copy_to, device_of, read_data, seed_everything
+from hessinit.training.data import copy_to, device_of, read_data, seed_everything
 
-SURVIVAL_STEPS = 24
 # Batches are held out if there are at least this many, and then one in this many.
 HOLD_OUT = 5
 # A loss this many times its limit above it is no chance.
@@ -77,8 +76,7 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
 def _check_repeatable(data: Any) -> None:
     """Refuse what can be read once only: training would find it used up."""
     source = data.dataset if isinstance(data, DataLoader) else data
-    reads_by_number = isinstance(source, Sequence) or not hasattr(source, "__iter__")
-    if isinstance(source, (Tensor, Data)) or reads_by_number:
+    if isinstance(source, (Sequence, Tensor)) or not hasattr(source, "__iter__"):
         return
     with untouched_random_state():
         once = iter(source) is iter(source)
@@ -93,19 +91,10 @@ def _check_repeatable(data: Any) -> None:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def race_(
-    model: nn.Module,
-    loss: Loss,
-    data: RaceData,
-    candidates: Sequence[Candidate],
-    *,
-    optimizer: str | loop.MakeOptimizer,
-    steps: int,
-    momentum: float = 0.9,
-    ceiling: float = -math.inf,
-    forward: Forward | None = None,
-    seed: int = 0,
-    on_step: OnStep | None = None,
-) -> list[Trial]:
+    model: nn.Module, loss: Loss, data: RaceData, candidates: Sequence[Candidate], *,
+    optimizer: str | loop.MakeOptimizer, steps: int, momentum: float = 0.9, ceiling: float = -math.inf,
+    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None,
+) -> list[Trial]:  # fmt: skip
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
     All see the same batches in the same order, and the same random numbers. After each third of the steps the
@@ -158,18 +147,9 @@ def race_(
 @torch.inference_mode(False)
 @torch.enable_grad()
 def survives(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    *,
-    lr: float,
-    optimizer: str | loop.MakeOptimizer,
-    ceiling: float,
-    steps: int = SURVIVAL_STEPS,
-    momentum: float = 0.9,
-    forward: Forward | None = None,
-    seed: int = 0,
-) -> Trial:
+    model: nn.Module, loss: Loss, batch: Any, *, lr: float, optimizer: str | loop.MakeOptimizer,
+    ceiling: float, steps: int = 24, momentum: float = 0.9, forward: Forward | None = None, seed: int = 0,
+) -> Trial:  # fmt: skip
     """Train from the present weights on the batch, or on several in turn, then put everything back.
 
     `ceiling` is the loss of a zero output; nan where it is not known. Costs `steps` training steps.
@@ -264,17 +244,16 @@ class _Trainer:
         with self.found.with_stand_ins(self.seed, run.initial):
             if run.state is not None:
                 run.state.restore()
-            if run.optimizer is None:
-                rate = run.candidate.lr
-                run.optimizer = loop.make_optimizer(self.optimizer, self.model, rate, self.momentum)
+            rate = run.candidate.lr
+            optimizer = run.optimizer or loop.make_optimizer(self.optimizer, self.model, rate, self.momentum)
             seed_everything(self.seed, f"steps from {first}")
             batches = map(self._copy, itertools.islice(itertools.cycle(self.data.batches), first, end))
             losses, _ = loop.train(
-                self.model, self.loss, batches, run.optimizer, forward=self.forward, on_step=after_step
+                self.model, self.loss, batches, optimizer, forward=self.forward, on_step=after_step
             )
             run.losses += losses
-            run.optimizer.zero_grad(set_to_none=True)
-            run.state = ModelState(self.model, self.loss, self.forward)
+            self.model.zero_grad(set_to_none=True)
+            run.optimizer, run.state = optimizer, ModelState(self.model, self.loss, self.forward)
         if not all(map(math.isfinite, (losses[-1], *run.scored))):
             run.leave(f"diverged at step {len(run.losses)}", survived=False)
             return
