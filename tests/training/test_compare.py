@@ -303,7 +303,10 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"batch_size": 401}, "data hold 400 examples, fewer than batch_size=401; pass a smaller"),
         ({"warmup": 13}, "warmup=13 is longer than the run; it must be at most steps=12"),
         ({"warmup": 3}, r"warmup=3 is for schemes with a warmup; name one, such as 'he\+warmup'"),
-        ({"optimizer": "sgdd"}, "optimizer='sgdd' is unknown; choose from 'sgd', 'momentum', 'adam'"),
+        (
+            {"optimizer": "sgdd"},
+            "optimizer='sgdd' is unknown; choose from 'sgd', 'momentum', 'nesterov', 'adam', 'adamw'",
+        ),
         ({"optimizer": torch.optim.SGD(MODEL.parameters())}, "optimizer is a SGD of one model.*lambda"),
         ({"optimizer": lambda parameters, lr: 3}, "optimizer returned a int; it must be called as"),
         ({"executor": 3, "workers": None}, "executor is a int; it must be a concurrent.futures.Executor"),

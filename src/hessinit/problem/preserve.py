@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -114,21 +114,87 @@ class UserState:
         self._resting = [_Holder(table) for table in [*hooks, *_HOOKS_OF_ALL] if table]
 
     @contextlib.contextmanager
-    def with_stand_ins(self, convert: Convert | None = None, seed: int = 0) -> Iterator[StandIns]:
+    def with_stand_ins(
+        self, convert: Convert | None = None, seed: int = 0, *, hooks: bool = False
+    ) -> Iterator[StandIns]:
         """Replace every tensor, array and generator by a stand-in; restore everything on exit.
 
-        `convert` makes the stand-in of a tensor, by default a copy; a `nn.Parameter` stands for itself.
+        `convert` makes the stand-in of a tensor, by default a copy; a `nn.Parameter` stands for itself. With
+        `hooks`, backward hooks stay on.
         """
         stand_ins = StandIns(convert or _copy, seed)
         try:
-            for holder in self._resting:
+            for holder in () if hooks else self._resting:
                 holder.store.clear()
             for holder in self._holders:
                 holder.exchange(stand_ins)
             yield stand_ins
         finally:
-            for holder in (*self._holders, *self._resting):
-                holder.restore()
+            self.restore()
+
+    def restore(self) -> None:
+        """Put back what every container, object and closure held; not what was written into a tensor."""
+        for holder in (*self._holders, *self._resting):
+            holder.restore()
+
+
+class ModelState:
+    """All that training changes: weights, gradients and flags of a model, and the state of its functions."""
+
+    def __init__(self, model: nn.Module, *functions: Any) -> None:
+        self._state = UserState(model, *functions)
+        self._found = [
+            (one, one.data, one.data.clone(), one.grad, one.requires_grad) for one in model.parameters()
+        ]
+        self.chosen: Sequence[Tensor] | None = None  # the weights that `untouched_model` leaves behind
+
+    def restore(self, weights: Sequence[Tensor] | None = None) -> None:
+        """Restore everything, bit for bit, with other `weights` if they are given."""
+        self._state.restore()
+        for place, (parameter, data, values, grad, requires_grad) in enumerate(self._found):
+            parameter.data = data
+            data.copy_(values if weights is None else weights[place])
+            parameter.grad = grad
+            parameter.requires_grad_(requires_grad)
+
+    @contextlib.contextmanager
+    def with_stand_ins(self, seed: int, weights: Sequence[Tensor] | None = None) -> Iterator[None]:
+        """Start from this state, with other `weights` if they are given; all else is a copy until the exit.
+
+        The parameters are the user's own, without gradients, and are not restored on exit.
+        """
+        self.restore(weights)
+        own = {one.untyped_storage().data_ptr() for one, *_ in self._found}
+
+        def convert(tensor: Tensor) -> Tensor:
+            # A view of a weight must follow it. Any other leaf would collect a gradient.
+            if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in own:
+                return tensor
+            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+        with self._state.with_stand_ins(convert, seed, hooks=True):
+            for parameter, *_ in self._found:
+                parameter.grad = None
+            yield
+
+
+@contextlib.contextmanager
+def untouched_model(model: nn.Module, *functions: Any) -> Iterator[ModelState]:
+    """Restore the model, the state of the functions and every global generator on exit.
+
+    After success the model gets the weights that were assigned to `chosen`, if any.
+    """
+    found, weights = ModelState(model, *functions), None
+    try:
+        with untouched_random_state():
+            yield found
+        weights = found.chosen
+    finally:
+        try:
+            found.restore(weights)
+        except BaseException:  # Ctrl-C, while it was restored
+            found.restore()
+            raise
 
 
 class StandIns:

@@ -104,6 +104,23 @@ class Symmetry:
     norm: float
 
 
+class Trial:
+    """One candidate of a race: the initial weights `name`, trained for `steps` steps at the rate `lr`.
+
+    `losses` are those of its mini-batches, each before its step. `score` is the mean loss of the last third,
+    on held-out batches where batches come more than once; nan where it diverged or failed. `survived` says
+    that it did neither. `reason` says why a candidate is out: "dropped after 16 steps".
+    """
+
+    name: str
+    lr: float
+    steps: int
+    score: float
+    survived: bool
+    losses: tuple[float, ...]
+    reason: str = ""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Initialization(_Applied):
     """What `initialize_` did, and the way back.
@@ -134,6 +151,7 @@ class Initialization(_Applied):
     reason: str
     measurements: tuple[Measurement, ...] = ()
     symmetries: tuple[Symmetry, ...] = ()
+    trials: tuple[Trial, ...] = ()  # of a race: the winner first, then by steps and score
     plan: SchemePlan | None = None
     notes: tuple[str, ...] = ()
     seed: int = 0

@@ -8,7 +8,7 @@ import itertools
 import random
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -79,6 +79,22 @@ class Data:
     @property
     def examples(self) -> int:
         return sum(part.size for part in self.parts)
+
+    @property
+    def different(self) -> int:
+        """How many batches there are before one comes again."""
+        return len(self.parts) if self.ready else self.examples // self.batch_size
+
+    def hold_out(self, batches: int, seed: int) -> tuple[Data, Data]:
+        """The data without that many random batches, and these."""
+        order, size = self._permutation(generator(seed, "held out")), 1 if self.ready else self.batch_size
+        rest, out = order[batches * size :], order[: batches * size]
+        if self.ready:
+            kept, taken = ([self.parts[at] for at in some.tolist()] for some in (rest, out))
+        else:
+            kept = [self.parts[0].take(rest)]
+            taken = [self.parts[0].take(some) for some in out.split(size)]
+        return replace(self, parts=tuple(kept)), Data(tuple(taken), self.batch_size, ready=True)
 
     def minibatches(self, seed: int) -> Iterator[Batch]:
         """An endless sequence, the same for the same seed."""
@@ -152,13 +168,23 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
     return Data(parts, parts[0].size, ready=True)
 
 
-def copy_to(batch: Batch, device: torch.device) -> tuple[Any, Any]:
-    """Inputs and targets, copied to the device: a model may write into its inputs."""
+def copy_to(batch: Batch, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+    """Inputs and targets, copied to the device: a model may write into its inputs.
 
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
+    Floating-point tensors get the `dtype`. Where some are on the device already, the others stay.
+    """
 
-    return map_tensors(move, batch.inputs), map_tensors(move, batch.targets)
+    def copied(structure: Any) -> Any:
+        place = None if any(tensor.device == device for tensor in tensors_in(structure)) else device
+
+        def move(tensor: Tensor) -> Tensor:
+            kind = dtype if tensor.is_floating_point() else None
+            moved = tensor.detach().to(device=place, dtype=kind, copy=True)
+            return moved.requires_grad_(tensor.requires_grad)
+
+        return map_tensors(move, structure)
+
+    return copied(batch.inputs), copied(batch.targets)
 
 
 def device_of(model: nn.Module) -> torch.device:

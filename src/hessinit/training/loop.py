@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import statistics
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hessinit.errors import ProblemError, check_positive, choose
 from hessinit.problem import validate
@@ -20,12 +21,15 @@ from hessinit.problem.problem import Forward, Loss
 from hessinit.results.track_record import Tracking
 from hessinit.training.data import copy_to, device_of, read_data, seed_everything
 
-MakeOptimizer = Callable[[list[nn.Parameter], float], Optimizer]
+# A function of the parameters and the learning rate, or of the parameters alone.
+MakeOptimizer = Callable[..., Optimizer]
 
-OPTIMIZERS: dict[str, MakeOptimizer] = {
-    "sgd": lambda parameters, lr: SGD(parameters, lr=lr),
-    "momentum": lambda parameters, lr: SGD(parameters, lr=lr, momentum=0.9),
-    "adam": lambda parameters, lr: Adam(parameters, lr=lr),
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float, float], Optimizer]] = {
+    "sgd": lambda parameters, lr, _: SGD(parameters, lr=lr),
+    "momentum": lambda parameters, lr, momentum: SGD(parameters, lr=lr, momentum=momentum),
+    "nesterov": lambda parameters, lr, momentum: SGD(parameters, lr=lr, momentum=momentum, nesterov=True),
+    "adam": lambda parameters, lr, _: Adam(parameters, lr=lr),
+    "adamw": lambda parameters, lr, _: AdamW(parameters, lr=lr),
 }
 
 # A run has diverged if its final loss exceeds the first by more than this fraction,
@@ -99,8 +103,10 @@ def _caused_by_weights(
     forward: Forward | None,
 ) -> bool:  # fmt: skip
     if all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        if build is None:
+            return False
         try:
-            evaluate_loss(model if build is None else build(), loss, batch, forward)
+            evaluate_loss(build(), loss, batch, forward)
         except Exception:
             return False
     return True
@@ -180,19 +186,61 @@ def check_optimizer(optimizer: Any) -> None:
         choose("optimizer", optimizer, list(OPTIMIZERS))
 
 
-def make_optimizer(optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float) -> Optimizer:
-    """An optimizer of the model's trainable parameters."""
+def make_optimizer(
+    optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float, momentum: float = 0.9
+) -> Optimizer:
+    """An optimizer of the model's trainable parameters.
+
+    Where a function takes the parameters alone, the rates of its groups are scaled, the largest to
+    `learning_rate`.
+
+    >>> import functools
+    >>> made = make_optimizer(functools.partial(SGD, lr=0.1, momentum=0.5), nn.Linear(2, 1), 0.3)
+    >>> made.param_groups[0]["lr"], made.param_groups[0]["momentum"]
+    (0.3, 0.5)
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ProblemError("the model has no trainable parameter; unfreeze some with requires_grad_().")
-    make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
-    made: Any = make(parameters, learning_rate)
+    if isinstance(optimizer, str):
+        return OPTIMIZERS[optimizer](parameters, learning_rate, momentum)
+    takes_rate = _takes_rate(optimizer)
+    try:
+        made: Any = optimizer(parameters, learning_rate) if takes_rate else optimizer(parameters)
+    except ValueError as failure:  # torch refuses an empty list
+        raise ProblemError(_cannot_train(f"optimizer cannot be built: {failure}")) from failure
     if not isinstance(made, Optimizer):
         raise ProblemError(
-            f"optimizer returned a {type(made).__name__}; it must be called as optimizer(parameters, lr) and "
-            "return a torch.optim.Optimizer."
+            f"optimizer returned a {type(made).__name__}; it must be called as optimizer(parameters, lr) or "
+            "optimizer(parameters) and return a torch.optim.Optimizer."
         )
+    own = {id(parameter) for parameter in model.parameters()}
+    updated = [parameter for group in made.param_groups for parameter in group["params"]]
+    others = sum(id(parameter) not in own for parameter in updated)
+    if others or not updated:
+        found = f"{others} of its {len(updated)} parameters are not the model's" if others else "it has none"
+        what = f"optimizer returned a {type(made).__name__} that does not train the model"
+        raise ProblemError(_cannot_train(f"{what}: {found}"))
+    if not takes_rate and all("lr" in group for group in made.param_groups):
+        largest = max(float(group["lr"]) for group in made.param_groups)
+        for group in made.param_groups if largest > 0 else ():
+            group["lr"] = learning_rate * (group["lr"] / largest)
     return made
+
+
+def _cannot_train(why: str) -> str:
+    example = "lambda parameters, lr: torch.optim.SGD(parameters, lr)"
+    return f"{why.rstrip('.')}. Build it over the parameters that it is given, as {example}."
+
+
+def _takes_rate(make: MakeOptimizer) -> bool:
+    try:
+        inspect.signature(make).bind([], 0.1)
+    except TypeError:
+        return False
+    except ValueError:  # a function without a signature
+        pass
+    return True
 
 
 class Warmup:

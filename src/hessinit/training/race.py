@@ -1,0 +1,283 @@
+"""A race of initial weights: short trainings on the user's own model, with everything put back."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from hessinit.errors import ProblemError
+from hessinit.problem.batches import Batch, read_batches
+from hessinit.problem.preserve import ModelState, UserState, untouched_model, untouched_random_state
+from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.validate import all_finite
+from hessinit.results.initialization import Trial
+from hessinit.training import loop
+from hessinit.training.data import copy_to, device_of, read_data, seed_everything
+
+# Batches are held out if there are at least this many, and then one in this many.
+HOLD_OUT = 5
+# A loss this many times its limit above it is no chance.
+FAR = 2.0
+
+OnStep = Callable[[int, int, str], object]
+
+
+class Candidate(NamedTuple):
+    """Initial weights to try; `write_` writes them in place, and finds the user's own weights."""
+
+    name: str
+    lr: float
+    write_: Callable[[], None]
+
+
+class RaceData(NamedTuple):
+    """The batches of a race, taken in turn, how many of them differ, and those that only score.
+
+    One batch alone tells who survives, not who learns.
+    """
+
+    batches: tuple[Batch, ...]
+    different: int
+    held_out: tuple[Batch, ...] = ()
+
+
+def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData:
+    """The batches for `steps` steps, the same for the same seed; at most that many are read from a loader.
+
+    `data` is a DataLoader, a list of ready batches, or `(inputs, targets)` with all examples, which are cut
+    into batches of the size of `batch`. Where there are at least five batches, but fewer than steps, a fifth
+    of them is held out for the score.
+
+    >>> inputs, targets = torch.randn(96, 4), torch.zeros(96)
+    >>> read = read_race_data((inputs, targets), (inputs[:8], targets[:8]), steps=48)
+    >>> len(read.batches), read.different, len(read.held_out)
+    (48, 10, 2)
+    """
+    _check_repeatable(data)
+    read, held_out = read_data(data, 1, steps), tuple[Batch, ...]()
+    if not read.ready:
+        read = replace(read, batch_size=min(read_batches(batch)[0][1].size, read.examples))
+    if HOLD_OUT <= read.different < steps:
+        read, scoring = read.hold_out(read.different // HOLD_OUT, seed)
+        held_out = scoring.parts
+    batches = tuple(itertools.islice(read.minibatches(seed), steps))
+    return RaceData(batches, min(read.different, steps), held_out)
+
+
+def _check_repeatable(data: Any) -> None:
+    """Refuse what can be read once only: training would find it used up."""
+    source = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(source, (Sequence, Tensor)) or not hasattr(source, "__iter__"):
+        return
+    with untouched_random_state():
+        once = iter(source) is iter(source)
+    if once:
+        what = "data" if source is data else "the dataset of data"
+        raise ProblemError(
+            f"{what}, a {type(source).__name__}, can be read only once: the race would use up batches that "
+            "training needs. Pass a DataLoader over a dataset that can be read again, or a list of batches."
+        )
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def race_(
+    model: nn.Module, loss: Loss, data: RaceData, candidates: Sequence[Candidate], *,
+    optimizer: str | loop.MakeOptimizer, steps: int, momentum: float = 0.9, ceiling: float = -math.inf,
+    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None,
+) -> list[Trial]:  # fmt: skip
+    """Train every candidate briefly and leave the initial weights of the best one in the model.
+
+    All see the same batches in the same order, and the same random numbers. After each third of the steps the
+    better half goes on, at least two. A candidate is out where its loss is not finite, or stays above its
+    first loss and `ceiling`, the loss of a zero output. Where all finalists are out, those that were dropped
+    are trained to the end in turn. With one batch only, the first candidate that survives wins.
+
+    The winner is the first. If it did not survive, nobody has, and the old weights are back. All but the
+    weights is left as found; whatever is raised, the weights are, too. Costs 7/12 of `steps` for a candidate,
+    on average, and memory for its weights, buffers and optimizer. `on_step(done, planned, name)` is called
+    after each step.
+
+    >>> model, x = nn.Linear(4, 1), torch.eye(4)
+    >>> data = read_race_data([(x, x[:, :1])], (x, x[:, :1]), steps=9)
+    >>> tries = [Candidate(f"lr {lr}", lr, lambda: None) for lr in (99.0, 0.1)]
+    >>> for trial in race_(model, nn.MSELoss(), data, tries, optimizer="sgd", steps=9):
+    ...     print(trial.name, trial.steps, trial.survived)
+    lr 0.1 9 True
+    lr 99.0 3 False
+    """
+    with untouched_model(model, loss, forward) as found:
+        trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, on_step)
+        runs = [trainer.start(candidate) for candidate in candidates]
+        ends = sorted({math.ceil(steps * part / 3) for part in (1, 2, 3)})
+        alive = [run for run in runs if run.survived]
+        trainer.plan(len(alive), ends)
+        for end in ends:
+            for run in alive:
+                trainer.train(run, end)
+            stay = _better_half(len(alive)) if end < steps else len(alive)
+            alive = [run for run in alive if run.survived]
+            if data.different > 1:
+                alive.sort(key=lambda run: run.score)
+            for run in alive[stay:]:
+                run.leave(f"dropped after {end} steps")
+            alive = alive[:stay]
+        waiting = sorted((run for run in runs if run.survived), key=_Run.order)
+        while waiting and not alive:
+            run = waiting.pop(0)
+            run.reason, run.losses = "", []
+            for end in ends:
+                if run.survived:
+                    trainer.train(run, end)
+            alive = [run] if run.survived else []
+        others = sorted((run for run in runs if run not in alive), key=_Run.order)
+        found.chosen = alive[0].initial if alive else None
+        return [run.trial() for run in (*alive, *others)]
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def survives(
+    model: nn.Module, loss: Loss, batch: Any, *, lr: float, optimizer: str | loop.MakeOptimizer,
+    ceiling: float, steps: int = 24, momentum: float = 0.9, forward: Forward | None = None, seed: int = 0,
+) -> Trial:  # fmt: skip
+    """Train from the present weights on the batch, or on several in turn, then put everything back.
+
+    `ceiling` is the loss of a zero output; nan where it is not known. Costs `steps` training steps.
+    """
+    batches = tuple(one for _, one in read_batches(batch))
+    data = RaceData(batches, len(batches))
+    with untouched_model(model, loss, forward) as found:
+        trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, None)
+        run = trainer.start(Candidate("present weights", lr, lambda: None))
+        trainer.train(run, steps)
+        return run.trial()
+
+
+@dataclass(eq=False)
+class _Run:
+    """A candidate, and how far its training has come."""
+
+    candidate: Candidate
+    initial: list[Tensor]
+    reason: str = ""
+    survived: bool = True
+    losses: list[float] = field(default_factory=list)
+    scored: list[float] = field(default_factory=list)  # losses of the last third
+    # Until it goes on:
+    optimizer: Optimizer | None = None
+    state: ModelState | None = None
+
+    def leave(self, reason: str, survived: bool = True) -> None:
+        self.reason, self.survived = reason, survived
+        self.optimizer = self.state = None
+
+    @property
+    def score(self) -> float:
+        return statistics.fmean(self.scored) if self.survived else math.nan
+
+    def order(self) -> tuple[int, float]:
+        return -len(self.losses), self.score if self.survived else math.inf
+
+    def trial(self) -> Trial:
+        made = sum(map(math.isfinite, self.losses))  # no step is made with a loss that is not
+        return Trial(
+            name=self.candidate.name, lr=self.candidate.lr, steps=made, score=self.score,
+            survived=self.survived, losses=tuple(self.losses), reason=self.reason,
+        )  # fmt: skip
+
+
+@dataclass
+class _Trainer:
+    """Trains one run after another on the same model, and keeps the state of those that wait."""
+
+    model: nn.Module
+    loss: Loss
+    forward: Forward | None
+    data: RaceData
+    optimizer: str | loop.MakeOptimizer
+    momentum: float
+    ceiling: float
+    seed: int
+    found: ModelState
+    on_step: OnStep | None
+    done: int = 0
+    planned: int = 0
+
+    def plan(self, count: int, ends: Sequence[int]) -> None:
+        for length in (end - start for start, end in itertools.pairwise((0, *ends))):
+            self.planned += count * length
+            count = _better_half(count)
+
+    def start(self, candidate: Candidate) -> _Run:
+        reason = ""
+        with self.found.with_stand_ins(self.seed):
+            seed_everything(self.seed, "weights")
+            try:
+                candidate.write_()
+            except ProblemError as failure:
+                reason = f"failed: {failure}"
+            weights = [] if reason else [one.detach().clone() for one in self.model.parameters()]
+        return _Run(candidate, weights, reason, survived=not reason)
+
+    def train(self, run: _Run, end: int) -> None:
+        """Go on to step `end`, counted from 1, and judge the run there."""
+        first, third = len(run.losses), math.ceil(end / 3)
+        run.scored = []
+
+        def after_step(number: int, value: float) -> None:
+            if first + number > end - third:
+                run.scored.append(self._held_out_loss(number) if self.data.held_out else value)
+            self.done += 1
+            if self.on_step is not None:
+                self.on_step(self.done, max(self.done, self.planned), run.candidate.name)
+
+        with self.found.with_stand_ins(self.seed, run.initial):
+            if run.state is not None:
+                run.state.restore()
+            rate = run.candidate.lr
+            optimizer = run.optimizer or loop.make_optimizer(self.optimizer, self.model, rate, self.momentum)
+            seed_everything(self.seed, f"steps from {first}")
+            batches = map(self._copy, itertools.islice(itertools.cycle(self.data.batches), first, end))
+            losses, _ = loop.train(
+                self.model, self.loss, batches, optimizer, forward=self.forward, on_step=after_step
+            )
+            run.losses += losses
+            self.model.zero_grad(set_to_none=True)
+            run.optimizer, run.state = optimizer, ModelState(self.model, self.loss, self.forward)
+        if not all(map(math.isfinite, (losses[-1], *run.scored))):
+            run.leave(f"diverged at step {len(run.losses)}", survived=False)
+            return
+        # For good: one high loss moves the mean of the last ones, not their median.
+        limit, level = max(run.losses[0], self.ceiling), statistics.median(run.losses[-third:])
+        # Batches that differ may differ by chance.
+        by_far = self.data.different == 1 or level > limit + FAR * abs(limit)
+        if level > limit + loop.WORSE * abs(limit) and (by_far or loop.has_diverged(run.losses, third)):
+            climbed = f"the loss stays near {level:.3g}, above {limit:.3g}"
+            run.leave(f"diverged within {end} steps: {climbed}", survived=False)
+
+    def _copy(self, batch: Batch) -> tuple[Any, Any]:
+        dtypes = {one.dtype for one in self.model.parameters() if one.is_floating_point()}
+        return copy_to(batch, device_of(self.model), dtypes.pop() if len(dtypes) == 1 else None)
+
+    @torch.no_grad()
+    def _held_out_loss(self, number: int) -> float:
+        """The loss of one held-out batch, in the model's mode; nothing that the forward writes stays."""
+        if not all(map(all_finite, self.model.parameters())):
+            return math.nan
+        batch = self._copy(self.data.held_out[number % len(self.data.held_out)])
+        with UserState(self.model, self.loss, self.forward).with_stand_ins(seed=self.seed):
+            return loop.evaluate_loss(self.model, self.loss, batch, self.forward).item()
+
+
+def _better_half(count: int) -> int:
+    return min(count, max(2, math.ceil(count / 2)))
