@@ -50,7 +50,7 @@ def folder() -> Path:
     where = os.environ.get(VARIABLE)
     if not where:
         raise SystemExit(
-            f"Set {VARIABLE} to a folder with mnist/, fashion-mnist/, cifar-10-batches-bin/ and a Wikipedia text."
+            f"Set {VARIABLE} to a folder with mnist/, fashion-mnist/, cifar-10-batches-bin/ and a *.txt."
         )
     return Path(where)
 

@@ -5,6 +5,7 @@
     HESSINIT_DATA=folder python benchmarks/arena/run.py --set cpu --start "hessinit, auto rate"
     python benchmarks/arena/run.py --collect build/arena2/*.jsonl          finished runs into results/arena2
     python benchmarks/arena/run.py --show                                  the scores of the records
+    python benchmarks/arena/run.py --draw benchmarks/results               their pictures
 
 Every finished run is appended to a file in --folder, and a run that is there is not made again. Seeds are the
 outermost loop, so that what is there when time is up is balanced. On a GPU start NVIDIA's MPS first
@@ -29,7 +30,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from arena import records  # noqa: E402
 from arena.schemes import OTHERS, is_ours  # noqa: E402
-from arena.tasks import AUTO, SETS, Task  # noqa: E402
+from arena.tasks import AUTO, CPU, OURS, PICTURE, SETS, Task  # noqa: E402
 
 MOST_FAILURES = 5
 
@@ -38,11 +39,28 @@ def main() -> None:
     arguments = _read_arguments()
     if arguments.collect:
         records.collect(records.read_lines(arguments.collect), arguments.results)
-    elif not arguments.show:
+    elif arguments.freeze:
+        records.Arena.load(arguments.results).freeze(arguments.results)
+    elif not (arguments.show or arguments.draw):
         run(list_jobs(arguments), arguments)
     if arguments.show:
         from arena import report
+
         report.show_records(arguments.results)
+    if arguments.draw:
+        draw(arguments)
+
+
+def draw(arguments: argparse.Namespace) -> None:
+    """Regret and ranks of the CPU tasks, and loss against learning rate, plain and normalized."""
+    from arena import figures
+
+    arena, folder = records.Arena.load(arguments.results), arguments.draw
+    recorded = arena.outcomes(CPU, OURS)
+    if len(recorded) == len(CPU):
+        figures.draw(recorded, OURS, folder / "arena-cpu.png")
+    if found := arena.outcomes(PICTURE, OURS):
+        figures.draw_rates(found, OURS, folder / "learning-rates.png")
 
 
 def list_jobs(arguments: argparse.Namespace) -> list[tuple[str, str, float | str, int]]:
@@ -147,7 +165,9 @@ def _read_arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("build/arena2"), help="where runs are kept")
     parser.add_argument("--results", type=Path, default=records.COMPACT, help="where records are written")
     parser.add_argument("--collect", type=Path, nargs="+", help="put the runs of these files into --results")
+    parser.add_argument("--freeze", action="store_true", help="keep the best of each new grid as reference")
     parser.add_argument("--show", action="store_true", help="train nothing; show the scores of the records")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the records into a folder")
     return parser.parse_args()
 
 

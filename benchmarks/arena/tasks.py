@@ -1,7 +1,7 @@
 """What the arena trains.
 
 CPU and RECORDED_GPU are the tasks on record in results/arena, with eleven other starts. NORMALIZED, RESNET20
-and GPU have their records in results/arena2, and so have the LONG trainings, of which held-out accuracy counts.
+and GPU have their records in results/arena2, and so have the LONG trainings, whose held-out accuracy counts.
 
 `development` marks the tasks on which constants of `initialize_` are chosen; the others are not looked at
 before they are settled.
@@ -70,8 +70,18 @@ def times(rates: tuple[float, ...], factor: float) -> tuple[float, ...]:
 
 
 OWN = {"starts": (OURS, RACED)}  # the others are on record
-DIGITS = {"data": functools.partial(data.mnist), "chance": math.log(10), "rates": times(HALF_DECADES, 0.3), **OWN}
-COLOURS = {"data": functools.partial(data.cifar), "chance": math.log(10), "rates": times(HALF_DECADES, 0.3), **OWN}
+DIGITS = {
+    "data": functools.partial(data.mnist),
+    "chance": math.log(10),
+    "rates": times(HALF_DECADES, 0.3),
+    **OWN,
+}
+COLOURS = {
+    "data": functools.partial(data.cifar),
+    "chance": math.log(10),
+    "rates": times(HALF_DECADES, 0.3),
+    **OWN,
+}
 LENGTH = 32
 TEXT = {
     "data": functools.partial(data.characters, LENGTH),
@@ -122,7 +132,7 @@ RECORDED_GPU = (
 )
 
 SGD_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-ADAM_RATES = times(SGD_RATES, 1 / 30)
+ADAM_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 CLOTHES = {"data": functools.partial(data.fashion), "chance": math.log(10)}
 _BN_CNN = functools.partial(networks.cnn, nn.BatchNorm2d, nn.ReLU)
 _GN_CNN = functools.partial(networks.cnn, networks.eight_groups, nn.SiLU)
@@ -169,9 +179,7 @@ GPU = (
     Task("tanh-cnn-19-300", networks.tanh_cnn, rates=times(TWO_DECADES, 0.3), **PICTURES),
     Task("resnet-56", functools.partial(networks.ResNet, 56), **_LOWER, **PICTURES),
     Task("resnet-110", functools.partial(networks.ResNet, 110), **_LOWER, **PICTURES),
-    Task(
-        "resnet-56-bn", functools.partial(networks.normalized_resnet, 56), rates=TWO_DECADES, **PICTURES
-    ),
+    Task("resnet-56-bn", functools.partial(networks.normalized_resnet, 56), rates=TWO_DECADES, **PICTURES),
     Task("vit-ti", networks.VisionTransformer, rates=TWO_DECADES, **PICTURES),
     Task("vit-ti-adamw", networks.VisionTransformer, **ADAMW, **PICTURES),
     Task("gpt", _GPT, rates=TWO_DECADES, **SENTENCES),
@@ -182,7 +190,13 @@ TRANSFORMERS_ADAMW = tuple(task for task in GPU if task.name in ("vit-ti-adamw",
 
 def _long(task: Task, name: str, decay: float, **changes: Any) -> tuple[Task, Task]:
     """Without and with weight decay, on at most 10,000 images."""
-    shared = {"cosine": True, "device": "cuda", "looks": 10, "seeds": 1, "starts": (*STARTS[:2], "lsuv", OURS)}
+    shared = {
+        "cosine": True,
+        "device": "cuda",
+        "looks": 10,
+        "seeds": 1,
+        "starts": (*STARTS[:2], "lsuv", OURS),
+    }
     task = replace(task, name=name, weight_decay=0.0, **shared, **changes)
     return task, replace(task, name=f"{name}-decay", weight_decay=decay)
 
@@ -192,12 +206,21 @@ LONG = (
     *_long(NORMALIZED[0], "long-bn-cnn", 5e-4, **_FEWER_CLOTHES),
     *_long(NORMALIZED[5], "long-ln-mlp-adamw", 0.05, optimizer="adamw", **_FEWER_CLOTHES),
     *_long(_RESNET20, "long-resnet-20", 5e-4, steps=1_400, rates=(0.01, 0.03, 0.1, 0.3, 1.0)),  # 20 epochs
-    *_long(
-        Task("", _PLAIN_CNN, rates=SGD_RATES, **CLOTHES), "long-plain-cnn", 5e-4, **_FEWER_CLOTHES
-    ),
+    *_long(Task("", _PLAIN_CNN, rates=SGD_RATES, **CLOTHES), "long-plain-cnn", 5e-4, **_FEWER_CLOTHES),
+)
+
+# The picture of the first page: networks and rates that were chosen before anything was trained.
+_SHOWN = {"rates": (*SGD_RATES, 1.0), "starts": (*STARTS[:2], "lsuv", OURS), "seeds": 2}
+PICTURE = (
+    Task("MLP, 10 layers, ReLU", _mlp(nn.ReLU, 10), **{**DIGITS, **_SHOWN}),
+    Task("MLP, 10 layers, tanh", _mlp(nn.Tanh, 10), **{**DIGITS, **_SHOWN}),
+    Task("CNN", _PLAIN_CNN, **CLOTHES, **_SHOWN),
+    Task("CNN with BatchNorm", _BN_CNN, **CLOTHES, **_SHOWN),
+    Task("CNN with GroupNorm", _GN_CNN, **CLOTHES, **_SHOWN),
+    Task("MLP with LayerNorm", networks.layer_norm_mlp, **CLOTHES, **_SHOWN),
 )
 RECORDED = (*CPU, *RECORDED_GPU)
-EVERY = (*RECORDED, *NORMALIZED, *RESNET20, *GPU, *LONG)
+EVERY = (*RECORDED, *NORMALIZED, *RESNET20, *GPU, *LONG, *PICTURE)
 BY_NAME = {task.name: task for task in EVERY}
 SETS = {
     "cpu": CPU,
@@ -207,5 +230,6 @@ SETS = {
     "resnet20": RESNET20,
     "gpu": GPU,
     "long": LONG,
+    "picture": PICTURE,
     "development": tuple(task for task in EVERY if task.development and task not in LONG),
 }
