@@ -90,7 +90,8 @@ def _regret(losses: dict[str, dict[str, list[float]]], variant: str, rate: str, 
 
 if __name__ == "__main__":
     console = Console(width=200, highlight=False)
-    if len(sys.argv) > 1:
-        show_runs(read_lines(Path(each) for each in sys.argv[1:]), console)
+    files = [Path(each) for each in sys.argv[1:] if each != "--show"]
+    if files:
+        show_runs(read_lines(files), console)
     else:
         show_former(json.loads(FORMER.read_text()), console)

@@ -49,7 +49,10 @@ def collect(runs: Sequence[Run], folder: Path = COMPACT) -> None:
         kept |= {key_of(run): run for run in runs if run["task"] == task}
         columns = list(dict.fromkeys(name for run in kept.values() for name in run if name != "task"))
         order = sorted(kept, key=lambda key: (key[1], str(key[2]), key[3]))
-        rows = [json.dumps([kept[key].get(name) for name in columns], separators=(",", ":")) for key in order]
+        rows = [
+            json.dumps([kept[key].get(name) for name in columns], separators=(",", ":"), ensure_ascii=False)
+            for key in order
+        ]
         head = json.dumps({"task": task, "columns": columns})[:-1]
         write_text(_path(task, folder), head + ', "runs": [\n' + ",\n".join(rows) + "\n]}\n")
 

@@ -94,6 +94,10 @@ def rate_robustness(
 
     With several schemes the best of them is picked anew at every rate. A task to which none applies is left
     out. References are frozen, so that a lower best loss of ours does not worsen the score.
+
+    On the 17 tasks on record: hessinit 0.648, the best other 0.642, the best of all 0.441, default 3.63, LSUV
+    1.30, He 1.89. The latter two are 1.39 and 1.98 where a cell with one run that is not finite counts as
+    chance as a whole; here, as in every score, each run is counted before seeds are averaged.
     """
     found = [
         np.mean(list(excesses(outcome, references[outcome.task], schemes).values()))

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from arena.schemes import is_ours, read_other, write_ours_
 from arena.tasks import BY_NAME, Task
+from hessinit.errors import ProblemError
 from hessinit.results.comparison import window
 from hessinit.training import loop
 from hessinit.training.data import Data, copy_to, read_data, reproducible, seed_everything
@@ -54,9 +55,10 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
                 other = read_other(start, task)
                 warmup = other.warmup
                 other.initialize_(model, task.loss, batch, lr, seed, None, task.make_optimizer)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as failure:
+            is_bug = is_ours(start) and not isinstance(failure, ProblemError)
+            if is_bug or isinstance(failure, torch.OutOfMemoryError):
+                raise
             note = (str(failure) or type(failure).__name__)[:LONGEST_NOTE]
             return run | {"note": note, "loss": None, "seconds": time.perf_counter() - begun}
         run |= {"rate": rate, "start_seconds": _few(time.perf_counter() - begun)}
@@ -83,7 +85,7 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
     final = loop.final_loss(losses, window(task.steps))
     trained = math.isfinite(final) and len(looks) == task.looks
     return run | {
-        "loss": final if math.isfinite(final) else None,
+        "loss": float(f"{final:.7g}") if math.isfinite(final) else None,
         "first_loss": _few(losses[0]),
         "held_out_loss": _few(looks[-1][0]) if trained else None,
         "accuracy": _few(looks[-1][1]) if trained else None,
@@ -116,9 +118,14 @@ def _load(task_name: str, device: str) -> tuple[Data, tuple[torch.Tensor, torch.
 
 
 def _cost(result: Any) -> dict[str, Any]:
-    """What `initialize_` did for it: gradients of the search, and steps of a race where there was one."""
-    found = {name: getattr(result, name, None) for name in ("gradients", "race_steps", "converged")}
-    return {name: value for name, value in found.items() if value is not None}
+    """How many norms the search measured, and the steps of all candidates of a race."""
+    trials = getattr(result, "trials", None) or ()
+    return {
+        "converged": bool(result.converged),
+        "norms": len(result.measurements),
+        "race_steps": sum(trial.steps for trial in trials),
+        "winner": trials[0].name if trials else None,
+    }
 
 
 def _describe(device: str) -> str:
