@@ -95,6 +95,49 @@ def draw_ranks(outcomes: Sequence[Outcome], ours: Collection[str], ax: Axes | No
     return ax
 
 
+LINES = {
+    "default": ("PyTorch's own weights", GREY),
+    "he": ("He", COLORS["green"]),
+    "lsuv": ("LSUV", COLORS["orange"]),
+}
+
+
+def draw_rates(outcomes: Sequence[Outcome], ours: str, file: Path, columns: int = 3) -> None:
+    """Loss against learning rate, a panel for each task; a cross marks where a start learns nothing."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(outcomes) // columns)
+    figure = Figure(figsize=(3.2 * columns, 0.5 + 2.3 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for panel in panels[len(outcomes) :]:
+        panel.axis("off")
+    for panel, outcome in zip(panels, outcomes, strict=False):
+        lines = {**LINES, ours: ("hessinit", BLUE)}
+        for scheme in (scheme for scheme in lines if scheme in outcome.schemes):
+            label, color = lines[scheme]
+            losses, wide = outcome.means[outcome.row(scheme)], 2.2 if scheme == ours else 1.2
+            panel.plot(outcome.rates, losses, color=color, label=label, linewidth=wide, marker=".")
+            failed = outcome.fails[outcome.row(scheme)].any(1)
+            panel.plot(np.array(outcome.rates)[failed], losses[failed], "x", color=color)
+        panel.axhline(outcome.chance, color="k", linewidth=0.5, linestyle=":")
+        panel.set(xscale="log", yscale="log", title=outcome.task, ylim=(None, 1.2 * outcome.chance))
+        ticks = [
+            tick
+            for tick in (0.1, 0.2, 0.3, 0.5, 1, 2, 3, 4)
+            if 0.7 * outcome.means.min() <= tick <= outcome.chance
+        ]
+        panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
+        panel.title.set_fontsize(9)
+        panel.tick_params(labelsize=7)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("learning rate", fontsize=9)
+    figure.supylabel("training loss at the end", fontsize=9)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    figure.savefig(file, dpi=130)
+
+
 def draw(outcomes: Sequence[Outcome], ours: str, file: Path) -> None:
     """Both pictures side by side, into a file."""
     from matplotlib.figure import Figure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -56,6 +58,31 @@ def plain_cnn() -> nn.Sequential:
         layers += [nn.Conv2d(channels, width, 3, stride=stride, padding=1), nn.ReLU()]
         channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+def cnn(norm: Callable[[int], nn.Module], activation: type[nn.Module]) -> nn.Sequential:
+    """Three 3 × 3 convolutions for 1 × 28 × 28 images, each with a norm of its channels, and a classifier."""
+    layers: list[nn.Module] = []
+    channels = 1
+    for width in (32, 64, 64):
+        convolution = nn.Conv2d(channels, width, 3, padding=1)
+        layers += [convolution, norm(width), activation(), nn.MaxPool2d(2)]
+        channels = width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(9 * channels, 10))
+
+
+def eight_groups(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(8, channels)
+
+
+def layer_norm_mlp(width: int = 256, depth: int = 5) -> nn.Sequential:
+    """`depth` weights with tanh, LayerNorm after each but the last."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    fan_in = 784
+    for _ in range(depth - 1):
+        layers += [nn.Linear(fan_in, width), nn.LayerNorm(width), nn.Tanh()]
+        fan_in = width
+    return nn.Sequential(*layers, nn.Linear(fan_in, 10))
 
 
 class CharacterLSTM(nn.Module):
@@ -176,6 +203,35 @@ class ResNet(nn.Module):
 
     def residual_branches(self) -> list[list[nn.Module]]:
         return [[block.conv1, block.conv2] for block in self.blocks]  # type: ignore[union-attr]
+
+
+class NormalizedBlock(nn.Module):
+    """Two 3 × 3 convolutions with BatchNorm beside the identity or a 1 × 1 convolution with BatchNorm."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or channels != width:
+            shorter = nn.Conv2d(channels, width, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(shorter, nn.BatchNorm2d(width))
+
+    def forward(self, state: Tensor) -> Tensor:
+        branch = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(state)))))
+        return torch.relu(self.shortcut(state) + branch)
+
+
+def normalized_resnet(depth: int) -> nn.Sequential:
+    """He et al.'s ResNet for CIFAR-10 (depth 6n + 2) with BatchNorm."""
+    stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    blocks: list[nn.Module] = []
+    channels = 16
+    for width in (16, 32, 64):
+        for place in range((depth - 2) // 6):
+            blocks.append(NormalizedBlock(channels, width, 2 if place == 0 and width > 16 else 1))
+            channels = width
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
 
 class VisionTransformer(nn.Module):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -14,12 +17,14 @@ if __name__ == "__main__":  # as `arena.report` it is found already
 
 from arena.outcomes import Outcome, all_schemes
 from arena.scores import (
+    Reference,
     ZeroTuning,
     best_of_grid,
     best_rate_ranks,
     divergences,
     mean_ranks,
     rank_errors,
+    rate_robustness,
     regret,
     share_within,
     zero_tuning,
@@ -46,6 +51,58 @@ def show(
         console.print(
             f"\nWithin 5 % of the best of the grid on {100 * share_within(rows):.0f} % of {len(rows)} tasks."
         )
+
+
+def show_records(folder: Path) -> None:
+    """Print the requirements, then every score of the tasks on record and of the new ones."""
+    from arena.records import Arena
+    from arena.tasks import GPU, OURS, RACED, RECORDED
+    from arena.wanted import NEW, ROWS
+
+    arena, console = Arena.load(folder), Console(width=150, highlight=False)
+    table = Table("requirement", "now", "wanted", "got", "without development tasks", title="What must hold")
+    for row in ROWS:
+        table.add_row(row.text, row.now, row.wanted, row.got(arena), row.got(arena, development=False))
+    console.print(table)
+    frozen = list(arena.frozen.values())
+    console.print(robustness_table("On record (hessinit: the former)", frozen, arena.references))
+    for title, tasks in (("On record", RECORDED), ("Normalized, new", NEW), ("GPU set", GPU)):
+        for start in (OURS, RACED):
+            if found := arena.outcomes(tasks, start):
+                console.print(robustness_table(f"{title}, {start}", found, arena.references, start))
+                show(found, {start}, console=console)
+    console.print(long_table(arena.runs))
+
+
+def long_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+    """How long a gain lasts: held-out accuracy along the longer trainings, its mean over rates and seeds."""
+    from arena.tasks import LONG
+
+    parts = [f"{10 * part} %" for part in range(1, 11)]
+    title = "\nLonger trainings: accuracy on held-out data by part of the steps"
+    table = _table(title, ["task", "start", *parts])
+    for task in LONG:
+        for start in task.starts:
+            found = [run.get("accuracies") or [] for run in runs.get(task.name, ()) if run["start"] == start]
+            # A run that ended early guesses from there on.
+            whole = [each + [math.exp(-task.chance)] * (task.looks - len(each)) for each in found]
+            if whole:
+                table.add_row(task.name, start, *(f"{100 * value:.1f}" for value in np.mean(whole, 0)))
+    return table
+
+
+def robustness_table(
+    title: str, outcomes: Sequence[Outcome], references: Mapping[str, Reference], ours: str = "hessinit"
+) -> Table:
+    """Rate robustness of every start, of the best of the others picked anew at every rate, and of all."""
+    names = all_schemes(outcomes)
+    rows = {name: {name} for name in names}
+    rows |= {"best other, picked at every rate": set(names) - {ours}, "best of all, picked": set(names)}
+    found = {name: rate_robustness(outcomes, references, each) for name, each in rows.items()}
+    table = _table(f"\nRate robustness, {len(outcomes)} tasks. {title}", ["start", "loss / best − 1"])
+    for name in sorted(found, key=found.__getitem__):
+        table.add_row(_marked(name, {ours}), f"{found[name]:.3f}")
+    return table
 
 
 def start_table(outcomes: Sequence[Outcome], ours: Collection[str]) -> Table:

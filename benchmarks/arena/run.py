@@ -1,12 +1,15 @@
-"""The arena: every scheme trains every task, at five learning rates over two decades, with three seeds.
+"""The arena: starts × learning rates × seeds, in few processes that make many short trainings each.
 
-    HESSINIT_DATA=folder python benchmarks/arena/run.py                 the CPU set
-    HESSINIT_DATA=folder python benchmarks/arena/run.py --set quick     four of its tasks, in ten minutes
-    HESSINIT_DATA=folder python benchmarks/arena/run.py --set gpu
-    python benchmarks/arena/run.py --show                               the scores of the committed records
+    HESSINIT_DATA=folder python benchmarks/arena/run.py --set cpu          ours, beside the record of others
+    HESSINIT_DATA=folder python benchmarks/arena/run.py --set normalized --device cuda --processes 14
+    HESSINIT_DATA=folder python benchmarks/arena/run.py --set cpu --start "hessinit, auto rate"
+    python benchmarks/arena/run.py --collect build/arena2/*.jsonl          finished runs into results/arena2
+    python benchmarks/arena/run.py --show                                  the scores of the records
+    python benchmarks/arena/run.py --draw benchmarks/results               their pictures
 
-Finished runs are kept in --folder, so that a second call goes on where the first one stopped; the record of a
-task is written when all of its runs are there.
+Every finished run is appended to a file in --folder, and a run that is there is not made again. Seeds are the
+outermost loop, so that what is there when time is up is balanced. On a GPU start NVIDIA's MPS first
+(`nvidia-cuda-mps-control -d`), so that the processes run side by side.
 """
 
 from __future__ import annotations
@@ -16,96 +19,155 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 # Before torch is loaded, here and in the workers: one thread for each run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-import torch  # noqa: E402
+from arena import records  # noqa: E402
+from arena.schemes import OTHERS, is_ours  # noqa: E402
+from arena.tasks import AUTO, CPU, OURS, PICTURE, SETS, Task  # noqa: E402
 
-from arena import figures, outcomes, report  # noqa: E402
-from arena.own_rate import train_at_own_rate  # noqa: E402
-from arena.schemes import OURS, schemes_of  # noqa: E402
-from arena.tasks import CPU, GPU, Task  # noqa: E402
-from hessinit.results.comparison import Comparison  # noqa: E402
-from hessinit.results.result import write_text  # noqa: E402
-from hessinit.training.compare import compare  # noqa: E402
-
-SETS = {"cpu": CPU, "gpu": GPU, "quick": tuple(task for task in CPU if task.quick)}
-RESULTS = Path(__file__).parents[1] / "results" / "arena"
+MOST_FAILURES = 5
 
 
 def main() -> None:
     arguments = _read_arguments()
-    tasks = [task for task in SETS[arguments.set] if not arguments.task or task.name in arguments.task]
-    if not arguments.show:
-        begun = time.perf_counter()
-        with ProcessPoolExecutor(
-            min(arguments.workers, arguments.seeds), get_context("spawn"), torch.set_num_threads, (1,)
-        ) as pool:
-            for task in tasks:
-                _run(task, arguments, pool)
-        print(f"{len(tasks)} tasks in {(time.perf_counter() - begun) / 60:.1f} minutes")
-    _show(tasks, arguments.results)
+    if arguments.collect:
+        records.collect(records.read_lines(arguments.collect), arguments.results)
+    elif arguments.freeze:
+        records.Arena.load(arguments.results).freeze(arguments.results)
+    elif not (arguments.show or arguments.draw):
+        run(list_jobs(arguments), arguments)
+    if arguments.show:
+        from arena import report
+
+        report.show_records(arguments.results)
+    if arguments.draw:
+        draw(arguments)
 
 
-def _run(task: Task, arguments: argparse.Namespace, pool: Executor) -> None:
-    begun = time.perf_counter()
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    work = 0.0
-    if not arguments.own:
-        comparison = compare(
-            task.build, task.loss, task.data(), schemes=schemes_of(task), learning_rates=task.rates,
-            seeds=arguments.seeds, steps=task.steps, batch_size=task.batch_size, optimizer=task.optimizer,
-            device=task.device, folder=arguments.folder / task.name, workers=arguments.workers,
-        )  # fmt: skip
-        comparison.save(arguments.results / f"{task.name}.json")
-        work = sum(run.seconds for run in comparison.runs)
-    own = train_at_own_rate(task, range(arguments.seeds), pool)
-    write_text(arguments.results / f"{task.name}-own-rate.json", json.dumps(own, indent=1) + "\n")
-    print(f"{task.name:14s} {work:.0f} core seconds, {time.perf_counter() - begun:.0f} s", flush=True)
+def draw(arguments: argparse.Namespace) -> None:
+    """Regret and ranks of the CPU tasks, and loss against learning rate, plain and normalized."""
+    from arena import figures
+
+    arena, folder = records.Arena.load(arguments.results), arguments.draw
+    recorded = arena.outcomes(CPU, OURS)
+    if len(recorded) == len(CPU):
+        figures.draw(recorded, OURS, folder / "arena-cpu.png")
+    if found := arena.outcomes(PICTURE, OURS):
+        figures.draw_rates(found, OURS, folder / "learning-rates.png")
 
 
-def _show(tasks: list[Task], results: Path) -> None:
-    there = [task for task in tasks if (results / f"{task.name}.json").exists()]
-    missing = sorted({task.name for task in tasks} - {task.name for task in there})
-    if missing:
-        print("no record yet of:", ", ".join(missing))
-    if not there:
-        return
-    found = [
-        outcomes.outcome_of(task.name, Comparison.load(results / f"{task.name}.json"), task.chance, {OURS})
-        for task in there
+def list_jobs(arguments: argparse.Namespace) -> list[tuple[str, str, float | str, int]]:
+    """Seeds outermost, then rates, so that all tasks and starts get on together."""
+    tasks = [task for name in arguments.set for task in SETS[name]]
+    unknown = sorted(set(arguments.task or ()) - {task.name for task in tasks})
+    if unknown:
+        raise SystemExit(f"--task {unknown[0]} is not in --set {' '.join(arguments.set)}.")
+    chosen = [task for task in dict.fromkeys(tasks) if not arguments.task or task.name in arguments.task]
+    jobs = [
+        (seed, place, task.name, start, rate)
+        for task in chosen
+        for seed in range(arguments.seeds or task.seeds)
+        for start in arguments.start or task.starts
+        for place, rate in enumerate(_rates(task, start, arguments.rates))
     ]
-    own = {
-        task.name: [
-            run["final_loss"] for run in json.loads((results / f"{task.name}-own-rate.json").read_text())
-        ]
-        for task in there
-    }
-    report.show(found, {OURS}, own)
-    if not missing:
-        name = f"arena-{'gpu' if there[0].device != 'cpu' else 'cpu' if len(there) == len(CPU) else 'quick'}"
-        figures.draw(found, OURS, results.parent / f"{name}.png")
+    jobs.sort(key=lambda job: job[:2])
+    return [(name, start, rate, seed) for seed, _, name, start, rate in jobs]
+
+
+def _rates(task: Task, start: str, asked: list[float] | None) -> tuple[float | str, ...]:
+    if start.partition("[")[0] == AUTO:
+        return ("auto",)
+    return tuple(rate for rate in task.rates if not asked or rate in asked)
+
+
+def run(jobs: list[tuple[str, str, float | str, int]], arguments: argparse.Namespace) -> None:
+    """Make the runs that are missing in the folder, and append each to its file when it is finished."""
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    done = {records.key_of(each) for each in records.read_lines(sorted(arguments.folder.glob("*.jsonl")))}
+    missing = [job for job in jobs if job not in done]
+    print(f"{len(missing)} of {len(jobs)} runs to make", flush=True)
+    begun, made, failures = time.perf_counter(), 0, 0
+    left = iter(missing)
+    file = arguments.folder / f"runs-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
+    with (
+        ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool,
+        open(file, "a", encoding="utf-8") as lines,
+    ):
+        running: dict[Any, Any] = {}
+        while True:
+            while len(running) < arguments.processes and time.perf_counter() - begun < arguments.seconds:
+                job = next(left, None)
+                if job is None:
+                    break
+                running[pool.submit(_train, job, arguments.device)] = job
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                seconds = time.perf_counter() - begun
+                if future.exception() is not None:
+                    failures += 1
+                    print(f"{_name(job)}: {future.exception()!r}", flush=True)
+                    if failures == MOST_FAILURES:
+                        raise SystemExit(f"{failures} runs failed; {made} are in {file}.")
+                    continue
+                found = future.result()
+                made += 1
+                lines.write(json.dumps(found) + "\n")
+                lines.flush()
+                print(f"{made}/{len(missing)} {seconds:.0f} s  {_name(job)}: {_outcome(found)}", flush=True)
+    print(f"{made} runs in {time.perf_counter() - begun:.0f} s, {len(missing) - made} left; in {file}")
+
+
+def _train(job: tuple[str, str, float | str, int], device: str | None) -> dict[str, Any]:
+    from arena.training import train
+
+    return train(job, device)
+
+
+def _name(job: tuple[str, str, float | str, int]) -> str:
+    return f"{job[0]}, {job[1]}, lr {job[2]}, seed {job[3]}"
+
+
+def _outcome(run: dict[str, Any]) -> str:
+    if run["loss"] is None:
+        return run["note"] or "not finite"
+    accuracy = "" if run["accuracy"] is None else f", held out {100 * run['accuracy']:.1f} %"
+    auto = f" at {run['rate']:.3g}" if run["lr"] == "auto" else ""
+    return f"loss {run['loss']:.4g}{auto}{accuracy} in {run['start_seconds']:.1f} + {run['seconds']:.1f} s"
+
+
+def _start(text: str) -> str:
+    if not is_ours(text) and text not in OTHERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is unknown; choose from {', '.join(OTHERS)} and ours.")
+    return text
 
 
 def _read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--set", choices=list(SETS), default="cpu")
-    parser.add_argument("--task", action="append", help="only this task of the set; repeat it for more")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument(
-        "--folder", type=Path, default=Path("build/arena"), help="where finished runs are kept"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where records are written")
-    parser.add_argument("--own", action="store_true", help="only the runs at our suggested rate")
+    parser.add_argument("--set", choices=list(SETS), nargs="+", default=["cpu"])
+    parser.add_argument("--task", nargs="+", help="only these tasks of the sets")
+    parser.add_argument("--start", nargs="+", type=_start, help="instead of the starts of each task")
+    parser.add_argument("--rates", nargs="+", type=float, help="only these of the rates of each task")
+    parser.add_argument("--seeds", type=int, help="how many, instead of each task's own number")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--device", help="instead of each task's own")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after as many")
+    parser.add_argument("--folder", type=Path, default=Path("build/arena2"), help="where runs are kept")
+    parser.add_argument("--results", type=Path, default=records.COMPACT, help="where records are written")
+    parser.add_argument("--collect", type=Path, nargs="+", help="put the runs of these files into --results")
+    parser.add_argument("--freeze", action="store_true", help="keep the best of each new grid as reference")
     parser.add_argument("--show", action="store_true", help="train nothing; show the scores of the records")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the records into a folder")
     return parser.parse_args()
 
 

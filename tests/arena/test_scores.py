@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from rich.console import Console
 from arena import figures, report, scores
 from arena.example import made_up_outcomes
 from arena.outcomes import Outcome, count_losses, outcome_of
+from arena.records import Arena, collect
+from arena.tasks import BY_NAME, CPU
 from hessinit.results.comparison import Comparison, Run
 from result_examples import make_run
 
@@ -61,6 +64,48 @@ def test_regret_is_held_against_the_best_competitor_at_each_cell() -> None:
     assert scores.regret(BOTH, "he", OURS).cells == {("first", 0.1): 1.0, ("first", 1.0): 1.0}
     other = outcome(he=[1.0], ours=[1.5], **{"ours, other": [0.01]})
     assert scores.regret([other], "ours", OURS).worst == pytest.approx(0.5)
+
+
+def test_rate_robustness_is_the_mean_excess_over_the_frozen_best_of_the_grid() -> None:
+    references = {each.task: scores.Reference.of(each) for each in BOTH}
+    assert references["first"] == scores.Reference(pytest.approx(0.5), (0.1, 1.0))
+    assert references["second"] == scores.Reference(pytest.approx(0.3), (0.1,))  # nothing trains at 1
+    # ours: first 0.5/0.5 − 1 and 1.5/0.5 − 1, second 0.3/0.3 − 1; tasks weigh alike.
+    assert scores.rate_robustness(BOTH, references, {"ours"}) == pytest.approx(((0 + 2) / 2 + 0) / 2)
+    # he: first 1/0.5 − 1 and 2/0.5 − 1, second 0.4/0.3 − 1.
+    assert scores.rate_robustness(BOTH, references, {"he"}) == pytest.approx(((1 + 3) / 2 + 1 / 3) / 2)
+    # The best of he and lsuv at every rate: first 0.5 and 1, second he's 0.4. lsuv alone has one task.
+    assert scores.rate_robustness(BOTH, references, {"he", "lsuv"}) == pytest.approx((0.5 + 1 / 3) / 2)
+    assert scores.rate_robustness(BOTH, references, {"lsuv"}) == pytest.approx(0.5)
+    # A better run of ours is a negative excess: the reference stays.
+    assert scores.excesses(SECOND, scores.Reference(0.4, (0.1,)), {"ours"}) == {0.1: pytest.approx(-0.25)}
+
+
+def test_the_record_of_the_former_default_has_the_published_rate_robustness() -> None:
+    arena = Arena.load()
+    found = list(arena.frozen.values())
+    names = {name for each in found for name in each.schemes}
+    assert len(found) == 17
+    for chosen, value in (({"hessinit"}, 0.648), (names - {"hessinit"}, 0.642), (names, 0.441)):
+        assert scores.rate_robustness(found, arena.references, chosen) == pytest.approx(value, abs=5e-4)
+
+
+def test_runs_are_collected_beside_the_frozen_record_and_newer_ones_replace_older(tmp_path: Path) -> None:
+    task = BY_NAME["relu-3"]
+    runs = [
+        {"task": "relu-3", "start": "hessinit", "lr": rate, "seed": seed, "loss": 0.5, "accuracy": 0.9}
+        for rate in task.rates
+        for seed in (0, 2)
+    ]
+    collect(runs, tmp_path)
+    collect([{**runs[0], "loss": None}], tmp_path)
+    found = Arena.load(tmp_path)
+    (outcome,) = found.outcomes(CPU, "hessinit")
+    assert outcome.schemes[-1] == "hessinit"
+    assert outcome.losses.shape == (11, 5, 2)  # ten others apply, seeds 0 and 2
+    assert outcome.means[-1].tolist() == pytest.approx([(0.5 + task.chance) / 2, 0.5, 0.5, 0.5, 0.5])
+    assert found.outcomes(CPU, "hessinit + race") == []
+    assert found.accuracy(task, "hessinit")[0.3] == pytest.approx(0.9)
 
 
 def outcome(**losses: object) -> Outcome:

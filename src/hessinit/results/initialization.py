@@ -94,16 +94,19 @@ class Symmetry:
     """A scaling that left the function as it was: what it multiplied, and the norm before and after.
 
     The curvature is that of these weights together, as the optimizer sees it. Scale-free weights have a
-    normalization behind them; others were scaled against the gains of the normalizations that they read.
+    normalization behind them; others were scaled against the gains of the normalizations that they read. It
+    is not `exact` where an activation such as GELU stands between: then the function did change.
     """
 
     weights: tuple[str, ...]
     scale_free: bool
+    exact: bool = True
     factors: dict[str, float]
     norm_before: float
     norm: float
 
 
+@dataclass(frozen=True, kw_only=True)
 class Trial:
     """One candidate of a race: the initial weights `name`, trained for `steps` steps at the rate `lr`.
 
@@ -135,7 +138,7 @@ class Initialization(_Applied):
     """
 
     KIND: ClassVar[str] = "hessinit initialization"
-    SCHEMA: ClassVar[int] = 2
+    SCHEMA: ClassVar[int] = 3
 
     before: CurvatureReport | None
     after: CurvatureReport | None
