@@ -28,6 +28,8 @@ BY_NORMS = ["forward", "backward", "compromise"]
 CLOSED_FORM = [*BY_NORMS, "lecun", "glorot", "he"]
 SCHEMES = [*CLOSED_FORM, "orthogonal", "delta-orthogonal", "lsuv"]
 USES_GAIN = [*BY_NORMS, "he", "orthogonal", "delta-orthogonal"]
+# The power of the number of residual branches that divides the weight that ends each.
+RESIDUAL_POWERS = {"plain": 0.0, "scaled": 0.5, "small": 1.0}
 SYNONYMS = {"kaiming": "he", "xavier": "glorot", "msra": "he"}
 _UNIT_RULES = ["he", "orthogonal", "delta-orthogonal"]
 
@@ -66,7 +68,7 @@ def apply_scheme_(
     without one. So every weight gets the gain of its own activation, the factor √(1−p) of its own dropout
     (`dropout=False` leaves it out) and its true fans. In deep networks of GELU, SiLU and their like each gain
     gets a small variance correction. `residual="scaled"` divides the weight that ends a residual branch by
-    the root of the number of branches. `gains` overrides the gain of layers by name or glob, or, for "lsuv",
+    the root of the number of branches, "small" by the number itself. `gains` overrides the gain of layers by name or glob, or, for "lsuv",
     the standard deviation of their output. Biases become 0; `biases="keep"` leaves them. `undo()` of the
     result restores everything; with `dry_run=True` only the plan is made.
 
@@ -80,7 +82,7 @@ def apply_scheme_(
     """
     check_model(model, forward)
     choose("scheme", scheme, SCHEMES, SYNONYMS)
-    choose("residual", residual, ["plain", "scaled"])
+    choose("residual", residual, list(RESIDUAL_POWERS))
     choose("biases", biases, ["auto", "zero", "keep"])
     if distribution is not None:
         choose("distribution", distribution, list(draws.DISTRIBUTIONS))
@@ -209,7 +211,7 @@ def _draft_all(
         by_key.setdefault(use.parameter, []).append(use)
     given = _resolve_gains(targets, gains)
     closing = {use.parameter for use in uses if use.closes_residual}
-    branches = math.sqrt(len(closing)) if residual == "scaled" else 1.0
+    branches = len(closing) ** RESIDUAL_POWERS[residual] if closing else 1.0
     # A rule by norms lets the size of units change with the widths, which the correction does not know.
     by_units = scheme in _UNIT_RULES or (scheme == "forward" and not weights.widths_change(uses))
     corrections = mean_field.variance_corrections(uses) if by_units else {}

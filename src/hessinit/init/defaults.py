@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessinit.errors import ProblemError, check_number, check_positive, choose
-from hessinit.init.apply_scheme import SCHEMES, SYNONYMS
+from hessinit.init.apply_scheme import RESIDUAL_POWERS, SCHEMES, SYNONYMS
 from hessinit.init.trace import WeightUse
 from hessinit.problem.validate import check_tolerance, check_whole
 from hessinit.results.advice import check_fraction
@@ -128,7 +128,7 @@ class Config:
         choose("scaling", self.scaling, ["auto", *SCALINGS])
         choose("curvature", self.curvature, ["gauss-newton", "hessian"])
         choose("biases", self.biases, ["auto", "zero", "keep"])
-        choose("residual", self.residual, ["auto", "plain", "scaled"])
+        choose("residual", self.residual, ["auto", *RESIDUAL_POWERS])
         choose("optimizer", self.optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
         if self.rule == "layers" and self.scaling != "auto":
             raise ProblemError(f"scaling={self.scaling!r} has no meaning for rule='layers'; leave it out.")

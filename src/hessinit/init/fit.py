@@ -215,9 +215,9 @@ def _draw_scheme_(
                 for bias in (bias for target in targets for bias in target.biases().values()):
                     bias.zero_()
         return None
-    scaled = config.residual == "scaled"
-    if config.residual == "auto":
-        scaled = NetworkTraits.of(uses).normalized and not config.is_adaptive
+    residual = config.residual
+    if residual == "auto":
+        residual = "scaled" if NetworkTraits.of(uses).normalized and not config.is_adaptive else "plain"
     gains = None
     if config.scheme == "auto":
         names = {target.key: target.name for target in targets}
@@ -229,7 +229,7 @@ def _draw_scheme_(
         forward=factory.options["forward"],
         layers=factory.options["layers"],
         gains=gains,
-        residual="scaled" if scaled else "plain",
+        residual=residual,
         biases="keep" if config.biases == "keep" else "zero",
         generator=torch.Generator().manual_seed(factory.options["seed"]),
     )

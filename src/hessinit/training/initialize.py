@@ -213,24 +213,25 @@ class _Work:
         return scales.ScaledModel(self.factory, [], 0.1).output().zero_loss
 
     def survive_(self, result: Initialization) -> Initialization:
-        """Lower κ until the weights survive a trial; where none does, the old ones at a lower rate."""
-        lr, first, trial = result.lr, result, None
+        """Make the weights flatter until they survive a trial; where none do, the old ones at a lower rate."""
+        lr, first = result.lr, result
         assert lr is not None
-        for flatter in (1.0, *(FLATTER if result.kappa is not None else ())):
-            if flatter > 1:
-                result = self.fit_(replace(self.config, lr=lr, flatter=flatter))
-            trial = self._trial(lr)
+        trial, told, config = self._trial(lr), "", replace(self.config, lr=lr)
+        flatter = [replace(config, flatter=by) for by in FLATTER] if result.kappa is not None else []
+        if _has_branches(result) and config.residual == "auto":
+            flatter = [replace(one, residual="small") for one in (config, *flatter)]
+        for config in flatter:
             if trial.survived:
                 break
-        assert trial is not None
-        if trial.survived and result is first:
-            return replace(result, survival=trial)
-        if trial.survived:
-            why = (
-                f"κ = {result.kappa:.3g} instead of {first.kappa:.3g}: with that the loss blew up in a trial"
-            )
-            return replace(result, survival=trial, reason=f"{result.reason}; {why}")
-        return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
+            result = self.fit_(config)
+            trial = self._trial(lr)
+            branches = "small residual branches" if config.residual == "small" else ""
+            kappa = f"κ = {result.kappa:.3g}" if config.flatter > 1 and result.kappa else ""
+            told = " and ".join(filter(None, (branches, kappa)))
+        if not trial.survived:
+            return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
+        why = f"; with {told}, since without the loss blew up in a trial" if told else ""
+        return replace(result, survival=trial, reason=f"{result.reason}{why}")
 
     def _old_weights_(self, result: Initialization, why: str) -> Initialization:
         """The old weights, with the largest rate at which they survive."""
@@ -315,29 +316,26 @@ class _Work:
 
             return Candidate(name, lr, write_)
 
-        def drawn(name: str, scheme: str, residual: str) -> Candidate:
-            return Candidate(name, lr, partial(self._draw_, scheme, residual))
-
         config, auto = replace(self.config, lr=lr, report=False), self.config.lr == "auto"
         found = [fitted(OURS, config)]
         if first.lr == lr and not auto:  # it is in the model
             results[OURS, lr] = first
             found = [fitted(OURS, config, [one.detach().clone() for one in self.factory.model.parameters()])]
         if first.kappa is not None and not auto:
-            flatter = FLATTER[0]
-            found.append(fitted(f"{OURS}, κ / {flatter:g}", replace(config, flatter=flatter)))
+            flatter = replace(config, flatter=FLATTER[0])
+            found.append(fitted(f"{OURS}, κ = {first.kappa / FLATTER[0]:.3g}", flatter))
+        if _has_branches(first) and config.residual == "auto":
+            size = "small" if not first.symmetries else "plain" if not config.is_adaptive else "scaled"
+            found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
         if self.config.scheme != "keep":
-            found.append(drawn("lsuv", "lsuv", "plain"))
-            if not auto:
-                found.append(drawn("orthogonal", "orthogonal", "plain"))
-                if any(row.closes_residual for row in first.plan or ()):
-                    found.append(drawn("lsuv, scaled branches", "lsuv", "scaled"))
+            schemes = ("lsuv",) if auto else ("lsuv", "orthogonal")
+            found += [Candidate(scheme, lr, partial(self._draw_, scheme)) for scheme in schemes]
         return [*found, Candidate(YOURS, lr, lambda: None)]
 
-    def _draw_(self, scheme: str, residual: str) -> None:
+    def _draw_(self, scheme: str) -> None:
         apply_scheme.apply_scheme_(
             self.factory.model, scheme, sample=self.factory.sample, forward=self.factory.options["forward"],
-            layers=self.factory.options["layers"], residual=residual,
+            layers=self.factory.options["layers"],
             generator=torch.Generator().manual_seed(self.factory.options["seed"]),
         )  # fmt: skip
 
@@ -353,6 +351,10 @@ def _half_decade(rate: float) -> float:
     """
     half = round(2 * math.log10(rate))
     return float(f"{10.0 ** (half / 2):.0e}")
+
+
+def _has_branches(result: Initialization) -> bool:
+    return any(row.closes_residual for row in result.plan or ())
 
 
 def _tell_race(trials: Sequence[Trial], steps: int) -> str:

@@ -21,7 +21,7 @@ from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
 from hessinit.results.initialization import Trial
 from hessinit.training import loop
-from hessinit.training.data import copy_to, device_of, read_data, seed_everything
+from hessinit.training.data import copy_to, device_of, generator, read_data, seed_everything
 
 # Batches are held out if there are at least this many, and then one in this many.
 HOLD_OUT = 5
@@ -150,17 +150,24 @@ def survives(
     model: nn.Module, loss: Loss, batch: Any, *, lr: float, optimizer: str | loop.MakeOptimizer,
     ceiling: float, steps: int = 24, momentum: float = 0.9, forward: Forward | None = None, seed: int = 0,
 ) -> Trial:  # fmt: skip
-    """Train from the present weights on the batch, or on several in turn, then put everything back.
+    """Train from the present weights on random halves of the batch, or of several, then put everything back.
 
-    `ceiling` is the loss of a zero output; nan where it is not known. Costs `steps` training steps.
+    A batch alone is learned by heart; halves of it differ as batches do. `ceiling` is the loss of a zero
+    output; nan where it is not known. Costs `steps` training steps.
     """
-    batches = tuple(one for _, one in read_batches(batch))
-    data = RaceData(batches, len(batches))
+    batches = [one for _, one in read_batches(batch)]
+    source = generator(seed, "halves")
+    halves = tuple(_half(batches[step % len(batches)], source) for step in range(steps))
+    data = RaceData(halves, len(halves))
     with untouched_model(model, loss, forward) as found:
         trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, None)
         run = trainer.start(Candidate("present weights", lr, lambda: None))
         trainer.train(run, steps)
         return run.trial()
+
+
+def _half(batch: Batch, source: torch.Generator) -> Batch:
+    return batch.take(torch.randperm(batch.size, generator=source)[: max(1, batch.size // 2)])
 
 
 @dataclass(eq=False)
