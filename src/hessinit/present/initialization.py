@@ -1,55 +1,77 @@
-"""Describe an initialization (norms before and after, the target) and the plan of a scheme."""
+"""Describe an initialization (norms before and after, the target, the race) and the plan of a scheme."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
+from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
+from hessinit.present.comparison import HEADROOM, loss_charts
 from hessinit.present.curvature import conclude, describe_cost, describe_layer, has_rates, rate_section
 from hessinit.present.layer_details import detail_sections, layer_chart
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
-from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
+from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan, Symmetry, Trial
 
 SCALED = {
     "all": ", all weights multiplied by one gain",
     "last": ", the last weight scaled",
     "small-output": ", one weight made smaller and the others larger",
+    "symmetries": ", scaled along symmetries",
     "none": ", nothing scaled",
 }
 
 
 def describe_initialization(result: Initialization) -> doc.Document:
-    """Return whether the target was met, the norms before and after, the rates, and the scheme's plan."""
-    met = f"{'Met' if result.converged else 'Not met'}: {w.unstopped(result.reason)}."
+    """Return the verdict (the rate, the race or the target), tables and charts, and the scheme's plan."""
+    rates, reason = {trial.lr for trial in result.trials}, w.unstopped(result.reason)
+    found = [f"learning rate: {w.format_number(result.lr)}"] if result.lr and len(rates) > 1 else []
+    said = "Race" if result.trials else "Met" if result.converged else "Not met"
+    survival = [describe_survival(trial)] if (trial := _survival(result)) else []
     after = [] if result.after is None else [conclude(result.after)]
+    was_fitted = bool(after or result.symmetries) and not result.trials
     return doc.Document(
         title="Initialization report",
-        verdict=[met, describe_target(result), *after],
+        verdict=[*found, f"{said}: {reason}.", describe_target(result), *survival, *after],
         numbers=_key_numbers(result),
-        tone="good" if result.converged else "fair" if after else "bad",
+        tone="good" if result.converged else "fair" if was_fitted else "bad",
         sections=_sections(result),
     )
 
 
+def _survival(result: Initialization) -> Trial | None:
+    return getattr(result, "survival", None)
+
+
 def _sections(result: Initialization) -> list[doc.Section]:
-    caption = "Scale and norm of every layer before and after, and of the network."
-    table, after = doc.Table(caption, initialization_columns(result), fixed=1), result.after
-    sections = [doc.Section("Before and after", [before_and_after_chart(result), table], "layers")]
+    after, sections = result.after, []
+    if result.trials:
+        sections.append(doc.Section("Race", [*_race_chart(result), _trials_table(result.trials)], "race"))
+    if result.symmetries:
+        explained = doc.Paragraph(_explain(result.symmetries), "small")
+        table = _symmetries_table(result.symmetries)
+        sections.append(doc.Section("Symmetries", [table, explained], "symmetries"))
+    if columns := initialization_columns(result):
+        caption = "Scale and norm of every layer before and after, and of the network."
+        charts = [] if result.before is after is None else [before_and_after_chart(result)]
+        heading = "Before and after" if charts else "Scales"
+        table = doc.Table(caption, columns, fixed=len(columns) > 2)
+        sections.append(doc.Section(heading, [*charts, table], "layers"))
     if after is not None:
         marks = [] if result.lr is None else [doc.ReferenceLine(result.lr, "your rate", "blue")]
         if result.before is not None and has_rates(result.before):
             marks.append(doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before"))
         sections += [rate_section(after, marks), *detail_sections(after)]
+    if charts := _survival_chart(result):
+        sections.append(doc.Section("First steps", charts, "steps"))
     if result.plan is not None and len(result.plan):
         plan = replace(_plan_table(result.plan), show_caption=True, page_only=True)
         sections.append(doc.Section("Scheme", [plan], "scheme"))
-    scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
-    scaled, measured = SCALED.get(result.scaling or "", ""), w.count(len(result.measurements), "measurement")
     state = "" if result.applied else " Nothing was written, or this is a copy."
-    texts = [doc.Paragraph(f"{scheme}{scaled}; {measured}{w.tell_time(result.seconds)}.{state}", "small")]
+    texts = [doc.Paragraph(f"{_tell_work(result)}{state}", "small")]
     if after is not None:
         texts.append(doc.Paragraph(describe_cost(after), "small", page_only=True))
     settings = ("scheme", "rule", "scaling", "target", "tolerance", "lr", "kappa", "seed")
@@ -58,30 +80,152 @@ def _sections(result: Initialization) -> list[doc.Section]:
     return [*sections, doc.Section("Procedure", procedure, "procedure")]
 
 
+def _tell_work(result: Initialization) -> str:
+    """Say what was done, and its cost."""
+    time = w.tell_time(result.seconds)
+    if result.trials:
+        steps = w.count(sum(trial.steps for trial in result.trials), "training step")
+        scored = "Score: the mean loss of a candidate's last third, on held-out batches where there are any"
+        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {scored}."
+    scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
+    work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
+    return f"{scheme}{SCALED.get(result.scaling or '', '')}; {work}{time}."
+
+
 def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
-    numbers = {
-        "‖H‖ before": "not finite" if result.before is None else w.format_number(result.before.network.norm),
-        "‖H‖ after": "not measured" if result.after is None else w.format_number(result.after.network.norm),
-        "Target": w.format_number(result.target),
-    }
+    numbers = {}
     if result.lr is not None:
         numbers["Learning rate"] = w.format_number(result.lr)
+    if result.trials and result.converged:
+        numbers["Winner"] = result.trials[0].name
+    if result.before is not None or _was_not_finite(result):
+        numbers["‖H‖ before"] = w.format_number(result.before.network.norm) if result.before else "not finite"
+    if result.after is not None:
+        numbers["‖H‖ after"] = w.format_number(result.after.network.norm)
+    if result.target is not None:
+        numbers["Target"] = w.format_number(result.target)
     return [doc.KeyNumber(label, text) for label, text in numbers.items()]
+
+
+def _was_not_finite(result: Initialization) -> bool:
+    """Whether there is no report of the old weights because it failed; else nobody asked for one."""
+    return result.before is None and any(note.startswith("before:") for note in result.notes)
+
+
+def describe_survival(trial: Trial) -> str:
+    """Return what became of the loss in a short training on the given batch."""
+    first, last = (w.format_number(loss) for loss in (trial.losses[0], trial.losses[-1]))
+    change = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
+    told = f"the loss {change} from {first} to {last}" if first != last else f"the loss stayed at {first}"
+    steps = f"{w.count(trial.steps, 'step')} at lr {w.format_number(trial.lr)} on this batch"
+    return f"{steps}: {told if trial.survived else w.unstopped(trial.reason)}."
+
+
+def _survival_chart(result: Initialization) -> list[doc.LineChart]:
+    trial = _survival(result)
+    if trial is None or not any(map(math.isfinite, trial.losses)):
+        return []
+    texts = "steps", "Loss of the first steps on this batch", describe_survival(trial)
+    return loss_charts(*texts, _loss_series(trial, "loss", "vermilion"), trial.losses[0], HEADROOM["compare"])
+
+
+def _race_chart(result: Initialization) -> list[doc.LineChart]:
+    """Return the losses of the winner, which stands out, and of as many others as there are colours."""
+    names = [trial.name for trial in result.trials]
+    if len(set(names)) < len(names):
+        names = [f"{trial.name}, lr {w.format_number(trial.lr)}" for trial in result.trials]
+    looks = zip(result.trials, names, ("vermilion", *w.CURVES), strict=False)
+    series = [one for look in looks for one in _loss_series(*look)]
+    known = [trial.losses[0] for trial in result.trials if trial.losses and math.isfinite(trial.losses[0])]
+    told = f"Training loss of each candidate over the steps. {w.unstopped(result.reason)}."
+    texts = "race", "Training loss of each candidate", told
+    return loss_charts(*texts, series, min(known, default=math.inf), HEADROOM["compare"])
+
+
+def _loss_series(trial: Trial, name: str, color: doc.Color) -> list[doc.Series]:
+    losses = list(takewhile(math.isfinite, trial.losses))
+    style: dict[str, Any] = {"color": color, "dashed": color != "vermilion"}
+    series = [doc.Series(name, losses, list(range(len(losses))), **style)] if losses else []
+    if trial.losses and not trial.survived:
+        cross: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, **style}
+        place = [losses[-1]] if losses else [math.inf], [max(0, len(losses) - 1)]
+        series.append(doc.Series(name, *place, details=[trial.reason], **cross))
+    return series
+
+
+def _trials_table(trials: Sequence[Trial]) -> doc.Table:
+    scores = [w.format_number(trial.score) if trial.survived else "–" for trial in trials]
+    won = trials[0].survived
+    marks = ["" if trial.survived else "diverged" for trial in trials]
+    remarks = [trial.reason for trial in trials]
+    if won:
+        marks[0], remarks[0] = "best", "won"
+    return doc.Table(
+        "Candidates of the race, the winner first.",
+        [
+            w.name_column("candidate", [trial.name for trial in trials]),
+            doc.Column("lr", [w.format_number(trial.lr) for trial in trials], 7),
+            doc.Column("steps", [f"{trial.steps:,}" for trial in trials], 6),
+            doc.Column("score", scores, 9, keys=[trial.score for trial in trials], marks=marks),
+            w.name_column("remark", remarks, 8, wraps=True),
+        ],
+    )
+
+
+def _symmetries_table(symmetries: Sequence[Symmetry]) -> doc.Table:
+    factors = [[one.factors[name] for name in one.weights if name in one.factors] for one in symmetries]
+    return doc.Table(
+        "Weights that were scaled along symmetries.",
+        [
+            w.name_column("block", list(map(_name_block, symmetries))),
+            doc.Column("factor", [f"× {w.format_range(some, ' … ') or 1}" for some in factors], 8),
+            doc.Column("‖H‖ before", [w.format_number(one.norm_before) for one in symmetries], 7),
+            doc.Column("after", [w.format_number(one.norm) for one in symmetries], 9),
+        ],
+    )
+
+
+def _name_block(symmetry: Symmetry) -> str:
+    """Name the weights of a block, and the normalizations whose gains make up for their factor."""
+    names, gains = (
+        list(dict.fromkeys(name.rpartition(".")[0] or name for name in some))
+        for some in (symmetry.weights, (name for name in symmetry.factors if name not in symmetry.weights))
+    )
+    if symmetry.scale_free:
+        return f"{w.count(len(names), 'scale-free weight')}: {w.join_names(names)}"
+    against = f" against the gains of {w.join_names(gains)}" if gains else ""
+    return f"{w.join_names(names)}{against}{'' if symmetry.exact else ', nearly'}"
+
+
+def _explain(symmetries: Sequence[Symmetry]) -> str:
+    seen = (
+        "‖H‖ of a block is that of its weights together, as the optimizer sees it (for Adam, preconditioned)"
+    )
+    if all(one.exact for one in symmetries):
+        return f"{seen}. These factors do not change what the network computes."
+    near = "an activation such as GELU stands between, so that they change what the network computes"
+    return f"{seen}. Of the factors marked “nearly”, {near}."
 
 
 def describe_target(result: Initialization) -> str:
     """Return the target norm and where it comes from."""
+    rate = "" if result.lr is None else w.format_number(result.lr)
+    if result.target is None or (rate and result.kappa is None):
+        return f"No target at a learning rate of {rate}." if rate else "No target."
     target = w.format_number(result.target)
-    goal = f"Target: {'every layer' if result.rule == 'layers' else 'the network'}'s ‖H‖"
-    if result.lr is None:
+    goal = f"Target: {_whose(result)}'{'' if _whose(result).endswith('s') else 's'} ‖H‖"
+    if result.lr is None or result.kappa is None:
         return f"{goal} = {target}."
-    rate = w.format_number(result.lr)
-    if result.kappa is None:
-        return f"No target at a learning rate of {rate}."
     if abs(result.target * result.lr / result.kappa - 1) > 1e-6:
         longer = w.format_number(result.kappa / (result.target * result.lr))
         return f"{goal} = κ/({longer}·lr) = {target}; momentum makes steps {longer} times as long."
     return f"{goal} = κ/lr = {w.format_number(result.kappa)}/{rate} = {target}."
+
+
+def _whose(result: Initialization) -> str:
+    if result.scaling == "symmetries":
+        return "the scale-free weights"
+    return "every layer" if result.rule == "layers" else "the network"
 
 
 def _names(result: Initialization) -> list[str]:
@@ -97,21 +241,24 @@ def _row(report: CurvatureReport | None, name: str) -> LayerCurvature | None:
 
 
 def initialization_columns(result: Initialization) -> list[doc.Column]:
-    rows = [*_names(result), "network"]
+    """Return the scale of every layer, and the norms where they were measured; nothing without either."""
+    failed = _was_not_finite(result)
+    later = "after" if result.before or failed else "‖H‖ after"
+    reports = (("‖H‖ before", result.before), (later, result.after))
+    shown = [(name, one) for name, one in reports if one is not None or failed]
+    rows = [*_names(result), *["network"] * bool(shown)]
+    if not shown and all(factor == 1 for factor in result.scales.values()):
+        return []
 
     def norms(report: CurvatureReport | None) -> list[str]:
         found = [_row(report, name) for name in rows]
         texts = ["" if row is None else w.format_estimate(row.estimate) for row in found]
         return texts if report is not None else [*texts[:-1], "not finite"]
 
-    factors = [result.scales.get(name) for name in rows[:-1]]
+    factors = [result.scales.get(name) for name in rows]
     scales = ["" if factor is None else f"× {w.format_number(factor)}" for factor in factors]
-    return [
-        w.name_column("layer", rows),
-        doc.Column("scale", [*scales, ""], 8),
-        doc.Column("‖H‖ before", norms(result.before), 8),
-        doc.Column("after", norms(result.after), 9),
-    ]
+    columns = [w.name_column("layer", rows), doc.Column("scale", scales, 8)]
+    return [*columns, *(doc.Column(name, norms(one), 8 + (name == later)) for name, one in shown)]
 
 
 def before_and_after_chart(result: Initialization) -> doc.LineChart:
@@ -134,9 +281,9 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
 
 
 def _target_band(result: Initialization) -> list[doc.Band]:
-    if not 0 < result.target < math.inf:
+    if result.target is None or not 0 < result.target < math.inf:
         return []
-    whose = "each layer" if result.rule == "layers" else "the network"
+    whose = "each layer" if result.rule == "layers" else _whose(result)
     low, high = result.target * (1 - result.tolerance), result.target * (1 + result.tolerance)
     label = f"target for {whose}: {w.format_number(result.target)} ± {w.format_percent(result.tolerance)}"
     return [doc.Band(max(low, result.target / 100), high, label)]
