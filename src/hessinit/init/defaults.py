@@ -20,9 +20,8 @@ from hessinit.results.advice import check_fraction
 # twice the stability limit is safe; that of a normalized one rises first.
 KAPPA = 4.0
 KAPPA_NORMALIZED = 0.5
-# lr times the norm of the scale-free weights, as the optimizer sees it: ‖H‖, or ‖P^-½ H P^-½‖ for Adam.
-KAPPA_SCALE_FREE = 3.0
-KAPPA_ADAM = 6.0
+# lr·‖P^-½ H P^-½‖, the norm that Adam sees, of weights that can be scaled along symmetries.
+KAPPA_ADAM = 7.0
 # The curvature of a quadratic loss stays the same during training.
 KAPPA_QUADRATIC = 1.0
 # Normalizations undo much of a gain: a smaller one would have to be so small that it stops the learning.
@@ -33,6 +32,8 @@ AUTO_SCHEME = "lsuv"
 
 # The root mean square of the output under scaling="small-output".
 SMALL_OUTPUT = 0.5
+# The same for a network with scale-free weights, whose curvature does not need large outputs.
+SMALL_OUTPUT_SCALE_FREE = 0.7
 # Weights whose ‖H‖ is above the target by at most this factor are scaled to a small output too, if possible.
 SMALL_OUTPUT_UP_TO = 2.0
 

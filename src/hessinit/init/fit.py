@@ -124,13 +124,13 @@ def _solve_symmetries(
     config: Config,
 ) -> Solution:
     """Scale-free weights to the target, others to at most that; a gain only for what no symmetry reaches."""
-    kappa = defaults.KAPPA_ADAM if config.is_adaptive else defaults.KAPPA_SCALE_FREE
+    kappa = defaults.KAPPA_ADAM if config.is_adaptive else defaults.KAPPA
     goal = config.goal(kappa, math.nan, unscaled=True)
     if config.scheme == "auto":
         size = model.output().size
         last = scales.effective_and_last(targets, uses)[1]
-        if size > defaults.SMALL_OUTPUT:
-            model.scale_(dict.fromkeys(last, math.log(defaults.SMALL_OUTPUT / size)))
+        if size > defaults.SMALL_OUTPUT_SCALE_FREE:
+            model.scale_(dict.fromkeys(last, math.log(defaults.SMALL_OUTPUT_SCALE_FREE / size)))
     adam = AdamRule() if config.is_adaptive else None
     scaler = symmetric_fit.SymmetryScaler(model.factory, blocks, adam, config.tolerance)
     fitted = scaler.fit_(None if config.lr == "auto" else goal.target)
@@ -139,6 +139,8 @@ def _solve_symmetries(
     seen = "as Adam sees it" if config.is_adaptive else "of their own"
     norm, percent = fitted.symmetries[0].norm, f"{100 * config.tolerance:.3g} %"
     unmoved = f"the function is unchanged (the output moved by {100 * fitted.output_change:.2g} %)"
+    if not all(one.exact for one in fitted.symmetries):
+        unmoved = "smaller gains before an activation changed the function"
     met = f"the scale-free weights have ‖H‖ = {norm:.3g} {seen}, within {percent} of {goal.target:.3g}"
     met = f"{met}, and no other weights are sharper; {unmoved}"
     reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
@@ -213,7 +215,9 @@ def _draw_scheme_(
                 for bias in (bias for target in targets for bias in target.biases().values()):
                     bias.zero_()
         return None
-    scaled = config.residual == "scaled" or (config.residual == "auto" and NetworkTraits.of(uses).normalized)
+    scaled = config.residual == "scaled"
+    if config.residual == "auto":
+        scaled = NetworkTraits.of(uses).normalized and not config.is_adaptive
     gains = None
     if config.scheme == "auto":
         names = {target.key: target.name for target in targets}
@@ -272,7 +276,8 @@ def _reason_to_restore(
     limit = max(defaults.ABSURD_GROWTH, config.max_sharpening)
     if not losses[1] <= limit * max(abs(losses[0]), 1.0):
         return f"the loss would be {losses[1]:.3g}, and was {losses[0]:.3g}"
-    if old is None or after is None or found.goal.target is None or found.symmetries or not found.reason:
+    target = found.goal.target
+    if old is None or after is None or target is None or found.symmetries or not found.reason:
         return ""
     near, far = (
         max(
@@ -315,5 +320,5 @@ def _judged(report: CurvatureReport, config: Config, found: Solution) -> Sequenc
     return [row for row in report if row.name not in found.unreachable]
 
 
-def _distance(norm: float, target: float) -> float:
-    return abs(math.log(norm / target)) if 0 < norm < math.inf else math.inf
+def _distance(norm: float, target: float | None) -> float:
+    return abs(math.log(norm / target)) if target and 0 < norm < math.inf else math.inf

@@ -26,16 +26,20 @@ from hessinit.results.initialization import Symmetry
 # The largest relative change of the output (rms) up to which it counts as unmoved.
 UNMOVED = 1e-2
 _LARGEST_LOG = math.log(1e3)
-_HALVINGS = 8
+_ATTEMPTS = 8
 _MOST_LOOKS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Weights whose joint curvature one factor sets, and the exponents that keep the function as it is."""
+    """Weights whose joint curvature one factor sets, and the exponents that keep the function as it is.
+
+    It is kept only nearly, not `exact`, where GELU or its like stands between.
+    """
 
     weights: tuple[str, ...]
     exponents: Exponents
+    exact: bool = True
 
     @property
     def power(self) -> float:
@@ -66,25 +70,36 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
     frozen = [name for name, one in parameters.items() if not one.requires_grad]
     fixed = [*frozen, *(name for name in weights if name not in allowed)]
     with problem.settings():
-        symmetries = find_symmetries(problem, fixed)
-        free = _confirmed(problem, symmetries.scale_free(weights), weights)
+        exact, nearly = (find_symmetries(problem, fixed, nearly=one) for one in (False, True))
+        free = _confirmed(problem, exact.scale_free(weights), weights)
         if free is None:
             return None
         scalable, rest = [free], [name for name in weights if name not in free.weights]
-        for exponents in symmetries.against_gains(weights, free.weights):
-            block = _confirmed(problem, exponents, rest)
-            if block is not None:
-                scalable.append(block)
-                rest = [name for name in rest if name not in block.weights]
+        for symmetries in (exact, nearly):
+            for exponents in symmetries.against_gains(weights, free.weights):
+                block = _confirmed(problem, exponents, rest)
+                if block is None and symmetries is nearly:
+                    block = _read_block(exponents, rest, exact=False)
+                if block is not None:
+                    scalable.append(block)
+                    rest = [name for name in rest if name not in block.weights]
         return Blocks(tuple(scalable), tuple(rest))
 
 
+def _read_block(exponents: Exponents, weights: Sequence[str], *, exact: bool) -> Block | None:
+    chosen = tuple(name for name in weights if exponents.get(name, 0.0) > 0)
+    return Block(chosen, exponents, exact) if chosen else None
+
+
 def _confirmed(problem: Problem, exponents: Exponents | None, weights: Sequence[str]) -> Block | None:
-    block = tuple(name for name in weights if exponents and exponents.get(name, 0.0) > 0)
-    if exponents is None or not block:
+    """A block whose symmetry leaves the output where it is, at half and at twice the weights."""
+    block = _read_block(exponents or {}, weights, exact=True)
+    if block is None:
         return None
-    half, twice = ({name: sign * math.log(2) * one for name, one in exponents.items()} for sign in (-1, 1))
-    return Block(block, exponents) if output_change(problem, half, twice) <= UNMOVED else None
+    half, twice = (
+        {name: sign * math.log(2) * one for name, one in block.exponents.items()} for sign in (-1, 1)
+    )
+    return block if output_change(problem, half, twice) <= UNMOVED else None
 
 
 class BlockCurvature:
@@ -132,7 +147,7 @@ class SymmetricFit:
 
 
 class SymmetryScaler:
-    """Writes the present weights times the factors of symmetries, and measures the blocks there."""
+    """Multiplies the present weights by the factors of symmetries, and measures the blocks there."""
 
     def __init__(
         self, factory: ProblemFactory, blocks: Blocks, adam: AdamRule | None, tolerance: float
@@ -141,8 +156,6 @@ class SymmetryScaler:
         self._law = 2.0 if adam is None else 1.0
         moved = {name for block in blocks.scalable for name in block.exponents}
         self._parameters = {name: one for name, one in factory.model.named_parameters() if name in moved}
-        self._base = {name: one.detach().clone() for name, one in self._parameters.items()}
-        self._start = factory.problem()
 
     def fit_(self, target: float | None) -> SymmetricFit:
         """Bring the scale-free block to the `target`, and the others to at most that.
@@ -151,34 +164,53 @@ class SymmetryScaler:
         scale-free weights, one of all others, and where that is too large two of each.
         """
         free = self._blocks.free
-        with self._curvature() as norm_of:
-            found = {free: norm_of(free.weights)}
-            target = found[free] if target is None else target
-            others = [name for block in self._blocks.scalable[1:] for name in block.weights]
-            rest = 0.0
-            # No block of a semidefinite matrix is sharper than the matrix.
-            if norm_of([*others, *self._blocks.rest]) > target:
-                found |= {block: norm_of(block.weights) for block in self._blocks.scalable[1:]}
-                rest = norm_of(self._blocks.rest)
-        before, logs = dict(found), {block: self._log(block, found[block] / target) for block in found}
-        change, bounded = self._write_unmoved_(logs)
-        for look in range(_MOST_LOOKS):
-            moved = [block for block, log in logs.items() if log]
-            with self._curvature() if moved else contextlib.nullcontext(lambda _: 0.0) as norm_of:
-                found |= {block: norm_of(block.weights) for block in moved}
-            if bounded or look == _MOST_LOOKS - 1 or abs(found[free] / target - 1) <= self._tolerance:
+        found, rest = self._measure(target)
+        target = found[free] if target is None else target
+        before, logs = dict(found), dict.fromkeys(found, 0.0)
+        for _ in range(_MOST_LOOKS):  # what changes the function comes first
+            changes = {one: self._log(one, norm / target) for one, norm in found.items() if not one.exact}
+            changes = {block: log for block, log in changes.items() if log > math.log1p(self._tolerance)}
+            if not changes:
                 break
-            logs[free] += self._log(free, found[free] / target)
-            change, bounded = self._write_unmoved_(logs)
+            self._multiply_(self._logs_of_parameters(changes))
+            found, rest = self._measure(target, every_block=True)
+            logs |= {block: logs.get(block, 0.0) + log for block, log in changes.items()}
+        changes = {block: self._log(block, norm / target) for block, norm in found.items() if block.exact}
+        change, bounded, logs = 0.0, False, logs | changes
+        for _ in range(_MOST_LOOKS):
+            changes, moved, bounded = self._scale_unmoved_(changes)
+            change += moved
+            with self._curvature() as norm_of:
+                found |= {block: norm_of(block.weights) for block, log in changes.items() if log}
+            if bounded or abs(found[free] / target - 1) <= self._tolerance:
+                break
+            changes = {free: self._log(free, found[free] / target)}
+            logs[free] += changes[free]
         symmetries = tuple(
             Symmetry(
-                weights=block.weights, scale_free=block is free, norm_before=before[block], norm=found[block],
-                factors={name: math.exp(log * power) for name, power in block.exponents.items()},
+                weights=block.weights,
+                scale_free=block is free,
+                exact=block.exact,
+                factors={name: math.exp(log) for name, log in self._logs_of_parameters({block: log}).items()},
+                norm_before=before[block],
+                norm=found[block],
             )
             for block, log in logs.items()
-        )  # fmt: skip
-        reason = self._why_missed(found, target, rest, bounded)
-        return SymmetricFit(target, symmetries, change, reason)
+            if log or block is free
+        )
+        return SymmetricFit(target, symmetries, change, self._why_missed(found, target, rest, bounded))
+
+    def _measure(self, target: float | None, every_block: bool = False) -> tuple[dict[Block, float], float]:
+        """The norm of the scale-free weights; where others exceed the target, of each block and the rest."""
+        free, *others = self._blocks.scalable
+        with self._curvature() as norm_of:
+            found, rest = {free: norm_of(free.weights)}, 0.0
+            # No block of a semidefinite matrix is sharper than the matrix.
+            names = [*(name for block in others for name in block.weights), *self._blocks.rest]
+            if every_block or norm_of(names) > (found[free] if target is None else target):
+                found |= {block: norm_of(block.weights) for block in others}
+                rest = norm_of(self._blocks.rest)
+        return found, rest
 
     def _log(self, block: Block, excess: float) -> float:
         """The logarithm of the factor that takes this excess away; only scale-free weights get sharper."""
@@ -187,24 +219,31 @@ class SymmetryScaler:
         log = math.log(excess) / (self._law * block.power)
         return min(max(log, -_LARGEST_LOG if block is self._blocks.free else 0.0), _LARGEST_LOG)
 
-    def _write_unmoved_(self, logs: dict[Block, float]) -> tuple[float, bool]:
-        """Write the factors, nearer to 1 where the output would move; returns its change and whether so."""
-        for halving in range(_HALVINGS):
-            each = dict.fromkeys(self._base, 0.0)
-            for block, log in logs.items():
-                for name, power in block.exponents.items():
-                    each[name] += log * power
-            with self._start.settings():
-                change = output_change(self._start, each)
+    def _scale_unmoved_(self, logs: dict[Block, float]) -> tuple[dict[Block, float], float, bool]:
+        """Scale, by less where the output would move; returns the logs, its change, and if it was by less."""
+        start = self._factory.problem()
+        for attempt in range(_ATTEMPTS):
+            each = self._logs_of_parameters(logs)
+            with start.settings():
+                change = output_change(start, each)
             if change <= UNMOVED:
-                with torch.no_grad():
-                    for name, value in self._base.items():
-                        self._parameters[name].copy_(value * math.exp(each[name]))
-                return change, halving > 0
-            for block in logs:
-                logs[block] /= 1.5
-        logs.update(dict.fromkeys(logs, 0.0))
-        return 0.0, True
+                self._multiply_(each)
+                return logs, change, attempt > 0
+            logs = {block: log / 1.5 for block, log in logs.items()}
+        return dict.fromkeys(logs, 0.0), 0.0, True
+
+    @staticmethod
+    def _logs_of_parameters(logs: Mapping[Block, float]) -> dict[str, float]:
+        each: dict[str, float] = {}
+        for block, log in logs.items():
+            for name, power in block.exponents.items():
+                each[name] = each.get(name, 0.0) + log * power
+        return each
+
+    @torch.no_grad()
+    def _multiply_(self, logs: Mapping[str, float]) -> None:
+        for name, log in logs.items():
+            self._parameters[name].mul_(math.exp(log))
 
     def _why_missed(self, found: Mapping[Block, float], target: float, rest: float, bounded: bool) -> str:
         free, limit = found[self._blocks.free], target * (1 + self._tolerance)

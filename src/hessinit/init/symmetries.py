@@ -103,13 +103,14 @@ class Symmetries:
         return None
 
 
-def find_symmetries(problem: Problem, fixed: Iterable[str] = ()) -> Symmetries:
+def find_symmetries(problem: Problem, fixed: Iterable[str] = (), *, nearly: bool = False) -> Symmetries:
     """The scaling symmetries of the forward that do not scale `fixed` parameters.
 
-    Costs one forward of the first batch; call it within the problem's settings.
+    With `nearly`, GELU and its like count as linear, as they are for small inputs. Costs one forward of the
+    first batch; call it within the problem's settings.
     """
     weights = {**problem.leaves, **problem.constants}
-    mode = _Degrees(weights)
+    mode = _Degrees(weights, _RULES | _NEARLY_LINEAR if nearly else _RULES)
     with mode:
         output = problem.output(problem.batches[0], weights=weights)
     mode.require_zero(mode.of(output))
@@ -145,8 +146,9 @@ class _Degrees(TorchDispatchMode):
     large.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._rules = rules
         # With the tensor itself, so that no other one gets its id.
         self._degrees: dict[int, tuple[Tensor, Degree]] = {}
         self.equations: list[Degree] = []
@@ -180,7 +182,7 @@ class _Degrees(TorchDispatchMode):
         tensors = [one for one in tree_leaves(given) if isinstance(one, Tensor)]
         if any(self.of(one) for one in tensors):
             operation = func._schema.name.removeprefix("aten::")
-            rule = _RULES.get(operation) or _RULES.get(operation.rstrip("_"), _needs_zero)
+            rule = self._rules.get(operation) or self._rules.get(operation.rstrip("_"), _needs_zero)
             degree = rule(self, given, [self.of(one) for one in tensors])
             for one in tree_leaves(result):
                 if isinstance(one, Tensor):
@@ -323,3 +325,4 @@ _RULES = _table(
     (_filled, "masked_fill"),
     (_clamped, "clamp clamp_min clamp_max"),
 )
+_NEARLY_LINEAR = _table((_keeps, "gelu silu mish elu tanh hardtanh hardswish"))

@@ -154,6 +154,7 @@ class Initialization(_Applied):
     reason: str
     measurements: tuple[Measurement, ...] = ()
     symmetries: tuple[Symmetry, ...] = ()
+    survival: Trial | None = None  # of the weights, for a few steps on the batch
     trials: tuple[Trial, ...] = ()  # of a race: the winner first, then by steps and score
     plan: SchemePlan | None = None
     notes: tuple[str, ...] = ()

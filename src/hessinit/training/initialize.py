@@ -1,26 +1,39 @@
-"""The verb `initialize_`: weights whose curvature fits the learning rate."""
+"""The verb `initialize_`: weights whose curvature fits the learning rate, tried by a trial or a race."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
-from hessinit.init import defaults, fit, scales, weights
+from hessinit.init import apply_scheme, defaults, fit, scales, weights
 from hessinit.init.defaults import NOT_SCALED, Config
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
 from hessinit.problem.problem import Forward, Loss, ProblemOptions
-from hessinit.results.initialization import Initialization
+from hessinit.results.initialization import Initialization, Trial
 from hessinit.results.result import replacing
+from hessinit.training import loop
+from hessinit.training.race import Candidate, RaceData, race_, read_race_data, survives
+from hessinit.training.workers import progress_bar
+
+# κ is divided by these in turn until the weights survive their trial; the last also makes a candidate.
+FLATTER = (4.0, 16.0, 64.0)
+SURVIVAL_STEPS = 24
+# The old weights are tried at the rate divided by up to this power of 2.
+_HALVINGS = 8
+# lr="auto" tries rates over two decades around the one that the curvature suggests, and races longer.
+_RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
+_LONGER = 2
 
 
 @torch.inference_mode(False)
@@ -31,8 +44,10 @@ def initialize_(
     *,
     lr: float | str | None = None,
     target: float | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | loop.MakeOptimizer = "sgd",
     momentum: float = 0.9,
+    data: Any = None,
+    trial_steps: int = 48,
     rule: str = "network",
     scheme: str = "auto",
     scaling: str = "auto",
@@ -51,30 +66,38 @@ def initialize_(
     seed: int = 0,
     dry_run: bool = False,
     strict: bool = False,
+    progress: bool = True,
 ) -> Initialization:
     """Draw new weights and scale them until the curvature fits the step; in place, on the same Parameters.
 
-    `lr` means a target of κ/lr for the network's ‖H‖, κ = 4 (1/2 for a network with normalizations, 1 for a
-    quadratic loss); "auto" takes a rate that suits the weights, returned as `result.lr`. `target` gives the
-    norm itself; neither means 1, the paper's principle. `optimizer` is that of the training: "momentum" and
-    "nesterov" make steps 1/(1 − `momentum`) times as long; the steps of "adam" and "adamw" do not grow with
-    the gradient, so that the scheme alone decides.
+    `lr` means a target of κ/lr for ‖H‖, κ = 4 (1 for a quadratic loss). Weights that a normalization follows,
+    and other symmetries, are scaled first: that changes the curvature and nothing that the network computes.
+    Their own ‖H‖ becomes κ/lr, and no other block of weights is sharper. For "adam" and "adamw" it is the
+    norm that these see, with κ = 7; without such symmetries their scheme alone decides. A network without
+    symmetries is scaled by gains until its ‖H‖ meets the target: weights that are too sharp are all
+    multiplied by one gain; weights that are too flat are sharpened with a small output where the network is
+    homogeneous, as with ReLU, else by the last weight. `target` gives the norm itself; neither means 1.
 
-    `rule="network"` searches one number. With scaling="auto", weights that are too sharp are all multiplied
-    by one gain; weights that are too flat are sharpened with a small output where the network is homogeneous,
-    as with ReLU (the largest weight small, the others larger), else by the last weight. By a rate, normalized
-    networks, those that read tokens and those with a quadratic loss are not sharpened. "all", "last" and
-    "small-output" choose the weights to scale. `rule="layers"` brings every layer's norm to the target.
+    `optimizer` is that of the training: a name, or a function `(parameters, lr)` that builds one. "momentum"
+    and "nesterov" make steps 1/(1 − `momentum`) times as long. The weights are tried by 24 steps at the rate
+    on the batch; where the loss blows up, κ is lowered, and `result.survival` says what came of it.
+
+    `data`, a DataLoader, a list of batches or `(inputs, targets)` of all examples, asks for a race: the
+    fitted weights, flatter ones, other schemes and your own weights are trained for `trial_steps` steps each,
+    the worse half dropped after each third, and the best *initial* weights are written. With lr="auto", rates
+    are raced, too. `result.trials` tells all. Without data, lr="auto" takes a rate that suits the weights.
 
     `scheme` draws the weights: a closed form or "lsuv" as in `apply_scheme_`, "keep" for the present weights,
     or "auto": "lsuv", with smaller pre-activations where the gradient would explode. `residual="scaled"`
-    shrinks residual branches; "auto" does so in normalized networks. Biases become 0 with the weights that
-    are drawn; biases="keep" leaves them. Frozen weights are never touched.
+    shrinks residual branches; "auto" does so in normalized networks, not for Adam. `scaling`: "all", "last"
+    and "small-output" choose the weights to scale by a gain. `rule="layers"` brings every layer's norm to the
+    target. Biases become 0 with the weights that are drawn; biases="keep" leaves them. Frozen weights are
+    never touched; with `layers`, no others are.
 
     The search stops where the initial loss would exceed `max_sharpening` times the loss of a zero output. A
     target that is not met to `tolerance` warns, or raises with `strict=True`; the result says why. Whatever
     is raised, the model is then as it was found. `undo()` restores the old weights; `dry_run=True` does so at
-    once. Costs 70 to 230 gradients for a classifier with ten outputs.
+    once. `report` asks for the curvature of every layer before and after, by default only where it is cheap.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>
@@ -85,14 +108,22 @@ def initialize_(
     """
     started = time.perf_counter()
     validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
-    validate.check_switches(dry_run=dry_run, strict=strict)
+    validate.check_switches(dry_run=dry_run, strict=strict, progress=progress)
+    if report is not None:
+        validate.check_switches(report=report)
     seed = validate.check_whole("seed", seed, at_least=0)
-    config = Config(
-        lr, target, optimizer, momentum, rule, scheme, scaling, curvature, biases, residual, tolerance,
-        max_measurements, max_sharpening, report,
-    )  # fmt: skip
+    trial_steps = validate.check_whole("trial_steps", trial_steps, at_least=3)
     inside = validate.unwrap(model)
     validate.check_present(inside)
+    if data is not None and lr is None:
+        raise ProblemError(
+            "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or lr='auto'."
+        )
+    name, momentum = _read_rule(optimizer, inside, momentum)
+    config = Config(
+        lr, target, name, momentum, rule, scheme, scaling, curvature, biases, residual, tolerance,
+        max_measurements, max_sharpening, report,
+    )  # fmt: skip
     validate.check_dropout(inside, dropout)
     named = layers if layers is None or isinstance(layers, str) else list(layers)
     options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
@@ -100,6 +131,8 @@ def initialize_(
     factory = scales.ProblemFactory(inside, loss, scales.read_once(batch), options, curvature, check)
     for place, one in read_batches(factory.batch):  # before a scheme meets them in some layer
         validate.check_finite_inputs(one.inputs, place)
+    steps = trial_steps * (_LONGER if config.lr == "auto" else 1)
+    raced = None if data is None else read_race_data(data, factory.batch, steps, seed)
     targets = weights.find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
     if not writable:
@@ -108,12 +141,16 @@ def initialize_(
             f"no weight of two or more dimensions can be set ({reasons}); unfreeze one, or name others with "
             "layers=."
         )
-    others = (
-        [one for one in inside.parameters() if one.ndim < 2 and one.requires_grad] if named is None else []
-    )
+    free = named is None
+    others = [one for one in inside.parameters() if one.ndim < 2 and one.requires_grad and free]
     restore = weights.snapshot(writable, others)
+    work = _Work(factory, writable, config, restore, optimizer, progress)
     try:
-        result = fit.fit_(factory, writable, config, restore)
+        result = work.fit_(config)
+        if raced is not None:
+            result = work.race_(result, raced, steps)
+        elif result.lr is not None:
+            result = work.survive_(result)
         missed = not result.converged and result.scaling != NOT_SCALED
         if strict and missed:
             raise ConvergenceError(result.reason)
@@ -128,6 +165,209 @@ def initialize_(
     if missed:
         warnings.warn(result.reason, ConvergenceWarning, stacklevel=3)  # past the decorator
     return result
+
+
+def _read_rule(optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: float) -> tuple[str, float]:
+    """The name of the rule and its momentum; a user's function builds an optimizer that tells them.
+
+    A rule that is not known counts as gradient descent.
+    """
+    if isinstance(optimizer, str):
+        return optimizer, momentum
+    loop.check_optimizer(optimizer)
+    made = loop.make_optimizer(optimizer, model, 0.1)
+    group = made.param_groups[0]
+    if isinstance(made, torch.optim.SGD) and group["momentum"]:
+        return "nesterov" if group["nesterov"] else "momentum", group["momentum"]
+    if isinstance(made, torch.optim.Adam):  # AdamW derives from it
+        return "adamw" if group.get("decoupled_weight_decay") else "adam", momentum
+    return "sgd", momentum
+
+
+@dataclass
+class _Work:
+    """Fits, trials and races of one call; the old weights are a `restore()` away."""
+
+    factory: scales.ProblemFactory
+    targets: list[weights.Target]
+    config: Config
+    restore: Callable[[], None]
+    optimizer: str | loop.MakeOptimizer
+    progress: bool
+
+    def fit_(self, config: Config) -> Initialization:
+        self.restore()
+        return fit.fit_(self.factory, self.targets, config, self.restore)
+
+    # --- Trials ---
+
+    def _trial(self, lr: float) -> Trial:
+        """24 steps from the present weights on the batch; everything is put back."""
+        return survives(
+            self.factory.model, self.factory.loss, self.factory.batch, lr=lr, optimizer=self.optimizer,
+            momentum=self.config.momentum, ceiling=self._zero_loss(), steps=SURVIVAL_STEPS,
+            forward=self.factory.options["forward"], seed=self.factory.options["seed"],
+        )  # fmt: skip
+
+    def _zero_loss(self) -> float:
+        return scales.ScaledModel(self.factory, [], 0.1).output().zero_loss
+
+    def survive_(self, result: Initialization) -> Initialization:
+        """Lower κ until the weights survive a trial; where none does, the old ones at a lower rate."""
+        lr, first, trial = result.lr, result, None
+        assert lr is not None
+        for flatter in (1.0, *(FLATTER if result.kappa is not None else ())):
+            if flatter > 1:
+                result = self.fit_(replace(self.config, lr=lr, flatter=flatter))
+            trial = self._trial(lr)
+            if trial.survived:
+                break
+        assert trial is not None
+        if trial.survived and result is first:
+            return replace(result, survival=trial)
+        if trial.survived:
+            why = (
+                f"κ = {result.kappa:.3g} instead of {first.kappa:.3g}: with that the loss blew up in a trial"
+            )
+            return replace(result, survival=trial, reason=f"{result.reason}; {why}")
+        return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
+
+    def _old_weights_(self, result: Initialization, why: str) -> Initialization:
+        """The old weights, with the largest rate at which they survive."""
+        self.restore()
+        assert result.lr is not None
+        trials = (self._trial(result.lr / 2**power) for power in range(_HALVINGS))
+        trial = next((trial for trial in trials if trial.survived), None)
+        slower = "at none that was tried" if trial is None else f"at lr = {trial.lr:.3g}"
+        return replace(
+            self._describe(result, "keep"), converged=False, survival=trial,
+            reason=f"{why}, so the old weights were put back; they survive {slower}",
+            lr=result.lr if trial is None else trial.lr,
+        )  # fmt: skip
+
+    def _describe(self, result: Initialization, scheme: str) -> Initialization:
+        """A result for the present weights, which no curvature was fitted to."""
+        after = scales.ScaledModel(self.factory, [], 0.1).report(False) if self.config.reports else None
+        scale = dict.fromkeys(result.scales, 1.0)
+        return replace(
+            result, after=after, scales=scale, scheme=scheme, scaling=NOT_SCALED, symmetries=(), plan=None,
+            measurements=(), kappa=None, target=None,
+        )  # fmt: skip
+
+    # --- The race ---
+
+    def race_(self, result: Initialization, data: RaceData, steps: int) -> Initialization:
+        """Train every candidate; the result is that of the winner, whose initial weights are written."""
+        results: dict[tuple[str, float], Initialization] = {}
+        if self.config.lr == "auto":
+            middle = _half_decade(result.lr) if result.lr else 0.1
+            rates = [float(f"{middle * factor:.3g}") for factor in _RATES]
+        else:
+            assert result.lr is not None
+            rates = [result.lr]
+        candidates = [one for rate in rates for one in self._candidates(rate, results, result)]
+        self.restore()
+        with progress_bar("Racing", 1.0, 0.0, self.progress) as advance:
+            before = 0.0
+
+            def on_step(done: int, planned: int, name: str) -> None:
+                nonlocal before
+                advance(name, done / planned - before)
+                before = done / planned
+
+            trials = race_(
+                self.factory.model, self.factory.loss, data, candidates, optimizer=self.optimizer,
+                momentum=self.config.momentum, ceiling=self._zero_loss(), steps=steps,
+                forward=self.factory.options["forward"], seed=self.factory.options["seed"], on_step=on_step,
+            )  # fmt: skip
+        winner = trials[0]
+        if not winner.survived:
+            return replace(
+                self._old_weights_(result, f"none of {len(trials)} candidates survived the race"),
+                trials=tuple(trials),
+            )
+        found = results.get((winner.name, winner.lr))
+        if found is None:
+            keep = winner.name == YOURS
+            found = replace(self._describe(result, "keep" if keep else winner.name), lr=winner.lr)
+        notes = [*found.notes]
+        if data.different == 1:
+            notes.append("The race had one batch, so it tested survival only.")
+        goal = f" The fit: {found.reason}." if found.kappa is not None else ""
+        return replace(
+            found, converged=True, trials=tuple(trials), notes=tuple(notes),
+            reason=f"{_tell_race(trials, steps)}.{goal}".rstrip("."),
+        )  # fmt: skip
+
+    def _candidates(
+        self, lr: float, results: dict[tuple[str, float], Initialization], first: Initialization
+    ) -> list[Candidate]:
+        """The fitted weights, flatter ones, other schemes, and the user's own weights."""
+
+        def fitted(name: str, config: Config, known: list[Tensor] | None = None) -> Candidate:
+            def write_() -> None:
+                if known is None:
+                    results[name, lr] = fit.fit_(self.factory, self.targets, config, self.restore)
+                else:
+                    with torch.no_grad():
+                        for parameter, value in zip(self.factory.model.parameters(), known, strict=True):
+                            parameter.copy_(value)
+
+            return Candidate(name, lr, write_)
+
+        def drawn(name: str, scheme: str, residual: str) -> Candidate:
+            return Candidate(name, lr, partial(self._draw_, scheme, residual))
+
+        config, auto = replace(self.config, lr=lr, report=False), self.config.lr == "auto"
+        found = [fitted(OURS, config)]
+        if first.lr == lr and not auto:  # it is in the model
+            results[OURS, lr] = first
+            found = [fitted(OURS, config, [one.detach().clone() for one in self.factory.model.parameters()])]
+        if first.kappa is not None and not auto:
+            flatter = FLATTER[0]
+            found.append(fitted(f"{OURS}, κ / {flatter:g}", replace(config, flatter=flatter)))
+        if self.config.scheme != "keep":
+            found.append(drawn("lsuv", "lsuv", "plain"))
+            if not auto:
+                found.append(drawn("orthogonal", "orthogonal", "plain"))
+                if any(row.closes_residual for row in first.plan or ()):
+                    found.append(drawn("lsuv, scaled branches", "lsuv", "scaled"))
+        return [*found, Candidate(YOURS, lr, lambda: None)]
+
+    def _draw_(self, scheme: str, residual: str) -> None:
+        apply_scheme.apply_scheme_(
+            self.factory.model, scheme, sample=self.factory.sample, forward=self.factory.options["forward"],
+            layers=self.factory.options["layers"], residual=residual,
+            generator=torch.Generator().manual_seed(self.factory.options["seed"]),
+        )  # fmt: skip
+
+
+OURS, YOURS = "hessinit", "your weights"
+
+
+def _half_decade(rate: float) -> float:
+    """The nearest of …, 0.03, 0.1, 0.3, 1, …
+
+    >>> _half_decade(0.07), _half_decade(0.05)
+    (0.1, 0.03)
+    """
+    half = round(2 * math.log10(rate))
+    return float(f"{10.0 ** (half / 2):.0e}")
+
+
+def _tell_race(trials: Sequence[Trial], steps: int) -> str:
+    """Who won, and by how much."""
+    winner, *others = trials
+    many = len({trial.lr for trial in trials}) > 1
+
+    def told(trial: Trial) -> str:
+        return f"{trial.name} at lr = {trial.lr:g}" if many else trial.name
+
+    rivals = [trial for trial in others if trial.survived and trial.steps == winner.steps]
+    best = f"{told(winner)} won the race of {len(trials)}: loss {winner.score:.3g} after {steps} steps"
+    if not rivals:
+        return f"{best}; no other finished"
+    return f"{best}, {told(rivals[0])} {rivals[0].score:.3g}"
 
 
 def _save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:

@@ -71,9 +71,8 @@ class Initializer:
         if self.scheme == OURS:
             from hessinit.training.initialize import initialize_  # the other schemes do not need it
 
-            # The rule of a user's own optimizer is unknown: it is treated as gradient descent.
-            rule, number = optimizer if isinstance(optimizer, str) else "sgd", derive(seed, "start")
-            result = initialize_(model, loss, batch, lr=lr, optimizer=rule, forward=forward, seed=number)
+            number = derive(seed, "start")
+            result = initialize_(model, loss, batch, lr=lr, optimizer=optimizer, forward=forward, seed=number)
             return "" if result.converged else str(result.reason)
         if callable(self.scheme):
             self.scheme(model, loss, batch, lr, derive(seed, "start"))
