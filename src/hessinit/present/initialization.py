@@ -27,23 +27,24 @@ SCALED = {
 
 def describe_initialization(result: Initialization) -> doc.Document:
     """Return the verdict (the rate, the race or the target), tables and charts, and the scheme's plan."""
-    rates, reason = {trial.lr for trial in result.trials}, w.unstopped(result.reason)
-    found = [f"learning rate: {w.format_number(result.lr)}"] if result.lr and len(rates) > 1 else []
-    said = "Race" if result.trials else "Met" if result.converged else "Not met"
-    survival = [describe_survival(trial)] if (trial := _survival(result)) else []
+    rates, reason = {trial.lr for trial in result.trials}, f"{w.unstopped(result.reason)}."
+    chose_rate = result.lr is not None and result.trials and rates != {result.lr}
+    rate = [f"learning rate: {w.format_number(result.lr or 0)}"] if chose_rate else []
+    if result.trials:
+        said = reason if result.converged else f"No winner: {reason}"
+    else:
+        said = f"{'Met' if result.converged else 'Not met'}: {reason}"
+    target = [] if result.trials and result.target is None else [describe_target(result)]
+    survival = [] if result.survival is None else [describe_survival(result.survival)]
     after = [] if result.after is None else [conclude(result.after)]
     was_fitted = bool(after or result.symmetries) and not result.trials
     return doc.Document(
         title="Initialization report",
-        verdict=[*found, f"{said}: {reason}.", describe_target(result), *survival, *after],
+        verdict=[*rate, said, *target, *survival, *after],
         numbers=_key_numbers(result),
         tone="good" if result.converged else "fair" if was_fitted else "bad",
         sections=_sections(result),
     )
-
-
-def _survival(result: Initialization) -> Trial | None:
-    return getattr(result, "survival", None)
 
 
 def _sections(result: Initialization) -> list[doc.Section]:
@@ -85,8 +86,10 @@ def _tell_work(result: Initialization) -> str:
     time = w.tell_time(result.seconds)
     if result.trials:
         steps = w.count(sum(trial.steps for trial in result.trials), "training step")
-        scored = "Score: the mean loss of a candidate's last third, on held-out batches where there are any"
-        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {scored}."
+        scored = (
+            "Score: the mean loss over the last third of a candidate's steps, on held-out batches if any."
+        )
+        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {scored}"
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
     return f"{scheme}{SCALED.get(result.scaling or '', '')}; {work}{time}."
@@ -122,7 +125,7 @@ def describe_survival(trial: Trial) -> str:
 
 
 def _survival_chart(result: Initialization) -> list[doc.LineChart]:
-    trial = _survival(result)
+    trial = result.survival
     if trial is None or not any(map(math.isfinite, trial.losses)):
         return []
     texts = "steps", "Loss of the first steps on this batch", describe_survival(trial)
