@@ -127,13 +127,15 @@ def initialize(
     if weights is not None and weights.suffix != ".safetensors":
         stop(f"--weights {weights} must end in .safetensors.")
     race = lr is not None and not no_race
-    for option, value in (("--trial-steps", trial_steps), ("--batch-size", batch_size)):
-        if value is not None and not race:
-            stop(f"{option} {value} is for the race: pass --lr, without --no-race, or leave {option} out.")
+    if not race and (trial_steps or batch_size):
+        stop(
+            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or leave them out."
+        )
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
         scaling=scaling, optimizer=optimizer, momentum=momentum, layers=layers,
         curvature=curvature, tolerance=tolerance, seed=seed, dry_run=dry_run, report=report,
+        trial_steps=trial_steps,
     )  # fmt: skip
     unfinished = "the initialization was not finished, and nothing was written."
     with (
@@ -143,9 +145,8 @@ def initialize(
         loaded = load_problem(place, seed=seed, device=device)
         keywords, batch = shared_keywords(loaded, SHARED, problem), loaded.batch
         if race:
-            steps = trial_steps or TRIAL_STEPS
-            batch, data = _cut(loaded.batch, batch_size, steps, seed or 0)
-            keywords |= {"data": data, "trial_steps": steps, "progress": on_step}
+            batch, data = _cut(loaded.batch, batch_size, trial_steps or TRIAL_STEPS, seed or 0)
+            keywords |= {"data": data, "progress": on_step}
         result = hessinit.initialize_(loaded.model, loaded.loss, batch, **{**keywords, **chosen})
     output.write(result)
     if weights is None:

@@ -38,17 +38,17 @@ def progress(doing: str) -> Iterator[None]:
 @contextmanager
 def progress_of_race(doing: str) -> Iterator[Callable[[int, int, str], None]]:
     """A spinner, and from the first step of a race on a bar: steps done of those planned, and a name."""
-    from hessinit.training.workers import progress_bar
+    from hessinit.training.workers import progress_bar, spinner
 
-    with ExitStack() as display:
-        display.enter_context(progress(doing))
+    import_torch()
+    with stdout_for_results(), ExitStack() as display:
+        display.enter_context(spinner(doing, wanted=True))
         advance: Callable[[str, float], None] | None = None
 
         def on_step(done: int, planned: int, name: str) -> None:
             nonlocal advance
             if advance is None:
                 display.close()  # a terminal shows one at a time
-                display.enter_context(stdout_for_results())
                 advance = display.enter_context(progress_bar("Racing", planned, 0, wanted=True))
             advance(name, 1)
 

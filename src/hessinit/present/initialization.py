@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -27,20 +27,18 @@ SCALED = {
 
 def describe_initialization(result: Initialization) -> doc.Document:
     """Return the verdict (the rate, the race or the target), tables and charts, and the scheme's plan."""
-    rates, reason = {trial.lr for trial in result.trials}, f"{w.unstopped(result.reason)}."
-    chose_rate = result.lr is not None and result.trials and rates != {result.lr}
-    rate = [f"learning rate: {w.format_number(result.lr or 0)}"] if chose_rate else []
-    if result.trials:
-        said = reason if result.converged else f"No winner: {reason}"
-    else:
-        said = f"{'Met' if result.converged else 'Not met'}: {reason}"
-    target = [] if result.trials and result.target is None else [describe_target(result)]
+    reason, raced = f"{w.unstopped(result.reason)}.", bool(result.trials)
+    said = ("" if raced else "Met: ") if result.converged else "No winner: " if raced else "Not met: "
+    verdict = [f"{said}{reason}"]
+    if raced and result.lr is not None and {trial.lr for trial in result.trials} != {result.lr}:
+        verdict.insert(0, f"learning rate: {w.format_number(result.lr)}")
+    target = [] if raced and result.target is None else [describe_target(result)]
     survival = [] if result.survival is None else [describe_survival(result.survival)]
     after = [] if result.after is None else [conclude(result.after)]
-    was_fitted = bool(after or result.symmetries) and not result.trials
+    was_fitted = bool(after or result.symmetries) and not raced
     return doc.Document(
         title="Initialization report",
-        verdict=[*rate, said, *target, *survival, *after],
+        verdict=[*verdict, *target, *survival, *after],
         numbers=_key_numbers(result),
         tone="good" if result.converged else "fair" if was_fitted else "bad",
         sections=_sections(result),
@@ -50,11 +48,9 @@ def describe_initialization(result: Initialization) -> doc.Document:
 def _sections(result: Initialization) -> list[doc.Section]:
     after, sections = result.after, []
     if result.trials:
-        sections.append(doc.Section("Race", [*_race_chart(result), _trials_table(result.trials)], "race"))
+        sections.append(doc.Section("Race", [*_race_chart(result), _trial_table(result.trials)], "race"))
     if result.symmetries:
-        explained = doc.Paragraph(_explain(result.symmetries), "small")
-        table = _symmetries_table(result.symmetries)
-        sections.append(doc.Section("Symmetries", [table, explained], "symmetries"))
+        sections.append(doc.Section("Symmetries", _describe_symmetries(result.symmetries), "symmetries"))
     if columns := initialization_columns(result):
         caption = "Scale and norm of every layer before and after, and of the network."
         charts = [] if result.before is after is None else [before_and_after_chart(result)]
@@ -66,18 +62,20 @@ def _sections(result: Initialization) -> list[doc.Section]:
         if result.before is not None and has_rates(result.before):
             marks.append(doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before"))
         sections += [rate_section(after, marks), *detail_sections(after)]
-    if charts := _survival_chart(result):
+    if result.survival is not None:
+        texts = "steps", "Loss of the first steps on this batch", describe_survival(result.survival)
+        charts = _loss_charts(*texts, {"loss": result.survival})
         sections.append(doc.Section("First steps", charts, "steps"))
     if result.plan is not None and len(result.plan):
         plan = replace(_plan_table(result.plan), show_caption=True, page_only=True)
         sections.append(doc.Section("Scheme", [plan], "scheme"))
     state = "" if result.applied else " Nothing was written, or this is a copy."
-    texts = [doc.Paragraph(f"{_tell_work(result)}{state}", "small")]
+    told = [doc.Paragraph(f"{_tell_work(result)}{state}", "small")]
     if after is not None:
-        texts.append(doc.Paragraph(describe_cost(after), "small", page_only=True))
+        told.append(doc.Paragraph(describe_cost(after), "small", page_only=True))
     settings = ("scheme", "rule", "scaling", "target", "tolerance", "lr", "kappa", "seed")
     facts = doc.Facts("Settings", w.write_pairs({name: getattr(result, name) for name in settings}))
-    procedure: list[doc.Block] = [*texts, *w.note_paragraphs(result.notes), facts]
+    procedure: list[doc.Block] = [*told, *w.note_paragraphs(result.notes), facts]
     return [*sections, doc.Section("Procedure", procedure, "procedure")]
 
 
@@ -86,28 +84,29 @@ def _tell_work(result: Initialization) -> str:
     time = w.tell_time(result.seconds)
     if result.trials:
         steps = w.count(sum(trial.steps for trial in result.trials), "training step")
-        scored = (
-            "Score: the mean loss over the last third of a candidate's steps, on held-out batches if any."
-        )
-        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {scored}"
+        score = "Score: the mean loss over the last third of the steps, on held-out batches if there are any"
+        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {score}."
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
     return f"{scheme}{SCALED.get(result.scaling or '', '')}; {work}{time}."
 
 
 def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
-    numbers = {}
-    if result.lr is not None:
-        numbers["Learning rate"] = w.format_number(result.lr)
-    if result.trials and result.converged:
-        numbers["Winner"] = result.trials[0].name
-    if result.before is not None or _was_not_finite(result):
-        numbers["‖H‖ before"] = w.format_number(result.before.network.norm) if result.before else "not finite"
-    if result.after is not None:
-        numbers["‖H‖ after"] = w.format_number(result.after.network.norm)
-    if result.target is not None:
-        numbers["Target"] = w.format_number(result.target)
-    return [doc.KeyNumber(label, text) for label, text in numbers.items()]
+    reports = (("‖H‖ before", result.before), ("‖H‖ after", result.after))
+    norms = {name: w.format_number(report.network.norm) for name, report in reports if report is not None}
+    if result.symmetries:
+        fitted = result.symmetries[0]
+        norms = {"‖H‖ before": w.format_number(fitted.norm_before), "‖H‖ after": w.format_number(fitted.norm)}
+    elif _was_not_finite(result):
+        norms = {"‖H‖ before": "not finite", **norms}
+    note = f"of {_whose(result)}" if result.symmetries else ""
+    winner = result.trials[0].name if result.trials and result.converged else None
+    rate, target = (None if one is None else w.format_number(one) for one in (result.lr, result.target))
+    return [
+        doc.KeyNumber(label, text, note if label in norms else "")
+        for label, text in {"Learning rate": rate, "Winner": winner, **norms, "Target": target}.items()
+        if text is not None
+    ]
 
 
 def _was_not_finite(result: Initialization) -> bool:
@@ -124,68 +123,63 @@ def describe_survival(trial: Trial) -> str:
     return f"{steps}: {told if trial.survived else w.unstopped(trial.reason)}."
 
 
-def _survival_chart(result: Initialization) -> list[doc.LineChart]:
-    trial = result.survival
-    if trial is None or not any(map(math.isfinite, trial.losses)):
-        return []
-    texts = "steps", "Loss of the first steps on this batch", describe_survival(trial)
-    return loss_charts(*texts, _loss_series(trial, "loss", "vermilion"), trial.losses[0], HEADROOM["compare"])
-
-
 def _race_chart(result: Initialization) -> list[doc.LineChart]:
-    """Return the losses of the winner, which stands out, and of as many others as there are colours."""
-    names = [trial.name for trial in result.trials]
-    if len(set(names)) < len(names):
-        names = [f"{trial.name}, lr {w.format_number(trial.lr)}" for trial in result.trials]
-    looks = zip(result.trials, names, ("vermilion", *w.CURVES), strict=False)
-    series = [one for look in looks for one in _loss_series(*look)]
-    known = [trial.losses[0] for trial in result.trials if trial.losses and math.isfinite(trial.losses[0])]
-    told = f"Training loss of each candidate over the steps. {w.unstopped(result.reason)}."
-    texts = "race", "Training loss of each candidate", told
-    return loss_charts(*texts, series, min(known, default=math.inf), HEADROOM["compare"])
+    """Return the losses of all candidates, or of the best one at each learning rate."""
+    shown, caption = {trial.name: trial for trial in result.trials}, "Training loss of each candidate"
+    if len(shown) < len(result.trials):
+        best = {trial.lr: trial for trial in reversed(result.trials)}
+        trials = sorted(best.values(), key=result.trials.index)
+        shown = {f"{trial.name}, {w.format_number(trial.lr)}": trial for trial in trials}
+        caption = "Training loss of the best candidate at each rate"
+    return _loss_charts("race", caption, f"{caption}. {w.unstopped(result.reason)}.", shown)
 
 
-def _loss_series(trial: Trial, name: str, color: doc.Color) -> list[doc.Series]:
-    losses = list(takewhile(math.isfinite, trial.losses))
-    style: dict[str, Any] = {"color": color, "dashed": color != "vermilion"}
-    series = [doc.Series(name, losses, list(range(len(losses))), **style)] if losses else []
-    if trial.losses and not trial.survived:
-        cross: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, **style}
-        place = [losses[-1]] if losses else [math.inf], [max(0, len(losses) - 1)]
-        series.append(doc.Series(name, *place, details=[trial.reason], **cross))
-    return series
+def _loss_charts(name: str, caption: str, told: str, trials: Mapping[str, Trial]) -> list[doc.LineChart]:
+    """Return the losses of as many trials as there are colours; the first one stands out."""
+    longest, first = max(len(trial.losses) for trial in trials.values()), []
+    series: list[doc.Series] = []
+    for (label, trial), color in zip(trials.items(), ("vermilion", *w.CURVES), strict=False):
+        if losses := list(takewhile(math.isfinite, trial.losses)):
+            style: dict[str, Any] = {"color": color, "dashed": bool(series)}
+            rest = [None] * (longest - len(losses))
+            series.append(doc.Series(label, [*losses, *rest], list(range(longest)), **style))
+            if not trial.survived:
+                style |= {"points": True, "symbol": "cross", "in_legend": False, "details": [trial.reason]}
+                series.append(doc.Series(label, losses[-1:], [len(losses) - 1], **style))
+            first.append(losses[0])
+    return loss_charts(name, caption, told, series, min(first, default=math.inf), HEADROOM["compare"])
 
 
-def _trials_table(trials: Sequence[Trial]) -> doc.Table:
-    scores = [w.format_number(trial.score) if trial.survived else "–" for trial in trials]
-    won = trials[0].survived
-    marks = ["" if trial.survived else "diverged" for trial in trials]
-    remarks = [trial.reason for trial in trials]
-    if won:
+def _trial_table(trials: Sequence[Trial]) -> doc.Table:
+    marks, remarks = ["" if one.survived else "diverged" for one in trials], [one.reason for one in trials]
+    if trials[0].survived:
         marks[0], remarks[0] = "best", "won"
-    return doc.Table(
-        "Candidates of the race, the winner first.",
-        [
-            w.name_column("candidate", [trial.name for trial in trials]),
-            doc.Column("lr", [w.format_number(trial.lr) for trial in trials], 7),
-            doc.Column("steps", [f"{trial.steps:,}" for trial in trials], 6),
-            doc.Column("score", scores, 9, keys=[trial.score for trial in trials], marks=marks),
-            w.name_column("remark", remarks, 8, wraps=True),
-        ],
-    )
+    scores = [w.format_number(trial.score) if trial.survived else "–" for trial in trials]
+    columns = [
+        w.name_column("candidate", [trial.name for trial in trials]),
+        doc.Column("lr", [w.format_number(trial.lr) for trial in trials], 7),
+        doc.Column("steps", [f"{trial.steps:,}" for trial in trials], 6),
+        doc.Column("score", scores, 9, keys=[trial.score for trial in trials], marks=marks),
+        w.name_column("remark", remarks, 8, wraps=True),
+    ]
+    return doc.Table("Candidates of the race, the winner first.", columns)
 
 
-def _symmetries_table(symmetries: Sequence[Symmetry]) -> doc.Table:
-    factors = [[one.factors[name] for name in one.weights if name in one.factors] for one in symmetries]
-    return doc.Table(
-        "Weights that were scaled along symmetries.",
-        [
-            w.name_column("block", list(map(_name_block, symmetries))),
-            doc.Column("factor", [f"× {w.format_range(some, ' … ') or 1}" for some in factors], 8),
-            doc.Column("‖H‖ before", [w.format_number(one.norm_before) for one in symmetries], 7),
-            doc.Column("after", [w.format_number(one.norm) for one in symmetries], 9),
-        ],
+def _describe_symmetries(symmetries: Sequence[Symmetry]) -> list[doc.Block]:
+    factors = [[one.factors[name] for name in one.weights] for one in symmetries]
+    columns = [
+        w.name_column("block", list(map(_name_block, symmetries))),
+        doc.Column("factor", [f"× {w.format_range(some, ' … ')}" for some in factors], 8),
+        doc.Column("‖H‖ before", [w.format_number(one.norm_before) for one in symmetries], 7),
+        doc.Column("after", [w.format_number(one.norm) for one in symmetries], 9),
+    ]
+    seen = (
+        "‖H‖ of a block is that of its weights together, as the optimizer sees it (preconditioned for Adam)."
     )
+    kept = "These factors do not change what the network computes"
+    nearly = "" if all(one.exact for one in symmetries) else ", except those marked nearly"
+    table = doc.Table("Weights that were scaled along symmetries.", columns)
+    return [table, doc.Paragraph(f"{seen} {kept}{nearly}.", "small")]
 
 
 def _name_block(symmetry: Symmetry) -> str:
@@ -198,16 +192,6 @@ def _name_block(symmetry: Symmetry) -> str:
         return f"{w.count(len(names), 'scale-free weight')}: {w.join_names(names)}"
     against = f" against the gains of {w.join_names(gains)}" if gains else ""
     return f"{w.join_names(names)}{against}{'' if symmetry.exact else ', nearly'}"
-
-
-def _explain(symmetries: Sequence[Symmetry]) -> str:
-    seen = (
-        "‖H‖ of a block is that of its weights together, as the optimizer sees it (for Adam, preconditioned)"
-    )
-    if all(one.exact for one in symmetries):
-        return f"{seen}. These factors do not change what the network computes."
-    near = "an activation such as GELU stands between, so that they change what the network computes"
-    return f"{seen}. Of the factors marked “nearly”, {near}."
 
 
 def describe_target(result: Initialization) -> str:
@@ -246,7 +230,7 @@ def _row(report: CurvatureReport | None, name: str) -> LayerCurvature | None:
 def initialization_columns(result: Initialization) -> list[doc.Column]:
     """Return the scale of every layer, and the norms where they were measured; nothing without either."""
     failed = _was_not_finite(result)
-    later = "after" if result.before or failed else "‖H‖ after"
+    later = "after" if result.before is not None or failed else "‖H‖ after"
     reports = (("‖H‖ before", result.before), (later, result.after))
     shown = [(name, one) for name, one in reports if one is not None or failed]
     rows = [*_names(result), *["network"] * bool(shown)]
@@ -284,9 +268,9 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
 
 
 def _target_band(result: Initialization) -> list[doc.Band]:
-    if result.target is None or not 0 < result.target < math.inf:
-        return []
-    whose = "each layer" if result.rule == "layers" else _whose(result)
+    if result.target is None or not 0 < result.target < math.inf or result.symmetries:
+        return []  # no target, or not one of a layer or of the network
+    whose = "each layer" if result.rule == "layers" else "the network"
     low, high = result.target * (1 - result.tolerance), result.target * (1 + result.tolerance)
     label = f"target for {whose}: {w.format_number(result.target)} ± {w.format_percent(result.tolerance)}"
     return [doc.Band(max(low, result.target / 100), high, label)]
