@@ -148,7 +148,9 @@ def initialize(
             batch, data = _cut(loaded.batch, batch_size, trial_steps or TRIAL_STEPS, seed or 0)
             keywords |= {"data": data, "progress": on_step}
         result = hessinit.initialize_(loaded.model, loaded.loss, batch, **{**keywords, **chosen})
-    output.write(result)
+    # A race that chose the rate says so itself.
+    chosen_rate = lr == "auto" and not race and result.lr is not None
+    output.write(result, after=f"learning rate: {result.lr:.3g}" if chosen_rate else None)
     if weights is None:
         how = "Leave out --dry-run and pass" if dry_run else "Pass"
         typer.echo(f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True)

@@ -55,7 +55,7 @@ def _sections(result: Initialization) -> list[doc.Section]:
         caption = "Scale and norm of every layer before and after, and of the network."
         charts = [] if result.before is after is None else [before_and_after_chart(result)]
         heading = "Before and after" if charts else "Scales"
-        table = doc.Table(caption, columns, fixed=len(columns) > 2)
+        table = doc.Table(caption, columns, fixed=bool(charts), page_only=not charts)
         sections.append(doc.Section(heading, [*charts, table], "layers"))
     if after is not None:
         marks = [] if result.lr is None else [doc.ReferenceLine(result.lr, "your rate", "blue")]
@@ -173,9 +173,7 @@ def _describe_symmetries(symmetries: Sequence[Symmetry]) -> list[doc.Block]:
         doc.Column("‖H‖ before", [w.format_number(one.norm_before) for one in symmetries], 7),
         doc.Column("after", [w.format_number(one.norm) for one in symmetries], 9),
     ]
-    seen = (
-        "‖H‖ of a block is that of its weights together, as the optimizer sees it (preconditioned for Adam)."
-    )
+    seen = "‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for Adam)."
     kept = "These factors do not change what the network computes"
     nearly = "" if all(one.exact for one in symmetries) else ", except those marked nearly"
     table = doc.Table("Weights that were scaled along symmetries.", columns)
@@ -189,7 +187,7 @@ def _name_block(symmetry: Symmetry) -> str:
         for some in (symmetry.weights, (name for name in symmetry.factors if name not in symmetry.weights))
     )
     if symmetry.scale_free:
-        return f"{w.count(len(names), 'scale-free weight')}: {w.join_names(names)}"
+        return f"{w.count(len(symmetry.weights), 'scale-free weight')}: {w.join_names(names)}"
     against = f" against the gains of {w.join_names(gains)}" if gains else ""
     return f"{w.join_names(names)}{against}{'' if symmetry.exact else ', nearly'}"
 
