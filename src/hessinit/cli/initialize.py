@@ -65,10 +65,12 @@ def initialize(
         float | None, typer.Option(metavar="X", help="Of momentum and nesterov.  [default: 0.9]")
     ] = None,
     no_race: Annotated[
-        bool, typer.Option("--no-race", help="Fit the curvature to --lr on all data, and train nothing else.")
+        bool,
+        typer.Option("--no-race", help="Race no candidates: only fit the curvature to --lr, on all data."),
     ] = False,
     trial_steps: Annotated[
-        int | None, typer.Option(min=3, metavar="N", help="Steps of each candidate.  [default: 48]")
+        int | None,
+        typer.Option(min=3, metavar="N", help="Steps of each candidate; auto doubles them.  [default: 48]"),
     ] = None,
     batch_size: options.BatchSize = None,
     report: Annotated[

@@ -160,7 +160,7 @@ def _trial_table(trials: Sequence[Trial]) -> doc.Table:
         doc.Column("lr", [w.format_number(trial.lr) for trial in trials], 7),
         doc.Column("steps", [f"{trial.steps:,}" for trial in trials], 6),
         doc.Column("score", scores, 9, keys=[trial.score for trial in trials], marks=marks),
-        w.name_column("remark", remarks, 8, wraps=True),
+        w.name_column("remark", remarks, 5, wraps=True),
     ]
     return doc.Table("Candidates of the race, the winner first.", columns)
 
