@@ -20,7 +20,14 @@ from hessinit.results.curvature_report import (
     LayerCurvature,
     Spread,
 )
-from hessinit.results.initialization import Initialization, Measurement, PlannedWeight, SchemePlan
+from hessinit.results.initialization import (
+    Initialization,
+    Measurement,
+    PlannedWeight,
+    SchemePlan,
+    Symmetry,
+    Trial,
+)
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable, Reproduction
 from hessinit.results.result import Result
@@ -111,6 +118,48 @@ def make_initialization(**changes: Any) -> Initialization:
         "reason": "‖H‖ = 20.2 is within 5 % of the target", "measurements": search, "seconds": 0.2,
     }  # fmt: skip
     return Initialization(**{**fields, **changes})
+
+
+def make_trial(name: str, steps: int = 6, score: float = 0.5, **changes: Any) -> Trial:
+    """A candidate whose loss falls from 2.4 to the score, or that diverges where the score is nan."""
+    survived, ends = not math.isnan(score), 9.0 if math.isnan(score) else score
+    losses = tuple(2.4 + (ends - 2.4) * step / max(1, steps - 1) for step in range(steps))
+    reason = "" if survived else f"diverged at step {steps + 1}"
+    fields = {"losses": losses if survived else (*losses, math.nan), "survived": survived, "reason": reason}
+    return Trial(**{"name": name, "lr": 0.1, "steps": steps, "score": score, **fields, **changes})
+
+
+def make_raced(*, rates: tuple[float, ...] = (0.1,), **changes: Any) -> Initialization:
+    """A race that the fitted weights won, at the first rate."""
+    trials = [
+        trial
+        for rate in rates
+        for trial in (
+            make_trial("hessinit", 6, 0.25 * rate / rates[0], lr=rate),
+            make_trial("your weights", 2, 1.9, lr=rate, reason="dropped after 2 steps"),
+            make_trial("lsuv", 3, math.nan, lr=rate),
+        )
+    ]
+    reason = "hessinit won the race of 3: loss 0.25 after 6 steps; no other finished"
+    given = {"lr": rates[0], "trials": tuple(trials), "reason": reason, "before": None, "after": None}
+    return make_initialization(**{**given, **changes})
+
+
+def make_symmetric(**changes: Any) -> Initialization:
+    """Weights before normalizations, and a head that reads a gain; the norms are not reported."""
+    free = dict.fromkeys(("0.weight", "4.weight", "8.weight", "0.bias"), 0.2)
+    head = {"13.weight": 2.0, "9.weight": 0.5, "9.bias": 0.5}
+    symmetries = (
+        Symmetry(weights=tuple(free)[:3], scale_free=True, factors=free, norm_before=1.2, norm=30.0),
+        Symmetry(weights=("13.weight",), scale_free=False, factors=head, norm_before=120.0, norm=29.9),
+    )
+    fields: dict[str, Any] = {
+        "before": None, "after": None, "scales": {"0": 0.2, "4": 0.2, "8": 0.2, "13": 2.0}, "target": 30.0,
+        "kappa": 3.0, "scaling": "symmetries", "measurements": (), "symmetries": symmetries,
+        "survival": make_trial("present weights", 24, 0.3),
+        "reason": "the scale-free weights have ‖H‖ = 30, within 5 % of 30",
+    }  # fmt: skip
+    return make_initialization(**{**fields, **changes})
 
 
 def make_run(scheme: str, rate: float, seed: int, final: float | None, **changes: Any) -> Run:

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
+import torch
 
+import hessinit
 from hessinit import Initialization, initialize_, measure
+from hessinit.training.data import read_data
+from result_examples import make_raced
 
-from .conftest import without_seconds
+from .conftest import on_a_terminal, without_seconds
 
 NOTHING = "No weights were written. Pass --weights FILE.safetensors to keep them.\n"
 
@@ -16,7 +22,7 @@ def test_json_is_exactly_what_the_library_does(run, net):
     options = (
         "--lr 0.1 --scheme he --optimizer momentum --momentum 0.5 --seed 3 --scaling last --tolerance 0.01"
     )
-    result = run("initialize", "net.py:problem", "--json", *options.split())
+    result = run("initialize", "net.py:problem", "--json", "--no-race", *options.split())
     assert (result.exit_code, result.stderr) == (0, NOTHING), result.output
     expected = initialize_(
         *net.problem(), lr=0.1, scheme="he", optimizer="momentum", momentum=0.5, seed=3, scaling="last",
@@ -39,7 +45,9 @@ def test_a_dry_run_writes_no_weights_and_says_how_to_keep_them(run, folder):
     result = run("initialize", "net.py:problem", "--target", 1, "--rule", "layers", "--dry-run")
     assert result.exit_code == 0
     assert result.stderr == NOTHING.replace("Pass", "Leave out --dry-run and pass")
-    assert run("initialize", "net.py:problem", "--lr", "auto").stderr == NOTHING
+    auto = run("initialize", "net.py:problem", "--lr", "auto", "--no-race")
+    assert auto.stderr == NOTHING
+    assert auto.stdout.splitlines()[-1].startswith("learning rate: 0.")
     assert [path.name for path in folder.iterdir() if path.is_file()] == ["net.py"]
 
 
@@ -53,7 +61,7 @@ def test_a_target_that_is_not_met_ends_with_1_and_still_writes(run, folder):
 
 def test_weights_that_are_left_flat_on_purpose_are_no_failure(run):
     """For a small learning rate a quadratic loss is not sharpened: the command succeeds."""
-    result = run("initialize", "net.py:problem", "--lr", "1e-6", "--json")
+    result = run("initialize", "net.py:problem", "--lr", "1e-6", "--json", "--no-race")
     shown = Initialization.from_json(result.stdout)
     assert (shown.converged, shown.scaling) == (False, "none")
     assert result.exit_code == 0
@@ -67,3 +75,83 @@ def test_the_function_s_keywords_that_mean_the_same_are_taken_and_others_are_nam
     assert set(shown.scales) == {"0", "2"}
     doubled = measure(*net.problem(), forward=lambda model, x: 2 * model(x), layers=["0", "2"])
     assert shown.before.network.norm == pytest.approx(doubled.network.norm, rel=1e-6)
+
+
+# The race
+
+RACE = ("initialize", "net.py:problem", "--lr", 0.02, "--trial-steps", 6, "--batch-size", 4)
+
+
+def test_a_race_is_exactly_the_library_s_on_mini_batches_of_the_data(run, net):
+    result = run(*RACE, "--json", "--weights", "w.safetensors", "--report")
+    assert (result.exit_code, result.stderr) == (0, "Wrote w.safetensors.\n"), result.output
+    model, loss, data = net.problem()
+    first = read_data(data, 4, 6).initial_batch(0)
+    options = {"data": data, "trial_steps": 6, "report": True, "progress": False}
+    expected = initialize_(model, loss, (first.inputs, first.targets), lr=0.02, **options)
+    assert without_seconds(json.loads(result.stdout)) == without_seconds(expected.to_dict())
+    written = safetensors.torch.load_file("w.safetensors")
+    assert all(torch.equal(written[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the command gives to the library, which answers with a race that was won, or with `result`."""
+    found: dict[str, object] = {"result": make_raced()}
+
+    def stub(model, loss, batch, *, progress=None, **keywords):
+        found.update(keywords, batch=batch)
+        for step in (1, 2, 3):
+            if progress is not None:
+                progress(step, 3, "lsuv")
+        if isinstance(found["result"], BaseException):
+            raise found["result"]
+        return found["result"]
+
+    monkeypatch.setattr(hessinit, "initialize_", stub)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("problem", "options", "size", "batches"),
+    [
+        ("problem", "", 8, None), ("problem", "--batch-size 3", 3, None),
+        ("batches", "", 4, [4, 4]), ("once", "", 4, [4, 4]),
+    ],
+)  # fmt: skip
+def test_the_data_are_cut_or_kept_as_ready_batches(run, calls, problem, options, size, batches):
+    assert run("initialize", f"net.py:{problem}", "--lr", "auto", *options.split()).exit_code == 0
+    assert len(calls["batch"][0]) == size
+    data = calls["data"]
+    assert len(data[0]) == 8 if batches is None else [len(inputs) for inputs, _ in data] == batches
+    assert calls["lr"] == "auto"
+    assert "trial_steps" not in calls
+
+
+@pytest.mark.parametrize("options", ["--lr 0.1 --no-race", "--target 2", ""])
+def test_without_a_rate_or_with_no_race_all_data_are_measured_and_nothing_is_raced(run, calls, options):
+    run("initialize", "net.py:problem", *options.split())
+    assert len(calls["batch"][0]) == 8
+    assert "data" not in calls
+
+
+def test_a_race_that_nobody_survives_ends_with_1(run, calls):
+    calls["result"] = replace(make_raced(), converged=False, scaling="none")
+    result = run(*RACE)
+    assert result.exit_code == 1
+    assert result.stderr.endswith("No candidate survived the race: the result says more.\n")
+
+
+def test_ctrl_c_in_the_race_writes_nothing(run, calls, folder):
+    calls["result"] = KeyboardInterrupt()
+    result = run(*RACE, "--weights", "w.safetensors", "--save", "r.json")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "Interrupted: the initialization was not finished, and nothing was written.\n"
+    assert [path.name for path in folder.iterdir() if path.is_file()] == ["net.py"]
+
+
+def test_on_a_terminal_a_bar_counts_the_steps_and_names_the_candidate():
+    seen = on_a_terminal("initialize", "net.py:slow", *map(str, RACE[2:]))
+    assert "Initializing net.py:slow" in seen
+    assert re.search(r"Racing .*\d+/\d+.* (hessinit|lsuv|orthogonal|your weights)", seen)
+    assert "won the race of" in seen

@@ -63,6 +63,8 @@ WRONG = [
     ("initialize net.py:problem --momentum 0.5", "--momentum 0.5 is only for --optimizer momentum and nes"),
     ("initialize net.py:problem --weights w.pt", "Error: --weights w.pt must end in .safetensors."),
     ("initialize net.py:problem --weights w.safetensors --dry-run", "--weights and --dry-run contradict"),
+    ("initialize net.py:problem --target 1 --trial-steps 9", "--trial-steps and --batch-size are for the ra"),
+    ("initialize net.py:problem --lr 1 --batch-size 9", "the data hold 8 examples, fewer than batch_size=9"),
     ("initialize net.py:frozen --lr 0.1", "no weight .* can be set .0: frozen, 1: frozen, 2: frozen"),
     ("track net.py:problem", "Missing option '--lr'"),
     ("track net.py:problem --lr 0.1 --steps 0", "Invalid value for '--steps'"),

@@ -9,13 +9,17 @@ import pytest
 
 from hessinit.present import describe
 from hessinit.present.document import LineChart, Paragraph, RateLine, Table
+from hessinit.present.initialization import initialization_columns
 from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature, Spread
-from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
+from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan, Trial
 from result_examples import (
     make_estimate,
     make_initialization,
     make_layer,
+    make_raced,
     make_report,
+    make_symmetric,
+    make_trial,
     rich_report,
 )
 
@@ -137,7 +141,7 @@ def test_an_initialization_has_before_after_and_target_in_one_chart() -> None:
     layers = chart(make_initialization(rule="layers"), "norms")
     assert layers.bands[0].label == "target for each layer: 20 ± 5 %"
     numbers = [(one.label, one.text) for one in describe(make_initialization()).numbers]
-    assert numbers[::3] == [("‖H‖ before", "64.5"), ("Learning rate", "0.1")]
+    assert numbers[:2] == [("Learning rate", "0.1"), ("‖H‖ before", "64.5")]
     assert [describe(make_initialization(converged=one)).tone for one in (True, False)] == ["good", "fair"]
 
 
@@ -160,10 +164,73 @@ def test_reports_of_the_network_alone_are_one_point_and_those_that_failed_none()
     found = chart(make_initialization(**alone), "norms")
     assert (found.layers, found.rules) == (["network"], [])
     assert values(found) == {"before": [64.5], "after": [20.0]}
+    failed = {"before": None, "notes": ("before: the old weights are not finite.",)}
     for target in (20.0, math.nan, math.inf):
-        failed = make_initialization(before=None, after=None, target=target, converged=False)
-        assert [one.text for one in describe(failed).numbers][:2] == ["not finite", "not measured"]
-        assert describe(failed).tone == "bad"
+        found = describe(make_initialization(**failed, after=None, target=target, converged=False))
+        assert [one.text for one in found.numbers][:2] == ["0.1", "not finite"]
+        assert found.tone == "bad"
+    column = initialization_columns(make_initialization(**failed))[2]
+    assert (column.heading, column.cells) == ("‖H‖ before", ["", "", "", "not finite"])
+    unmeasured = initialization_columns(make_initialization(before=None))
+    assert [column.heading for column in unmeasured] == ["layer", "scale", "‖H‖ after"]
+
+
+def test_a_race_is_a_table_and_a_chart_in_which_the_winner_stands_out() -> None:
+    document, found = describe(make_raced()), chart(make_raced(), "race")
+    assert values(found)["your weights"] == [2.4, 1.9, None, None, None, None]
+    assert [one.name for one in found.series if one.points] == ["lsuv"]  # the cross of a divergence
+    assert [one.dashed for one in found.series] == [False, True, True, True]
+    assert document.charts[0] == found  # of a picture, too
+    assert document.sections[0].heading == "Race"
+    assert ("Winner", "hessinit") in [(one.label, one.text) for one in document.numbers]
+    many = chart(make_raced(rates=(0.3, 1.0)), "race")
+    assert [one.name for one in many.series] == ["hessinit, 0.3", "hessinit, 1"]
+
+
+def test_a_race_that_nobody_survives_says_so_with_the_rate_at_which_the_old_weights_do() -> None:
+    lost = (
+        make_trial("hessinit", 3, math.nan),
+        Trial(
+            name="lsuv",
+            lr=0.1,
+            steps=0,
+            score=math.nan,
+            survived=False,
+            losses=(),
+            reason="failed: no sample",
+        ),
+    )
+    old = {"lr": 0.05, "survival": make_trial("present weights", 24, 2.4, lr=0.05), "target": None}
+    document = describe(make_raced(trials=lost, converged=False, reason="none survived", **old))
+    sentences = "learning rate: 0.05", "No winner: none survived."
+    assert document.verdict == [*sentences, "24 steps at lr 0.05 on this batch: the loss stayed at 2.4."]
+    assert document.tone == "bad"
+    assert all(one.label != "Winner" for one in document.numbers)
+    assert document.chart("race")
+    none_began = tuple(replace(trial, losses=(math.nan,)) for trial in lost)
+    assert [one.name for one in describe(make_raced(trials=none_began)).charts] == []
+
+
+def test_the_survival_test_is_a_sentence_and_a_chart_that_a_picture_can_show() -> None:
+    for trial, end in (
+        (make_trial("", 24, 3.1), "the loss rose from 2.4 to 3.1."),
+        (make_trial("", 3, math.nan), "diverged at step 4."),
+    ):
+        document = describe(make_symmetric(survival=trial))
+        assert document.verdict[2].endswith(f"on this batch: {end}")
+        assert [one.name for one in document.charts] == ["steps"]
+
+
+def test_symmetries_that_are_not_exact_are_marked_and_key_numbers_are_those_of_the_block() -> None:
+    result = make_symmetric()
+    nearly = tuple(replace(one, exact=one.scale_free) for one in result.symmetries)
+    table, text = describe(make_symmetric(symmetries=nearly)).sections[0].blocks
+    assert isinstance(table, Table)
+    assert isinstance(text, Paragraph)
+    assert table.columns[0].cells[1] == "13 against the gains of 9, nearly"
+    assert text.text.endswith("what the network computes, except those marked nearly.")
+    numbers = {one.label: (one.text, one.note) for one in describe(result).numbers}
+    assert numbers["‖H‖ after"] == ("30", "of the scale-free weights")
 
 
 def test_the_plan_and_what_else_was_measured_have_sections() -> None:

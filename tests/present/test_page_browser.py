@@ -28,7 +28,10 @@ from result_examples import (
     hostile_report,
     make_initialization,
     make_layer,
+    make_raced,
     make_report,
+    make_symmetric,
+    make_trial,
     rich_report,
 )
 
@@ -127,6 +130,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "rich": to_page(rich_report()),
         "hostile": to_page(hostile_report()),
         "initialization": to_page(make_initialization()),
+        "race": to_page(make_raced(survival=make_trial("present weights", 24, 0.3))),
+        "symmetries": to_page(make_symmetric()),
         "comparison": to_page(example_comparison()),
         "reproductions": to_page([example_reproduction(), example_reproduction("table-4-again")]),
         "blocks": render_page(every_block()),

@@ -15,7 +15,7 @@ from hessinit.present import describe, to_text, words
 from hessinit.present.document import Column, Document, Section, Table
 from hessinit.present.terminal import render_text
 from hessinit.results.curvature_report import CurvatureReport, Spread
-from hessinit.results.initialization import PlannedWeight, SchemePlan
+from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 from result_examples import (
     LONG,
@@ -25,10 +25,14 @@ from result_examples import (
     example_tracking,
     hostile_report,
     make_estimate,
+    make_initialization,
     make_layer,
+    make_raced,
     make_report,
     make_sweep,
+    make_symmetric,
     make_three_layers,
+    make_trial,
 )
 
 INF, NAN = math.inf, math.nan
@@ -105,6 +109,53 @@ ADVICE = """\
 
 SGD(momentum=0.9) on fc1, fc2 and fc3 (1,234 parameters); Gauss-Newton on 32 examples; loss 2.3."""
 
+RACED = """\
+ candidate       lr   steps   score   remark
+────────────────────────────────────────────────────────────
+ hessinit       0.1       6    0.25   won
+ your weights   0.1       2     1.9   dropped after 2 steps
+ lsuv           0.1       3       –   diverged at step 4
+
+hessinit won the race of 3: loss 0.25 after 6 steps; no other finished.
+Target: the network's ‖H‖ = κ/lr = 2/0.1 = 20.
+3 candidates, 11 training steps in 0.2 s. Score: the mean loss over the last third of the steps, on
+held-out batches if there are any. Nothing was written, or this is a copy."""
+
+AUTO = """\
+ candidate       lr   steps   score   remark
+────────────────────────────────────────────────────────────
+ hessinit       0.3       6    0.25   won
+ your weights   0.3       2     1.9   dropped after 2 steps
+ lsuv           0.3       3       –   diverged at step 4
+ hessinit         1       6   0.833
+ your weights     1       2     1.9   dropped after 2 steps
+ lsuv             1       3       –   diverged at step 4
+
+learning rate: 0.3
+hessinit won the race of 3: loss 0.25 after 6 steps; no other finished.
+6 candidates, 22 training steps in 0.2 s. Score: the mean loss over the last third of the steps, on
+held-out batches if there are any. Nothing was written, or this is a copy."""
+
+SYMMETRIC = """\
+ block                              factor   ‖H‖ before   after
+────────────────────────────────────────────────────────────────
+ 3 scale-free weights: 0, 4 and 8    × 0.2          1.2      30
+ 13 against the gains of 9             × 2          120    29.9
+
+Met: the scale-free weights have ‖H‖ = 30, within 5 % of 30.
+Target: the scale-free weights' ‖H‖ = κ/lr = 3/0.1 = 30.
+24 steps at lr 0.1 on this batch: the loss fell from 2.4 to 0.3.
+‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for Adam). These
+factors do not change what the network computes.
+Weights drawn by lsuv, scaled along symmetries; done in 0.2 s. Nothing was written, or this is a
+copy."""
+
+ADAM = """\
+Met: steps of adam do not grow with the gradient: no curvature is asked for.
+No target at a learning rate of 0.001.
+24 steps at lr 0.001 on this batch: the loss fell from 2.4 to 0.3.
+Weights drawn by lsuv, nothing scaled; done in 0.2 s. Nothing was written, or this is a copy."""
+
 
 def narrow_report() -> CurvatureReport:
     first = make_layer("encoder.layers.0.self_attn.out_proj", 0.31, approximation=make_estimate(0.2))
@@ -135,11 +186,21 @@ def forms() -> QuadraticForms:
     return QuadraticForms(layers=layers, directions="random", draws=2, loss=2.31, examples=32, seed=0)
 
 
+def adam() -> Initialization:
+    """Nothing was asked of the curvature, so that nothing was measured."""
+    given = {"before": None, "after": None, "target": None, "kappa": None, "scales": {"fc1": 1.0}}
+    reason = "steps of adam do not grow with the gradient: no curvature is asked for"
+    given |= {"survival": make_trial("present weights", 24, 0.3, lr=0.001), "lr": 0.001, "reason": reason}
+    return make_initialization(**given, scaling="none", measurements=())
+
+
 SWEEP = make_sweep({1.0: (INF, INF), 0.1: (1.0, 1.2)}, {1.0: 80.0, 0.1: 8.0})
 TRACK = example_tracking()
 GOLDEN = [
     (make_three_layers(), 80, REPORT), (narrow_report(), 50, NARROW), (plan(), 110, PLAN),
     (forms(), 100, FORMS), (make_three_layers().advice("momentum", lr=0.1), 100, ADVICE),
+    (make_raced(), 100, RACED), (make_raced(rates=(0.3, 1.0), target=None, kappa=None), 100, AUTO),
+    (make_symmetric(), 100, SYMMETRIC), (adam(), 100, ADAM),
 ]  # fmt: skip
 
 

@@ -292,7 +292,18 @@ def _loss_curves(comparison: Comparison) -> list[doc.Block]:
             series += loss_series(runs, comparison.steps, name, looks[scheme])
             ends.append(f"{name} {_write_loss(comparison, scheme, rate, errors=False)}")
     untrained = min((x for run in comparison.runs if math.isfinite(x := run.first_loss)), default=math.inf)
-    top = untrained + (HEADROOM[comparison.kind] - 1) * abs(untrained)
+    caption = "Loss of each scheme at its best learning rate"
+    told = f"Training loss over the steps. Final losses: {', '.join(ends)}."
+    legend = "Lines are medians over seeds, bands their ranges; crosses mark divergence."
+    charts = loss_charts("losses", caption, told, series, untrained, HEADROOM[comparison.kind])
+    return [doc.Paragraph(legend, page_only=True), *charts] if charts else []
+
+
+def loss_charts(
+    name: str, caption: str, told: str, series: Sequence[doc.Series], untrained: float, headroom: float
+) -> list[doc.LineChart]:
+    """Return a chart of losses up to `headroom` times the untrained one; none where nothing is below it."""
+    top = untrained + (headroom - 1) * abs(untrained)
     shown = [y for one in series if not one.points for y in one.y if y is not None and y <= top]
     if not shown:
         return []
@@ -301,12 +312,8 @@ def _loss_curves(comparison: Comparison) -> list[doc.Block]:
     low, high = (max(low, LEAST) / 1.15, max(high, LEAST) * 1.15) if log_y else (low - room, high + room)
     # A cross stays at the edge where its line leaves the axis.
     drawn = [replace(one, y=[math.inf]) if one.points and (one.y[0] or 0) > high else one for one in series]
-    caption = "Loss of each scheme at its best learning rate"
-    told = f"Training loss over the steps. Final losses: {', '.join(ends)}."
     axes: dict[str, Any] = {"log_y": log_y, "y_range": (low, high)}
-    legend = "Lines are medians over seeds, bands their ranges; crosses mark divergence."
-    chart = doc.LineChart("losses", caption, told, drawn, "training loss", "step", **axes)
-    return [doc.Paragraph(legend, page_only=True), chart]
+    return [doc.LineChart(name, caption, told, drawn, "training loss", "step", **axes)]
 
 
 def loss_series(runs: Sequence[Run], steps: int, name: str, style: dict[str, Any]) -> list[doc.Series]:

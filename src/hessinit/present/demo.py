@@ -34,8 +34,7 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     finals = [w.format_number(comparison.loss(name, rate)) for name in ("default", "hessinit")]
     headline = "The final loss is {} from PyTorch's default weights and {} from hessinit's, at lr {:g}."
     named = zip(("PyTorch", "hessinit"), finals, strict=True)
-    layers, *others = describe_initialization(initialization).sections
-    rates = [section for section in others if section.anchor == "rate"]
+    sections = {section.anchor: section for section in describe_initialization(initialization).sections}
     given = initialization.before
     before = [] if given is None else [doc.Paragraph(f"PyTorch: {given.verdict}")]
     explained = doc.Paragraph(
@@ -58,8 +57,10 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
         numbers=[doc.KeyNumber(name, final, "final loss, mean over seeds") for name, final in named],
         picture=("loss", "sharpness"),
         sections=[
-            doc.Section("Curvature of each layer", [explained, *before, *layers.blocks], "layers"),
-            *rates,
+            doc.Section(
+                "Curvature of each layer", [explained, *before, *sections["layers"].blocks], "layers"
+            ),
+            *(section for anchor, section in sections.items() if anchor == "rate"),
             doc.Section("Training from both", [reason, *step_charts(runs), *verdicts], "training"),
             doc.Section("Other seeds and schemes", [*seeds.sections[-1].blocks, limits], "seeds"),
         ],

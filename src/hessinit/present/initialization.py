@@ -1,87 +1,216 @@
-"""Describe an initialization (norms before and after, the target) and the plan of a scheme."""
+"""Describe an initialization (norms before and after, the target, the race) and the plan of a scheme."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
+from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
+from hessinit.present.comparison import HEADROOM, loss_charts
 from hessinit.present.curvature import conclude, describe_cost, describe_layer, has_rates, rate_section
 from hessinit.present.layer_details import detail_sections, layer_chart
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
-from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
+from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan, Symmetry, Trial
 
 SCALED = {
     "all": ", all weights multiplied by one gain",
     "last": ", the last weight scaled",
     "small-output": ", one weight made smaller and the others larger",
+    "symmetries": ", scaled along symmetries",
     "none": ", nothing scaled",
 }
 
 
 def describe_initialization(result: Initialization) -> doc.Document:
-    """Return whether the target was met, the norms before and after, the rates, and the scheme's plan."""
-    met = f"{'Met' if result.converged else 'Not met'}: {w.unstopped(result.reason)}."
+    """Return the verdict (the rate, the race or the target), tables and charts, and the scheme's plan."""
+    reason, raced = f"{w.unstopped(result.reason)}.", bool(result.trials)
+    said = ("" if raced else "Met: ") if result.converged else "No winner: " if raced else "Not met: "
+    verdict = [f"{said}{reason}"]
+    if raced and result.lr is not None and {trial.lr for trial in result.trials} != {result.lr}:
+        verdict.insert(0, f"learning rate: {w.format_number(result.lr)}")
+    target = [] if raced and result.target is None else [describe_target(result)]
+    survival = [] if result.survival is None else [describe_survival(result.survival)]
     after = [] if result.after is None else [conclude(result.after)]
+    was_fitted = bool(after or result.symmetries) and not raced
     return doc.Document(
         title="Initialization report",
-        verdict=[met, describe_target(result), *after],
+        verdict=[*verdict, *target, *survival, *after],
         numbers=_key_numbers(result),
-        tone="good" if result.converged else "fair" if after else "bad",
+        tone="good" if result.converged else "fair" if was_fitted else "bad",
         sections=_sections(result),
     )
 
 
 def _sections(result: Initialization) -> list[doc.Section]:
-    caption = "Scale and norm of every layer before and after, and of the network."
-    table, after = doc.Table(caption, initialization_columns(result), fixed=1), result.after
-    sections = [doc.Section("Before and after", [before_and_after_chart(result), table], "layers")]
+    after, sections = result.after, []
+    if result.trials:
+        sections.append(doc.Section("Race", [*_race_chart(result), _trial_table(result.trials)], "race"))
+    if result.symmetries:
+        sections.append(doc.Section("Symmetries", _describe_symmetries(result.symmetries), "symmetries"))
+    if columns := initialization_columns(result):
+        caption = "Scale and norm of every layer before and after, and of the network."
+        charts = [] if result.before is after is None else [before_and_after_chart(result)]
+        heading = "Before and after" if charts else "Scales"
+        table = doc.Table(caption, columns, fixed=bool(charts), page_only=not charts)
+        sections.append(doc.Section(heading, [*charts, table], "layers"))
     if after is not None:
         marks = [] if result.lr is None else [doc.ReferenceLine(result.lr, "your rate", "blue")]
         if result.before is not None and has_rates(result.before):
             marks.append(doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before"))
         sections += [rate_section(after, marks), *detail_sections(after)]
+    if result.survival is not None:
+        texts = "steps", "Loss of the first steps on this batch", describe_survival(result.survival)
+        charts = _loss_charts(*texts, {"loss": result.survival})
+        sections.append(doc.Section("First steps", charts, "steps"))
     if result.plan is not None and len(result.plan):
         plan = replace(_plan_table(result.plan), show_caption=True, page_only=True)
         sections.append(doc.Section("Scheme", [plan], "scheme"))
-    scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
-    scaled, measured = SCALED.get(result.scaling or "", ""), w.count(len(result.measurements), "measurement")
     state = "" if result.applied else " Nothing was written, or this is a copy."
-    texts = [doc.Paragraph(f"{scheme}{scaled}; {measured}{w.tell_time(result.seconds)}.{state}", "small")]
+    told = [doc.Paragraph(f"{_tell_work(result)}{state}", "small")]
     if after is not None:
-        texts.append(doc.Paragraph(describe_cost(after), "small", page_only=True))
+        told.append(doc.Paragraph(describe_cost(after), "small", page_only=True))
     settings = ("scheme", "rule", "scaling", "target", "tolerance", "lr", "kappa", "seed")
     facts = doc.Facts("Settings", w.write_pairs({name: getattr(result, name) for name in settings}))
-    procedure: list[doc.Block] = [*texts, *w.note_paragraphs(result.notes), facts]
+    procedure: list[doc.Block] = [*told, *w.note_paragraphs(result.notes), facts]
     return [*sections, doc.Section("Procedure", procedure, "procedure")]
 
 
+def _tell_work(result: Initialization) -> str:
+    """Say what was done, and its cost."""
+    time = w.tell_time(result.seconds)
+    if result.trials:
+        steps = w.count(sum(trial.steps for trial in result.trials), "training step")
+        score = "Score: the mean loss over the last third of the steps, on held-out batches if there are any"
+        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {score}."
+    scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
+    work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
+    return f"{scheme}{SCALED.get(result.scaling or '', '')}; {work}{time}."
+
+
 def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
-    numbers = {
-        "‖H‖ before": "not finite" if result.before is None else w.format_number(result.before.network.norm),
-        "‖H‖ after": "not measured" if result.after is None else w.format_number(result.after.network.norm),
-        "Target": w.format_number(result.target),
-    }
-    if result.lr is not None:
-        numbers["Learning rate"] = w.format_number(result.lr)
-    return [doc.KeyNumber(label, text) for label, text in numbers.items()]
+    reports = (("‖H‖ before", result.before), ("‖H‖ after", result.after))
+    norms = {name: w.format_number(report.network.norm) for name, report in reports if report is not None}
+    if result.symmetries:
+        fitted = result.symmetries[0]
+        norms = {"‖H‖ before": w.format_number(fitted.norm_before), "‖H‖ after": w.format_number(fitted.norm)}
+    elif _was_not_finite(result):
+        norms = {"‖H‖ before": "not finite", **norms}
+    note = f"of {_whose(result)}" if result.symmetries else ""
+    winner = result.trials[0].name if result.trials and result.converged else None
+    rate, target = (None if one is None else w.format_number(one) for one in (result.lr, result.target))
+    return [
+        doc.KeyNumber(label, text, note if label in norms else "")
+        for label, text in {"Learning rate": rate, "Winner": winner, **norms, "Target": target}.items()
+        if text is not None
+    ]
+
+
+def _was_not_finite(result: Initialization) -> bool:
+    """Whether there is no report of the old weights because it failed; else nobody asked for one."""
+    return result.before is None and any(note.startswith("before:") for note in result.notes)
+
+
+def describe_survival(trial: Trial) -> str:
+    """Return what became of the loss in a short training on the given batch."""
+    first, last = (w.format_number(loss) for loss in (trial.losses[0], trial.losses[-1]))
+    change = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
+    told = f"the loss {change} from {first} to {last}" if first != last else f"the loss stayed at {first}"
+    steps = f"{w.count(trial.steps, 'step')} at lr {w.format_number(trial.lr)} on this batch"
+    return f"{steps}: {told if trial.survived else w.unstopped(trial.reason)}."
+
+
+def _race_chart(result: Initialization) -> list[doc.LineChart]:
+    """Return the losses of all candidates, or of the best one at each learning rate."""
+    shown, caption = {trial.name: trial for trial in result.trials}, "Training loss of each candidate"
+    if len(shown) < len(result.trials):
+        best = {trial.lr: trial for trial in reversed(result.trials)}
+        trials = sorted(best.values(), key=result.trials.index)
+        shown = {f"{trial.name}, {w.format_number(trial.lr)}": trial for trial in trials}
+        caption = "Training loss of the best candidate at each rate"
+    return _loss_charts("race", caption, f"{caption}. {w.unstopped(result.reason)}.", shown)
+
+
+def _loss_charts(name: str, caption: str, told: str, trials: Mapping[str, Trial]) -> list[doc.LineChart]:
+    """Return the losses of as many trials as there are colours; the first one stands out."""
+    longest, first = max(len(trial.losses) for trial in trials.values()), []
+    series: list[doc.Series] = []
+    for (label, trial), color in zip(trials.items(), ("vermilion", *w.CURVES), strict=False):
+        if losses := list(takewhile(math.isfinite, trial.losses)):
+            style: dict[str, Any] = {"color": color, "dashed": bool(series)}
+            rest = [None] * (longest - len(losses))
+            series.append(doc.Series(label, [*losses, *rest], list(range(longest)), **style))
+            if not trial.survived:
+                style |= {"points": True, "symbol": "cross", "in_legend": False, "details": [trial.reason]}
+                series.append(doc.Series(label, losses[-1:], [len(losses) - 1], **style))
+            first.append(losses[0])
+    return loss_charts(name, caption, told, series, min(first, default=math.inf), HEADROOM["compare"])
+
+
+def _trial_table(trials: Sequence[Trial]) -> doc.Table:
+    marks, remarks = ["" if one.survived else "diverged" for one in trials], [one.reason for one in trials]
+    if trials[0].survived:
+        marks[0], remarks[0] = "best", "won"
+    scores = [w.format_number(trial.score) if trial.survived else "–" for trial in trials]
+    columns = [
+        w.name_column("candidate", [trial.name for trial in trials]),
+        doc.Column("lr", [w.format_number(trial.lr) for trial in trials], 7),
+        doc.Column("steps", [f"{trial.steps:,}" for trial in trials], 6),
+        doc.Column("score", scores, 9, keys=[trial.score for trial in trials], marks=marks),
+        w.name_column("remark", remarks, 5, wraps=True),
+    ]
+    return doc.Table("Candidates of the race, the winner first.", columns)
+
+
+def _describe_symmetries(symmetries: Sequence[Symmetry]) -> list[doc.Block]:
+    factors = [[one.factors[name] for name in one.weights] for one in symmetries]
+    columns = [
+        w.name_column("block", list(map(_name_block, symmetries))),
+        doc.Column("factor", [f"× {w.format_range(some, ' … ')}" for some in factors], 8),
+        doc.Column("‖H‖ before", [w.format_number(one.norm_before) for one in symmetries], 7),
+        doc.Column("after", [w.format_number(one.norm) for one in symmetries], 9),
+    ]
+    seen = "‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for Adam)."
+    kept = "These factors do not change what the network computes"
+    nearly = "" if all(one.exact for one in symmetries) else ", except those marked nearly"
+    table = doc.Table("Weights that were scaled along symmetries.", columns)
+    return [table, doc.Paragraph(f"{seen} {kept}{nearly}.", "small")]
+
+
+def _name_block(symmetry: Symmetry) -> str:
+    """Name the weights of a block, and the normalizations whose gains make up for their factor."""
+    names, gains = (
+        list(dict.fromkeys(name.rpartition(".")[0] or name for name in some))
+        for some in (symmetry.weights, (name for name in symmetry.factors if name not in symmetry.weights))
+    )
+    if symmetry.scale_free:
+        return f"{w.count(len(symmetry.weights), 'scale-free weight')}: {w.join_names(names)}"
+    against = f" against the gains of {w.join_names(gains)}" if gains else ""
+    return f"{w.join_names(names)}{against}{'' if symmetry.exact else ', nearly'}"
 
 
 def describe_target(result: Initialization) -> str:
     """Return the target norm and where it comes from."""
+    rate = "" if result.lr is None else w.format_number(result.lr)
+    if result.target is None or (rate and result.kappa is None):
+        return f"No target at a learning rate of {rate}." if rate else "No target."
     target = w.format_number(result.target)
-    goal = f"Target: {'every layer' if result.rule == 'layers' else 'the network'}'s ‖H‖"
-    if result.lr is None:
+    goal = f"Target: {_whose(result)}'{'' if _whose(result).endswith('s') else 's'} ‖H‖"
+    if result.lr is None or result.kappa is None:
         return f"{goal} = {target}."
-    rate = w.format_number(result.lr)
-    if result.kappa is None:
-        return f"No target at a learning rate of {rate}."
     if abs(result.target * result.lr / result.kappa - 1) > 1e-6:
         longer = w.format_number(result.kappa / (result.target * result.lr))
         return f"{goal} = κ/({longer}·lr) = {target}; momentum makes steps {longer} times as long."
     return f"{goal} = κ/lr = {w.format_number(result.kappa)}/{rate} = {target}."
+
+
+def _whose(result: Initialization) -> str:
+    if result.scaling == "symmetries":
+        return "the scale-free weights"
+    return "every layer" if result.rule == "layers" else "the network"
 
 
 def _names(result: Initialization) -> list[str]:
@@ -97,21 +226,24 @@ def _row(report: CurvatureReport | None, name: str) -> LayerCurvature | None:
 
 
 def initialization_columns(result: Initialization) -> list[doc.Column]:
-    rows = [*_names(result), "network"]
+    """Return the scale of every layer, and the norms where they were measured; nothing without either."""
+    failed = _was_not_finite(result)
+    later = "after" if result.before is not None or failed else "‖H‖ after"
+    reports = (("‖H‖ before", result.before), (later, result.after))
+    shown = [(name, one) for name, one in reports if one is not None or failed]
+    rows = [*_names(result), *["network"] * bool(shown)]
+    if not shown and all(factor == 1 for factor in result.scales.values()):
+        return []
 
     def norms(report: CurvatureReport | None) -> list[str]:
         found = [_row(report, name) for name in rows]
         texts = ["" if row is None else w.format_estimate(row.estimate) for row in found]
         return texts if report is not None else [*texts[:-1], "not finite"]
 
-    factors = [result.scales.get(name) for name in rows[:-1]]
+    factors = [result.scales.get(name) for name in rows]
     scales = ["" if factor is None else f"× {w.format_number(factor)}" for factor in factors]
-    return [
-        w.name_column("layer", rows),
-        doc.Column("scale", [*scales, ""], 8),
-        doc.Column("‖H‖ before", norms(result.before), 8),
-        doc.Column("after", norms(result.after), 9),
-    ]
+    columns = [w.name_column("layer", rows), doc.Column("scale", scales, 8)]
+    return [*columns, *(doc.Column(name, norms(one), 8 + (name == later)) for name, one in shown)]
 
 
 def before_and_after_chart(result: Initialization) -> doc.LineChart:
@@ -134,8 +266,8 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
 
 
 def _target_band(result: Initialization) -> list[doc.Band]:
-    if not 0 < result.target < math.inf:
-        return []
+    if result.target is None or not 0 < result.target < math.inf or result.symmetries:
+        return []  # no target, or not one of a layer or of the network
     whose = "each layer" if result.rule == "layers" else "the network"
     low, high = result.target * (1 - result.tolerance), result.target * (1 + result.tolerance)
     label = f"target for {whose}: {w.format_number(result.target)} ± {w.format_percent(result.tolerance)}"
