@@ -20,9 +20,9 @@ from dense import dense_curvature, ends
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
-from hessinit.training.initialize import initialize_
 from hessinit.measurement.measure import measure
 from hessinit.training.advise import advise
+from hessinit.training.initialize import initialize_
 from tiny import Net, inputs, labels, raise_from
 from zoo.snapshot import differences, snapshot
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.gain import gain
-from hessinit.training.initialize import initialize_
 from hessinit.init.mean_field import MAX_GROWTH, capped_stds
 from hessinit.init.weights import find_weight_uses
+from hessinit.training.initialize import initialize_
 
 sweep = pytest.mark.sweep
 SAMPLES = 4096

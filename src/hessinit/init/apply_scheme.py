@@ -68,9 +68,9 @@ def apply_scheme_(
     without one. So every weight gets the gain of its own activation, the factor √(1−p) of its own dropout
     (`dropout=False` leaves it out) and its true fans. In deep networks of GELU, SiLU and their like each gain
     gets a small variance correction. `residual="scaled"` divides the weight that ends a residual branch by
-    the root of the number of branches, "small" by the number itself. `gains` overrides the gain of layers by name or glob, or, for "lsuv",
-    the standard deviation of their output. Biases become 0; `biases="keep"` leaves them. `undo()` of the
-    result restores everything; with `dry_run=True` only the plan is made.
+    the root of the number of branches, "small" by the number itself. `gains` overrides the gain of layers by
+    name or glob, or, for "lsuv", the standard deviation of their output. Biases become 0; `biases="keep"`
+    leaves them. `undo()` of the result restores everything; with `dry_run=True` only the plan is made.
 
     Everything is drawn in fp32 or better, on the CPU unless `generator` lives elsewhere, before anything is
     written. Costs about one forward and one copy of the weights.

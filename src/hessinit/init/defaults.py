@@ -41,6 +41,10 @@ SMALL_OUTPUT_UP_TO = 2.0
 # curvature comes with a softmax that is confident without knowing anything, and soon falls.
 MAX_SHARPENING = 4.0
 
+# Where the last weight alone would raise the loss above this many times the loss of a zero output, the others
+# are enlarged instead and the output kept small, as in homogeneous networks.
+LOUD = 2.5
+
 MAX_MEASUREMENTS = {"network": 10, "layers": 12}
 
 # The old weights are put back if a new one has a standard deviation above the first number and above the

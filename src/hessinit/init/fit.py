@@ -86,6 +86,7 @@ def fit_(
         target=found.goal.target,
         lr=found.goal.lr,
         kappa=found.goal.kappa,
+        optimizer=config.optimizer,
         rule=config.rule,
         scheme=config.scheme_name,
         scaling=found.scaling,
@@ -185,8 +186,19 @@ def _solve_network(
     limited = traits.normalized and scaling == "all" and not insists
     lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if limited else -math.inf
     outcome = search.solve_network(model, path, goal.target, config, lowest)
-    rows = tuple(dict.fromkeys((*first, *outcome.measurements)))
-    return Solution(goal, path.name, rows, outcome.reason)
+    rows = (*first, *outcome.measurements)
+    if config.scaling == "auto" and path.name == "last":
+        reached, loud = dict(model.scales), defaults.LOUD * output.zero_loss
+        if outcome.reason or model.output().loss > loud:
+            model.scale_({})
+            other = scales.scaling_path("small-output", targets, uses, model, goal.target, nearly=True)
+            second = search.solve_network(model, other, goal.target, config, lowest)
+            rows = (*rows, *second.measurements)
+            if not second.reason and other.name != "last":
+                path, outcome = other, second
+            else:
+                model.scale_({name: math.log(factor) for name, factor in reached.items()})
+    return Solution(goal, path.name, tuple(dict.fromkeys(rows)), outcome.reason)
 
 
 def _solve_layers(

@@ -265,7 +265,12 @@ class ScalingPath:
 
 
 def scaling_path(
-    scaling: str, targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel, target: float
+    scaling: str,
+    targets: Sequence[Target],
+    uses: Sequence[WeightUse],
+    model: ScaledModel,
+    target: float,
+    nearly: bool = False,
 ) -> ScalingPath:
     """The path of one of `defaults.SCALINGS`.
 
@@ -274,12 +279,13 @@ def scaling_path(
     so small that the output is small, all others larger. A weight's own curvature does not depend on its own
     size, only on that of the others. So the largest one gets as sharp as `target`, a norm, allows, and its
     initial size is next to nothing. Where branches are added, scaling them would change their proportions:
-    the first weight on the trunk is the small one, and those of the output grow.
+    the first weight on the trunk is the small one, and those of the output grow. With `nearly`, a chain
+    without residual branches counts as homogeneous whatever its activations.
     """
     effective, last = effective_and_last(targets, uses)
     if scaling == "all":
         return ScalingPath("all", dict.fromkeys(effective, 1.0))
-    found = small_and_large(targets, uses, model) if scaling == "small-output" else None
+    found = small_and_large(targets, uses, model, nearly) if scaling == "small-output" else None
     if found is None:
         return ScalingPath("last", dict.fromkeys(last, 1.0))
     small, large, size = found
@@ -293,7 +299,7 @@ def scaling_path(
 
 
 def small_and_large(
-    targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel
+    targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel, nearly: bool = False
 ) -> tuple[str, list[str], float] | None:
     """The weight to make small, those to enlarge, and the output's size; None if not homogeneous."""
     effective, last = effective_and_last(targets, uses)
@@ -305,7 +311,7 @@ def small_and_large(
     if not any(use.closes_residual for use in uses):
         entries = {target.name: target.value.numel() for target in targets}
         small = max(inner, key=entries.__getitem__)
-        whole = _is_proportional(model, size, dict.fromkeys(effective, -math.log(2.0)))
+        whole = nearly or _is_proportional(model, size, dict.fromkeys(effective, -math.log(2.0)))
         return (small, [name for name in effective if name != small], size) if whole else None
     names = {target.key: target.name for target in targets}
     running = list(dict.fromkeys(names[use.parameter] for use in uses if use.parameter in names))

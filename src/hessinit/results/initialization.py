@@ -149,6 +149,7 @@ class Initialization(_Applied):
     scaling: str | None = None
     lr: float | None = None
     kappa: float | None = None
+    optimizer: str = "sgd"
     tolerance: float = 0.05
     converged: bool
     reason: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -23,7 +24,7 @@ from hessinit.problem.problem import Forward, Loss, ProblemOptions
 from hessinit.results.initialization import Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
-from hessinit.training.race import Candidate, RaceData, race_, read_race_data, survives
+from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data, survives
 from hessinit.training.workers import progress_bar
 
 # κ is divided by these in turn until the weights survive their trial; the last also makes a candidate.
@@ -66,7 +67,7 @@ def initialize_(
     seed: int = 0,
     dry_run: bool = False,
     strict: bool = False,
-    progress: bool = True,
+    progress: bool | OnStep = True,
 ) -> Initialization:
     """Draw new weights and scale them until the curvature fits the step; in place, on the same Parameters.
 
@@ -108,7 +109,9 @@ def initialize_(
     """
     started = time.perf_counter()
     validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
-    validate.check_switches(dry_run=dry_run, strict=strict, progress=progress)
+    validate.check_switches(dry_run=dry_run, strict=strict)
+    if not callable(progress):
+        validate.check_switches(progress=progress)
     if report is not None:
         validate.check_switches(report=report)
     seed = validate.check_whole("seed", seed, at_least=0)
@@ -193,7 +196,7 @@ class _Work:
     config: Config
     restore: Callable[[], None]
     optimizer: str | loop.MakeOptimizer
-    progress: bool
+    progress: bool | OnStep
 
     def fit_(self, config: Config) -> Initialization:
         self.restore()
@@ -213,11 +216,13 @@ class _Work:
         return scales.ScaledModel(self.factory, [], 0.1).output().zero_loss
 
     def survive_(self, result: Initialization) -> Initialization:
-        """Make the weights flatter until they survive a trial; where none do, the old ones at a lower rate."""
+        """Make the weights flatter until they survive a trial; else the old ones at a lower rate."""
         lr, first = result.lr, result
         assert lr is not None
         trial, told, config = self._trial(lr), "", replace(self.config, lr=lr)
         flatter = [replace(config, flatter=by) for by in FLATTER] if result.kappa is not None else []
+        if result.scaling == "small-output":
+            flatter = [replace(config, scaling="last"), *flatter]
         if _has_branches(result) and config.residual == "auto":
             flatter = [replace(one, residual="small") for one in (config, *flatter)]
         for config in flatter:
@@ -226,8 +231,9 @@ class _Work:
             result = self.fit_(config)
             trial = self._trial(lr)
             branches = "small residual branches" if config.residual == "small" else ""
+            last = "the last weight scaled" if config.scaling == "last" else ""
             kappa = f"κ = {result.kappa:.3g}" if config.flatter > 1 and result.kappa else ""
-            told = " and ".join(filter(None, (branches, kappa)))
+            told = " and ".join(filter(None, (branches, last, kappa)))
         if not trial.survived:
             return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
         why = f"; with {told}, since without the loss blew up in a trial" if told else ""
@@ -268,18 +274,20 @@ class _Work:
             rates = [result.lr]
         candidates = [one for rate in rates for one in self._candidates(rate, results, result)]
         self.restore()
-        with progress_bar("Racing", 1.0, 0.0, self.progress) as advance:
-            before = 0.0
+        with contextlib.ExitStack() as display:
+            advance: Callable[[str, float], None] | None = None
 
             def on_step(done: int, planned: int, name: str) -> None:
-                nonlocal before
-                advance(name, done / planned - before)
-                before = done / planned
+                nonlocal advance
+                if advance is None:
+                    advance = display.enter_context(progress_bar("Racing", planned, 0, self.progress is True))
+                advance(name, 1)
 
             trials = race_(
                 self.factory.model, self.factory.loss, data, candidates, optimizer=self.optimizer,
                 momentum=self.config.momentum, ceiling=self._zero_loss(), steps=steps,
-                forward=self.factory.options["forward"], seed=self.factory.options["seed"], on_step=on_step,
+                forward=self.factory.options["forward"], seed=self.factory.options["seed"],
+                on_step=self.progress if callable(self.progress) else on_step,
             )  # fmt: skip
         winner = trials[0]
         if not winner.survived:
@@ -328,7 +336,8 @@ class _Work:
             size = "small" if not first.symmetries else "plain" if not config.is_adaptive else "scaled"
             found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
         if self.config.scheme != "keep":
-            schemes = ("lsuv",) if auto else ("lsuv", "orthogonal")
+            schemes = ["lsuv"] if first.kappa is not None else []  # not scaled, the fitted ones are LSUV's
+            schemes += [] if auto else ["orthogonal"]
             found += [Candidate(scheme, lr, partial(self._draw_, scheme)) for scheme in schemes]
         return [*found, Candidate(YOURS, lr, lambda: None)]
 
