@@ -198,7 +198,8 @@ def _solve_network(
                 path, outcome = other, second
             else:
                 model.scale_({name: math.log(factor) for name, factor in reached.items()})
-    return Solution(goal, path.name, tuple(dict.fromkeys(rows)), outcome.reason)
+    met = f"the network's ‖H‖ is within {100 * config.tolerance:.3g} % of {goal.target:.3g}"
+    return Solution(goal, path.name, tuple(dict.fromkeys(rows)), outcome.reason, met=met)
 
 
 def _solve_layers(

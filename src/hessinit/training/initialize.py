@@ -32,8 +32,8 @@ FLATTER = (4.0, 16.0, 64.0)
 SURVIVAL_STEPS = 24
 # The old weights are tried at the rate divided by up to this power of 2.
 _HALVINGS = 8
-# lr="auto" tries rates over two decades around the one that the curvature suggests, and races longer.
-_RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
+# lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and races longer.
+_HALF_DECADES = 2
 _LONGER = 2
 
 
@@ -267,8 +267,7 @@ class _Work:
         """Train every candidate; the result is that of the winner, whose initial weights are written."""
         results: dict[tuple[str, float], Initialization] = {}
         if self.config.lr == "auto":
-            middle = _half_decade(result.lr) if result.lr else 0.1
-            rates = [float(f"{middle * factor:.3g}") for factor in _RATES]
+            rates = _half_decades(result.lr or 0.1)
         else:
             assert result.lr is not None
             rates = [result.lr]
@@ -299,6 +298,9 @@ class _Work:
         if found is None:
             keep = winner.name == YOURS
             found = replace(self._describe(result, "keep" if keep else winner.name), lr=winner.lr)
+        elif found is not result and self.config.reports:
+            after = scales.ScaledModel(self.factory, [], 0.1).report(self.config.report is True)
+            found = replace(found, before=result.before, after=after)
         notes = [*found.notes]
         if data.different == 1:
             notes.append("The race had one batch, so it tested survival only.")
@@ -352,14 +354,15 @@ class _Work:
 OURS, YOURS = "hessinit", "your weights"
 
 
-def _half_decade(rate: float) -> float:
-    """The nearest of …, 0.03, 0.1, 0.3, 1, …
+def _half_decades(rate: float) -> list[float]:
+    """Rates such as 0.03, 0.1, 0.3 around this one.
 
-    >>> _half_decade(0.07), _half_decade(0.05)
-    (0.1, 0.03)
+    >>> _half_decades(0.07)
+    [0.01, 0.03, 0.1, 0.3, 1.0]
     """
-    half = round(2 * math.log10(rate))
-    return float(f"{10.0 ** (half / 2):.0e}")
+    middle = round(2 * math.log10(rate))
+    found = range(middle - _HALF_DECADES, middle + _HALF_DECADES + 1)
+    return [float(f"{10.0 ** (half / 2):.0e}") for half in found]
 
 
 def _has_branches(result: Initialization) -> bool:
