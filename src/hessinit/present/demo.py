@@ -107,7 +107,7 @@ def _rate_chart(name: str, grid: Comparison) -> doc.LineChart:
         if failed := [rate for rate in grid.learning_rates if grid.diverged(start, rate)]:
             marks = {"points": True, "symbol": "cross", "in_legend": False, **looks[start]}
             crosses.append(doc.Series(label, [GUESSING] * len(failed), failed, **marks))
-    caption = f"{name}: mean excess over the lowest loss"
+    caption = f"{name}: mean excess of the final loss"
     told = f"{caption}: {', '.join(line.name for line in lines)}. The table has every loss."
     rules = [doc.ReferenceLine(GUESSING, f"guessing {w.format_number(GUESSING)}")]
     axes: dict[str, Any] = {"log_x": True, "log_y": True, "rules": rules}
