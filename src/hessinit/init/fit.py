@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.init import apply_scheme, defaults, mean_field, scales, search, symmetric_fit, weights
 from hessinit.init.defaults import NOT_SCALED, SYMMETRIES, Config, Goal, NetworkTraits
 from hessinit.init.trace import WeightUse, parametrized_name
-from hessinit.measurement.measure import note_unchecked
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
@@ -51,7 +52,7 @@ def fit_(
     factory: scales.ProblemFactory, targets: list[weights.Target], config: Config, restore: Callable[[], None]
 ) -> Initialization:
     """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
-    every_layer, checked = config.rule == "layers" or config.report is True, factory.check
+    every_layer = config.rule == "layers" or config.report is True
     old, old_loss, notes = _measure_old(factory, every_layer, config)
     sizes = _sizes(targets)
     try:
@@ -68,6 +69,12 @@ def fit_(
     if stuck:
         notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
     scalable = [one for one in targets if one.name not in stuck]
+    fixed = [name for name, one in factory.model.named_modules() if _has_fixed_statistics(one)]
+    if fixed and config.fits_symmetries:
+        notes.append(
+            f"{fixed[0]}{f' and {len(fixed) - 1} more' if fixed[1:] else ''}: BatchNorm in eval mode, so the "
+            "weights before it are not scale-free; call model.train() first if you train so."
+        )
     found = _solve(model, scalable, uses, traits, config)
     after = model.report(every_layer) if config.reports else None
     factors = {name: factor * found.factor_of(name) for name, factor in model.scales.items()}
@@ -96,7 +103,7 @@ def fit_(
         measurements=found.measurements,
         symmetries=found.symmetries,
         plan=plan,
-        notes=(*notes, *note_unchecked(checked)),
+        notes=tuple(notes),
         seed=factory.options["seed"],
     )
 
@@ -187,17 +194,17 @@ def _solve_network(
     lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if limited else -math.inf
     outcome = search.solve_network(model, path, goal.target, config, lowest)
     rows = (*first, *outcome.measurements)
-    if config.scaling == "auto" and path.name == "last":
-        reached, loud = dict(model.scales), defaults.LOUD * output.zero_loss
-        if outcome.reason or model.output().loss > loud:
-            model.scale_({})
-            other = scales.scaling_path("small-output", targets, uses, model, goal.target, nearly=True)
-            second = search.solve_network(model, other, goal.target, config, lowest)
-            rows = (*rows, *second.measurements)
-            if not second.reason and other.name != "last":
-                path, outcome = other, second
-            else:
-                model.scale_({name: math.log(factor) for name, factor in reached.items()})
+    loud = model.output().loss > defaults.LOUD * output.zero_loss
+    if config.scaling == "auto" and path.name == "last" and (outcome.reason or loud):
+        reached, far = dict(model.scales), _distance(model.network_norm(), goal.target)
+        model.scale_({})
+        other = scales.scaling_path("small-output", targets, uses, model, goal.target, nearly=True)
+        second = search.solve_network(model, other, goal.target, config, lowest)
+        rows = (*rows, *second.measurements)
+        if not second.reason or (outcome.reason and _distance(model.network_norm(), goal.target) < far):
+            path, outcome = other, second
+        else:
+            model.scale_({name: math.log(factor) for name, factor in reached.items()})
     met = f"the network's ‖H‖ is within {100 * config.tolerance:.3g} % of {goal.target:.3g}"
     return Solution(goal, path.name, tuple(dict.fromkeys(rows)), outcome.reason, met=met)
 
@@ -263,6 +270,11 @@ def _measure_old(
     except ProblemError as failure:
         return None, math.nan, [f"before: {failure}"]
     return None, math.nan, ["before: the old weights, or the network's output with them, are not finite."]
+
+
+def _has_fixed_statistics(module: nn.Module) -> bool:
+    """Whether it is a BatchNorm that normalizes by its running statistics, as in eval mode."""
+    return isinstance(module, _BatchNorm) and not module.training and module.running_mean is not None
 
 
 def _sizes(targets: list[weights.Target]) -> dict[str, float]:

@@ -176,16 +176,16 @@ class SymmetryScaler:
             found, rest = self._measure(target, every_block=True)
             logs |= {block: logs.get(block, 0.0) + log for block, log in changes.items()}
         changes = {block: self._log(block, norm / target) for block, norm in found.items() if block.exact}
-        change, bounded, logs = 0.0, False, logs | changes
+        change, bounded = 0.0, False
         for _ in range(_MOST_LOOKS):
             changes, moved, bounded = self._scale_unmoved_(changes)
             change += moved
+            logs |= {block: logs.get(block, 0.0) + log for block, log in changes.items()}
             with self._curvature() as norm_of:
                 found |= {block: norm_of(block.weights) for block, log in changes.items() if log}
             if bounded or abs(found[free] / target - 1) <= self._tolerance:
                 break
             changes = {free: self._log(free, found[free] / target)}
-            logs[free] += changes[free]
         symmetries = tuple(
             Symmetry(
                 weights=block.weights,

@@ -134,7 +134,7 @@ def race_(
         waiting = sorted((run for run in runs if run.survived), key=_Run.order)
         while waiting and not alive:
             run = waiting.pop(0)
-            run.reason, run.losses = "", []
+            run.reason, run.losses, run.scored = "", [], []
             for end in ends:
                 if run.survived:
                     trainer.train(run, end)
@@ -179,7 +179,7 @@ class _Run:
     reason: str = ""
     survived: bool = True
     losses: list[float] = field(default_factory=list)
-    scored: list[float] = field(default_factory=list)  # losses of the last third
+    scored: list[float] = field(default_factory=list)  # the loss that counts, after each step
     # Until it goes on:
     optimizer: Optimizer | None = None
     state: ModelState | None = None
@@ -190,7 +190,15 @@ class _Run:
 
     @property
     def score(self) -> float:
-        return statistics.fmean(self.scored) if self.survived else math.nan
+        """The mean loss of the last third, less what it fell by since the third before it.
+
+        A start whose loss is high at first and falls fast is ahead of one that does not move.
+        """
+        if not self.survived:
+            return math.nan
+        third = math.ceil(len(self.scored) / 3)
+        early, late = self.scored[-2 * third : -third] or self.scored, self.scored[-third:]
+        return statistics.fmean(late) - max(0.0, statistics.fmean(early) - statistics.fmean(late))
 
     def order(self) -> tuple[int, float]:
         return -len(self.losses), self.score if self.survived else math.inf
@@ -239,11 +247,9 @@ class _Trainer:
     def train(self, run: _Run, end: int) -> None:
         """Go on to step `end`, counted from 1, and judge the run there."""
         first, third = len(run.losses), math.ceil(end / 3)
-        run.scored = []
 
         def after_step(number: int, value: float) -> None:
-            if first + number > end - third:
-                run.scored.append(self._held_out_loss(number) if self.data.held_out else value)
+            run.scored.append(self._held_out_loss(number) if self.data.held_out else value)
             self.done += 1
             if self.on_step is not None:
                 self.on_step(self.done, max(self.done, self.planned), run.candidate.name)
