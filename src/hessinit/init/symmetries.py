@@ -73,9 +73,10 @@ class Symmetries:
                 found += [group] if group else []
         return found
 
-    def scale_free(self, weights: Sequence[str]) -> Exponents | None:
-        """Scale all of `weights` whose size the output does not show; None where there is none."""
-        free = [name for group in self.groups(weights, self.gains) for name in group]
+    def scale_free(self, weights: Sequence[str], among: Collection[str] | None = None) -> Exponents | None:
+        """Scale all of `weights` (`among` these) whose size the output does not show; None without any."""
+        groups = self.groups(weights, self.gains)
+        free = [name for group in groups for name in group if among is None or name in among]
         still = dict.fromkeys([*self.gains, *(name for name in weights if name not in free)], 0.0)
         return self.solve(still | dict.fromkeys(free, 1.0)) if free else None
 
