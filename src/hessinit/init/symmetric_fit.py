@@ -100,7 +100,8 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
 def _unused(problem: Problem) -> list[str]:
     with torch.enable_grad():
         total = problem.output(problem.batches[0]).sum()
-    found = torch.autograd.grad(total, [*problem.leaves.values()], allow_unused=True)
+    leaves = [*problem.leaves.values()]
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(total, leaves, allow_unused=True)
     return [name for name, gradient in zip(problem.leaves, found, strict=True) if gradient is None]
 
 

@@ -205,7 +205,16 @@ def _keeps(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
 
 
 def _is_free(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    """A comparison, or a new tensor: the same for every positive factor."""
+    """A sign, or a new tensor: the same for every positive factor."""
+    return {}
+
+
+def _comparison(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+    """The same for every positive factor between tensors of one degree, or with 0."""
+    if len(degrees) > 1:
+        mode.require_equal(degrees)
+    elif given["other"] != 0:
+        _needs_zero(mode, given, degrees)
     return {}
 
 
@@ -231,6 +240,8 @@ def _product(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
 
 
 def _quotient(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+    if given.get("rounding_mode") is not None:
+        return _needs_zero(mode, given, degrees)
     return _sum(mode.of(given["self"]), mode.of(given["other"]), -1.0)
 
 
@@ -305,7 +316,8 @@ _RULES = _table(
     (_keeps, "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d"),
     (_keeps, "_adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d pixel_shuffle"),
     (_keeps, "linalg_vector_norm norm std im2col col2im unfold"),
-    (_is_free, "gt lt ge le eq ne sign argmax argmin isnan isinf zeros_like ones_like empty_like full_like"),
+    (_comparison, "gt lt ge le eq ne"),
+    (_is_free, "sign argmax argmin isnan isinf zeros_like ones_like empty_like full_like"),
     (_is_free, "new_zeros new_ones new_empty new_full rand_like randn_like bernoulli"),
     (_product, "mul mm bmm mv dot"),
     (_quotient, "div"),
