@@ -67,10 +67,13 @@ class Symmetries:
         write into the same residual stream are one group.
         """
         found: list[tuple[str, ...]] = []
-        for name in names:
-            if not any(name in group for group in found):
-                group = self._group_of(name, names, dict.fromkeys(fixed, 0.0))
-                found += [group] if group else []
+        for apart in (False, True):
+            for name in names:
+                taken = {one for group in found for one in group}
+                if name not in taken:
+                    still = dict.fromkeys([*fixed, *(taken if apart else ())], 0.0)
+                    group = self._group_of(name, names, still, apart)
+                    found += [group] if group else []
         return found
 
     def scale_free(self, weights: Sequence[str], among: Collection[str] | None = None) -> Exponents | None:
@@ -90,13 +93,16 @@ class Symmetries:
             found += [exponents] if moved and min(moved) > 0 else []
         return found
 
-    def _group_of(self, name: str, names: Sequence[str], wanted: Exponents) -> tuple[str, ...] | None:
+    def _group_of(
+        self, name: str, names: Sequence[str], wanted: Exponents, apart: bool
+    ) -> tuple[str, ...] | None:
+        """With `apart`, a weight that would shrink stays: a bias ties two weights before a normalization."""
         wanted[name] = 1.0
         while (exponents := self.solve(wanted)) is not None:
             shares = {one: exponents.get(one, 0.0) for one in names}
-            if min(shares.values()) < -1e-6 or max(shares.values()) > 1 + 1e-6:
+            if (min(shares.values()) < -1e-6 and not apart) or max(shares.values()) > 1 + 1e-6:
                 return None
-            between = [one for one, share in shares.items() if 1e-6 < share < 1 - 1e-6]
+            between = [one for one, share in shares.items() if min(abs(share), abs(share - 1)) > 1e-6]
             if not between:
                 return tuple(one for one, share in shares.items() if share > 0.5)
             # Two weights in a row share a factor; the second one, which writes into the stream, takes it all.
@@ -270,8 +276,9 @@ def _weighted(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree
 
 
 def _normalization(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    """The result has the degree of the gain; fixed statistics, as in eval mode, need an input of degree 0."""
-    if given.get("training") is False:
+    """The result has the degree of the gain; fixed statistics, or a large eps, need an input of degree 0."""
+    eps = given.get("eps") or 0.0
+    if given.get("training") is False or eps > _EPS * float(given["input"].detach().var()):
         mode.require_zero(mode.of(given["input"]))
     mode.note_gain(given.get("weight"))
     gain, bias = mode.of(given.get("weight")), given.get("bias")
