@@ -65,6 +65,10 @@ class Engine(ABC):
     def operator(self, names: Sequence[str]) -> operators.LinearOperator:
         """The block itself, acting on flat weights."""
 
+    def is_cheap(self, names: Sequence[str]) -> bool:
+        """Whether all these leaves are measured without further products."""
+        return False
+
     def _search(self, operator: Operator, rank: int | None) -> Extremes:
         """Lanczos; a semidefinite block without full rank has the smallest eigenvalue 0."""
         size, options = int(operator.shape[0]), self._settings.options
@@ -313,6 +317,9 @@ class GramEngine(Engine):
     ) -> None:
         self._grams, self._unused, self._general, self.reason = grams, unused, general, reason
         self._settings = general._settings
+
+    def is_cheap(self, names: Sequence[str]) -> bool:
+        return self._known(names) is not None
 
     def _known(self, names: Sequence[str]) -> list[str] | None:
         used = [name for name in names if name not in self._unused]

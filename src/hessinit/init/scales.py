@@ -205,7 +205,8 @@ class ScaledModel:
             tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
             settings = engines.LanczosSettings(tolerance, 200, problem.seed)
             rows = Rows(problem, evaluations, curvature, estimator, settings)
-            cheap = rows.main.name == "gram" or len(problem.layers) <= _FEW_BLOCKS
+            names = [layer.parameter for layer in problem.layers]
+            cheap = rows.main.is_cheap(names) or len(names) <= _FEW_BLOCKS
             layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
             network = rows.network()
             details: dict[str, Any] = {}
