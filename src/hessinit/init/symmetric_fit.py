@@ -18,7 +18,7 @@ from hessinit.curvature import engines, operators
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, gradient_moments, spectral_norm
 from hessinit.init.scales import ProblemFactory, network_estimator
-from hessinit.init.symmetries import Exponents, find_symmetries, output_change
+from hessinit.init.symmetries import Exponents, Symmetries, find_symmetries, output_change
 from hessinit.problem.problem import Problem
 from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import Symmetry
@@ -67,11 +67,22 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
     problem = factory.problem()
     parameters = dict(problem.model.named_parameters())
     weights = [name for name in problem.leaves if parameters[name].ndim > 1]
-    frozen = [name for name, one in parameters.items() if not one.requires_grad]
-    fixed = [*frozen, *(name for name in weights if name not in allowed)]
+    modules = {name.rpartition(".")[0] for name in allowed}
+
+    def is_fixed(name: str) -> bool:
+        module, _, own = name.rpartition(".")
+        if parameters[name].ndim > 1 or not parameters[name].requires_grad:
+            return name not in allowed
+        # With `layers`, nothing else is written but the biases beside them.
+        return factory.options["layers"] is not None and not (module in modules and "bias" in own)
+
+    fixed = [*filter(is_fixed, parameters)]
     with problem.settings():
+        exact = find_symmetries(problem, fixed)
+        if exact.scale_free(weights):  # a weight that the output does not see is not meant
+            fixed += _unused(problem)
         exact, nearly = (find_symmetries(problem, fixed, nearly=one) for one in (False, True))
-        free = _confirmed(problem, exact.scale_free(weights), weights)
+        free = _confirm_free(problem, exact, weights)
         if free is None:
             return None
         scalable, rest = [free], [name for name in weights if name not in free.weights]
@@ -84,6 +95,25 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
                     scalable.append(block)
                     rest = [name for name in rest if name not in block.weights]
         return Blocks(tuple(scalable), tuple(rest))
+
+
+def _unused(problem: Problem) -> list[str]:
+    with torch.enable_grad():
+        total = problem.output(problem.batches[0]).sum()
+    leaves = [*problem.leaves.values()]
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(total, leaves, allow_unused=True)
+    return [name for name, gradient in zip(problem.leaves, found, strict=True) if gradient is None]
+
+
+def _confirm_free(problem: Problem, symmetries: Symmetries, weights: Sequence[str]) -> Block | None:
+    """All scale-free weights; without those that fail alone, as at a large eps, where all together do."""
+    whole = _confirmed(problem, symmetries.scale_free(weights), weights)
+    if whole is not None:
+        return whole
+    groups = symmetries.groups(weights, symmetries.gains)
+    alone = (_confirmed(problem, symmetries.scale_free(weights, group), weights) for group in groups)
+    firm = [name for block in alone if block is not None for name in block.weights]
+    return _confirmed(problem, symmetries.scale_free(weights, firm), weights)
 
 
 def _read_block(exponents: Exponents, weights: Sequence[str], *, exact: bool) -> Block | None:
