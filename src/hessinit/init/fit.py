@@ -16,6 +16,7 @@ from hessinit.errors import DerivativeError, ProblemError
 from hessinit.init import apply_scheme, defaults, mean_field, scales, search, symmetric_fit, weights
 from hessinit.init.defaults import NOT_SCALED, SYMMETRIES, Config, Goal, NetworkTraits
 from hessinit.init.trace import WeightUse, parametrized_name
+from hessinit.problem.problem import ProblemOptions
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
@@ -118,9 +119,11 @@ def _solve(
     if config.rule == "layers":
         return _solve_layers(model, targets, uses, traits, config)
     if config.fits_symmetries and model.output().is_finite:
-        blocks = symmetric_fit.find_blocks(model.factory, [one.key for one in targets])
+        names = {id(one): name for name, one in model.factory.model.named_parameters()}
+        stored = [names[id(one)] for target in targets for one in target.stored]
+        blocks = symmetric_fit.find_blocks(model.factory, stored)
         if blocks is not None:
-            return _solve_symmetries(model, targets, uses, blocks, config)
+            return _solve_symmetries(model, targets, uses, blocks, traits, config)
     return _solve_network(model, targets, uses, traits, config)
 
 
@@ -129,16 +132,22 @@ def _solve_symmetries(
     targets: list[weights.Target],
     uses: Uses,
     blocks: symmetric_fit.Blocks,
+    traits: NetworkTraits,
     config: Config,
 ) -> Solution:
     """Scale-free weights to the target, others to at most that; a gain only for what no symmetry reaches."""
     kappa = defaults.KAPPA_ADAM if config.is_adaptive else defaults.KAPPA
+    if traits.quadratic:
+        kappa *= defaults.KAPPA_QUADRATIC / defaults.KAPPA
     goal = config.goal(kappa, math.nan, unscaled=True)
     if config.scheme == "auto":
         size = model.output().size
         last = scales.effective_and_last(targets, uses)[1]
         if size > defaults.SMALL_OUTPUT_SCALE_FREE:
             model.scale_(dict.fromkeys(last, math.log(defaults.SMALL_OUTPUT_SCALE_FREE / size)))
+    rest = [one for one in targets if one.key in blocks.rest]
+    if rest and goal.target is not None and config.lr != "auto" and not config.is_adaptive:
+        _lower_rest_(model.factory, rest, goal.target, config)
     adam = AdamRule() if config.is_adaptive else None
     scaler = symmetric_fit.SymmetryScaler(model.factory, blocks, adam, config.tolerance)
     fitted = scaler.fit_(None if config.lr == "auto" else goal.target)
@@ -153,6 +162,19 @@ def _solve_symmetries(
     met = f"{met}, and no other weights are sharper; {unmoved}"
     reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
     return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
+
+
+def _lower_rest_(
+    factory: scales.ProblemFactory, rest: list[weights.Target], target: float, config: Config
+) -> None:
+    """One gain for weights that no symmetry reaches, where they are too sharp and answer to it."""
+    options: ProblemOptions = {**factory.options, "layers": [one.key for one in rest]}
+    model = scales.ScaledModel(replace(factory, options=options), rest, config.tolerance / 5)
+    if model.network_norm() > target * (1 + config.tolerance):
+        path = scales.ScalingPath("all", dict.fromkeys((one.name for one in rest), 1.0))
+        lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED)
+        if search.solve_network(model, path, target, config, lowest).reason:
+            model.scale_({})
 
 
 def _solve_network(

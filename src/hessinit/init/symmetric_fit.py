@@ -26,7 +26,7 @@ from hessinit.results.initialization import Symmetry
 # The largest relative change of the output (rms) up to which it counts as unmoved.
 UNMOVED = 1e-2
 _LARGEST_LOG = math.log(1e3)
-_ATTEMPTS = 8
+_ATTEMPTS = 7
 _MOST_LOOKS = 3
 
 
@@ -190,12 +190,12 @@ class SymmetryScaler:
     def fit_(self, target: float | None) -> SymmetricFit:
         """Bring the scale-free block to the `target`, and the others to at most that.
 
-        A `target` of None takes the scale-free weights as they are, for lr="auto". Costs two norms of the
+        A `target` of None takes the sharpest weights as they are, for lr="auto". Costs two norms of the
         scale-free weights, one of all others, and where that is too large two of each.
         """
         free = self._blocks.free
         found, rest = self._measure(target)
-        target = found[free] if target is None else target
+        target = max(rest, *found.values()) if target is None else target
         before, logs = dict(found), dict.fromkeys(found, 0.0)
         for _ in range(_MOST_LOOKS):  # what changes the function comes first
             changes = {one: self._log(one, norm / target) for one, norm in found.items() if not one.exact}
@@ -237,7 +237,7 @@ class SymmetryScaler:
             found, rest = {free: norm_of(free.weights)}, 0.0
             # No block of a semidefinite matrix is sharper than the matrix.
             names = [*(name for block in others for name in block.weights), *self._blocks.rest]
-            if every_block or norm_of(names) > (found[free] if target is None else target):
+            if every_block or target is None or norm_of(names) > target:
                 found |= {block: norm_of(block.weights) for block in others}
                 rest = norm_of(self._blocks.rest)
         return found, rest
@@ -250,17 +250,23 @@ class SymmetryScaler:
         return min(max(log, -_LARGEST_LOG if block is self._blocks.free else 0.0), _LARGEST_LOG)
 
     def _scale_unmoved_(self, logs: dict[Block, float]) -> tuple[dict[Block, float], float, bool]:
-        """Scale, by less where the output would move; returns the logs, its change, and if it was by less."""
-        start = self._factory.problem()
-        for attempt in range(_ATTEMPTS):
-            each = self._logs_of_parameters(logs)
-            with start.settings():
-                change = output_change(start, each)
-            if change <= UNMOVED:
-                self._multiply_(each)
-                return logs, change, attempt > 0
-            logs = {block: log / 1.5 for block, log in logs.items()}
-        return dict.fromkeys(logs, 0.0), 0.0, True
+        """Scale as far as the output stays; returns the logs, its change, and whether that was not all."""
+        start, tried, low, high = self._factory.problem(), 1.0, 0.0, 1.0
+        best: dict[Block, float] = dict.fromkeys(logs, 0.0)
+        least = 0.0
+        with start.settings():
+            for _ in range(_ATTEMPTS):
+                part = {block: tried * log for block, log in logs.items()}
+                change = output_change(start, self._logs_of_parameters(part))
+                if change <= UNMOVED:
+                    best, least, low = part, change, tried
+                else:
+                    high = tried
+                if low == 1.0:
+                    break
+                tried = (low + high) / 2
+        self._multiply_(self._logs_of_parameters(best))
+        return best, least, low < 1.0
 
     @staticmethod
     def _logs_of_parameters(logs: Mapping[Block, float]) -> dict[str, float]:
@@ -278,11 +284,7 @@ class SymmetryScaler:
     def _why_missed(self, found: Mapping[Block, float], target: float, rest: float, bounded: bool) -> str:
         free, limit = found[self._blocks.free], target * (1 + self._tolerance)
         if not abs(free / target - 1) <= self._tolerance:
-            why = (
-                "the eps of a normalization bounds the scale"
-                if bounded
-                else "it does not answer to the scale"
-            )
+            why = "a normalization's eps bounds the scale" if bounded else "it does not answer to the scale"
             return f"the scale-free weights have ‖H‖ = {free:.3g}, not {target:.3g}: {why}"
         sharp = {block.weights: norm for block, norm in found.items() if norm > limit}
         if rest > limit:

@@ -31,8 +31,8 @@ from hessinit.training.workers import progress_bar
 # κ is divided by these in turn until the weights survive their trial; the last also makes a candidate.
 FLATTER = (4.0, 16.0, 64.0)
 SURVIVAL_STEPS = 24
-# The old weights are tried at the rate divided by up to this power of 2.
-_HALVINGS = 8
+# The old weights are tried at the rate divided by powers of 4, up to this one.
+_QUARTERS = 12
 # lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and races longer.
 _HALF_DECADES = 2
 _LONGER = 2
@@ -155,7 +155,8 @@ def initialize_(
             result = work.survive_(result)
         if raced is not None:
             result = work.race_(result, raced, steps)
-        missed = not result.converged and result.scaling != NOT_SCALED
+        flat_enough = result.scaling == NOT_SCALED and result.kappa is not None
+        missed = not result.converged and not flat_enough
         if strict and missed:
             raise ConvergenceError(result.reason)
     except BaseException:
@@ -246,7 +247,7 @@ class _Work:
         """The old weights, with the largest rate at which they survive."""
         self.restore()
         assert result.lr is not None
-        trials = (self._trial(result.lr / 2**power) for power in range(_HALVINGS))
+        trials = (self._trial(result.lr / 4**power) for power in range(_QUARTERS))
         trial = next((trial for trial in trials if trial.survived), None)
         slower = "at none that was tried" if trial is None else f"at lr = {trial.lr:.3g}"
         return replace(

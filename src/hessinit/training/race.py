@@ -150,20 +150,24 @@ def survives(
     model: nn.Module, loss: Loss, batch: Any, *, lr: float, optimizer: str | loop.MakeOptimizer,
     ceiling: float, steps: int = 24, momentum: float = 0.9, forward: Forward | None = None, seed: int = 0,
 ) -> Trial:  # fmt: skip
-    """Train from the present weights on random halves of the batch, or of several, then put everything back.
+    """Train from the present weights on the batch, or on several in turn, then put everything back.
 
-    A batch alone is learned by heart; halves of it differ as batches do. `ceiling` is the loss of a zero
-    output; nan where it is not known. Costs `steps` training steps.
+    So it is done twice: on the batch, and on random halves of it, which differ as batches do. `ceiling` is
+    the loss of a zero output; nan where it is not known. Costs twice `steps` training steps at most.
     """
     batches = [one for _, one in read_batches(batch)]
     source = generator(seed, "halves")
-    halves = tuple(_half(batches[step % len(batches)], source) for step in range(steps))
-    data = RaceData(halves, len(halves))
-    with untouched_model(model, loss, forward) as found:
-        trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, None)
-        run = trainer.start(Candidate("present weights", lr, lambda: None))
-        trainer.train(run, steps)
-        return run.trial()
+    halves = [_half(batches[step % len(batches)], source) for step in range(steps)]
+    for chosen in (halves, batches):
+        data = RaceData(tuple(chosen), len(chosen))
+        with untouched_model(model, loss, forward) as found:
+            trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, None)
+            run = trainer.start(Candidate("present weights", lr, lambda: None))
+            trainer.train(run, steps)
+            trial = run.trial()
+        if not trial.survived:
+            break
+    return trial
 
 
 def _half(batch: Batch, source: torch.Generator) -> Batch:
