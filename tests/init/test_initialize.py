@@ -85,13 +85,13 @@ def test_what_is_scaled_depends_on_the_network() -> None:
     last = initialize_(mlp(6, nn.Tanh), LOSS, digits(), target=60.0)
     assert (last.scaling, last.converged) == ("last", True)
     assert [name for name, scale in last.scales.items() if scale != 1] == ["11"]
-    gain = initialize_(mlp(6), LOSS, digits(), lr=10.0)  # too sharp: one gain
+    gain = initialize_(mlp(6), LOSS, digits(), target=0.4)  # too sharp: one gain
     assert (gain.scaling, gain.converged) == ("all", True)
     (scale,) = set(gain.scales.values())
     assert scale < 1
     behind = initialize_(normalized(), LOSS, digits(), target=2.0)  # before a norm, scales are kept
     assert [scale == 1 for scale in behind.scales.values()] == [True, True, True, False]
-    found = [initialize_(mlp(10), LOSS, digits(), lr=rate).scales for rate in (0.1, 1.0, 10.0)]
+    found = [initialize_(mlp(10), LOSS, digits(), target=4 / rate).scales for rate in (0.1, 1.0, 10.0)]
     factors = [max(one.values()) for one in found]
     assert factors[0] > factors[1] > factors[2]  # flatter for larger rates
 

@@ -33,9 +33,11 @@ FLATTER = (4.0, 16.0, 64.0)
 SURVIVAL_STEPS = 24
 # The old weights are tried at the rate divided by powers of 4, up to this one.
 _QUARTERS = 12
-# lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and races longer.
+# lr="auto" tries rates up to so many half decades from the one that the curvature suggests. It races so many
+# times as long, and of rates whose scores differ by less than this part it takes the lowest, the safest.
 _HALF_DECADES = 2
-_LONGER = 2
+_LONGER = 3
+_CLOSE_SCORES = 0.01
 
 
 @torch.inference_mode(False)
@@ -291,6 +293,7 @@ class _Work:
                 momentum=self.config.momentum, ceiling=self._zero_loss(), steps=steps,
                 forward=self.factory.options["forward"], seed=self.factory.options["seed"],
                 on_step=self.progress if callable(self.progress) else on_step,
+                margin=_CLOSE_SCORES if self.config.lr == "auto" else 0.0,
             )  # fmt: skip
         winner = trials[0]
         if not winner.survived:

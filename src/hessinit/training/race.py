@@ -93,14 +93,15 @@ def _check_repeatable(data: Any) -> None:
 def race_(
     model: nn.Module, loss: Loss, data: RaceData, candidates: Sequence[Candidate], *,
     optimizer: str | loop.MakeOptimizer, steps: int, momentum: float = 0.9, ceiling: float = -math.inf,
-    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None,
+    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None, margin: float = 0.0,
 ) -> list[Trial]:  # fmt: skip
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
     All see the same batches in the same order, and the same random numbers. After each third of the steps the
     better half goes on, at least two. A candidate is out where its loss is not finite, or stays above its
     first loss and `ceiling`, the loss of a zero output. Where all finalists are out, those that were dropped
-    are trained to the end in turn. With one batch only, the first candidate that survives wins.
+    are trained to the end in turn. With one batch only, the first candidate that survives wins. Of finalists
+    whose scores differ by at most `margin`, relative, that with the lowest rate wins.
 
     The winner is the first. If it did not survive, nobody has, and the old weights are back. All but the
     weights is left as found; whatever is raised, the weights are, too. Costs 7/12 of `steps` for a candidate,
@@ -131,6 +132,8 @@ def race_(
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
+        close = [run for run in alive if run.score <= alive[0].score + margin * abs(alive[0].score)]
+        alive.sort(key=lambda run: run.candidate.lr if run in close else math.inf)
         waiting = sorted((run for run in runs if run.survived), key=_Run.order)
         while waiting and not alive:
             run = waiting.pop(0)
