@@ -216,10 +216,10 @@ def test_with_data_the_rate_is_raced_too(optimizer: str) -> None:
     model, own = normalized(), normalized()
     result = initialize_(model, LOSS, BATCH, lr="auto", data=DATA, optimizer=optimizer)
     rates, winner = sorted({one.lr for one in result.trials}), result.trials[0]
-    assert (result.lr, result.converged, winner.steps) == (winner.lr, True, 96)
+    assert (result.lr, result.converged, winner.steps) == (winner.lr, True, 144)
     assert len(rates) == 5
     assert 90 < rates[-1] / rates[0] < 110
-    data = read_race_data(DATA, BATCH, 96)
+    data = read_race_data(DATA, BATCH, 144)
 
     def score(model: nn.Module, rate: float) -> float:
         """The loss on the held-out batches after the same steps."""
