@@ -22,6 +22,8 @@ KAPPA = 4.0
 KAPPA_NORMALIZED = 0.5
 # lr·‖P^-½ H P^-½‖, the norm that Adam sees, of weights that can be scaled along symmetries.
 KAPPA_ADAM = 7.0
+# Dropout adds noise to every step, so that less is stable.
+KAPPA_DROPOUT = 1.0
 # The curvature of a quadratic loss stays the same during training.
 KAPPA_QUADRATIC = 1.0
 # Normalizations undo much of a gain: a smaller one would have to be so small that it stops the learning.
@@ -66,21 +68,25 @@ NOT_SCALED = "none"  # in the place of a scaling: the scheme's weights were left
 
 @dataclass(frozen=True)
 class NetworkTraits:
-    """Whether normalizations set the size of its features, its inputs are tokens, its loss is quadratic."""
+    """Whether normalizations set its features' size, it reads tokens, drops units, has a quadratic loss."""
 
     normalized: bool = False
     tokens: bool = False
+    drops: bool = False
     quadratic: bool = False
 
     @classmethod
     def of(cls, uses: Sequence[WeightUse], quadratic: bool = False) -> NetworkTraits:
         normalized = any(use.norm_follows or use.upstream.end == "norm" for use in uses)
-        return cls(normalized, any(use.kind == "embedding" for use in uses), quadratic)
+        drops = any(use.upstream.keep < 1 and use.upstream.dropout_active for use in uses)
+        return cls(normalized, any(use.kind == "embedding" for use in uses), drops, quadratic)
 
     @property
     def kappa(self) -> float:
         """lr·‖H‖ at which training starts well."""
-        return KAPPA_NORMALIZED if self.normalized else KAPPA_QUADRATIC if self.quadratic else KAPPA
+        if self.normalized:
+            return KAPPA_NORMALIZED
+        return KAPPA_QUADRATIC if self.quadratic else KAPPA_DROPOUT if self.drops else KAPPA
 
     @property
     def reason_not_to_sharpen(self) -> str:
