@@ -70,10 +70,11 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
     frozen = [name for name, one in parameters.items() if not one.requires_grad]
     fixed = [*frozen, *(name for name in weights if name not in allowed)]
     with problem.settings():
-        exact, nearly = (find_symmetries(problem, fixed, nearly=one) for one in (False, True))
+        exact = find_symmetries(problem, fixed)
         free = _confirmed(problem, exact.scale_free(weights), weights)
         if free is None:
             return None
+        nearly = find_symmetries(problem, fixed, nearly=True)
         scalable, rest = [free], [name for name in weights if name not in free.weights]
         for symmetries in (exact, nearly):
             for exponents in symmetries.against_gains(weights, free.weights):
