@@ -265,7 +265,8 @@ def _measure_old(
     try:
         output = found.output()
         if output.is_finite:
-            return found.report(every_layer) if config.reports else None, output.loss, []
+            report = found.report(every_layer, network_only=True) if config.reports else None
+            return report, output.loss, []
     except DerivativeError:
         raise
     except ProblemError as failure:

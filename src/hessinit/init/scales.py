@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 
 from hessinit.curvature import engines
 from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.errors import WeightsError
 from hessinit.init import defaults
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
@@ -142,10 +143,10 @@ class ScaledModel:
     @_once_per_scale
     def output(self) -> OutputStatistics:
         """One forward; not finite is a result, not an error."""
-        parameters = [one for one in self.factory.model.parameters() if one.is_floating_point()]
-        if not all(all_finite(parameter.detach()) for parameter in parameters):
+        try:
+            problem = self.factory.problem()
+        except WeightsError:  # some are not finite
             return NOT_FINITE
-        problem = self.factory.problem()
         with problem.settings():
             found = [_output_statistics(problem, batch) for batch in problem.batches]
         pairs = [
@@ -215,19 +216,20 @@ class ScaledModel:
                 known[estimator, tolerance] = Rows(problem, evaluations, curvature, estimator, settings)
             yield known[estimator, tolerance]
 
-    def report(self, every_layer: bool) -> CurvatureReport:
+    def report(self, every_layer: bool, network_only: bool = False) -> CurvatureReport:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
         started, curvature = time.perf_counter(), self.factory.curvature
         with self._measuring(every_layer, reported=True) as rows:
             problem, evaluations = rows.problem, rows.evaluations
             names = [layer.parameter for layer in problem.layers]
             cheap = rows.main.is_cheap(names) or len(names) <= _FEW_BLOCKS
-            layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
+            wanted = every_layer or (cheap and not network_only)
+            layers = rows.layers(in_running_order(problem, evaluations)) if wanted else ()
             network = rows.network()
             details: dict[str, Any] = {}
             notes = [*notes_on(problem, evaluations), *note_uncounted(problem)]
             if not layers:
-                notes.append("The layers were not measured one by one: each would cost a dozen products.")
+                notes.append("The layers were not measured one by one; report=True measures them.")
                 details["engine_reason"] = "the network's norm alone was measured"
             seconds = time.perf_counter() - started
             return rows.report(layers, network, curvature, seconds=seconds, notes=tuple(notes), **details)
