@@ -21,8 +21,17 @@ from hessinit.errors import ProblemError
 from hessinit.init.gain import moment
 from hessinit.init.layer_functions import GATES
 from hessinit.init.trace import (
-    SCALINGS, VIEWS, Context, ReplayableCall, Signal, Step, Trace, keeps_elements, leaves_of, map_leaves,
-)  # fmt: skip
+    SCALINGS,
+    VIEWS,
+    Context,
+    ReplayableCall,
+    Signal,
+    Step,
+    Trace,
+    keeps_elements,
+    leaves_of,
+    map_leaves,
+)
 
 _PASSED = ("rearrange", "split", "pool")
 # What to call the end of a context, where the step's kind does not say it.
@@ -63,7 +72,7 @@ def _prepend(step: Step, outcomes: Outcomes) -> tuple[Outcomes, float]:
 
 @dataclass(frozen=True)
 class _PlainCall:
-    """A call of a library's function with nothing but numbers beside the signal: equal ones have one moment."""
+    """A call of a function of torch with only numbers beside the signal: equal ones have one moment."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -110,7 +119,7 @@ def _function_of(outcomes: Outcomes) -> Function | None:
     return lambda value: torch.stack([chance * one(value) ** 2 for chance, one in outcomes]).sum(0).sqrt()
 
 
-def _moment(outcomes: Outcomes, scale: float = 1.0, *, slope: bool = False) -> float:
+def moment_of(outcomes: Outcomes, scale: float = 1.0, *, slope: bool = False) -> float:
     """E f(z)², or E f'(z)², of the function at `scale`·z; nan if it has none."""
     if not outcomes:
         return scale**2
@@ -157,7 +166,7 @@ def _back(trace: Trace, index: int, outcomes: Outcomes = ()) -> Context:
 
 
 def _source(trace: Trace, step: Step, outcomes: Outcomes) -> Context:
-    size = _moment(outcomes)
+    size = moment_of(outcomes)
     if step.kind == "product":
         roots = [root for source in step.sources for root in _roots(trace, source)]
         if len(set(roots)) < len(roots):  # not independent, and not one function of one signal
@@ -192,11 +201,11 @@ def _roots(trace: Trace, index: int) -> list[int]:
 def _product(factors: list[Context], outcomes: Outcomes) -> Context:
     """Different signals are taken as independent: second moments multiply."""
     if any(factor.trouble for factor in factors):  # weights from a softmax, as in attention
-        return Context(end="mix", moment=_moment(outcomes))
+        return Context(end="mix", moment=moment_of(outcomes))
     size = math.prod(factor.moment for factor in factors)
     return Context(
         words=" × ".join(factor.words or factor.end for factor in factors),
-        moment=_moment(outcomes, math.sqrt(size)),
+        moment=moment_of(outcomes, math.sqrt(size)),
         keep=math.prod(factor.keep for factor in factors),
         dropout_active=any(factor.dropout_active for factor in factors),
         end="unknown" if any(factor.end == "unknown" for factor in factors) else "product",
@@ -265,7 +274,7 @@ class Downstream:
             for passed in reversed(met):
                 outcomes, kept = _prepend(passed, outcomes)
                 keep *= kept
-            size *= _moment(outcomes, slope=True)
+            size *= moment_of(outcomes, slope=True)
             words = ", ".join(filter(None, (words, *(passed.name for passed in met))))
             active, end = active or any(passed.active for passed in met), ended if met or not end else end
             if ended != "sum" or last is None:

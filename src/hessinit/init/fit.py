@@ -52,7 +52,11 @@ def fit_(
 ) -> Initialization:
     """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
     every_layer, checked = config.rule == "layers" or config.report is True, factory.check
-    old, old_loss, notes = _measure_old(factory, every_layer, config)
+    kind = every_layer, config.reports
+    if kind not in factory.old:  # every fit starts from the same weights
+        factory.old[kind] = _measure_old(factory, every_layer, config)
+    old, old_loss, found_old = factory.old[kind]
+    notes = [*found_old]
     sizes = _sizes(targets)
     try:
         traced = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"])

@@ -11,7 +11,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
@@ -53,6 +53,7 @@ class ProblemFactory:
     options: ProblemOptions
     curvature: str
     check: bool
+    old: dict[tuple[bool, bool], Any] = field(default_factory=dict)  # what was measured at the user's weights
     _first: Problem | None = None
 
     def problem(self, measured: bool = False) -> Problem:

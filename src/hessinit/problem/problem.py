@@ -170,7 +170,7 @@ class Problem:
 
     @torch.inference_mode(False)
     def at_present_weights(self, check: bool) -> Problem:
-        """The same problem for the values that the model's parameters have now; all else must be as it was."""
+        """The same problem for the values that the parameters have now; all else must be as it was."""
         check_values(self.model, self.layers)
         other = copy.copy(self)
         other.check = check
