@@ -13,7 +13,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
-demo: .venv/installed ## measure, initialize and train a network on the embedded digits: a page and a picture
+demo: .venv/installed ## loss against learning rate from four initializations, on the embedded digits: a page and a picture
 	@$(BIN)/hessinit demo
 
 test: check ## check, then the tests, doctests and examples of the documents

@@ -68,7 +68,7 @@ def draw_by_browser() -> None:
         run(folder, "new", "problem.py")
         run(folder, "measure", "problem.py:problem", "--lr", "0.1", "--html", "report.html")
         for page, picture, height in (
-            ("demo-output/demo.html", "page-demo", 1300),
+            ("demo-output/demo.html", "page-demo", 1180),
             ("report.html", "page-report", 1250),
         ):
             photograph(folder / page, folder / f"{picture}.png", height)

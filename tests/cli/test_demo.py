@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 
 import pytest
 
-from hessinit import Comparison, Initialization, Tracking, measure
+import hessinit
+from hessinit import Comparison, Initialization, measure
 from hessinit.cli import demo
 
 from .conftest import without_seconds
@@ -13,26 +15,29 @@ from .conftest import without_seconds
 
 @pytest.fixture
 def _shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few steps, few seeds: what is printed and written is of the same kind."""
-    monkeypatch.setattr(demo, "STEPS", 20)
-    monkeypatch.setattr(demo, "SEEDS", 2)
+    """Few steps, rates and seeds, in this process: what is printed and written is of the same kind."""
+    monkeypatch.setattr(hessinit, "compare", partial(hessinit.compare, workers=1))
+    for name, value in {"STEPS": 20, "RATES": (0.03, 0.1), "SEEDS": 1}.items():
+        monkeypatch.setattr(demo, name, value)
 
 
-def test_the_demo_shows_that_the_initialization_decides(run, folder, monkeypatch):
+def test_the_demo_compares_four_starts_over_the_learning_rates(run, folder, monkeypatch):
     monkeypatch.setattr(demo, "SEEDS", 1)
-    monkeypatch.setattr(demo, "STEPS", 150)
+    monkeypatch.setattr(demo, "RATES", (0.003, 0.1, 0.3))
     result = run("demo", columns=80)
     assert result.exit_code == 0, result.output
     assert result.stderr == "Wrote demo-output/demo.html.\nWrote demo-output/curves.png.\n"
-    headings = re.findall(r"^\d\. ([^.:]+)", result.stdout, flags=re.MULTILINE)
-    assert [heading.split()[0] for heading in headings] == ["Ten", "New", "Training", "Five"]
+    headings = re.findall(r"^\d\. (\w+)", result.stdout, flags=re.MULTILINE)
+    assert headings == ["Ten", "New", "Four"]
     assert max(map(len, re.sub("file:.*|Next: .*", "", result.stdout).splitlines())) <= 80
-    final = re.findall(r"^ (default|hessinit) +([\d.]+)", result.stdout, flags=re.MULTILINE)
-    losses = {name: float(loss) for name, loss in final}
-    assert losses["hessinit"] < 0.5 < losses["default"] < 2.4  # guessing has ln 10 = 2.3
+    found = re.findall(r"^ (PyTorch|He|LSUV|hessinit) .* ([\d.]+)$", result.stdout, flags=re.MULTILINE)
+    plain, normalized = ({name: float(excess) for name, excess in four} for four in (found[:4], found[4:]))
+    assert plain["hessinit"] < 0.2 < 1.5 < plain["PyTorch"]
+    assert normalized["hessinit"] < 0.05 < 0.2 < normalized["LSUV"]
+    assert len(re.findall("(Plain|Normalized) network: (?:hessinit is behind|no other)", result.stdout)) == 2
     page = (folder / "demo-output" / "demo.html").read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")
-    assert "Two initializations of one network" in page
+    assert "Final loss against learning rate" in page
     assert (folder / "demo-output" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((folder / "demo-output").iterdir())) == 2
 
@@ -49,10 +54,11 @@ def test_json_holds_what_the_library_computes_and_is_all_that_is_printed(run):
     assert initialization.lr == 0.1
     measured = measure(*demo.problem(seed=3), seed=3)
     assert initialization.before.network.norm == pytest.approx(measured.network.norm, rel=1e-3)
-    for _, tracking in shown["runs"]:
-        assert len(Tracking.from_dict(tracking).losses) == 20
-    comparison = Comparison.from_dict(shown["comparison"])
-    assert (comparison.seeds, comparison.learning_rates) == ((3, 4), (0.1,))
+    grids = [Comparison.from_dict(shown[name]) for name in ("plain", "normalized")]
+    for grid in grids:
+        assert (grid.seeds, grid.learning_rates, grid.schemes) == ((3,), (0.03, 0.1), tuple(demo.STARTS))
+    counts = [grid.settings["parameters"] for grid in grids]
+    assert counts[1] - counts[0] == 9 * 2 * demo.WIDTH  # gains and biases of nine LayerNorms
 
 
 def test_the_demo_s_problem_can_be_measured_by_name(run):

@@ -13,12 +13,12 @@ from hessinit.present.demo import Demonstration
 from hessinit.present.document import Facts, Table
 from hessinit.present.reproduction import figure_chart, in_order, summarize
 from hessinit.present.words import format_number
+from hessinit.results.comparison import Comparison
 from hessinit.results.reproduction import Curve, Reproduction
 from result_examples import (
-    example_comparison,
     example_reproduction,
-    example_tracking,
     make_cell,
+    make_comparison,
     make_initialization,
     make_reproduction,
     make_table,
@@ -104,13 +104,41 @@ def test_a_curve_that_diverges_has_a_cross_at_the_edge():
         plt.close("all")
 
 
-def test_the_demo_is_composed_of_its_results():
-    runs = [("default", example_tracking(speed=0.2)), ("hessinit", example_tracking())]
-    shown = {"initialization": make_initialization(), "runs": runs, "comparison": example_comparison()}
-    document = describe(Demonstration(**shown))
-    assert {"norms", "sharpness", "loss", "limit"} <= {chart.name for chart in document.charts}
-    assert document.verdict[1:] == describe(example_comparison()).verdict
-    finals = [format_number(example_comparison().loss(name, 0.003)) for name in ("default", "hessinit")]
-    assert [number.text for number in document.numbers] == finals
-    before, after = document.chart("norms").series  # PyTorch's, and hessinit's
-    assert [before.color, after.color] == [series.color for series in document.chart("loss").series]
+def test_the_demo_says_how_far_each_start_is_from_the_best_and_where_ours_loses():
+    guessing = math.log(10)
+    plain = make_comparison(
+        {
+            ("he", 0.1): (0.5, 0.7), ("he", 1.0): (1.0, math.inf),
+            ("hessinit", 0.1): (0.3, 0.5), ("hessinit", 1.0): (0.9, math.inf),
+            ("lsuv", 0.1): (0.2, 0.4), ("lsuv", 1.0): (1.5, 1.7),
+        }
+    )  # fmt: skip
+    best = {("hessinit", 0.1): (0.1, 0.1), ("hessinit", 1.0): (0.2, 0.2)}
+    normalized = make_comparison({**dict.fromkeys(plain_keys(plain), (1.0, 1.0)), **best})
+    found = Demonstration(initialization=make_initialization(), plain=plain, normalized=normalized)
+    document = describe(found)
+    excess = {
+        "lsuv": ((0.3 + 1.6) / 2 - 0.3, 0.9),
+        "hessinit": ((0.4 + guessing) / 2 - 0.3, 0.05),
+        "he": ((0.6 + guessing) / 2 - 0.3, 0.9),
+    }
+    shown = {name: [format_number(number, 2) for number in pair] for name, pair in excess.items()}
+    assert {one.label: one.text.split(" · ") for one in document.numbers} == shown
+    assert [one.label for one in document.numbers] == list(shown)
+    headline, *lost = document.verdict
+    assert headline.endswith("; ".join(f"{name} {' and '.join(two)}" for name, two in shown.items()) + ".")
+    assert lost == [
+        "Plain network: hessinit is behind at lr 0.1 (0.4; lsuv 0.3) and lr 1 (diverges; lsuv 1.6).",
+        "Normalized network: no other start ends lower than hessinit at any rate.",
+    ]
+    lines = {series.name: series for series in document.chart("plain").series if series.in_legend}
+    assert list(lines["lsuv 0.65"].y) == pytest.approx([0.3, 1.6])
+    assert list(lines[f"he {shown['he'][0]}"].y) == pytest.approx([0.6, guessing])
+    assert [one.x for one in document.chart("plain").series if one.symbol == "cross"] == [[1.0], [1.0]]
+    assert document.picture == ["plain", "normalized"]
+    assert {"norms"} <= {chart.name for chart in document.charts}
+    assert "lsuv 0.65" in to_page(found)
+
+
+def plain_keys(comparison: Comparison) -> list[tuple[str, float]]:
+    return [(scheme, rate) for scheme in comparison.schemes for rate in comparison.learning_rates]

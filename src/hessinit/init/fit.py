@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.init import apply_scheme, defaults, mean_field, scales, search, symmetric_fit, weights
 from hessinit.init.defaults import NOT_SCALED, SYMMETRIES, Config, Goal, NetworkTraits
 from hessinit.init.trace import WeightUse, parametrized_name
-from hessinit.measurement.measure import note_unchecked
+from hessinit.problem.problem import ProblemOptions
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
@@ -51,7 +53,7 @@ def fit_(
     factory: scales.ProblemFactory, targets: list[weights.Target], config: Config, restore: Callable[[], None]
 ) -> Initialization:
     """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
-    every_layer, checked = config.rule == "layers" or config.report is True, factory.check
+    every_layer = config.rule == "layers" or config.report is True
     kind = every_layer, config.reports
     if kind not in factory.old:  # every fit starts from the same weights
         factory.old[kind] = _measure_old(factory, every_layer, config)
@@ -76,6 +78,12 @@ def fit_(
     if stuck:
         notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
     scalable = [one for one in targets if one.name not in stuck]
+    fixed = [name for name, one in factory.model.named_modules() if _has_fixed_statistics(one)]
+    if fixed and config.fits_symmetries:
+        notes.append(
+            f"{fixed[0]}{f' and {len(fixed) - 1} more' if fixed[1:] else ''}: BatchNorm in eval mode, so the "
+            "weights before it are not scale-free; call model.train() first if you train so."
+        )
     found = _solve(model, scalable, uses, traits, config)
     after = model.report(every_layer) if config.reports else None
     factors = {name: factor * found.factor_of(name) for name, factor in model.scales.items()}
@@ -104,7 +112,7 @@ def fit_(
         measurements=found.measurements,
         symmetries=found.symmetries,
         plan=plan,
-        notes=(*notes, *note_unchecked(checked)),
+        notes=tuple(notes),
         seed=factory.options["seed"],
     )
 
@@ -119,9 +127,11 @@ def _solve(
     if config.rule == "layers":
         return _solve_layers(model, targets, uses, traits, config)
     if config.fits_symmetries and model.output().is_finite:
-        blocks = symmetric_fit.find_blocks(model.factory, [one.key for one in targets])
+        names = {id(one): name for name, one in model.factory.model.named_parameters()}
+        stored = [names[id(one)] for target in targets for one in target.stored]
+        blocks = symmetric_fit.find_blocks(model.factory, stored)
         if blocks is not None:
-            return _solve_symmetries(model, targets, uses, blocks, config)
+            return _solve_symmetries(model, targets, uses, blocks, traits, config)
     return _solve_network(model, targets, uses, traits, config)
 
 
@@ -130,16 +140,22 @@ def _solve_symmetries(
     targets: list[weights.Target],
     uses: Uses,
     blocks: symmetric_fit.Blocks,
+    traits: NetworkTraits,
     config: Config,
 ) -> Solution:
     """Scale-free weights to the target, others to at most that; a gain only for what no symmetry reaches."""
     kappa = defaults.KAPPA_ADAM if config.is_adaptive else defaults.KAPPA
+    if traits.quadratic:
+        kappa *= defaults.KAPPA_QUADRATIC / defaults.KAPPA
     goal = config.goal(kappa, math.nan, unscaled=True)
     if config.scheme == "auto":
         size = model.output().size
         last = scales.effective_and_last(targets, uses)[1]
         if size > defaults.SMALL_OUTPUT_SCALE_FREE:
             model.scale_(dict.fromkeys(last, math.log(defaults.SMALL_OUTPUT_SCALE_FREE / size)))
+    rest = [one for one in targets if one.key in blocks.rest]
+    if rest and goal.target is not None and config.lr != "auto" and not config.is_adaptive:
+        _lower_rest_(model.factory, rest, goal.target, config)
     adam = AdamRule() if config.is_adaptive else None
     scaler = symmetric_fit.SymmetryScaler(model.factory, blocks, adam, config.tolerance)
     fitted = scaler.fit_(None if config.lr == "auto" else goal.target)
@@ -154,6 +170,19 @@ def _solve_symmetries(
     met = f"{met}, and no other weights are sharper; {unmoved}"
     reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
     return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
+
+
+def _lower_rest_(
+    factory: scales.ProblemFactory, rest: list[weights.Target], target: float, config: Config
+) -> None:
+    """One gain for weights that no symmetry reaches, where they are too sharp and answer to it."""
+    options: ProblemOptions = {**factory.options, "layers": [one.key for one in rest]}
+    model = scales.ScaledModel(replace(factory, options=options), rest, config.tolerance / 5)
+    if model.network_norm() > target * (1 + config.tolerance):
+        path = scales.ScalingPath("all", dict.fromkeys((one.name for one in rest), 1.0))
+        lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED)
+        if search.solve_network(model, path, target, config, lowest).reason:
+            model.scale_({})
 
 
 def _solve_network(
@@ -195,17 +224,17 @@ def _solve_network(
     lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if limited else -math.inf
     outcome = search.solve_network(model, path, goal.target, config, lowest)
     rows = (*first, *outcome.measurements)
-    if config.scaling == "auto" and path.name == "last":
-        reached, loud = dict(model.scales), defaults.LOUD * output.zero_loss
-        if outcome.reason or model.output().loss > loud:
-            model.scale_({})
-            other = scales.scaling_path("small-output", targets, uses, model, goal.target, nearly=True)
-            second = search.solve_network(model, other, goal.target, config, lowest)
-            rows = (*rows, *second.measurements)
-            if not second.reason and other.name != "last":
-                path, outcome = other, second
-            else:
-                model.scale_({name: math.log(factor) for name, factor in reached.items()})
+    loud = model.output().loss > defaults.LOUD * output.zero_loss
+    if config.scaling == "auto" and path.name == "last" and (outcome.reason or loud):
+        reached, far = dict(model.scales), _distance(model.network_norm(), goal.target)
+        model.scale_({})
+        other = scales.scaling_path("small-output", targets, uses, model, goal.target, nearly=True)
+        second = search.solve_network(model, other, goal.target, config, lowest)
+        rows = (*rows, *second.measurements)
+        if not second.reason or (outcome.reason and _distance(model.network_norm(), goal.target) < far):
+            path, outcome = other, second
+        else:
+            model.scale_({name: math.log(factor) for name, factor in reached.items()})
     met = f"the network's ‖H‖ is within {100 * config.tolerance:.3g} % of {goal.target:.3g}"
     return Solution(goal, path.name, tuple(dict.fromkeys(rows)), outcome.reason, met=met)
 
@@ -276,6 +305,11 @@ def _measure_old(
     except ProblemError as failure:
         return None, math.nan, [f"before: {failure}"]
     return None, math.nan, ["before: the old weights, or the network's output with them, are not finite."]
+
+
+def _has_fixed_statistics(module: nn.Module) -> bool:
+    """Whether it is a BatchNorm that normalizes by its running statistics, as in eval mode."""
+    return isinstance(module, _BatchNorm) and not module.training and module.running_mean is not None
 
 
 def _sizes(targets: list[weights.Target]) -> dict[str, float]:

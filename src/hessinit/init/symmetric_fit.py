@@ -18,7 +18,7 @@ from hessinit.curvature import engines, operators
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, gradient_moments, spectral_norm
 from hessinit.init.scales import ProblemFactory, network_estimator
-from hessinit.init.symmetries import Exponents, find_symmetries, output_change
+from hessinit.init.symmetries import Exponents, Symmetries, find_symmetries, output_change
 from hessinit.problem.problem import Problem
 from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import Symmetry
@@ -26,7 +26,7 @@ from hessinit.results.initialization import Symmetry
 # The largest relative change of the output (rms) up to which it counts as unmoved.
 UNMOVED = 1e-2
 _LARGEST_LOG = math.log(1e3)
-_ATTEMPTS = 8
+_ATTEMPTS = 7
 _MOST_LOOKS = 3
 
 
@@ -67,11 +67,22 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
     problem = factory.problem()
     parameters = dict(problem.model.named_parameters())
     weights = [name for name in problem.leaves if parameters[name].ndim > 1]
-    frozen = [name for name, one in parameters.items() if not one.requires_grad]
-    fixed = [*frozen, *(name for name in weights if name not in allowed)]
+    modules = {name.rpartition(".")[0] for name in allowed}
+
+    def is_fixed(name: str) -> bool:
+        module, _, own = name.rpartition(".")
+        if parameters[name].ndim > 1 or not parameters[name].requires_grad:
+            return name not in allowed
+        # With `layers`, nothing else is written but the biases beside them.
+        return factory.options["layers"] is not None and not (module in modules and "bias" in own)
+
+    fixed = [*filter(is_fixed, parameters)]
     with problem.settings():
         exact = find_symmetries(problem, fixed)
-        free = _confirmed(problem, exact.scale_free(weights), weights)
+        if exact.scale_free(weights):  # a weight that the output does not see is not meant
+            fixed += _unused(problem)
+            exact = find_symmetries(problem, fixed)
+        free = _confirm_free(problem, exact, weights)
         if free is None:
             return None
         nearly = find_symmetries(problem, fixed, nearly=True)
@@ -85,6 +96,25 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
                     scalable.append(block)
                     rest = [name for name in rest if name not in block.weights]
         return Blocks(tuple(scalable), tuple(rest))
+
+
+def _unused(problem: Problem) -> list[str]:
+    with torch.enable_grad():
+        total = problem.output(problem.batches[0]).sum()
+    leaves = [*problem.leaves.values()]
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(total, leaves, allow_unused=True)
+    return [name for name, gradient in zip(problem.leaves, found, strict=True) if gradient is None]
+
+
+def _confirm_free(problem: Problem, symmetries: Symmetries, weights: Sequence[str]) -> Block | None:
+    """All scale-free weights; without those that fail alone, as at a large eps, where all together do."""
+    whole = _confirmed(problem, symmetries.scale_free(weights), weights)
+    if whole is not None:
+        return whole
+    groups = symmetries.groups(weights, symmetries.gains)
+    alone = (_confirmed(problem, symmetries.scale_free(weights, group), weights) for group in groups)
+    firm = [name for block in alone if block is not None for name in block.weights]
+    return _confirmed(problem, symmetries.scale_free(weights, firm), weights)
 
 
 def _read_block(exponents: Exponents, weights: Sequence[str], *, exact: bool) -> Block | None:
@@ -161,12 +191,12 @@ class SymmetryScaler:
     def fit_(self, target: float | None) -> SymmetricFit:
         """Bring the scale-free block to the `target`, and the others to at most that.
 
-        A `target` of None takes the scale-free weights as they are, for lr="auto". Costs two norms of the
+        A `target` of None takes the sharpest weights as they are, for lr="auto". Costs two norms of the
         scale-free weights, one of all others, and where that is too large two of each.
         """
         free = self._blocks.free
         found, rest = self._measure(target)
-        target = found[free] if target is None else target
+        target = max(rest, *found.values()) if target is None else target
         before, logs = dict(found), dict.fromkeys(found, 0.0)
         for _ in range(_MOST_LOOKS):  # what changes the function comes first
             changes = {one: self._log(one, norm / target) for one, norm in found.items() if not one.exact}
@@ -177,16 +207,16 @@ class SymmetryScaler:
             found, rest = self._measure(target, every_block=True)
             logs |= {block: logs.get(block, 0.0) + log for block, log in changes.items()}
         changes = {block: self._log(block, norm / target) for block, norm in found.items() if block.exact}
-        change, bounded, logs = 0.0, False, logs | changes
+        change, bounded = 0.0, False
         for _ in range(_MOST_LOOKS):
             changes, moved, bounded = self._scale_unmoved_(changes)
             change += moved
+            logs |= {block: logs.get(block, 0.0) + log for block, log in changes.items()}
             with self._curvature() as norm_of:
                 found |= {block: norm_of(block.weights) for block, log in changes.items() if log}
             if bounded or abs(found[free] / target - 1) <= self._tolerance:
                 break
             changes = {free: self._log(free, found[free] / target)}
-            logs[free] += changes[free]
         symmetries = tuple(
             Symmetry(
                 weights=block.weights,
@@ -208,7 +238,7 @@ class SymmetryScaler:
             found, rest = {free: norm_of(free.weights)}, 0.0
             # No block of a semidefinite matrix is sharper than the matrix.
             names = [*(name for block in others for name in block.weights), *self._blocks.rest]
-            if every_block or norm_of(names) > (found[free] if target is None else target):
+            if every_block or target is None or norm_of(names) > target:
                 found |= {block: norm_of(block.weights) for block in others}
                 rest = norm_of(self._blocks.rest)
         return found, rest
@@ -221,17 +251,23 @@ class SymmetryScaler:
         return min(max(log, -_LARGEST_LOG if block is self._blocks.free else 0.0), _LARGEST_LOG)
 
     def _scale_unmoved_(self, logs: dict[Block, float]) -> tuple[dict[Block, float], float, bool]:
-        """Scale, by less where the output would move; returns the logs, its change, and if it was by less."""
-        start = self._factory.problem()
-        for attempt in range(_ATTEMPTS):
-            each = self._logs_of_parameters(logs)
-            with start.settings():
-                change = output_change(start, each)
-            if change <= UNMOVED:
-                self._multiply_(each)
-                return logs, change, attempt > 0
-            logs = {block: log / 1.5 for block, log in logs.items()}
-        return dict.fromkeys(logs, 0.0), 0.0, True
+        """Scale as far as the output stays; returns the logs, its change, and whether that was not all."""
+        start, tried, low, high = self._factory.problem(), 1.0, 0.0, 1.0
+        best: dict[Block, float] = dict.fromkeys(logs, 0.0)
+        least = 0.0
+        with start.settings():
+            for _ in range(_ATTEMPTS):
+                part = {block: tried * log for block, log in logs.items()}
+                change = output_change(start, self._logs_of_parameters(part))
+                if change <= UNMOVED:
+                    best, least, low = part, change, tried
+                else:
+                    high = tried
+                if low == 1.0:
+                    break
+                tried = (low + high) / 2
+        self._multiply_(self._logs_of_parameters(best))
+        return best, least, low < 1.0
 
     @staticmethod
     def _logs_of_parameters(logs: Mapping[Block, float]) -> dict[str, float]:
@@ -249,11 +285,7 @@ class SymmetryScaler:
     def _why_missed(self, found: Mapping[Block, float], target: float, rest: float, bounded: bool) -> str:
         free, limit = found[self._blocks.free], target * (1 + self._tolerance)
         if not abs(free / target - 1) <= self._tolerance:
-            why = (
-                "the eps of a normalization bounds the scale"
-                if bounded
-                else "it does not answer to the scale"
-            )
+            why = "a normalization's eps bounds the scale" if bounded else "it does not answer to the scale"
             return f"the scale-free weights have ‖H‖ = {free:.3g}, not {target:.3g}: {why}"
         sharp = {block.weights: norm for block, norm in found.items() if norm > limit}
         if rest > limit:

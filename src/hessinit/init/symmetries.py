@@ -67,15 +67,19 @@ class Symmetries:
         write into the same residual stream are one group.
         """
         found: list[tuple[str, ...]] = []
-        for name in names:
-            if not any(name in group for group in found):
-                group = self._group_of(name, names, dict.fromkeys(fixed, 0.0))
-                found += [group] if group else []
+        for apart in (False, True):
+            for name in names:
+                taken = {one for group in found for one in group}
+                if name not in taken:
+                    still = dict.fromkeys([*fixed, *(taken if apart else ())], 0.0)
+                    group = self._group_of(name, names, still, apart)
+                    found += [group] if group else []
         return found
 
-    def scale_free(self, weights: Sequence[str]) -> Exponents | None:
-        """Scale all of `weights` whose size the output does not show; None where there is none."""
-        free = [name for group in self.groups(weights, self.gains) for name in group]
+    def scale_free(self, weights: Sequence[str], among: Collection[str] | None = None) -> Exponents | None:
+        """Scale all of `weights` (`among` these) whose size the output does not show; None without any."""
+        groups = self.groups(weights, self.gains)
+        free = [name for group in groups for name in group if among is None or name in among]
         still = dict.fromkeys([*self.gains, *(name for name in weights if name not in free)], 0.0)
         return self.solve(still | dict.fromkeys(free, 1.0)) if free else None
 
@@ -89,13 +93,16 @@ class Symmetries:
             found += [exponents] if moved and min(moved) > 0 else []
         return found
 
-    def _group_of(self, name: str, names: Sequence[str], wanted: Exponents) -> tuple[str, ...] | None:
+    def _group_of(
+        self, name: str, names: Sequence[str], wanted: Exponents, apart: bool
+    ) -> tuple[str, ...] | None:
+        """With `apart`, a weight that would shrink stays: a bias ties two weights before a normalization."""
         wanted[name] = 1.0
         while (exponents := self.solve(wanted)) is not None:
             shares = {one: exponents.get(one, 0.0) for one in names}
-            if min(shares.values()) < -1e-6 or max(shares.values()) > 1 + 1e-6:
+            if (min(shares.values()) < -1e-6 and not apart) or max(shares.values()) > 1 + 1e-6:
                 return None
-            between = [one for one, share in shares.items() if 1e-6 < share < 1 - 1e-6]
+            between = [one for one, share in shares.items() if min(abs(share), abs(share - 1)) > 1e-6]
             if not between:
                 return tuple(one for one, share in shares.items() if share > 0.5)
             # Two weights in a row share a factor; the second one, which writes into the stream, takes it all.
@@ -204,7 +211,16 @@ def _keeps(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
 
 
 def _is_free(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    """A comparison, or a new tensor: the same for every positive factor."""
+    """A sign, or a new tensor: the same for every positive factor."""
+    return {}
+
+
+def _comparison(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+    """The same for every positive factor between tensors of one degree, or with 0."""
+    if len(degrees) > 1:
+        mode.require_equal(degrees)
+    elif given["other"] != 0:
+        _needs_zero(mode, given, degrees)
     return {}
 
 
@@ -230,6 +246,8 @@ def _product(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
 
 
 def _quotient(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+    if given.get("rounding_mode") is not None:
+        return _needs_zero(mode, given, degrees)
     return _sum(mode.of(given["self"]), mode.of(given["other"]), -1.0)
 
 
@@ -258,8 +276,9 @@ def _weighted(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree
 
 
 def _normalization(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    """The result has the degree of the gain; fixed statistics, as in eval mode, need an input of degree 0."""
-    if given.get("training") is False:
+    """The result has the degree of the gain; fixed statistics, or a large eps, need an input of degree 0."""
+    eps = given.get("eps") or 0.0
+    if given.get("training") is False or eps > _EPS * float(given["input"].detach().var()):
         mode.require_zero(mode.of(given["input"]))
     mode.note_gain(given.get("weight"))
     gain, bias = mode.of(given.get("weight")), given.get("bias")
@@ -304,7 +323,8 @@ _RULES = _table(
     (_keeps, "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d"),
     (_keeps, "_adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d pixel_shuffle"),
     (_keeps, "linalg_vector_norm norm std im2col col2im unfold"),
-    (_is_free, "gt lt ge le eq ne sign argmax argmin isnan isinf zeros_like ones_like empty_like full_like"),
+    (_comparison, "gt lt ge le eq ne"),
+    (_is_free, "sign argmax argmin isnan isinf zeros_like ones_like empty_like full_like"),
     (_is_free, "new_zeros new_ones new_empty new_full rand_like randn_like bernoulli"),
     (_product, "mul mm bmm mv dot"),
     (_quotient, "div"),

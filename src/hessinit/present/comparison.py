@@ -167,7 +167,7 @@ def _scheme_columns(comparison: Comparison) -> list[doc.Column]:
     for at, rate in enumerate(rates):
         # A narrow terminal leaves out the rates farthest from the best one, and never that one.
         importance = 8 if at == best else max(1, 7 - abs(at - best))
-        column = _loss_column(comparison, schemes, rate, f"lr {w.format_number(rate)}")
+        column = loss_column(comparison, schemes, rate, f"lr {w.format_number(rate)}")
         columns.append(replace(column, importance=importance))
     # A scheme that chooses its weights by the learning rate has a range.
     chosen = {s: rates if s in comparison.rate_dependent else [None] for s in schemes}
@@ -190,10 +190,10 @@ def _sweep_columns(comparison: Comparison) -> list[doc.Column]:
         importance, texts = {NETWORK: 6, "lr·‖H‖": 7}.get(heading, 4), [w.format_range([x]) for x in values]
         columns += [doc.Column(heading, texts, importance, keys=values)] if any(texts) else []
     heading = f"loss after {comparison.steps:,} steps"
-    return [*columns, _loss_column(comparison, comparison.schemes, rate, heading)]
+    return [*columns, loss_column(comparison, comparison.schemes, rate, heading)]
 
 
-def _loss_column(comparison: Comparison, schemes: Sequence[str], rate: float, heading: str) -> doc.Column:
+def loss_column(comparison: Comparison, schemes: Sequence[str], rate: float, heading: str) -> doc.Column:
     best, errors = best_scheme(comparison, rate), _has_errors(comparison)
     cells = [_write_loss(comparison, scheme, rate, errors) + "*" * (scheme == best) for scheme in schemes]
     keys = [_trained_loss(comparison, scheme, rate) for scheme in schemes]

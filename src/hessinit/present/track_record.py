@@ -1,4 +1,4 @@
-"""The document of tracked training: sharpness ‖H‖ against its stability limit, one run or several."""
+"""The document of tracked training: sharpness ‖H‖ against its stability limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.results.track_record import TrackedPoint, Tracking
 
-Runs: TypeAlias = Sequence[tuple[str, Tracking]]  # label and record
 Value: TypeAlias = tuple[int, float, str]  # step, value, and what hovering shows
 
 MOST_ROWS, MOST_PAGE_ROWS = 20, 500
@@ -34,7 +33,7 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
         title=f"Curvature during training{': ' + name if name else ''}",
         verdict=[*conclude_tracking(tracking), _describe_cost(tracking)],
         sections=[
-            doc.Section("Loss and sharpness", step_charts([(name or "training", tracking)])),
+            doc.Section("Loss and sharpness", _step_charts(tracking)),
             *([doc.Section("Layers", layers)] if layers else []),
             doc.Section("All measurements", _point_blocks(tracking)),
         ],
@@ -134,25 +133,20 @@ def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
     return [*numbers, doc.KeyNumber("spent measuring", w.format_percent(tracking.overhead, 2), "of the time")]
 
 
-def step_charts(runs: Runs) -> list[doc.LineChart]:
-    """Return ‖H‖ with its stability limit, the loss, and lr over its limit, of one run or of several."""
-    norms = _series(runs, "‖H‖", [_values(tracking, "norm") for _, tracking in runs])
-    stable = [_values(tracking, "stable_norm") for _, tracking in runs]
-    stable = [[value for value in values if math.isfinite(value[1])] for values in stable]
-    limits = [limit for values in stable for _, limit, _ in values]
-    rules = []
+def _step_charts(tracking: Tracking) -> list[doc.LineChart]:
+    """Return ‖H‖ with its stability limit, the loss, and lr over its limit."""
+    norms = _series("‖H‖", _values(tracking, "norm"))
+    stable = [value for value in _values(tracking, "stable_norm") if math.isfinite(value[1])]
+    limits, rules = [limit for _, limit, _ in stable], []
     if limits and 0 < max(limits) <= SAME * min(limits):
         rules = [doc.ReferenceLine(limits[0], f"stability limit {w.format_number(limits[0])}")]
     else:
-        for each in _series(runs, "stability limit", stable):
-            name = each.name if len(runs) == 1 else f"stability limit, {each.name}"
-            norms.append(replace(each, name=name, dashed=True))
-    kind = "training loss" if any(tracking.losses for _, tracking in runs) else "loss of the tracked batch"
-    given = [[(step, loss, "") for step, loss in tracking.losses] for _, tracking in runs]
-    batch = [_values(tracking, "loss") for _, tracking in runs]
-    losses = _series(runs, kind, [one or other for one, other in zip(given, batch, strict=True)])
+        norms += [replace(one, dashed=True) for one in _series("stability limit", stable)]
+    kind = "training loss" if tracking.losses else "loss of the tracked batch"
+    given = [(step, loss, "") for step, loss in tracking.losses]
+    losses = _series(kind, given or _values(tracking, "loss"))
     finite = [y for series in losses for y in series.y if y is not None and math.isfinite(y)]
-    ratios = _series(runs, "lr / limit", [_values(tracking, "lr_over_limit") for _, tracking in runs])
+    ratios = _series("lr / limit", _values(tracking, "lr_over_limit"))
     one = [doc.ReferenceLine(1.0, "stability limit")]
     charts = [
         _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules=rules),
@@ -176,15 +170,12 @@ def _values(tracking: Tracking, field: str) -> list[Value]:
     return [(point.step, value, _describe_point(point)) for point, value in found if value is not None]
 
 
-def _series(runs: Runs, quantity: str, values: Sequence[Sequence[Value]]) -> list[doc.Series]:
-    """Return a curve for each run that has values; the curve of a single run is named after the quantity."""
-    style, found = w.looks([label for label, _ in runs]), []
-    for (label, _), some in zip(runs, values, strict=True):
-        if some:
-            steps, numbers, details = zip(*some, strict=True)
-            name = quantity if len(runs) == 1 else label
-            found.append(doc.Series(name, numbers, steps, details=details, **style[label]))
-    return found
+def _series(name: str, values: Sequence[Value]) -> list[doc.Series]:
+    """Return the curve, if there are values."""
+    if not values:
+        return []
+    steps, numbers, details = zip(*values, strict=True)
+    return [doc.Series(name, numbers, steps, details=details)]
 
 
 def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:

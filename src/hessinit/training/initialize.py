@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, defaults, fit, scales, weights
 from hessinit.init.defaults import NOT_SCALED, Config
+from hessinit.measurement.measure import note_unchecked
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
 from hessinit.problem.problem import Forward, Loss, ProblemOptions
@@ -30,11 +31,13 @@ from hessinit.training.workers import progress_bar
 # κ is divided by these in turn until the weights survive their trial; the last also makes a candidate.
 FLATTER = (4.0, 16.0, 64.0)
 SURVIVAL_STEPS = 24
-# The old weights are tried at the rate divided by up to this power of 2.
-_HALVINGS = 8
-# lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and races longer.
+# The old weights are tried at the rate divided by powers of 4, up to this one.
+_QUARTERS = 12
+# lr="auto" tries rates up to so many half decades from the one that the curvature suggests. It races so many
+# times as long, and of rates whose scores differ by less than this part it takes the lowest, the safest.
 _HALF_DECADES = 2
-_LONGER = 2
+_LONGER = 3
+_CLOSE_SCORES = 0.01
 
 
 @torch.inference_mode(False)
@@ -150,17 +153,19 @@ def initialize_(
     work = _Work(factory, writable, config, restore, optimizer, progress)
     try:
         result = work.fit_(config)
+        if result.lr is not None and (raced is None or config.lr != "auto"):
+            result = work.survive_(result)
         if raced is not None:
             result = work.race_(result, raced, steps)
-        elif result.lr is not None:
-            result = work.survive_(result)
-        missed = not result.converged and result.scaling != NOT_SCALED
+        flat_enough = result.scaling == NOT_SCALED and result.kappa is not None
+        missed = not result.converged and not flat_enough
         if strict and missed:
             raise ConvergenceError(result.reason)
     except BaseException:
         restore()
         raise
-    result = replace(result, seconds=time.perf_counter() - started)
+    notes = (*result.notes, *note_unchecked(check))
+    result = replace(result, notes=notes, seconds=time.perf_counter() - started)
     if dry_run:
         restore()
     else:
@@ -228,13 +233,14 @@ class _Work:
         for config in flatter:
             if trial.survived:
                 break
-            result = self.fit_(config)
+            result, self.config = self.fit_(config), config
             trial = self._trial(lr)
             branches = "small residual branches" if config.residual == "small" else ""
             last = "the last weight scaled" if config.scaling == "last" else ""
             kappa = f"κ = {result.kappa:.3g}" if config.flatter > 1 and result.kappa else ""
             told = " and ".join(filter(None, (branches, last, kappa)))
         if not trial.survived:
+            self.config = replace(config, flatter=1.0)
             return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
         why = f"; with {told}, since without the loss blew up in a trial" if told else ""
         return replace(result, survival=trial, reason=f"{result.reason}{why}")
@@ -243,7 +249,7 @@ class _Work:
         """The old weights, with the largest rate at which they survive."""
         self.restore()
         assert result.lr is not None
-        trials = (self._trial(result.lr / 2**power) for power in range(_HALVINGS))
+        trials = (self._trial(result.lr / 4**power) for power in range(_QUARTERS))
         trial = next((trial for trial in trials if trial.survived), None)
         slower = "at none that was tried" if trial is None else f"at lr = {trial.lr:.3g}"
         return replace(
@@ -287,6 +293,7 @@ class _Work:
                 momentum=self.config.momentum, ceiling=self._zero_loss(), steps=steps,
                 forward=self.factory.options["forward"], seed=self.factory.options["seed"],
                 on_step=self.progress if callable(self.progress) else on_step,
+                margin=_CLOSE_SCORES if self.config.lr == "auto" else 0.0,
             )  # fmt: skip
         winner = trials[0]
         if not winner.survived:
@@ -332,10 +339,10 @@ class _Work:
             results[OURS, lr] = first
             found = [fitted(OURS, config, [one.detach().clone() for one in self.factory.model.parameters()])]
         if first.kappa is not None and not auto:
-            flatter = replace(config, flatter=FLATTER[0])
+            flatter = replace(config, flatter=FLATTER[0] * config.flatter)
             found.append(fitted(f"{OURS}, κ = {first.kappa / FLATTER[0]:.3g}", flatter))
         if _has_branches(first) and config.residual == "auto":
-            size = "small" if not first.symmetries else "plain" if not config.is_adaptive else "scaled"
+            size = "plain" if first.symmetries and not config.is_adaptive else "scaled"
             found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
         if self.config.scheme != "keep":
             schemes = ["lsuv"] if first.kappa is not None else []  # not scaled, the fitted ones are LSUV's
@@ -378,7 +385,7 @@ def _tell_race(trials: Sequence[Trial], steps: int) -> str:
         return f"{trial.name} at lr = {trial.lr:g}" if many else trial.name
 
     rivals = [trial for trial in others if trial.survived and trial.steps == winner.steps]
-    best = f"{told(winner)} won the race of {len(trials)}: loss {winner.score:.3g} after {steps} steps"
+    best = f"{told(winner)} won the race of {len(trials)}: score {winner.score:.3g} after {steps} steps"
     if not rivals:
         return f"{best}; no other finished"
     return f"{best}, {told(rivals[0])} {rivals[0].score:.3g}"

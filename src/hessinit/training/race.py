@@ -93,14 +93,15 @@ def _check_repeatable(data: Any) -> None:
 def race_(
     model: nn.Module, loss: Loss, data: RaceData, candidates: Sequence[Candidate], *,
     optimizer: str | loop.MakeOptimizer, steps: int, momentum: float = 0.9, ceiling: float = -math.inf,
-    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None,
+    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None, margin: float = 0.0,
 ) -> list[Trial]:  # fmt: skip
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
     All see the same batches in the same order, and the same random numbers. After each third of the steps the
     better half goes on, at least two. A candidate is out where its loss is not finite, or stays above its
     first loss and `ceiling`, the loss of a zero output. Where all finalists are out, those that were dropped
-    are trained to the end in turn. With one batch only, the first candidate that survives wins.
+    are trained to the end in turn. With one batch only, the first candidate that survives wins. Of finalists
+    whose scores differ by at most `margin`, relative, that with the lowest rate wins.
 
     The winner is the first. If it did not survive, nobody has, and the old weights are back. All but the
     weights is left as found; whatever is raised, the weights are, too. Costs 7/12 of `steps` for a candidate,
@@ -131,10 +132,12 @@ def race_(
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
+        close = [run for run in alive if run.score <= alive[0].score + margin * abs(alive[0].score)]
+        alive.sort(key=lambda run: run.candidate.lr if run in close else math.inf)
         waiting = sorted((run for run in runs if run.survived), key=_Run.order)
         while waiting and not alive:
             run = waiting.pop(0)
-            run.reason, run.losses = "", []
+            run.reason, run.losses, run.scored = "", [], []
             for end in ends:
                 if run.survived:
                     trainer.train(run, end)
@@ -150,20 +153,24 @@ def survives(
     model: nn.Module, loss: Loss, batch: Any, *, lr: float, optimizer: str | loop.MakeOptimizer,
     ceiling: float, steps: int = 24, momentum: float = 0.9, forward: Forward | None = None, seed: int = 0,
 ) -> Trial:  # fmt: skip
-    """Train from the present weights on random halves of the batch, or of several, then put everything back.
+    """Train from the present weights on the batch, or on several in turn, then put everything back.
 
-    A batch alone is learned by heart; halves of it differ as batches do. `ceiling` is the loss of a zero
-    output; nan where it is not known. Costs `steps` training steps.
+    So it is done twice: on the batch, and on random halves of it, which differ as batches do. `ceiling` is
+    the loss of a zero output; nan where it is not known. Costs twice `steps` training steps at most.
     """
     batches = [one for _, one in read_batches(batch)]
     source = generator(seed, "halves")
-    halves = tuple(_half(batches[step % len(batches)], source) for step in range(steps))
-    data = RaceData(halves, len(halves))
-    with untouched_model(model, loss, forward) as found:
-        trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, None)
-        run = trainer.start(Candidate("present weights", lr, lambda: None))
-        trainer.train(run, steps)
-        return run.trial()
+    halves = [_half(batches[step % len(batches)], source) for step in range(steps)]
+    for chosen in (halves, batches):
+        data = RaceData(tuple(chosen), len(chosen))
+        with untouched_model(model, loss, forward) as found:
+            trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, None)
+            run = trainer.start(Candidate("present weights", lr, lambda: None))
+            trainer.train(run, steps)
+            trial = run.trial()
+        if not trial.survived:
+            break
+    return trial
 
 
 def _half(batch: Batch, source: torch.Generator) -> Batch:
@@ -179,7 +186,7 @@ class _Run:
     reason: str = ""
     survived: bool = True
     losses: list[float] = field(default_factory=list)
-    scored: list[float] = field(default_factory=list)  # losses of the last third
+    scored: list[float] = field(default_factory=list)  # the loss that counts, after each step
     # Until it goes on:
     optimizer: Optimizer | None = None
     state: ModelState | None = None
@@ -190,7 +197,15 @@ class _Run:
 
     @property
     def score(self) -> float:
-        return statistics.fmean(self.scored) if self.survived else math.nan
+        """The mean loss of the last third, less what it fell by since the third before it.
+
+        A start whose loss is high at first and falls fast is ahead of one that does not move.
+        """
+        if not self.survived:
+            return math.nan
+        third = math.ceil(len(self.scored) / 3)
+        early, late = self.scored[-2 * third : -third] or self.scored, self.scored[-third:]
+        return statistics.fmean(late) - max(0.0, statistics.fmean(early) - statistics.fmean(late))
 
     def order(self) -> tuple[int, float]:
         return -len(self.losses), self.score if self.survived else math.inf
@@ -239,11 +254,9 @@ class _Trainer:
     def train(self, run: _Run, end: int) -> None:
         """Go on to step `end`, counted from 1, and judge the run there."""
         first, third = len(run.losses), math.ceil(end / 3)
-        run.scored = []
 
         def after_step(number: int, value: float) -> None:
-            if first + number > end - third:
-                run.scored.append(self._held_out_loss(number) if self.data.held_out else value)
+            run.scored.append(self._held_out_loss(number) if self.data.held_out else value)
             self.done += 1
             if self.on_step is not None:
                 self.on_step(self.done, max(self.done, self.planned), run.candidate.name)

@@ -1,0 +1,233 @@
+"""`initialize_` never hands out weights that blow up, and a race on the user's data decides."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from digit_problem import LOSS
+from torch import Tensor, nn
+
+from hessinit.digits import load_digits
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.training.initialize import initialize_
+from hessinit.training.race import read_race_data
+from zoo.snapshot import differences, snapshot
+
+
+def digits(examples: int) -> tuple[Tensor, Tensor]:
+    images, labels = load_digits()
+    return images[:examples], labels[:examples]
+
+
+BATCH, DATA = digits(64), digits(800)
+OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr),
+    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9),
+    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr),
+}
+
+
+def normalized() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = (
+        nn.Linear(64, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Linear(16, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+    )
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(16, 10))
+
+
+def train(
+    model: nn.Module, batches: Iterable[Any], lr: float, optimizer: str = "sgd", loss: Any = LOSS
+) -> list[float]:
+    """The loss before every step, by a loop of its own; the model is trained in place."""
+    stepper, losses = OPTIMIZERS[optimizer](model.parameters(), lr), []
+    for inputs, targets in batches:
+        stepper.zero_grad()
+        value = loss(model(inputs), targets)
+        value.backward()
+        stepper.step()
+        losses.append(value.item())
+    return losses
+
+
+def values(model: nn.Module) -> list[Tensor]:
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def same(first: Iterable[Tensor], second: Iterable[Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+# --- Survival ---
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
+@pytest.mark.parametrize("examples", [64, 128])
+def test_deep_gelu_chains_do_not_blow_up_on_their_batch(examples: int) -> None:
+    torch.manual_seed(0)
+    hidden = [part for _ in range(29) for part in (nn.Linear(64, 64), nn.GELU())]
+    model, batch = (
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.GELU(), *hidden, nn.Linear(64, 10)),
+        digits(examples),
+    )
+    result = initialize_(model, LOSS, batch, lr=0.1)
+    assert result.survival is not None
+    assert (result.survival.survived, result.survival.steps) == (True, 24)
+    losses = train(model, [batch] * 24, 0.1)
+    assert max(losses) < 1.3 * math.log(10)
+    assert "; with κ = " in result.reason  # flatter, not the old weights
+
+
+def test_the_old_weights_return_with_a_rate_that_they_survive() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))  # a quadratic: no weights make it flatter
+    batch, old = (BATCH[0], BATCH[1].float().unsqueeze(1)), values(model)
+    with pytest.warns(ConvergenceWarning, match="the old weights were put back"):
+        result = initialize_(model, nn.MSELoss(), batch, lr=3.0)
+    with pytest.raises(ConvergenceError, match="the old weights were put back"):
+        initialize_(model, nn.MSELoss(), batch, lr=3.0, strict=True)
+    assert same(model.parameters(), old)
+    assert (result.converged, result.scheme, set(result.scales.values())) == (False, "keep", {1.0})
+    assert "the old weights were put back; they survive at lr = 0.0" in result.reason
+    assert result.survival is not None
+    assert result.survival.lr == result.lr < 3.0
+    slow, fast = (
+        train(copy.deepcopy(model), [batch] * 24, factor * result.lr, loss=nn.MSELoss()) for factor in (1, 4)
+    )
+    assert slow[-1] < slow[0] < fast[-1]
+
+
+# --- The race ---
+
+
+def test_the_winner_of_a_race_leaves_its_initial_weights() -> None:
+    model, own = normalized(), values(normalized())
+    model[1].weight.grad = torch.ones_like(model[1].weight)
+    before, told = snapshot(model, LOSS, DATA), []
+    result = initialize_(model, LOSS, BATCH, lr=0.1, data=DATA, progress=lambda *step: told.append(step))
+    first, second, *_ = result.trials
+    assert result.converged
+    assert result.reason.startswith(
+        f"{first.name} won the race of {len(result.trials)}: score {first.score:.3g}"
+    )
+    assert {"hessinit", "lsuv", "orthogonal", "your weights"} < {one.name for one in result.trials}
+    assert (first.steps, first.survived, first.score < second.score) == (48, True, True)
+    assert told[-1][:2] == (len(told), len(told))
+    assert sum(one.steps for one in result.trials) == len(told)
+    # The weights that are there train as the trial did.
+    data, copied = read_race_data(DATA, BATCH, 48), copy.deepcopy(model)
+    losses = train(copied, [(one.inputs, one.targets) for one in data.batches], 0.1)
+    assert first.losses == pytest.approx(losses, rel=1e-4)
+    assert (first.name.partition(",")[0], result.scaling) == ("hessinit", "symmetries")
+    again = normalized()
+    assert initialize_(again, LOSS, BATCH, lr=0.1, data=DATA).trials == result.trials
+    assert same(model.parameters(), again.parameters())
+    assert all(
+        key.startswith("state of") and "running" not in key
+        for key in differences(before, snapshot(model, LOSS, DATA))
+    )
+    result.undo()
+    assert same(model.parameters(), own)
+    assert differences(before, snapshot(model, LOSS, DATA)) == []
+
+
+def test_your_own_weights_can_win() -> None:
+    model = normalized()
+    train(model, [DATA] * 60, 0.5)
+    own = values(model)
+    result = initialize_(model, LOSS, BATCH, lr=0.03, data=DATA, trial_steps=12)
+    assert result.trials[0].name == "your weights"
+    assert same(model.parameters(), own)
+    assert (result.converged, result.scheme, result.scaling, set(result.scales.values())) == (
+        True, "keep", "none", {1.0},
+    )  # fmt: skip
+
+
+def test_an_optimizer_may_be_a_function() -> None:
+    def build(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr, momentum=0.8)
+
+    rules: list[dict[str, Any]] = [{"optimizer": build}, {"optimizer": "momentum", "momentum": 0.8}]
+    result, named = (
+        initialize_(nn.Sequential(nn.Dropout(0.1), *normalized()), LOSS, BATCH, lr=0.05, data=DATA, **rule)
+        for rule in rules
+    )
+    assert result.trials == named.trials
+    assert (result.optimizer, result.target) == ("momentum", pytest.approx(result.kappa * 0.2 / 0.05))
+
+
+def test_one_batch_tests_survival_only() -> None:
+    result = initialize_(normalized(), LOSS, BATCH, lr=0.1, data=[BATCH], trial_steps=6)
+    assert any("one batch" in note and "survival only" in note for note in result.notes)
+    assert (result.trials[0].name, result.converged) == ("hessinit", True)
+
+
+STRANGER = nn.Linear(2, 2)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"data": DATA}, "data= asks for a race, which trains at a learning rate; pass lr="),
+    ({"data": DATA, "target": 2.0}, "pass lr="),
+    ({"data": [], "lr": 0.1}, "data is empty"),
+    ({"data": iter([BATCH]), "lr": 0.1}, "can be read only once"),
+    ({"data": DATA, "lr": 0.1, "trial_steps": 2}, "trial_steps=2 must be a whole number, 3 or more"),
+    (
+        {"data": DATA, "lr": 0.1, "optimizer": lambda _, lr: torch.optim.SGD(STRANGER.parameters(), lr)},
+        "2 of its 2 parameters are not the model's",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_bad_races_are_refused_before_any_work(options: dict[str, Any], message: str) -> None:
+    def forward(model: nn.Module, images: Tensor) -> Tensor:
+        raise AssertionError("the model was called")
+
+    model = normalized()
+    before = snapshot(model, LOSS, DATA)
+    with pytest.raises(ProblemError, match=message):
+        initialize_(model, LOSS, BATCH, forward=forward, **options)
+    assert differences(before, snapshot(model, LOSS, DATA)) == []
+
+
+@pytest.mark.parametrize("step", [1, 7, 20])
+def test_an_interrupted_race_leaves_everything_as_found(step: int) -> None:
+    model = normalized()
+    before = snapshot(model, LOSS, DATA)
+
+    def stop(done: int, planned: int, name: str) -> None:
+        if done == step:
+            raise KeyboardInterrupt("stopped")
+
+    with pytest.raises(KeyboardInterrupt, match="stopped"):
+        initialize_(model, LOSS, BATCH, lr=0.1, data=DATA, trial_steps=9, progress=stop)
+    assert differences(before, snapshot(model, LOSS, DATA)) == []
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_with_data_the_rate_is_raced_too(optimizer: str) -> None:
+    model, own = normalized(), normalized()
+    result = initialize_(model, LOSS, BATCH, lr="auto", data=DATA, optimizer=optimizer)
+    rates, winner = sorted({one.lr for one in result.trials}), result.trials[0]
+    assert (result.lr, result.converged, winner.steps) == (winner.lr, True, 144)
+    assert len(rates) == 5
+    assert 90 < rates[-1] / rates[0] < 110
+    data = read_race_data(DATA, BATCH, 144)
+
+    def score(model: nn.Module, rate: float) -> float:
+        """The loss on the held-out batches after the same steps."""
+        train(model, [(one.inputs, one.targets) for one in data.batches], rate, optimizer)
+        with torch.no_grad():
+            return sum(LOSS(model(one.inputs), one.targets).item() for one in data.held_out) / len(
+                data.held_out
+            )
+
+    best = min(score(copy.deepcopy(own), rate) for rate in rates)
+    assert score(model, winner.lr) < 1.1 * best
