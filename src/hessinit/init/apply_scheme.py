@@ -109,6 +109,28 @@ def apply_scheme_(
         raise ProblemError(f"{where} no weight of two or more dimensions, so a scheme has nothing to set.")
     with _ONE_AT_A_TIME:
         traced = weights.find_weight_uses(model, sample, forward, dropout=dropout)
+    return write_scheme_(
+        model, scheme, targets, traced, sample, forward, distribution, gains, dropout, residual, biases,
+        generator, dry_run,
+    )  # fmt: skip
+
+
+def write_scheme_(
+    model: nn.Module,
+    scheme: str,
+    targets: Sequence[weights.Target],
+    traced: weights.TracedWeights,
+    sample: Any,
+    forward: Forward | None,
+    distribution: str | None = None,
+    gains: Mapping[str, float] | None = None,
+    dropout: bool = True,
+    residual: str = "plain",
+    biases: str = "auto",
+    generator: torch.Generator | None = None,
+    dry_run: bool = False,
+) -> SchemePlan:
+    """`apply_scheme_` to the `targets` of a model that was traced."""
     drafts = _draft_all(targets, traced, scheme, dropout, residual, gains)
     notes = list(traced.notes)
     branches = sum(use.closes_residual for use in traced.uses)

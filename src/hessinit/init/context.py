@@ -7,9 +7,12 @@ moment q·E f(z/q)² + (1 − q)·f(0)².
 
 from __future__ import annotations
 
+import functools
 import math
+import types
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +20,18 @@ from torch import Tensor
 from hessinit.errors import ProblemError
 from hessinit.init.gain import moment
 from hessinit.init.layer_functions import GATES
-from hessinit.init.trace import SCALINGS, VIEWS, Context, Step, Trace, keeps_elements
+from hessinit.init.trace import (
+    SCALINGS,
+    VIEWS,
+    Context,
+    ReplayableCall,
+    Signal,
+    Step,
+    Trace,
+    keeps_elements,
+    leaves_of,
+    map_leaves,
+)
 
 _PASSED = ("rearrange", "split", "pool")
 # What to call the end of a context, where the step's kind does not say it.
@@ -45,9 +59,8 @@ def _prepend(step: Step, outcomes: Outcomes) -> tuple[Outcomes, float]:
     A dropout is left out where it makes no difference on which side of the function it stands.
     """
     if step.kind == "elementwise":
-        call = step.call
-        assert call is not None
-        return _compose(lambda value: call.run(lambda signal: value), outcomes), 1.0
+        assert step.call is not None
+        return _compose(_function_of_call(step.call), outcomes), 1.0
     keep = step.keep
     alike = len(outcomes) == 1 and 0 < keep < 1 and is_homogeneous(outcomes[0][1], 1 / keep)
     if not outcomes or not 0 < keep < 1 or alike:
@@ -55,6 +68,37 @@ def _prepend(step: Step, outcomes: Outcomes) -> tuple[Outcomes, float]:
     kept, lost = _compose(lambda value: value / keep, outcomes), _compose(torch.zeros_like, outcomes)
     weighed = [(keep, kept), (1 - keep, lost)]
     return tuple((own * chance, one) for own, ways in weighed for chance, one in ways), 1.0
+
+
+@dataclass(frozen=True)
+class _PlainCall:
+    """A call of a function of torch with only numbers beside the signal: equal ones have one moment."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+    def __call__(self, value: Tensor) -> Tensor:
+        found: Tensor = ReplayableCall(self.function, self.args, dict(self.kwargs)).run(lambda signal: value)
+        return found
+
+    @functools.lru_cache(64)  # noqa: B019 (numbers only)
+    def moment(self, slope: bool) -> float:
+        return moment(self, slope=slope)
+
+
+def _function_of_call(call: ReplayableCall) -> Function:
+    args, kwargs = (
+        map_leaves(lambda leaf: Signal(0) if isinstance(leaf, Signal) else leaf, one)
+        for one in (call.args, dict(call.kwargs))
+    )
+    leaves, function = leaves_of([args, kwargs]), call.function
+    plain = all(isinstance(leaf, (Signal, str, int, float, type(None))) for leaf in leaves)
+    nested = any(isinstance(one, (list, dict)) for one in (*args, *kwargs.values()))
+    known = isinstance(function, (types.FunctionType, types.BuiltinFunctionType))
+    if plain and known and not nested and (function.__module__ or "torch").startswith("torch"):
+        return _PlainCall(function, args, tuple(kwargs.items()))
+    return lambda value: call.run(lambda signal: value)
 
 
 def is_homogeneous(function: Function, factor: float = 2.0) -> bool:
@@ -75,11 +119,13 @@ def _function_of(outcomes: Outcomes) -> Function | None:
     return lambda value: torch.stack([chance * one(value) ** 2 for chance, one in outcomes]).sum(0).sqrt()
 
 
-def _moment(outcomes: Outcomes, scale: float = 1.0, *, slope: bool = False) -> float:
+def moment_of(outcomes: Outcomes, scale: float = 1.0, *, slope: bool = False) -> float:
     """E f(z)², or E f'(z)², of the function at `scale`·z; nan if it has none."""
     if not outcomes:
         return scale**2
     try:
+        if scale == 1 and len(outcomes) == 1 and isinstance(outcomes[0][1], _PlainCall):
+            return outcomes[0][1].moment(slope)
         scaled = _compose(lambda value: scale * value, outcomes)
         return sum(chance * moment(one, slope=slope) for chance, one in scaled)
     except ProblemError:  # not elementwise after all, or not finite: whoever needs the gain says so
@@ -120,7 +166,7 @@ def _back(trace: Trace, index: int, outcomes: Outcomes = ()) -> Context:
 
 
 def _source(trace: Trace, step: Step, outcomes: Outcomes) -> Context:
-    size = _moment(outcomes)
+    size = moment_of(outcomes)
     if step.kind == "product":
         roots = [root for source in step.sources for root in _roots(trace, source)]
         if len(set(roots)) < len(roots):  # not independent, and not one function of one signal
@@ -155,11 +201,11 @@ def _roots(trace: Trace, index: int) -> list[int]:
 def _product(factors: list[Context], outcomes: Outcomes) -> Context:
     """Different signals are taken as independent: second moments multiply."""
     if any(factor.trouble for factor in factors):  # weights from a softmax, as in attention
-        return Context(end="mix", moment=_moment(outcomes))
+        return Context(end="mix", moment=moment_of(outcomes))
     size = math.prod(factor.moment for factor in factors)
     return Context(
         words=" × ".join(factor.words or factor.end for factor in factors),
-        moment=_moment(outcomes, math.sqrt(size)),
+        moment=moment_of(outcomes, math.sqrt(size)),
         keep=math.prod(factor.keep for factor in factors),
         dropout_active=any(factor.dropout_active for factor in factors),
         end="unknown" if any(factor.end == "unknown" for factor in factors) else "product",
@@ -228,7 +274,7 @@ class Downstream:
             for passed in reversed(met):
                 outcomes, kept = _prepend(passed, outcomes)
                 keep *= kept
-            size *= _moment(outcomes, slope=True)
+            size *= moment_of(outcomes, slope=True)
             words = ", ".join(filter(None, (words, *(passed.name for passed in met))))
             active, end = active or any(passed.active for passed in met), ended if met or not end else end
             if ended != "sum" or last is None:

@@ -54,14 +54,22 @@ def fit_(
 ) -> Initialization:
     """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
     every_layer = config.rule == "layers" or config.report is True
-    old, old_loss, notes = _measure_old(factory, every_layer, config)
+    kind = every_layer, config.reports
+    if kind not in factory.old:  # every fit starts from the same weights
+        factory.old[kind] = _measure_old(factory, every_layer, config)
+    old, old_loss, found_old = factory.old[kind]
+    notes = [*found_old]
     sizes = _sizes(targets)
     try:
-        uses = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"]).uses
-    except ProblemError as failure:  # costs only the knowledge of where the weights are used
-        uses = ()
+        traced = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"])
+    except ProblemError as failure:
+        if config.scheme != "keep":
+            raise
+        # It costs only the knowledge of where the weights are used.
+        traced = weights.TracedWeights(())
         notes.append(f"the forward could not be traced ({failure}), so every weight is scaled.")
-    plan = _draw_scheme_(factory, targets, uses, config)
+    uses = traced.uses
+    plan = _draw_scheme_(factory, targets, traced, config)
     model = scales.ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
     traits, asked = NetworkTraits.of(uses, model.loss_is_quadratic()), config
     if traits.quadratic:  # it does not saturate
@@ -248,7 +256,10 @@ def _solve_layers(
 
 
 def _draw_scheme_(
-    factory: scales.ProblemFactory, targets: list[weights.Target], uses: Uses, config: Config
+    factory: scales.ProblemFactory,
+    targets: list[weights.Target],
+    traced: weights.TracedWeights,
+    config: Config,
 ) -> SchemePlan | None:
     """Write the scheme's weights and biases; None for scheme="keep"."""
     if config.scheme == "keep":
@@ -257,19 +268,20 @@ def _draw_scheme_(
                 for bias in (bias for target in targets for bias in target.biases().values()):
                     bias.zero_()
         return None
-    residual = config.residual
+    uses, residual = traced.uses, config.residual
     if residual == "auto":
         residual = "scaled" if NetworkTraits.of(uses).normalized and not config.is_adaptive else "plain"
     gains = None
     if config.scheme == "auto":
         names = {target.key: target.name for target in targets}
         gains = {names[key]: std for key, std in mean_field.capped_stds(uses).items() if key in names}
-    plan = apply_scheme.apply_scheme_(
+    plan = apply_scheme.write_scheme_(
         factory.model,
         config.scheme_name,
-        sample=factory.sample,
-        forward=factory.options["forward"],
-        layers=factory.options["layers"],
+        weights.find_targets(factory.model, factory.options["layers"]),
+        traced,
+        factory.sample,
+        factory.options["forward"],
         gains=gains,
         residual=residual,
         biases="keep" if config.biases == "keep" else "zero",
@@ -286,7 +298,8 @@ def _measure_old(
     try:
         output = found.output()
         if output.is_finite:
-            return found.report(every_layer) if config.reports else None, output.loss, []
+            report = found.report(every_layer, network_only=True) if config.reports else None
+            return report, output.loss, []
     except DerivativeError:
         raise
     except ProblemError as failure:

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.errors import ProblemError
-from hessinit.init import gain, trace, weights
+from hessinit.init import context, trace, weights
 
 Function = Callable[[Tensor], Tensor]
 NOTEWORTHY = 1.1  # below this growth at the end of a chain of layers the textbook's formula is kept as it is
@@ -128,9 +127,5 @@ def _largest_std(functions: Mapping[Function, int]) -> float:
 
 def _log_chi(function: Function, std: float) -> float:
     """log χ at that size; 0 where it is not defined, as for a function that is not elementwise."""
-    try:
-        signal = gain.moment(lambda value: function(std * value))
-        slope = gain.moment(lambda value: function(std * value), slope=True)
-    except ProblemError:
-        return 0.0
+    signal, slope = (context.moment_of(((1.0, function),), std, slope=one) for one in (False, True))
     return math.log(slope / signal) if 0 < slope < math.inf and 0 < signal < math.inf else 0.0

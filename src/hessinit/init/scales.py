@@ -11,15 +11,17 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 from torch.autograd.functional import vhp
+from torch.nn.utils import parametrize
 
 from hessinit.curvature import engines
 from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.errors import WeightsError
 from hessinit.init import defaults
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
@@ -43,7 +45,7 @@ _ROUNDING = 1e-3
 
 @dataclass
 class ProblemFactory:
-    """Builds the problem anew for the present weights; `check` asks to check the derivatives once."""
+    """Builds the problem for the present weights; `check` asks to check the derivatives once."""
 
     model: nn.Module
     loss: Loss
@@ -51,12 +53,20 @@ class ProblemFactory:
     options: ProblemOptions
     curvature: str
     check: bool
+    old: dict[tuple[bool, bool], Any] = field(default_factory=dict)  # what was measured at the user's weights
+    _first: Problem | None = None
 
     def problem(self, measured: bool = False) -> Problem:
         """The first problem to be `measured` has its derivatives checked."""
         check, self.check = measured and self.check, self.check and not measured
+        if self._first is not None:
+            return self._first.at_present_weights(check)
         options: ProblemOptions = {**self.options, "check": check}
-        return Problem(self.model, self.loss, self.batch, **options)
+        found = Problem(self.model, self.loss, self.batch, **options)
+        # To write through a parametrization may exchange tensors; without, the values alone change.
+        if not any(map(parametrize.is_parametrized, self.model.modules())):
+            self._first = found
+        return found
 
     @property
     def sample(self) -> Any:
@@ -104,10 +114,11 @@ class ScaledModel:
 
     def __init__(self, factory: ProblemFactory, targets: Sequence[Target], tolerance: float) -> None:
         self.factory = factory
-        self._settings = engines.LanczosSettings(tolerance, 200, factory.options["seed"])
+        self._tolerance = tolerance
         self._base = {target.name: (target, target.value.clone(), target.snapshot()) for target in targets}
         self.scales = dict.fromkeys(self._base, 1.0)
         self.known: dict[tuple[Any, ...], Any] = {}
+        self._measured: tuple[dict[str, float], list[Evaluation], dict[tuple[str, float], Rows]] | None = None
 
     def scale_(self, logs: Mapping[str, float]) -> None:
         """Write base × exp(log); weights that are not named return to their base."""
@@ -133,10 +144,10 @@ class ScaledModel:
     @_once_per_scale
     def output(self) -> OutputStatistics:
         """One forward; not finite is a result, not an error."""
-        parameters = [one for one in self.factory.model.parameters() if one.is_floating_point()]
-        if not all(all_finite(parameter.detach()) for parameter in parameters):
+        try:
+            problem = self.factory.problem()
+        except WeightsError:  # some are not finite
             return NOT_FINITE
-        problem = self.factory.problem()
         with problem.settings():
             found = [_output_statistics(problem, batch) for batch in problem.batches]
         pairs = [
@@ -165,54 +176,61 @@ class ScaledModel:
         """‖H‖ of all measured weights, to the search's tolerance; inf where it is not finite."""
         if not self.output().is_finite:
             return math.inf
-        with self._engine(every_layer=False) as (problem, engine):
-            return _finite_or_inf(engine.extremes([layer.parameter for layer in problem.layers]).norm.value)
+        with self._measuring(every_layer=False) as rows:
+            return _finite_or_inf(rows.whole.norm.value)
 
     def own_norm(self, name: str) -> float:
-        with self._engine(every_layer=False) as (problem, engine):
-            own = [layer.parameter for layer in problem.layers if _weight_name(layer) == name]
-            return _finite_or_inf(engine.extremes(own).norm.value) if own else 0.0
+        with self._measuring(every_layer=False) as rows:
+            own = [layer.parameter for layer in rows.problem.layers if _weight_name(layer) == name]
+            return _finite_or_inf(rows.main.extremes(own).norm.value) if own else 0.0
 
     @_once_per_scale
     def layer_norms(self) -> dict[str, float]:
         """‖H‖ of every weight; of the sharper part where a parametrization makes it of several."""
-        with self._engine(every_layer=True) as (problem, engine):
-            extremes = engine.extremes_of_each([layer.parameter for layer in problem.layers])
+        with self._measuring(every_layer=True) as rows:
+            layers = rows.problem.layers
+            extremes = rows.main.extremes_of_each([layer.parameter for layer in layers])
             found: dict[str, float] = {}
-            for layer in problem.layers:
+            for layer in layers:
                 name, norm = _weight_name(layer), _finite_or_inf(extremes[layer.parameter].norm.value)
                 found[name] = max(found.get(name, 0.0), norm)
             return found
 
     @contextlib.contextmanager
-    def _engine(self, every_layer: bool) -> Iterator[tuple[Problem, engines.Engine]]:
-        problem = self.factory.problem(measured=True)
+    def _measuring(self, every_layer: bool, reported: bool = False) -> Iterator[Rows]:
+        """The engine at the present scales; kept until they change, for its graphs take the memory."""
+        if self._measured is None or self._measured[0] != self.scales:
+            self._measured = None
+            problem = self.factory.problem(measured=True)
+            with problem.settings():
+                self._measured = dict(self.scales), evaluate(problem), {}
+        _, evaluations, known = self._measured
+        problem, curvature = evaluations[0].problem, self.factory.curvature
+        estimator = "auto" if every_layer else network_estimator(evaluations)
+        tolerance = EXPENSIVE_TOLERANCE if reported else self._tolerance
+        # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
+        if estimator == "auto" and (reported or curvature == "gauss-newton"):
+            tolerance = TOLERANCE
         with problem.settings():
-            evaluations, settings, curvature = evaluate(problem), self._settings, self.factory.curvature
-            estimator = "auto" if every_layer else network_estimator(evaluations)
-            # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
-            if curvature == "gauss-newton" and estimator == "auto":
-                settings = replace(settings, tolerance=TOLERANCE)
-            yield problem, engines.build_engine(evaluations, curvature, settings, estimator)
+            if (estimator, tolerance) not in known:
+                settings = engines.LanczosSettings(tolerance, 200, problem.seed)
+                known[estimator, tolerance] = Rows(problem, evaluations, curvature, estimator, settings)
+            yield known[estimator, tolerance]
 
-    def report(self, every_layer: bool) -> CurvatureReport:
+    def report(self, every_layer: bool, network_only: bool = False) -> CurvatureReport:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
-        started = time.perf_counter()
-        problem, curvature = self.factory.problem(measured=True), self.factory.curvature
-        with problem.settings():
-            evaluations = evaluate(problem)
-            estimator = "auto" if every_layer else network_estimator(evaluations)
-            tolerance = TOLERANCE if estimator == "auto" else EXPENSIVE_TOLERANCE
-            settings = engines.LanczosSettings(tolerance, 200, problem.seed)
-            rows = Rows(problem, evaluations, curvature, estimator, settings)
+        started, curvature = time.perf_counter(), self.factory.curvature
+        with self._measuring(every_layer, reported=True) as rows:
+            problem, evaluations = rows.problem, rows.evaluations
             names = [layer.parameter for layer in problem.layers]
             cheap = rows.main.is_cheap(names) or len(names) <= _FEW_BLOCKS
-            layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
+            wanted = every_layer or (cheap and not network_only)
+            layers = rows.layers(in_running_order(problem, evaluations)) if wanted else ()
             network = rows.network()
             details: dict[str, Any] = {}
             notes = [*notes_on(problem, evaluations), *note_uncounted(problem)]
             if not layers:
-                notes.append("The layers were not measured one by one: each would cost a dozen products.")
+                notes.append("The layers were not measured one by one; report=True measures them.")
                 details["engine_reason"] = "the network's norm alone was measured"
             seconds = time.perf_counter() - started
             return rows.report(layers, network, curvature, seconds=seconds, notes=tuple(notes), **details)

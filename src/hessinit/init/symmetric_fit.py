@@ -81,10 +81,11 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
         exact = find_symmetries(problem, fixed)
         if exact.scale_free(weights):  # a weight that the output does not see is not meant
             fixed += _unused(problem)
-        exact, nearly = (find_symmetries(problem, fixed, nearly=one) for one in (False, True))
+            exact = find_symmetries(problem, fixed)
         free = _confirm_free(problem, exact, weights)
         if free is None:
             return None
+        nearly = find_symmetries(problem, fixed, nearly=True)
         scalable, rest = [free], [name for name in weights if name not in free.weights]
         for symmetries in (exact, nearly):
             for exponents in symmetries.against_gains(weights, free.weights):

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -108,23 +109,31 @@ class Rows:
         settings: engines.LanczosSettings,
         spectrum: Mapping[str, Any] | None = None,
     ) -> None:
-        self._problem, self._evaluations = problem, evaluations
+        self.problem, self.evaluations = problem, evaluations
         self._spectrum, self._settings = spectrum or {}, settings
         self._rounding: dict[str, rounding_error.Rounding] = {}
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
+        self._both, self._estimator = curvature == "both", estimator
+        self.main = self._build(self._kind, evaluations)
 
-        def build(kind: str, chosen: list[Evaluation]) -> engines.Engine:
-            return engines.build_engine(chosen, kind, settings, estimator)
+    def _build(self, kind: str, evaluations: list[Evaluation]) -> engines.Engine:
+        return engines.build_engine(evaluations, kind, self._settings, self._estimator)
 
-        self.main = build(self._kind, evaluations)
-        self._engines = [self.main]
-        self._both = curvature == "both"
+    @cached_property
+    def _engines(self) -> list[engines.Engine]:
+        found = [self.main]
         if self._both:
-            self._engines.append(build("gauss-newton", evaluations))
+            found.append(self._build("gauss-newton", self.evaluations))
         # With several batches, each is also measured alone: how much does the answer depend on the batch?
-        for one in map(copy.copy, evaluations if len(evaluations) > 1 else []):
+        for one in map(copy.copy, self.evaluations if len(self.evaluations) > 1 else []):
             one.weight = 1.0
-            self._engines.append(build(self._kind, [one]))
+            found.append(self._build(self._kind, [one]))
+        return found
+
+    @cached_property
+    def whole(self) -> engines.Extremes:
+        """The extremes of the network, by the main engine."""
+        return self.main.extremes([layer.parameter for layer in self.problem.layers])
 
     def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
         names = [layer.parameter for layer in layers]
@@ -134,9 +143,10 @@ class Rows:
         )
 
     def network(self) -> LayerCurvature:
-        names = [layer.parameter for layer in self._problem.layers]
-        whole = Layer("network", "", (), (sum(layer.size for layer in self._problem.layers),))
-        return self._row(whole, names, [engine.extremes(names) for engine in self._engines])
+        names = [layer.parameter for layer in self.problem.layers]
+        whole = Layer("network", "", (), (sum(layer.size for layer in self.problem.layers),))
+        others = [engine.extremes(names) for engine in self._engines[1:]]
+        return self._row(whole, names, [self.whole, *others])
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
@@ -145,7 +155,7 @@ class Rows:
         norms = [row.norm for row in rows]
         semidefinite = self._kind == "gauss-newton" and all(row.bottom.value >= 0 for row in rows)
         others = sum(sorted(norms)[:-1]) if semidefinite else math.inf  # not inf - inf
-        size = sum(layer.size for layer in self._problem.layers)
+        size = sum(layer.size for layer in self.problem.layers)
         return LayerCurvature(
             name="network",
             shape=(size,),
@@ -166,14 +176,14 @@ class Rows:
             curvature=curvature,
             tolerance=self._settings.tolerance,
             engine=self.main.name,
-            **facts_of(self._problem, self._evaluations),
+            **facts_of(self.problem, self.evaluations),
             **{"engine_reason": self.main.reason, **details},
         )
 
     def _rounded(self, extremes: engines.Extremes, curvature: str, parameter: str) -> engines.Extremes:
         """The extremes with the rounding error of the operator; of the whole network without a parameter."""
         if curvature not in self._rounding:
-            self._rounding[curvature] = rounding_error.relative_rounding(self._evaluations, curvature)
+            self._rounding[curvature] = rounding_error.relative_rounding(self.evaluations, curvature)
         found = self._rounding[curvature]
         error = found.layers[parameter] if parameter else found.network
         return engines.with_rounding(extremes, error, self._settings.tolerance)

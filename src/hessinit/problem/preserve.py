@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -231,7 +231,7 @@ class _Holder:
 
     def __init__(self, store: Any, names: list[str] | None = None) -> None:
         self.store, self._names = store, names
-        self._keys, self._values = self._read()
+        self._keys, self._values = map(list, self._read())
         exchanged = enumerate(self._values) if type(store) in _EXCHANGED else ()
         self._places = [place for place, value in exchanged if _needs_stand_in(value)]
 
@@ -247,11 +247,11 @@ class _Holder:
         if not _same(values, self._values) or not _same(keys, self._keys):
             self._write(self._values)
 
-    def _read(self) -> tuple[list[Any], list[Any]]:
+    def _read(self) -> tuple[Collection[Any], Collection[Any]]:
         one = self.store
         if isinstance(one, dict):
-            keys = list(one) if self._names is None else self._names
-            return keys, [one.get(key) for key in keys]
+            names = self._names
+            return (one, one.values()) if names is None else (names, [one.get(name) for name in names])
         if isinstance(one, types.CellType):
             return [], _cell_contents(one)
         return [], list((one.__defaults__ or ()) if isinstance(one, types.FunctionType) else one)
@@ -263,7 +263,7 @@ class _Holder:
         elif isinstance(one, types.FunctionType):
             one.__defaults__ = tuple(values)
         elif isinstance(one, dict):
-            if self._names is None and not _same(list(one), self._keys):
+            if self._names is None and not _same(one, self._keys):
                 one.clear()
             one.update(zip(self._keys, values, strict=True))
         else:
@@ -271,7 +271,7 @@ class _Holder:
             (one.update if isinstance(one, set) else one.extend)(values)
 
 
-def _same(some: list[Any], others: list[Any]) -> bool:
+def _same(some: Collection[Any], others: Collection[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,11 +147,17 @@ class Problem:
         self.dropout, self.reduction, self.check = dropout, reduction, check
         self.drew = False
         self.batches = tuple(self._convert(place, read) for place, read in read_batches(batch))
-        self.constants: dict[str, Tensor] = {}
         self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
         self._default_device = default_device()
+        self._read_weights()
+        self._model_state = UserState(self.model, forward)
+        self._loss_state = UserState(loss, beside=self._model_state)
+        self.loss_dtype: torch.dtype | None = None  # known once the loss was called
+
+    def _read_weights(self) -> None:
         measured = [layer.parameter for layer in self.layers]
+        self.constants: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             if name not in measured:
                 # What is not measured may be a large frozen model: it is shared.
@@ -160,9 +167,15 @@ class Problem:
             name: self.model.get_parameter(name).detach().to(self.dtype, copy=True).requires_grad_()
             for name in measured
         }
-        self._model_state = UserState(self.model, forward)
-        self._loss_state = UserState(loss, beside=self._model_state)
-        self.loss_dtype: torch.dtype | None = None  # known once the loss was called
+
+    @torch.inference_mode(False)
+    def at_present_weights(self, check: bool) -> Problem:
+        """The same problem for the values that the parameters have now; all else must be as it was."""
+        check_values(self.model, self.layers)
+        other = copy.copy(self)
+        other.check = check
+        other._read_weights()
+        return other
 
     @property
     def examples(self) -> int:
