@@ -31,6 +31,9 @@ from hessinit.training.workers import progress_bar
 # κ is divided by these in turn until the weights survive their trial; the last also makes a candidate.
 FLATTER = (4.0, 16.0, 64.0)
 SURVIVAL_STEPS = 24
+# How much farther others must have fallen below the loss of a zero output to pass the fitted weights. Your own
+# weights need not: after a race you never have worse ones than before, on its steps.
+HANDICAP = 0.05
 # The old weights are tried at the rate divided by powers of 4, up to this one.
 _QUARTERS = 12
 # lr="auto" tries rates up to so many half decades from the one that the curvature suggests. It races so many
@@ -293,7 +296,7 @@ class _Work:
                 momentum=self.config.momentum, ceiling=self._zero_loss(), steps=steps,
                 forward=self.factory.options["forward"], seed=self.factory.options["seed"],
                 on_step=self.progress if callable(self.progress) else on_step,
-                margin=_CLOSE_SCORES if self.config.lr == "auto" else 0.0,
+                trend=self.config.lr != "auto", margin=_CLOSE_SCORES if self.config.lr == "auto" else 0.0,
             )  # fmt: skip
         winner = trials[0]
         if not winner.survived:
@@ -331,9 +334,10 @@ class _Work:
                         for parameter, value in zip(self.factory.model.parameters(), known, strict=True):
                             parameter.copy_(value)
 
-            return Candidate(name, lr, write_)
+            return Candidate(name, lr, write_, 0.0 if name == OURS else handicap)
 
         config, auto = replace(self.config, lr=lr, report=False), self.config.lr == "auto"
+        handicap = 0.0 if auto else HANDICAP
         found = [fitted(OURS, config)]
         if first.lr == lr and not auto:  # it is in the model
             results[OURS, lr] = first
@@ -347,7 +351,7 @@ class _Work:
         if self.config.scheme != "keep":
             schemes = ["lsuv"] if first.kappa is not None else []  # not scaled, the fitted ones are LSUV's
             schemes += [] if auto else ["orthogonal"]
-            found += [Candidate(scheme, lr, partial(self._draw_, scheme)) for scheme in schemes]
+            found += [Candidate(scheme, lr, partial(self._draw_, scheme), handicap) for scheme in schemes]
         return [*found, Candidate(YOURS, lr, lambda: None)]
 
     def _draw_(self, scheme: str) -> None:
@@ -385,10 +389,12 @@ def _tell_race(trials: Sequence[Trial], steps: int) -> str:
         return f"{trial.name} at lr = {trial.lr:g}" if many else trial.name
 
     rivals = [trial for trial in others if trial.survived and trial.steps == winner.steps]
+    rivals.sort(key=lambda trial: trial.score)
     best = f"{told(winner)} won the race of {len(trials)}: score {winner.score:.3g} after {steps} steps"
     if not rivals:
         return f"{best}; no other finished"
-    return f"{best}, {told(rivals[0])} {rivals[0].score:.3g}"
+    ahead = ", not far enough ahead" if rivals[0].score < winner.score else ""
+    return f"{best}, {told(rivals[0])} {rivals[0].score:.3g}{ahead}"
 
 
 def _save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:

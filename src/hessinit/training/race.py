@@ -32,11 +32,16 @@ OnStep = Callable[[int, int, str], object]
 
 
 class Candidate(NamedTuple):
-    """Initial weights to try; `write_` writes them in place, and finds the user's own weights."""
+    """Initial weights to try; `write_` writes them in place, and finds the user's own weights.
+
+    To pass one without it, a candidate with a `handicap` must have fallen by this part more below the loss of
+    a zero output: a few steps do not tell small differences.
+    """
 
     name: str
     lr: float
     write_: Callable[[], None]
+    handicap: float = 0.0
 
 
 class RaceData(NamedTuple):
@@ -93,15 +98,19 @@ def _check_repeatable(data: Any) -> None:
 def race_(
     model: nn.Module, loss: Loss, data: RaceData, candidates: Sequence[Candidate], *,
     optimizer: str | loop.MakeOptimizer, steps: int, momentum: float = 0.9, ceiling: float = -math.inf,
-    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None, margin: float = 0.0,
+    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None, trend: bool = True,
+    margin: float = 0.0,
 ) -> list[Trial]:  # fmt: skip
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
     All see the same batches in the same order, and the same random numbers. After each third of the steps the
     better half goes on, at least two. A candidate is out where its loss is not finite, or stays above its
     first loss and `ceiling`, the loss of a zero output. Where all finalists are out, those that were dropped
-    are trained to the end in turn. With one batch only, the first candidate that survives wins. Of finalists
-    whose scores differ by at most `margin`, relative, that with the lowest rate wins.
+    are trained to the end in turn. With one batch only, the first candidate that survives wins.
+
+    The score is the mean loss of the last third; with `trend`, less what it fell by since the third before: a
+    start whose loss is high at first and falls fast is ahead of one that does not move. Of finalists whose
+    scores differ by at most `margin`, relative, that with the lowest rate wins.
 
     The winner is the first. If it did not survive, nobody has, and the old weights are back. All but the
     weights is left as found; whatever is raised, the weights are, too. Costs 7/12 of `steps` for a candidate,
@@ -118,7 +127,7 @@ def race_(
     """
     with untouched_model(model, loss, forward) as found:
         trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, on_step)
-        runs = [trainer.start(candidate) for candidate in candidates]
+        runs = [trainer.start(candidate, trend) for candidate in candidates]
         ends = sorted({math.ceil(steps * part / 3) for part in (1, 2, 3)})
         alive = [run for run in runs if run.survived]
         trainer.plan(len(alive), ends)
@@ -128,7 +137,7 @@ def race_(
             stay = _better_half(len(alive)) if end < steps else len(alive)
             alive = [run for run in alive if run.survived]
             if data.different > 1:
-                alive.sort(key=lambda run: run.score)
+                alive.sort(key=trainer.rank)
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
@@ -190,6 +199,7 @@ class _Run:
     # Until it goes on:
     optimizer: Optimizer | None = None
     state: ModelState | None = None
+    trend: bool = True
 
     def leave(self, reason: str, survived: bool = True) -> None:
         self.reason, self.survived = reason, survived
@@ -197,15 +207,12 @@ class _Run:
 
     @property
     def score(self) -> float:
-        """The mean loss of the last third, less what it fell by since the third before it.
-
-        A start whose loss is high at first and falls fast is ahead of one that does not move.
-        """
         if not self.survived:
             return math.nan
         third = math.ceil(len(self.scored) / 3)
-        early, late = self.scored[-2 * third : -third] or self.scored, self.scored[-third:]
-        return statistics.fmean(late) - max(0.0, statistics.fmean(early) - statistics.fmean(late))
+        late = statistics.fmean(self.scored[-third:])
+        early = statistics.fmean(self.scored[-2 * third : -third] or self.scored)
+        return late - max(0.0, early - late) * self.trend
 
     def order(self) -> tuple[int, float]:
         return -len(self.losses), self.score if self.survived else math.inf
@@ -240,7 +247,12 @@ class _Trainer:
             self.planned += count * length
             count = _better_half(count)
 
-    def start(self, candidate: Candidate) -> _Run:
+    def rank(self, run: _Run) -> float:
+        """The score, with the handicap."""
+        fall = self.ceiling - run.score
+        return run.score + run.candidate.handicap * fall if 0 < fall < math.inf else run.score
+
+    def start(self, candidate: Candidate, trend: bool = True) -> _Run:
         reason = ""
         with self.found.with_stand_ins(self.seed):
             seed_everything(self.seed, "weights")
@@ -249,7 +261,7 @@ class _Trainer:
             except ProblemError as failure:
                 reason = f"failed: {failure}"
             weights = [] if reason else [one.detach().clone() for one in self.model.parameters()]
-        return _Run(candidate, weights, reason, survived=not reason)
+        return _Run(candidate, weights, reason, survived=not reason, trend=trend)
 
     def train(self, run: _Run, end: int) -> None:
         """Go on to step `end`, counted from 1, and judge the run there."""
