@@ -31,8 +31,8 @@ from hessinit.training.workers import progress_bar
 # κ is divided by these in turn until the weights survive their trial; the last also makes a candidate.
 FLATTER = (4.0, 16.0, 64.0)
 SURVIVAL_STEPS = 24
-# How much farther others must have fallen below the loss of a zero output to pass the fitted weights. Your own
-# weights need not: after a race you never have worse ones than before, on its steps.
+# How much farther others must have fallen below the loss of a zero output to pass the fitted weights. Your
+# own weights need not: after a race you never have worse ones than before, on its steps.
 HANDICAP = 0.05
 # The old weights are tried at the rate divided by powers of 4, up to this one.
 _QUARTERS = 12
