@@ -298,7 +298,7 @@ def _measure_old(
     try:
         output = found.output()
         if output.is_finite:
-            report = found.report(every_layer, network_only=True) if config.reports else None
+            report = found.report(every_layer) if config.reports else None
             return report, output.loss, []
     except DerivativeError:
         raise

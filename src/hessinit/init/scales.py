@@ -217,15 +217,14 @@ class ScaledModel:
                 known[estimator, tolerance] = Rows(problem, evaluations, curvature, estimator, settings)
             yield known[estimator, tolerance]
 
-    def report(self, every_layer: bool, network_only: bool = False) -> CurvatureReport:
+    def report(self, every_layer: bool) -> CurvatureReport:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
         started, curvature = time.perf_counter(), self.factory.curvature
         with self._measuring(every_layer, reported=True) as rows:
             problem, evaluations = rows.problem, rows.evaluations
             names = [layer.parameter for layer in problem.layers]
             cheap = rows.main.is_cheap(names) or len(names) <= _FEW_BLOCKS
-            wanted = every_layer or (cheap and not network_only)
-            layers = rows.layers(in_running_order(problem, evaluations)) if wanted else ()
+            layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
             network = rows.network()
             details: dict[str, Any] = {}
             notes = [*notes_on(problem, evaluations), *note_uncounted(problem)]

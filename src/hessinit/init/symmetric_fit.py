@@ -109,7 +109,7 @@ def _unused(problem: Problem) -> list[str]:
 def _confirm_free(problem: Problem, symmetries: Symmetries, weights: Sequence[str]) -> Block | None:
     """All scale-free weights; without those that fail alone, as at a large eps, where all together do."""
     whole = _confirmed(problem, symmetries.scale_free(weights), weights)
-    if whole is not None:
+    if whole is not None or not symmetries.divides:
         return whole
     groups = symmetries.groups(weights, symmetries.gains)
     alone = (_confirmed(problem, symmetries.scale_free(weights, group), weights) for group in groups)

@@ -34,12 +34,19 @@ _EPS = 1e-2
 
 
 class Symmetries:
-    """The null space of one network; `gains` are the vectors that multiply, as those of normalizations."""
+    """The null space of one network; `gains` are the vectors that multiply, as those of normalizations.
+
+    `divides` says whether a tensor is divided by another, as in a normalization; else no weight is free.
+    """
 
     def __init__(
-        self, parameters: Iterable[str], equations: Iterable[Degree], gains: Iterable[str] = ()
+        self,
+        parameters: Iterable[str],
+        equations: Iterable[Degree],
+        gains: Iterable[str] = (),
+        divides: bool = True,
     ) -> None:
-        self.parameters, self.gains = tuple(parameters), frozenset(gains)
+        self.parameters, self.gains, self.divides = tuple(parameters), frozenset(gains), divides
         self._row = {name: number for number, name in enumerate(self.parameters)}
         rows = {tuple(sorted(equation.items())) for equation in equations}
         matrix = np.zeros((max(len(rows), 1), len(self.parameters)))
@@ -78,6 +85,8 @@ class Symmetries:
 
     def scale_free(self, weights: Sequence[str], among: Collection[str] | None = None) -> Exponents | None:
         """Scale all of `weights` (`among` these) whose size the output does not show; None without any."""
+        if not self.divides:
+            return None
         groups = self.groups(weights, self.gains)
         free = [name for group in groups for name in group if among is None or name in among]
         still = dict.fromkeys([*self.gains, *(name for name in weights if name not in free)], 0.0)
@@ -121,7 +130,8 @@ def find_symmetries(problem: Problem, fixed: Iterable[str] = (), *, nearly: bool
     with mode:
         output = problem.output(problem.batches[0], weights=weights)
     mode.require_zero(mode.of(output))
-    return Symmetries(weights, [*mode.equations, *({name: 1.0} for name in fixed)], mode.gains)
+    equations = [*mode.equations, *({name: 1.0} for name in fixed)]
+    return Symmetries(weights, equations, mode.gains, mode.divides)
 
 
 def output_change(problem: Problem, *logs: Mapping[str, float]) -> float:
@@ -159,6 +169,7 @@ class _Degrees(TorchDispatchMode):
         # With the tensor itself, so that no other one gets its id.
         self._degrees: dict[int, tuple[Tensor, Degree]] = {}
         self.equations: list[Degree] = []
+        self.divides = False
         self.gains: set[str] = set()
         for name, parameter in parameters.items():
             self._degrees[id(parameter)] = (parameter, {name: 1.0})
@@ -226,6 +237,7 @@ def _comparison(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degr
 
 def _power(exponent: float) -> Rule:
     def rule(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+        mode.divides |= exponent < 0
         return {name: exponent * coefficient for name, coefficient in degrees[0].items()}
 
     return rule
@@ -248,6 +260,7 @@ def _product(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
 def _quotient(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
     if given.get("rounding_mode") is not None:
         return _needs_zero(mode, given, degrees)
+    mode.divides |= bool(mode.of(given["other"]))
     return _sum(mode.of(given["self"]), mode.of(given["other"]), -1.0)
 
 
@@ -280,6 +293,7 @@ def _normalization(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> D
     eps = given.get("eps") or 0.0
     if given.get("training") is False or eps > _EPS * float(given["input"].detach().var()):
         mode.require_zero(mode.of(given["input"]))
+    mode.divides = True
     mode.note_gain(given.get("weight"))
     gain, bias = mode.of(given.get("weight")), given.get("bias")
     return gain if bias is None else mode.require_equal([gain, mode.of(bias)])

@@ -84,7 +84,10 @@ def _tell_work(result: Initialization) -> str:
     time = w.tell_time(result.seconds)
     if result.trials:
         steps = w.count(sum(trial.steps for trial in result.trials), "training step")
-        score = "Score: the mean loss over the last third of the steps, on held-out batches if there are any"
+        fall = (
+            "" if len({trial.lr for trial in result.trials}) > 1 else ", less its fall since the third before"
+        )
+        score = f"Score: the mean loss of the last third{fall}; on held-out batches where batches repeat"
         return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {score}."
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
