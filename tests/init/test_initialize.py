@@ -96,6 +96,23 @@ def test_what_is_scaled_depends_on_the_network() -> None:
     assert factors[0] > factors[1] > factors[2]  # flatter for larger rates
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh())
+        self.first, self.second = nn.Linear(32, 4), nn.Linear(32, 6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        state = self.body(images)
+        return torch.cat([self.first(state), self.second(state)], 1)
+
+
+def test_both_of_two_heads_are_scaled() -> None:
+    torch.manual_seed(0)
+    result = initialize_(TwoHeads(), LOSS, digits(), target=9.0, scaling="last")
+    assert [name for name, scale in result.scales.items() if scale != 1] == ["first", "second"]
+
+
 def test_by_a_rate_networks_without_scale_free_weights_or_of_tokens_are_not_sharpened() -> None:
     for model, loss, batch, kappa, why in (
         (transformer(False), text_loss, text(), KAPPA_NORMALIZED, "normalized"),

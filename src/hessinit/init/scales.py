@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -356,5 +357,13 @@ def effective_and_last(targets: Sequence[Target], uses: Sequence[WeightUse]) -> 
     known = [use for use in uses if use.parameter in names]
     matter = {use.parameter for use in known if not use.norm_follows}
     last = [use.parameter for use in known if use.downstream.end == "output"]
-    last = last or [use.parameter for use in known if use.parameter in matter][-1:]
+    if not last:  # two heads that are joined, say: the latest weights that end in the same way
+        running = [use for use in known if use.parameter in matter]
+        end = running[-1].downstream.end if running else ""
+        latest = itertools.takewhile(lambda use: use.downstream.end == end, reversed(running))
+        last = (
+            [use.parameter for use in latest][::-1]
+            if end == "cat"
+            else [one.parameter for one in running[-1:]]
+        )
     return [names[key] for key in names if key in matter], [names[key] for key in dict.fromkeys(last)]
