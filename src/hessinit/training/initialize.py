@@ -28,8 +28,9 @@ from hessinit.training import loop
 from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data, survives
 from hessinit.training.workers import progress_bar
 
-# κ is divided by these in turn until the weights survive their trial; the last also makes a candidate.
-FLATTER = (4.0, 16.0, 64.0)
+# κ is divided by these in turn until the weights survive their trial; a candidate of the race has κ/4.
+FLATTER = (2.0, 4.0, 8.0, 16.0, 32.0)
+RACED_FLATTER = 4.0
 SURVIVAL_STEPS = 24
 # How much farther others must have fallen below the loss of a zero output to pass the fitted weights. Your
 # own weights need not: after a race you never have worse ones than before, on its steps.
@@ -343,8 +344,8 @@ class _Work:
             results[OURS, lr] = first
             found = [fitted(OURS, config, [one.detach().clone() for one in self.factory.model.parameters()])]
         if first.kappa is not None and not auto:
-            flatter = replace(config, flatter=FLATTER[0] * config.flatter)
-            found.append(fitted(f"{OURS}, κ = {first.kappa / FLATTER[0]:.3g}", flatter))
+            flatter = replace(config, flatter=RACED_FLATTER * config.flatter)
+            found.append(fitted(f"{OURS}, κ = {first.kappa / RACED_FLATTER:.3g}", flatter))
         if _has_branches(first) and config.residual == "auto":
             size = "plain" if first.symmetries and not config.is_adaptive else "scaled"
             found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
