@@ -9,7 +9,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,20 +38,10 @@ def progress(doing: str) -> Iterator[None]:
 @contextmanager
 def progress_of_race(doing: str) -> Iterator[Callable[[int, int, str], None]]:
     """A spinner, and from the first step of a race on a bar: steps done of those planned, and a name."""
-    from hessinit.training.workers import progress_bar, spinner
+    from hessinit.training.workers import race_bar
 
     import_torch()
-    with stdout_for_results(), ExitStack() as display:
-        display.enter_context(spinner(doing, wanted=True))
-        advance: Callable[[str, float], None] | None = None
-
-        def on_step(done: int, planned: int, name: str) -> None:
-            nonlocal advance
-            if advance is None:
-                display.close()  # a terminal shows one at a time
-                advance = display.enter_context(progress_bar("Racing", planned, 0, wanted=True))
-            advance(name, 1)
-
+    with stdout_for_results(), race_bar(True, doing) as on_step:
         yield on_step
 
 
