@@ -26,22 +26,15 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 @contextmanager
-def progress(doing: str) -> Iterator[None]:
-    """A spinner while someone watches. What the user's code prints goes to stderr: stdout is for results."""
-    from hessinit.training.workers import spinner
+def progress(doing: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A spinner while someone watches, and a bar from the first step of a race on: `on_step` is yielded.
 
-    import_torch()
-    with spinner(doing, wanted=True), stdout_for_results():
-        yield
-
-
-@contextmanager
-def progress_of_race(doing: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A spinner, and from the first step of a race on a bar: steps done of those planned, and a name."""
+    What the user's code prints goes to stderr: stdout is for results.
+    """
     from hessinit.training.workers import race_bar
 
     import_torch()
-    with stdout_for_results(), race_bar(True, doing) as on_step:
+    with race_bar(True, doing) as on_step, stdout_for_results():
         yield on_step
 
 

@@ -114,11 +114,8 @@ def initialize_(
     """
     started = time.perf_counter()
     validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
-    validate.check_switches(dry_run=dry_run, strict=strict)
-    if not callable(progress):
-        validate.check_switches(progress=progress)
-    if report is not None:
-        validate.check_switches(report=report)
+    shown, reported = callable(progress) or progress, report is not None and report
+    validate.check_switches(dry_run=dry_run, strict=strict, progress=shown, report=reported)
     seed = validate.check_whole("seed", seed, at_least=0)
     trial_steps = validate.check_whole("trial_steps", trial_steps, at_least=3)
     inside = validate.unwrap(model)

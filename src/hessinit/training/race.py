@@ -196,10 +196,10 @@ class _Run:
     survived: bool = True
     losses: list[float] = field(default_factory=list)
     scored: list[float] = field(default_factory=list)  # the loss that counts, after each step
+    trend: bool = True
     # Until it goes on:
     optimizer: Optimizer | None = None
     state: ModelState | None = None
-    trend: bool = True
 
     def leave(self, reason: str, survived: bool = True) -> None:
         self.reason, self.survived = reason, survived
