@@ -265,7 +265,7 @@ class SymmetryScaler:
 
     @contextlib.contextmanager
     def _curvature(self) -> Iterator[Callable[[Sequence[str]], float]]:
-        """The norm that the optimizer sees of weights together: ‖H‖, or ‖P^-½ H P^-½‖ for Adam; 0 for none."""
+        """The norm that the optimizer sees of some weights together: ‖H‖, or ‖P^-½ H P^-½‖ for Adam."""
         problem, curvature = self._factory.problem(measured=True), self._factory.curvature
         settings = engines.LanczosSettings(self._tolerance / 5, 200, problem.seed)
         scales: dict[str, Tensor] = {}
