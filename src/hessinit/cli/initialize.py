@@ -79,8 +79,7 @@ def initialize(
     layers: options.Layers = None,
     curvature: options.OneCurvature = None,
     tolerance: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Relative accuracy of the target.  [default: 0.05]"),
+        float | None, typer.Option(metavar="X", help="Relative accuracy of the target.  [default: 0.05]")
     ] = None,
     seed: options.Seed = None,
     device: options.Device = None,

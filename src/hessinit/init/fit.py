@@ -98,25 +98,12 @@ def fit_(
         found = replace(found, reason="; ".join(filter(None, reasons)), symmetries=(), met="")
     converged, reason = _judge(after, config, found)
     return Initialization(
-        before=old,
-        after=after,
-        scales=factors,
-        target=found.goal.target,
-        lr=found.goal.lr,
-        kappa=found.goal.kappa,
-        optimizer=config.optimizer,
-        rule=config.rule,
-        scheme=config.scheme_name,
-        scaling=found.scaling,
-        tolerance=config.tolerance,
-        converged=converged,
-        reason=reason,
-        measurements=found.measurements,
-        symmetries=found.symmetries,
-        plan=plan,
-        notes=tuple(notes),
+        before=old, after=after, scales=factors, target=found.goal.target, lr=found.goal.lr,
+        kappa=found.goal.kappa, optimizer=config.optimizer, rule=config.rule, scheme=config.scheme_name,
+        scaling=found.scaling, tolerance=config.tolerance, converged=converged, reason=reason,
+        measurements=found.measurements, symmetries=found.symmetries, plan=plan, notes=tuple(notes),
         seed=factory.options["seed"],
-    )
+    )  # fmt: skip
 
 
 def _solve(
@@ -239,10 +226,7 @@ def _solve_layers(
 
 
 def _draw_scheme_(
-    factory: ProblemFactory,
-    targets: list[Target],
-    traced: TracedWeights,
-    config: Config,
+    factory: ProblemFactory, targets: list[Target], traced: TracedWeights, config: Config
 ) -> SchemePlan | None:
     """Write the scheme's weights and biases; None for scheme="keep"."""
     if config.scheme == "keep":
@@ -259,17 +243,11 @@ def _draw_scheme_(
         names = {target.key: target.name for target in targets}
         gains = {names[key]: std for key, std in mean_field.capped_stds(uses).items() if key in names}
     plan = apply_scheme.write_scheme_(
-        factory.model,
-        config.scheme_name,
-        weights.find_targets(factory.model, factory.options["layers"]),
-        traced,
-        factory.sample,
-        factory.options["forward"],
-        gains=gains,
-        residual=residual,
+        factory.model, config.scheme_name, weights.find_targets(factory.model, factory.options["layers"]),
+        traced, factory.sample, factory.options["forward"], gains=gains, residual=residual,
         biases="keep" if config.biases == "keep" else "zero",
         generator=torch.Generator().manual_seed(factory.options["seed"]),
-    )
+    )  # fmt: skip
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 
@@ -296,13 +274,9 @@ def _sizes(targets: list[Target]) -> dict[str, float]:
 
 
 def _reason_to_restore(
-    old: CurvatureReport | None,
-    after: CurvatureReport | None,
-    found: Solution,
-    config: Config,
-    sizes: tuple[dict[str, float], dict[str, float]],
-    losses: tuple[float, float],
-) -> str:
+    old: CurvatureReport | None, after: CurvatureReport | None, found: Solution, config: Config,
+    sizes: tuple[dict[str, float], dict[str, float]], losses: tuple[float, float],
+) -> str:  # fmt: skip
     """Why the new weights must not stay: farther from the target than the old ones, or not trainable."""
     before, now = sizes
     if math.isnan(losses[0]):

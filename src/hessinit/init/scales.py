@@ -283,13 +283,9 @@ class ScalingPath:
 
 
 def scaling_path(
-    scaling: str,
-    targets: Sequence[Target],
-    uses: Sequence[WeightUse],
-    model: ScaledModel,
-    target: float,
+    scaling: str, targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel, target: float,
     nearly: bool = False,
-) -> ScalingPath:
+) -> ScalingPath:  # fmt: skip
     """The path of one of `defaults.SCALINGS`.
 
     "all": one gain for all weights that matter. "last": the weights whose result is the output, or else the

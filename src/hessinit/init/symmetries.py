@@ -40,12 +40,9 @@ class Symmetries:
     """
 
     def __init__(
-        self,
-        parameters: Iterable[str],
-        equations: Iterable[Degree],
-        gains: Iterable[str] = (),
+        self, parameters: Iterable[str], equations: Iterable[Degree], gains: Iterable[str] = (),
         divides: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.parameters, self.gains, self.divides = tuple(parameters), frozenset(gains), divides
         self._row = {name: number for number, name in enumerate(self.parameters)}
         rows = {tuple(sorted(equation.items())) for equation in equations}
