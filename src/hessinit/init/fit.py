@@ -40,15 +40,6 @@ class Solution:
     symmetries: tuple[Symmetry, ...] = ()
     met: str = ""
 
-    def factor_of(self, layer: str) -> float:
-        """What symmetries multiplied this layer's weight by."""
-        return math.prod(
-            factor
-            for symmetry in self.symmetries
-            for name, factor in symmetry.factors.items()
-            if layer_name(parametrized_name(name)) == layer
-        )
-
 
 def fit_(
     factory: ProblemFactory, targets: list[Target], config: Config, restore: Callable[[], None]
@@ -88,7 +79,10 @@ def fit_(
         )
     found = _solve(model, scalable, uses, traits, config)
     after = model.report(every_layer) if config.reports else None
-    factors = {name: factor * found.factor_of(name) for name, factor in model.scales.items()}
+    factors = dict(model.scales)
+    for name, factor in (pair for symmetry in found.symmetries for pair in symmetry.factors.items()):
+        layer = layer_name(parametrized_name(name))
+        factors |= {layer: factors[layer] * factor} if layer in factors else {}
     changes = (sizes, _sizes(targets)), (old_loss, model.output().loss)
     worse = _reason_to_restore(old, after, found, asked, *changes)
     if worse:

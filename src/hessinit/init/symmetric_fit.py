@@ -90,9 +90,7 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
         scalable, rest = [free], [name for name in weights if name not in free.weights]
         for symmetries in (exact, nearly):
             for exponents in symmetries.against_gains(weights, free.weights):
-                block = _confirmed(problem, exponents, rest)
-                if block is None and symmetries is nearly:
-                    block = _read_block(exponents, rest, exact=False)
+                block = _confirmed(problem, exponents, rest, or_nearly=symmetries is nearly)
                 if block is not None:
                     scalable.append(block)
                     rest = [name for name in rest if name not in block.weights]
@@ -118,20 +116,16 @@ def _confirm_free(problem: Problem, symmetries: Symmetries, weights: Sequence[st
     return _confirmed(problem, symmetries.scale_free(weights, firm), weights)
 
 
-def _read_block(exponents: Exponents, weights: Sequence[str], *, exact: bool) -> Block | None:
-    chosen = tuple(name for name in weights if exponents.get(name, 0.0) > 0)
-    return Block(chosen, exponents, exact) if chosen else None
-
-
-def _confirmed(problem: Problem, exponents: Exponents | None, weights: Sequence[str]) -> Block | None:
+def _confirmed(
+    problem: Problem, exponents: Exponents | None, weights: Sequence[str], or_nearly: bool = False
+) -> Block | None:
     """A block whose symmetry leaves the output where it is, at half and at twice the weights."""
-    block = _read_block(exponents or {}, weights, exact=True)
-    if block is None:
+    chosen = tuple(name for name in weights if exponents and exponents.get(name, 0.0) > 0)
+    if not exponents or not chosen:
         return None
-    half, twice = (
-        {name: sign * math.log(2) * one for name, one in block.exponents.items()} for sign in (-1, 1)
-    )
-    return block if output_change(problem, half, twice) <= UNMOVED else None
+    half, twice = ({name: sign * math.log(2) * one for name, one in exponents.items()} for sign in (-1, 1))
+    exact = output_change(problem, half, twice) <= UNMOVED
+    return Block(chosen, exponents, exact) if exact or or_nearly else None
 
 
 class SymmetricFit(NamedTuple):

@@ -169,7 +169,8 @@ def survives(
     """
     batches = [one for _, one in read_batches(batch)]
     source = generator(seed, "halves")
-    halves = [_half(batches[step % len(batches)], source) for step in range(steps)]
+    whole = itertools.islice(itertools.cycle(batches), steps)
+    halves = [one.take(torch.randperm(one.size, generator=source)[: max(1, one.size // 2)]) for one in whole]
     for chosen in (halves, batches):
         data = RaceData(tuple(chosen), len(chosen))
         with untouched_model(model, loss, forward) as found:
@@ -180,10 +181,6 @@ def survives(
         if not trial.survived:
             break
     return trial
-
-
-def _half(batch: Batch, source: torch.Generator) -> Batch:
-    return batch.take(torch.randperm(batch.size, generator=source)[: max(1, batch.size // 2)])
 
 
 @dataclass(eq=False)
