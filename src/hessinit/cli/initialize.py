@@ -11,7 +11,7 @@ import typer
 import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
-from hessinit.cli.output import Output, progress_of_race
+from hessinit.cli.output import Output, progress
 from hessinit.cli.problem_file import find_problem, load_problem, shared_keywords
 
 # What a problem may say to `measure` that means the same here.
@@ -79,8 +79,7 @@ def initialize(
     layers: options.Layers = None,
     curvature: options.OneCurvature = None,
     tolerance: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Relative accuracy of the target.  [default: 0.05]"),
+        float | None, typer.Option(metavar="X", help="Relative accuracy of the target.  [default: 0.05]")
     ] = None,
     seed: options.Seed = None,
     device: options.Device = None,
@@ -142,7 +141,7 @@ def initialize(
     unfinished = "the initialization was not finished, and nothing was written."
     with (
         failures_explained(f"initializing {problem}", unfinished),
-        progress_of_race(f"Initializing {problem} …") as on_step,
+        progress(f"Initializing {problem} …") as on_step,
     ):
         loaded = load_problem(place, seed=seed, device=device)
         keywords, batch = shared_keywords(loaded, SHARED, problem), loaded.batch

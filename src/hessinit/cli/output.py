@@ -9,7 +9,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,32 +26,15 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 @contextmanager
-def progress(doing: str) -> Iterator[None]:
-    """A spinner while someone watches. What the user's code prints goes to stderr: stdout is for results."""
-    from hessinit.training.workers import spinner
+def progress(doing: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A spinner while someone watches, and a bar from the first step of a race on: `on_step` is yielded.
+
+    What the user's code prints goes to stderr: stdout is for results.
+    """
+    from hessinit.training.workers import race_bar
 
     import_torch()
-    with spinner(doing, wanted=True), stdout_for_results():
-        yield
-
-
-@contextmanager
-def progress_of_race(doing: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A spinner, and from the first step of a race on a bar: steps done of those planned, and a name."""
-    from hessinit.training.workers import progress_bar, spinner
-
-    import_torch()
-    with stdout_for_results(), ExitStack() as display:
-        display.enter_context(spinner(doing, wanted=True))
-        advance: Callable[[str, float], None] | None = None
-
-        def on_step(done: int, planned: int, name: str) -> None:
-            nonlocal advance
-            if advance is None:
-                display.close()  # a terminal shows one at a time
-                advance = display.enter_context(progress_bar("Racing", planned, 0, wanted=True))
-            advance(name, 1)
-
+    with race_bar(True, doing) as on_step, stdout_for_results():
         yield on_step
 
 

@@ -31,8 +31,7 @@ def compare(
         ),
     ] = None,
     learning_rates: Annotated[
-        list[str] | None,
-        options.numbers_option("The learning rates.  [default: 0.003,0.01,0.03,0.1,0.3]"),
+        list[str] | None, options.numbers_option("The learning rates.  [default: 0.003,0.01,0.03,0.1,0.3]")
     ] = None,
     seeds: options.Seeds = None,
     steps: options.Steps = None,
@@ -82,8 +81,7 @@ def sweep(
         typer.Option(callback=options.check_rate, metavar="X", help="The learning rate.  [default: 0.01]"),
     ] = None,
     layers: Annotated[
-        list[str] | None,
-        options.names_option("Draw only these weights: names or patterns, as fc1,'conv*'."),
+        list[str] | None, options.names_option("Draw only these weights: names or patterns, as fc1,'conv*'.")
     ] = None,
     seeds: options.Seeds = None,
     steps: options.Steps = None,
@@ -243,10 +241,7 @@ def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessini
     from hessinit.training.loop import train_and_track
     from hessinit.training.workers import progress_bar
 
-    with (
-        stdout_for_results(),
-        progress_bar("Training", chosen["steps"], 0, sys.stderr.isatty()) as advance,
-    ):
+    with stdout_for_results(), progress_bar("Training", chosen["steps"], 0, sys.stderr.isatty()) as advance:
         return train_and_track(
             loaded.model, loaded.loss, loaded.batch, path=path, examples=TRACKED, **chosen,
             progress=lambda step, loss: advance(f"step {step}: loss {format_number(loss)}", 1),
@@ -257,9 +252,7 @@ def reproduce(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME",
-            help="table-1 to table-5, figure-1 or -2, word2vec, or all.",
-            show_default=False,
+            metavar="NAME", help="table-1 to table-5, figure-1 or -2, word2vec, or all.", show_default=False
         ),
     ],
     data: Annotated[
@@ -285,12 +278,10 @@ def reproduce(
         ),
     ] = None,
     variant: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Another choice of what the paper does not specify."),
+        str | None, typer.Option(metavar="NAME", help="Another choice of what the paper does not specify.")
     ] = None,
     folder: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Keep everything here, and go on from it."),
+        Path, typer.Option(metavar="DIR", help="Keep everything here, and go on from it.")
     ] = Path("reproduction"),
     workers: options.Workers = None,
     as_json: options.AsJson = False,

@@ -202,14 +202,10 @@ class _Comparison:
     """
 
     def __init__(
-        self,
-        what: str,
-        derivative: Matrices,
-        values: Callable[[torch.dtype, float], Matrices],
-        derive: Callable[[Evaluation], Matrices] | None,
-        least: float = _LEAST_ROW,
+        self, what: str, derivative: Matrices, values: Callable[[torch.dtype, float], Matrices],
+        derive: Callable[[Evaluation], Matrices] | None, least: float = _LEAST_ROW,
         fractions: Sequence[float] = (1.0,),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.what, self.derivative, self.values, self.derive = what, derivative, values, derive
         self.sizes = _norms(derivative)
         # A row that is a difference of much larger numbers is not known better.

@@ -22,12 +22,9 @@ Direction = Mapping[str, Tensor]
 
 
 def output_at(
-    evaluation: Evaluation,
-    direction: Direction,
-    step: float,
-    dtype: torch.dtype,
+    evaluation: Evaluation, direction: Direction, step: float, dtype: torch.dtype,
     examples: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The output at the weights plus `step` times the direction, of some examples; costs one forward."""
     problem = evaluation.problem
     batch = evaluation.batch if examples is None else evaluation.batch.take(examples)

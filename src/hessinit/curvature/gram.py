@@ -287,13 +287,9 @@ def _outline(one: KnownCall, size: int) -> tuple[tuple[object, ...], Tensor]:
 
 
 def _gather_piece(
-    evaluation: Evaluation,
-    whole: Tensor,
-    root: LossFactor,
-    part: slice,
-    outlines: Sequence[tuple[tuple[object, ...], Tensor]],
-    collectors: Sequence[Collector],
-) -> bool:
+    evaluation: Evaluation, whole: Tensor, root: LossFactor, part: slice,
+    outlines: Sequence[tuple[tuple[object, ...], Tensor]], collectors: Sequence[Collector],
+) -> bool:  # fmt: skip
     """Gather the signals of a piece; False if the model treats it differently from the whole."""
     problem, size, names = evaluation.problem, part.stop - part.start, {kind[0] for kind, _ in outlines}
     try:

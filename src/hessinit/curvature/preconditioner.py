@@ -109,15 +109,10 @@ class AdamCurvature:
 
 
 def measure_adam(
-    rule: AdamRule,
-    engine: engines.Engine,
-    evaluations: Sequence[Evaluation],
-    settings: engines.LanczosSettings,
-    *,
-    semidefinite: bool,
-    relative_rates: Tensor | None = None,
+    rule: AdamRule, engine: engines.Engine, evaluations: Sequence[Evaluation],
+    settings: engines.LanczosSettings, *, semidefinite: bool, relative_rates: Tensor | None = None,
     diagonal: Tensor | None = None,
-) -> AdamCurvature:
+) -> AdamCurvature:  # fmt: skip
     """Measure the curvature that Adam sees before it has a state of its own.
 
     `P = √v + eps` with `v` the mean square of mini-batch gradients. `relative_rates` are the learning rates

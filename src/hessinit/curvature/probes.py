@@ -68,14 +68,9 @@ class ProbeStream:
     """
 
     def __init__(
-        self,
-        size: int,
-        *,
-        seed: int,
-        kind: ProbeKind = "gaussian",
-        dtype: torch.dtype = torch.float32,
+        self, size: int, *, seed: int, kind: ProbeKind = "gaussian", dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.size, self.kind, self.dtype, self.device = size, kind, dtype, device
         # After torch.manual_seed(0) the user's own weights are the numbers that seed 0 gives: probes from the
         # same seed would not be random with respect to the operator (50 % off in tests).

@@ -36,12 +36,9 @@ class BatchedMap:
         """Explicit matrices: (examples, outputs, inputs)."""
         examples, outputs, inputs = matrices.shape
         return cls(
-            examples,
-            inputs,
-            outputs,
-            lambda vectors: torch.bmm(matrices, vectors.unsqueeze(2)).squeeze(2),
+            examples, inputs, outputs, lambda vectors: torch.bmm(matrices, vectors.unsqueeze(2)).squeeze(2),
             lambda vectors: torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,14 +57,9 @@ class SingularValues:
 
 
 def largest_singular_values(
-    maps: BatchedMap,
-    *,
-    tolerance: float = 1e-3,
-    max_iterations: int = 200,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> SingularValues:
+    maps: BatchedMap, *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0,
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+) -> SingularValues:  # fmt: skip
     """The spectral norm of every example's matrix, to `tolerance`, relative.
 
     Golub-Kahan bidiagonalization of all examples in lockstep; a step costs one product with every matrix and

@@ -116,20 +116,11 @@ def apply_scheme_(
 
 
 def write_scheme_(
-    model: nn.Module,
-    scheme: str,
-    targets: Sequence[weights.Target],
-    traced: weights.TracedWeights,
-    sample: Any,
-    forward: Forward | None,
-    distribution: str | None = None,
-    gains: Mapping[str, float] | None = None,
-    dropout: bool = True,
-    residual: str = "plain",
-    biases: str = "auto",
-    generator: torch.Generator | None = None,
-    dry_run: bool = False,
-) -> SchemePlan:
+    model: nn.Module, scheme: str, targets: Sequence[weights.Target], traced: weights.TracedWeights,
+    sample: Any, forward: Forward | None, distribution: str | None = None,
+    gains: Mapping[str, float] | None = None, dropout: bool = True, residual: str = "plain",
+    biases: str = "auto", generator: torch.Generator | None = None, dry_run: bool = False,
+) -> SchemePlan:  # fmt: skip
     """`apply_scheme_` to the `targets` of a model that was traced."""
     drafts = _draft_all(targets, traced, scheme, dropout, residual, gains)
     notes = list(traced.notes)
@@ -219,13 +210,9 @@ def gain_used(scheme: str, gains: Pair) -> float:
 
 
 def _draft_all(
-    targets: Sequence[weights.Target],
-    traced: weights.TracedWeights,
-    scheme: str,
-    dropout: bool,
-    residual: str,
-    gains: Mapping[str, float] | None,
-) -> list[draws.Draft]:
+    targets: Sequence[weights.Target], traced: weights.TracedWeights, scheme: str, dropout: bool,
+    residual: str, gains: Mapping[str, float] | None,
+) -> list[draws.Draft]:  # fmt: skip
     """A draft for each target, in execution order; weights that the forward does not use come last."""
     uses = traced.uses
     by_key: dict[str, list[trace.WeightUse]] = {}
@@ -263,14 +250,9 @@ def _draft_all(
 
 
 def _draft(
-    target: weights.Target,
-    use: trace.WeightUse,
-    scheme: str,
-    dropout: bool,
-    gain: float | None,
-    correction: float,
-    branch: float,
-) -> draws.Draft:
+    target: weights.Target, use: trace.WeightUse, scheme: str, dropout: bool, gain: float | None,
+    correction: float, branch: float,
+) -> draws.Draft:  # fmt: skip
     needed = scheme != "backward", scheme in ("backward", "compromise")
     up = use.upstream.keep if dropout and needed[0] else 1.0
     down = use.downstream.keep if dropout and needed[1] else 1.0
@@ -295,21 +277,12 @@ def _draft(
     used = gain_used(scheme, gains)
     asked = gain if scheme == "lsuv" and gain is not None else gain_used(scheme, plain)
     planned = PlannedWeight(
-        name=target.name,
-        aliases=target.aliases,
-        shape=use.shape,
-        kind=use.kind,
-        fan_in=tuple(one.inputs for one in fans),
-        fan_out=tuple(one.outputs for one in fans),
-        upstream=_words(use.upstream),
-        downstream=_words(use.downstream),
-        norm_follows=use.norm_follows,
-        closes_residual=use.closes_residual,
-        gain=asked,
-        dropout_factor=factor,
-        variance_correction=used / gain_used(scheme, plain),
-        std=std,
-    )
+        name=target.name, aliases=target.aliases, shape=use.shape, kind=use.kind,
+        fan_in=tuple(one.inputs for one in fans), fan_out=tuple(one.outputs for one in fans),
+        upstream=_words(use.upstream), downstream=_words(use.downstream), norm_follows=use.norm_follows,
+        closes_residual=use.closes_residual, gain=asked, dropout_factor=factor,
+        variance_correction=used / gain_used(scheme, plain), std=std,
+    )  # fmt: skip
     size = asked / branch if scheme == "lsuv" else used / branch * factor
     if use.kind == "embedding" and scheme in ("orthogonal", "delta-orthogonal"):
         # Entries as large as those of a normal table: a lookup sums nothing.

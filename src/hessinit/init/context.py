@@ -7,12 +7,9 @@ moment q·E f(z/q)² + (1 − q)·f(0)².
 
 from __future__ import annotations
 
-import functools
 import math
-import types
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,18 +17,7 @@ from torch import Tensor
 from hessinit.errors import ProblemError
 from hessinit.init.gain import moment
 from hessinit.init.layer_functions import GATES
-from hessinit.init.trace import (
-    SCALINGS,
-    VIEWS,
-    Context,
-    ReplayableCall,
-    Signal,
-    Step,
-    Trace,
-    keeps_elements,
-    leaves_of,
-    map_leaves,
-)
+from hessinit.init.trace import SCALINGS, VIEWS, Context, Step, Trace, keeps_elements
 
 _PASSED = ("rearrange", "split", "pool")
 # What to call the end of a context, where the step's kind does not say it.
@@ -59,8 +45,9 @@ def _prepend(step: Step, outcomes: Outcomes) -> tuple[Outcomes, float]:
     A dropout is left out where it makes no difference on which side of the function it stands.
     """
     if step.kind == "elementwise":
-        assert step.call is not None
-        return _compose(_function_of_call(step.call), outcomes), 1.0
+        call = step.call
+        assert call is not None
+        return _compose(lambda value: call.run(lambda signal: value), outcomes), 1.0
     keep = step.keep
     alike = len(outcomes) == 1 and 0 < keep < 1 and is_homogeneous(outcomes[0][1], 1 / keep)
     if not outcomes or not 0 < keep < 1 or alike:
@@ -68,37 +55,6 @@ def _prepend(step: Step, outcomes: Outcomes) -> tuple[Outcomes, float]:
     kept, lost = _compose(lambda value: value / keep, outcomes), _compose(torch.zeros_like, outcomes)
     weighed = [(keep, kept), (1 - keep, lost)]
     return tuple((own * chance, one) for own, ways in weighed for chance, one in ways), 1.0
-
-
-@dataclass(frozen=True)
-class _PlainCall:
-    """A call of a function of torch with only numbers beside the signal: equal ones have one moment."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-
-    def __call__(self, value: Tensor) -> Tensor:
-        found: Tensor = ReplayableCall(self.function, self.args, dict(self.kwargs)).run(lambda signal: value)
-        return found
-
-    @functools.lru_cache(64)  # noqa: B019 (numbers only)
-    def moment(self, slope: bool) -> float:
-        return moment(self, slope=slope)
-
-
-def _function_of_call(call: ReplayableCall) -> Function:
-    args, kwargs = (
-        map_leaves(lambda leaf: Signal(0) if isinstance(leaf, Signal) else leaf, one)
-        for one in (call.args, dict(call.kwargs))
-    )
-    leaves, function = leaves_of([args, kwargs]), call.function
-    plain = all(isinstance(leaf, (Signal, str, int, float, type(None))) for leaf in leaves)
-    nested = any(isinstance(one, (list, dict)) for one in (*args, *kwargs.values()))
-    known = isinstance(function, (types.FunctionType, types.BuiltinFunctionType))
-    if plain and known and not nested and (function.__module__ or "torch").startswith("torch"):
-        return _PlainCall(function, args, tuple(kwargs.items()))
-    return lambda value: call.run(lambda signal: value)
 
 
 def is_homogeneous(function: Function, factor: float = 2.0) -> bool:
@@ -124,8 +80,6 @@ def moment_of(outcomes: Outcomes, scale: float = 1.0, *, slope: bool = False) ->
     if not outcomes:
         return scale**2
     try:
-        if scale == 1 and len(outcomes) == 1 and isinstance(outcomes[0][1], _PlainCall):
-            return outcomes[0][1].moment(slope)
         scaled = _compose(lambda value: scale * value, outcomes)
         return sum(chance * moment(one, slope=slope) for chance, one in scaled)
     except ProblemError:  # not elementwise after all, or not finite: whoever needs the gain says so

@@ -130,15 +130,9 @@ class Drawn:
 
 
 def draw_values(
-    model: nn.Module,
-    drafts: Sequence[Draft],
-    scheme: str,
-    distribution: str | None,
-    biases: str,
-    generator: torch.Generator | None,
-    sample: Any,
-    forward: Forward | None,
-) -> Drawn:
+    model: nn.Module, drafts: Sequence[Draft], scheme: str, distribution: str | None, biases: str,
+    generator: torch.Generator | None, sample: Any, forward: Forward | None,
+) -> Drawn:  # fmt: skip
     """New weights for all drafts that are to be written, and new biases."""
     generator = _independent(generator)
     planned = {draft.target.key: draft.planned for draft in drafts}
@@ -275,13 +269,9 @@ def _deviation(result: Tensor) -> float:
 
 
 def _scale_to_unit_variance_(
-    model: nn.Module,
-    drafts: Mapping[str, Draft],
-    weights: dict[str, Tensor],
-    biases: dict[nn.Parameter, Tensor],
-    sample: Any,
-    forward: Forward | None,
-) -> tuple[str, ...]:
+    model: nn.Module, drafts: Mapping[str, Draft], weights: dict[str, Tensor],
+    biases: dict[nn.Parameter, Tensor], sample: Any, forward: Forward | None,
+) -> tuple[str, ...]:  # fmt: skip
     """Scale `weights` in place by one forward on copies of them; returns notes."""
     targets = {key: draft.target for key, draft in drafts.items()}
     plain = {key: target for key, target in targets.items() if not target.is_parametrized}

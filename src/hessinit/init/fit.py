@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.init import apply_scheme, defaults, mean_field, scales, search, symmetric_fit, weights
 from hessinit.init.defaults import NOT_SCALED, SYMMETRIES, Config, Goal, NetworkTraits
+from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.trace import WeightUse, parametrized_name
+from hessinit.init.weights import Target, TracedWeights
 from hessinit.problem.problem import ProblemOptions
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport
@@ -39,18 +40,9 @@ class Solution:
     symmetries: tuple[Symmetry, ...] = ()
     met: str = ""
 
-    def factor_of(self, layer: str) -> float:
-        """What symmetries multiplied this layer's weight by."""
-        return math.prod(
-            factor
-            for symmetry in self.symmetries
-            for name, factor in symmetry.factors.items()
-            if layer_name(parametrized_name(name)) == layer
-        )
-
 
 def fit_(
-    factory: scales.ProblemFactory, targets: list[weights.Target], config: Config, restore: Callable[[], None]
+    factory: ProblemFactory, targets: list[Target], config: Config, restore: Callable[[], None]
 ) -> Initialization:
     """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
     every_layer = config.rule == "layers" or config.report is True
@@ -66,11 +58,11 @@ def fit_(
         if config.scheme != "keep":
             raise
         # It costs only the knowledge of where the weights are used.
-        traced = weights.TracedWeights(())
+        traced = TracedWeights(())
         notes.append(f"the forward could not be traced ({failure}), so every weight is scaled.")
     uses = traced.uses
     plan = _draw_scheme_(factory, targets, traced, config)
-    model = scales.ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
+    model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
     traits, asked = NetworkTraits.of(uses, model.loss_is_quadratic()), config
     if traits.quadratic:  # it does not saturate
         config = replace(config, max_sharpening=math.inf)
@@ -78,7 +70,8 @@ def fit_(
     if stuck:
         notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
     scalable = [one for one in targets if one.name not in stuck]
-    fixed = [name for name, one in factory.model.named_modules() if _has_fixed_statistics(one)]
+    norms = {name: one for name, one in factory.model.named_modules() if isinstance(one, _BatchNorm)}
+    fixed = [name for name, one in norms.items() if not one.training and one.running_mean is not None]
     if fixed and config.fits_symmetries:
         notes.append(
             f"{fixed[0]}{f' and {len(fixed) - 1} more' if fixed[1:] else ''}: BatchNorm in eval mode, so the "
@@ -86,7 +79,10 @@ def fit_(
         )
     found = _solve(model, scalable, uses, traits, config)
     after = model.report(every_layer) if config.reports else None
-    factors = {name: factor * found.factor_of(name) for name, factor in model.scales.items()}
+    factors = dict(model.scales)
+    for name, factor in (pair for symmetry in found.symmetries for pair in symmetry.factors.items()):
+        layer = layer_name(parametrized_name(name))
+        factors |= {layer: factors[layer] * factor} if layer in factors else {}
     changes = (sizes, _sizes(targets)), (old_loss, model.output().loss)
     worse = _reason_to_restore(old, after, found, asked, *changes)
     if worse:
@@ -96,33 +92,16 @@ def fit_(
         found = replace(found, reason="; ".join(filter(None, reasons)), symmetries=(), met="")
     converged, reason = _judge(after, config, found)
     return Initialization(
-        before=old,
-        after=after,
-        scales=factors,
-        target=found.goal.target,
-        lr=found.goal.lr,
-        kappa=found.goal.kappa,
-        optimizer=config.optimizer,
-        rule=config.rule,
-        scheme=config.scheme_name,
-        scaling=found.scaling,
-        tolerance=config.tolerance,
-        converged=converged,
-        reason=reason,
-        measurements=found.measurements,
-        symmetries=found.symmetries,
-        plan=plan,
-        notes=tuple(notes),
+        before=old, after=after, scales=factors, target=found.goal.target, lr=found.goal.lr,
+        kappa=found.goal.kappa, optimizer=config.optimizer, rule=config.rule, scheme=config.scheme_name,
+        scaling=found.scaling, tolerance=config.tolerance, converged=converged, reason=reason,
+        measurements=found.measurements, symmetries=found.symmetries, plan=plan, notes=tuple(notes),
         seed=factory.options["seed"],
-    )
+    )  # fmt: skip
 
 
 def _solve(
-    model: scales.ScaledModel,
-    targets: list[weights.Target],
-    uses: Uses,
-    traits: NetworkTraits,
-    config: Config,
+    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
 ) -> Solution:
     if config.rule == "layers":
         return _solve_layers(model, targets, uses, traits, config)
@@ -131,26 +110,21 @@ def _solve(
         stored = [names[id(one)] for target in targets for one in target.stored]
         blocks = symmetric_fit.find_blocks(model.factory, stored)
         if blocks is not None:
-            return _solve_symmetries(model, targets, uses, blocks, traits, config)
+            last = scales.effective_and_last(targets, uses)[1]
+            kappa = defaults.KAPPA_ADAM if config.is_adaptive else defaults.KAPPA
+            kappa *= defaults.KAPPA_QUADRATIC / defaults.KAPPA if traits.quadratic else 1
+            return _solve_symmetries(model, targets, last, blocks, kappa, config)
     return _solve_network(model, targets, uses, traits, config)
 
 
 def _solve_symmetries(
-    model: scales.ScaledModel,
-    targets: list[weights.Target],
-    uses: Uses,
-    blocks: symmetric_fit.Blocks,
-    traits: NetworkTraits,
+    model: ScaledModel, targets: list[Target], last: list[str], blocks: symmetric_fit.Blocks, kappa: float,
     config: Config,
-) -> Solution:
+) -> Solution:  # fmt: skip
     """Scale-free weights to the target, others to at most that; a gain only for what no symmetry reaches."""
-    kappa = defaults.KAPPA_ADAM if config.is_adaptive else defaults.KAPPA
-    if traits.quadratic:
-        kappa *= defaults.KAPPA_QUADRATIC / defaults.KAPPA
     goal = config.goal(kappa, math.nan, unscaled=True)
     if config.scheme == "auto":
         size = model.output().size
-        last = scales.effective_and_last(targets, uses)[1]
         if size > defaults.SMALL_OUTPUT_SCALE_FREE:
             model.scale_(dict.fromkeys(last, math.log(defaults.SMALL_OUTPUT_SCALE_FREE / size)))
     rest = [one for one in targets if one.key in blocks.rest]
@@ -172,12 +146,10 @@ def _solve_symmetries(
     return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
 
 
-def _lower_rest_(
-    factory: scales.ProblemFactory, rest: list[weights.Target], target: float, config: Config
-) -> None:
+def _lower_rest_(factory: ProblemFactory, rest: list[Target], target: float, config: Config) -> None:
     """One gain for weights that no symmetry reaches, where they are too sharp and answer to it."""
     options: ProblemOptions = {**factory.options, "layers": [one.key for one in rest]}
-    model = scales.ScaledModel(replace(factory, options=options), rest, config.tolerance / 5)
+    model = ScaledModel(replace(factory, options=options), rest, config.tolerance / 5)
     if model.network_norm() > target * (1 + config.tolerance):
         path = scales.ScalingPath("all", dict.fromkeys((one.name for one in rest), 1.0))
         lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED)
@@ -186,11 +158,7 @@ def _lower_rest_(
 
 
 def _solve_network(
-    model: scales.ScaledModel,
-    targets: list[weights.Target],
-    uses: Uses,
-    traits: NetworkTraits,
-    config: Config,
+    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
 ) -> Solution:
     output = model.output()
     if config.is_adaptive and config.lr is not None:
@@ -240,11 +208,7 @@ def _solve_network(
 
 
 def _solve_layers(
-    model: scales.ScaledModel,
-    targets: list[weights.Target],
-    uses: Uses,
-    traits: NetworkTraits,
-    config: Config,
+    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
 ) -> Solution:
     norm = model.network_norm() if config.lr == "auto" else math.inf
     goal = config.goal(traits.kappa, norm, unscaled=True)
@@ -256,10 +220,7 @@ def _solve_layers(
 
 
 def _draw_scheme_(
-    factory: scales.ProblemFactory,
-    targets: list[weights.Target],
-    traced: weights.TracedWeights,
-    config: Config,
+    factory: ProblemFactory, targets: list[Target], traced: TracedWeights, config: Config
 ) -> SchemePlan | None:
     """Write the scheme's weights and biases; None for scheme="keep"."""
     if config.scheme == "keep":
@@ -276,25 +237,19 @@ def _draw_scheme_(
         names = {target.key: target.name for target in targets}
         gains = {names[key]: std for key, std in mean_field.capped_stds(uses).items() if key in names}
     plan = apply_scheme.write_scheme_(
-        factory.model,
-        config.scheme_name,
-        weights.find_targets(factory.model, factory.options["layers"]),
-        traced,
-        factory.sample,
-        factory.options["forward"],
-        gains=gains,
-        residual=residual,
+        factory.model, config.scheme_name, weights.find_targets(factory.model, factory.options["layers"]),
+        traced, factory.sample, factory.options["forward"], gains=gains, residual=residual,
         biases="keep" if config.biases == "keep" else "zero",
         generator=torch.Generator().manual_seed(factory.options["seed"]),
-    )
+    )  # fmt: skip
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 
 def _measure_old(
-    factory: scales.ProblemFactory, every_layer: bool, config: Config
+    factory: ProblemFactory, every_layer: bool, config: Config
 ) -> tuple[CurvatureReport | None, float, list[str]]:
     """The report and the loss of the old weights; errors that new weights do not cure come again later."""
-    found = scales.ScaledModel(factory, [], 0.1)
+    found = ScaledModel(factory, [], 0.1)
     try:
         output = found.output()
         if output.is_finite:
@@ -307,24 +262,15 @@ def _measure_old(
     return None, math.nan, ["before: the old weights, or the network's output with them, are not finite."]
 
 
-def _has_fixed_statistics(module: nn.Module) -> bool:
-    """Whether it is a BatchNorm that normalizes by its running statistics, as in eval mode."""
-    return isinstance(module, _BatchNorm) and not module.training and module.running_mean is not None
-
-
-def _sizes(targets: list[weights.Target]) -> dict[str, float]:
+def _sizes(targets: list[Target]) -> dict[str, float]:
     """The root mean square of every weight."""
     return {one.name: float(one.value.double().square().mean().sqrt()) for one in targets}
 
 
 def _reason_to_restore(
-    old: CurvatureReport | None,
-    after: CurvatureReport | None,
-    found: Solution,
-    config: Config,
-    sizes: tuple[dict[str, float], dict[str, float]],
-    losses: tuple[float, float],
-) -> str:
+    old: CurvatureReport | None, after: CurvatureReport | None, found: Solution, config: Config,
+    sizes: tuple[dict[str, float], dict[str, float]], losses: tuple[float, float],
+) -> str:  # fmt: skip
     """Why the new weights must not stay: farther from the target than the old ones, or not trainable."""
     before, now = sizes
     if math.isnan(losses[0]):
@@ -340,10 +286,7 @@ def _reason_to_restore(
     if old is None or after is None or target is None or found.symmetries or not found.reason:
         return ""
     near, far = (
-        max(
-            (_distance(row.norm, found.goal.target) for row in _judged(report, config, found)),
-            default=math.inf,
-        )
+        max((_distance(row.norm, target) for row in _judged(report, config, found)), default=math.inf)
         for report in (old, after)
     )
     farther = far > (2 * near if config.rule == "network" else near)

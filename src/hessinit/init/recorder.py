@@ -343,12 +343,9 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 
 def run(
-    model: nn.Module,
-    inputs: Any,
-    forward: Forward | None,
-    tensors: Mapping[str, Tensor],
+    model: nn.Module, inputs: Any, forward: Forward | None, tensors: Mapping[str, Tensor],
     mode: contextlib.AbstractContextManager[Any],
-) -> Any:
+) -> Any:  # fmt: skip
     """The model's output under `mode`, with `tensors` in the place of its parameters and buffers."""
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}
     renamed = {f"model.{name}": tensor for name, tensor in {**own, **tensors}.items()}

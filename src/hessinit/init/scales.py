@@ -178,12 +178,12 @@ class ScaledModel:
         if not self.output().is_finite:
             return math.inf
         with self._measuring(every_layer=False) as rows:
-            return _finite_or_inf(rows.whole.norm.value)
+            return finite_or_inf(rows.whole.norm.value)
 
     def own_norm(self, name: str) -> float:
         with self._measuring(every_layer=False) as rows:
             own = [layer.parameter for layer in rows.problem.layers if _weight_name(layer) == name]
-            return _finite_or_inf(rows.main.extremes(own).norm.value) if own else 0.0
+            return finite_or_inf(rows.main.extremes(own).norm.value) if own else 0.0
 
     @_once_per_scale
     def layer_norms(self) -> dict[str, float]:
@@ -193,7 +193,7 @@ class ScaledModel:
             extremes = rows.main.extremes_of_each([layer.parameter for layer in layers])
             found: dict[str, float] = {}
             for layer in layers:
-                name, norm = _weight_name(layer), _finite_or_inf(extremes[layer.parameter].norm.value)
+                name, norm = _weight_name(layer), finite_or_inf(extremes[layer.parameter].norm.value)
                 found[name] = max(found.get(name, 0.0), norm)
             return found
 
@@ -260,7 +260,7 @@ def _weight_name(layer: Layer) -> str:
     return layer_name(parametrized_name(layer.parameter))
 
 
-def _finite_or_inf(norm: float) -> float:
+def finite_or_inf(norm: float) -> float:
     return norm if math.isfinite(norm) else math.inf
 
 
@@ -284,13 +284,9 @@ class ScalingPath:
 
 
 def scaling_path(
-    scaling: str,
-    targets: Sequence[Target],
-    uses: Sequence[WeightUse],
-    model: ScaledModel,
-    target: float,
+    scaling: str, targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel, target: float,
     nearly: bool = False,
-) -> ScalingPath:
+) -> ScalingPath:  # fmt: skip
     """The path of one of `defaults.SCALINGS`.
 
     "all": one gain for all weights that matter. "last": the weights whose result is the output, or else the

@@ -10,14 +10,15 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hessinit.curvature import engines, operators
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, gradient_moments, spectral_norm
-from hessinit.init.scales import ProblemFactory, network_estimator
+from hessinit.init.scales import ProblemFactory, finite_or_inf, network_estimator
 from hessinit.init.symmetries import Exponents, Symmetries, find_symmetries, output_change
 from hessinit.problem.problem import Problem
 from hessinit.problem.validate import layer_name
@@ -89,9 +90,7 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
         scalable, rest = [free], [name for name in weights if name not in free.weights]
         for symmetries in (exact, nearly):
             for exponents in symmetries.against_gains(weights, free.weights):
-                block = _confirmed(problem, exponents, rest)
-                if block is None and symmetries is nearly:
-                    block = _read_block(exponents, rest, exact=False)
+                block = _confirmed(problem, exponents, rest, or_nearly=symmetries is nearly)
                 if block is not None:
                     scalable.append(block)
                     rest = [name for name in rest if name not in block.weights]
@@ -117,55 +116,19 @@ def _confirm_free(problem: Problem, symmetries: Symmetries, weights: Sequence[st
     return _confirmed(problem, symmetries.scale_free(weights, firm), weights)
 
 
-def _read_block(exponents: Exponents, weights: Sequence[str], *, exact: bool) -> Block | None:
-    chosen = tuple(name for name in weights if exponents.get(name, 0.0) > 0)
-    return Block(chosen, exponents, exact) if chosen else None
-
-
-def _confirmed(problem: Problem, exponents: Exponents | None, weights: Sequence[str]) -> Block | None:
+def _confirmed(
+    problem: Problem, exponents: Exponents | None, weights: Sequence[str], or_nearly: bool = False
+) -> Block | None:
     """A block whose symmetry leaves the output where it is, at half and at twice the weights."""
-    block = _read_block(exponents or {}, weights, exact=True)
-    if block is None:
+    chosen = tuple(name for name in weights if exponents and exponents.get(name, 0.0) > 0)
+    if not exponents or not chosen:
         return None
-    half, twice = (
-        {name: sign * math.log(2) * one for name, one in block.exponents.items()} for sign in (-1, 1)
-    )
-    return block if output_change(problem, half, twice) <= UNMOVED else None
+    half, twice = ({name: sign * math.log(2) * one for name, one in exponents.items()} for sign in (-1, 1))
+    exact = output_change(problem, half, twice) <= UNMOVED
+    return Block(chosen, exponents, exact) if exact or or_nearly else None
 
 
-class BlockCurvature:
-    """The norms that an optimizer sees of blocks of weights: ‖H‖, or ‖P^-½ H P^-½‖ for Adam."""
-
-    def __init__(
-        self, evaluations: Sequence[Evaluation], curvature: str, tolerance: float, adam: AdamRule | None
-    ) -> None:
-        problem = evaluations[0].problem
-        self._settings = engines.LanczosSettings(tolerance, 200, problem.seed)
-        estimator = network_estimator(evaluations)
-        self._engine = engines.build_engine(evaluations, curvature, self._settings, estimator)
-        self._semidefinite = curvature == "gauss-newton"
-        self._scales: dict[str, Tensor] = {}
-        if adam is not None:
-            _, square, _ = gradient_moments(evaluations)
-            scale = torch.where(square > 0, square.sqrt() + adam.eps, torch.inf)
-            pieces = operators.split(scale, [leaf.shape for leaf in problem.leaves.values()])
-            self._scales = dict(zip(problem.leaves, pieces, strict=True))
-
-    def norm(self, weights: Sequence[str]) -> float:
-        """That of these weights together; 0 for none."""
-        if not weights:
-            return 0.0
-        if not self._scales:
-            found = self._engine.extremes(weights).norm.value
-        else:
-            scale = operators.join([self._scales[name] for name in weights])
-            operator = ScaledCurvature(self._engine.operator(weights), scale)
-            found = spectral_norm(operator, self._settings, semidefinite=self._semidefinite).value
-        return found if math.isfinite(found) else math.inf
-
-
-@dataclass(frozen=True)
-class SymmetricFit:
+class SymmetricFit(NamedTuple):
     """What was scaled; `reason` says why the target was missed, or is empty.
 
     `output_change` is that of the function, relative: rounding and the eps of normalizations.
@@ -253,8 +216,7 @@ class SymmetryScaler:
     def _scale_unmoved_(self, logs: dict[Block, float]) -> tuple[dict[Block, float], float, bool]:
         """Scale as far as the output stays; returns the logs, its change, and whether that was not all."""
         start, tried, low, high = self._factory.problem(), 1.0, 0.0, 1.0
-        best: dict[Block, float] = dict.fromkeys(logs, 0.0)
-        least = 0.0
+        best, least = dict.fromkeys(logs, 0.0), 0.0
         with start.settings():
             for _ in range(_ATTEMPTS):
                 part = {block: tried * log for block, log in logs.items()}
@@ -297,7 +259,27 @@ class SymmetryScaler:
 
     @contextlib.contextmanager
     def _curvature(self) -> Iterator[Callable[[Sequence[str]], float]]:
-        problem = self._factory.problem(measured=True)
+        """The norm that the optimizer sees of some weights together: ‖H‖, or ‖P^-½ H P^-½‖ for Adam."""
+        problem, curvature = self._factory.problem(measured=True), self._factory.curvature
+        settings = engines.LanczosSettings(self._tolerance / 5, 200, problem.seed)
+        scales: dict[str, Tensor] = {}
         with problem.settings():
-            accuracy, curvature = self._tolerance / 5, self._factory.curvature
-            yield BlockCurvature(evaluate(problem), curvature, accuracy, self._adam).norm
+            evaluations = evaluate(problem)
+            engine = engines.build_engine(evaluations, curvature, settings, network_estimator(evaluations))
+            if self._adam is not None:
+                _, square, _ = gradient_moments(evaluations)
+                scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)
+                pieces = operators.split(scale, [leaf.shape for leaf in problem.leaves.values()])
+                scales = dict(zip(problem.leaves, pieces, strict=True))
+
+            def norm(weights: Sequence[str]) -> float:
+                if not weights:
+                    return 0.0
+                if not scales:
+                    return finite_or_inf(engine.extremes(weights).norm.value)
+                scale = operators.join([scales[name] for name in weights])
+                operator = ScaledCurvature(engine.operator(weights), scale)
+                semidefinite = curvature == "gauss-newton"
+                return finite_or_inf(spectral_norm(operator, settings, semidefinite=semidefinite).value)
+
+            yield norm

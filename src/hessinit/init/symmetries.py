@@ -40,12 +40,9 @@ class Symmetries:
     """
 
     def __init__(
-        self,
-        parameters: Iterable[str],
-        equations: Iterable[Degree],
-        gains: Iterable[str] = (),
+        self, parameters: Iterable[str], equations: Iterable[Degree], gains: Iterable[str] = (),
         divides: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.parameters, self.gains, self.divides = tuple(parameters), frozenset(gains), divides
         self._row = {name: number for number, name in enumerate(self.parameters)}
         rows = {tuple(sorted(equation.items())) for equation in equations}
@@ -264,10 +261,6 @@ def _quotient(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree
     return _sum(mode.of(given["self"]), mode.of(given["other"]), -1.0)
 
 
-def _equal(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    return mode.require_equal(degrees)
-
-
 def _sum_of_terms(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
     """Terms of one degree, or a tensor and a number, which may be small enough to be an eps."""
     if len(degrees) > 1:
@@ -328,11 +321,8 @@ def _table(*rules: tuple[Rule, str]) -> dict[str, Rule]:
 
 _RULES = _table(
     (_keeps, "view _unsafe_view _reshape_alias t transpose permute expand squeeze unsqueeze slice select"),
-    (
-        _keeps,
-        "split split_with_sizes unbind clone alias detach _to_copy as_strided index index_select gather",
-    ),
-    (_keeps, "flip roll constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d repeat"),
+    (_keeps, "split split_with_sizes unbind clone alias detach _to_copy as_strided index index_select"),
+    (_keeps, "gather flip roll constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d repeat"),
     (_keeps, "relu leaky_relu neg abs mean sum cumsum amax amin tril triu diagonal native_dropout embedding"),
     (_keeps, "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d"),
     (_keeps, "_adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d pixel_shuffle"),
@@ -348,7 +338,7 @@ _RULES = _table(
     (_power(2.0), "square var"),
     (_any_power, "pow"),
     (_sum_of_terms, "add sub rsub"),
-    (_equal, "cat stack copy"),
+    (lambda mode, given, degrees: mode.require_equal(degrees), "cat stack copy"),
     (_product_and_term, "addmm baddbmm addmv"),
     (_weighted, "convolution cudnn_convolution"),
     (_normalization, "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit"),

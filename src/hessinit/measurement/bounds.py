@@ -57,14 +57,11 @@ def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
     """Bounds add up (they carry their batch's weight already), means are over all examples."""
     forward, backward, activation, paper, rigorous, reasons, notes = zip(*batches, strict=True)
     return JacobianBounds(
-        **_mean_and_largest("forward", forward),
-        **_mean_and_largest("backward", backward),
-        activation=max(activation),
-        paper_bound=None if None in paper else sum(paper),
-        rigorous_bound=None if None in rigorous else sum(rigorous),
-        reason=next(filter(None, reasons), ""),
+        **_mean_and_largest("forward", forward), **_mean_and_largest("backward", backward),
+        activation=max(activation), paper_bound=None if None in paper else sum(paper),
+        rigorous_bound=None if None in rigorous else sum(rigorous), reason=next(filter(None, reasons), ""),
         note=next(filter(None, notes), ""),
-    )
+    )  # fmt: skip
 
 
 def _mean_and_largest(name: str, pieces: Sequence[singular_values.SingularValues | None]) -> dict[str, Any]:

@@ -108,15 +108,11 @@ class _Gathered:
         dead = units - sum(int(alive.sum()) for alive in self._alive.values())
         return Diagnostics(
             activation=", ".join(name or "none" for name in self._names) if any(self._names) else "",
-            activation_mean=self._after.mean,
-            activation_std=self._after.std,
-            preactivation_std=self._own.std,
-            gradient_mean=self._gradient.mean,
-            gradient_std=self._gradient.std,
-            weight_gradient_norm=norm,
+            activation_mean=self._after.mean, activation_std=self._after.std, preactivation_std=self._own.std,
+            gradient_mean=self._gradient.mean, gradient_std=self._gradient.std, weight_gradient_norm=norm,
             dead=dead / units if units else None,
             saturated=self._saturated / self._saturable if self._saturable else None,
-        )
+        )  # fmt: skip
 
 
 class Moments:

@@ -356,12 +356,9 @@ def examples_independent(
 
 
 def _spectral_norms(
-    end: GraphPoints,
-    layers: dict[str, list[GraphPoint]],
-    from_output: bool,
-    like: Tensor,
+    end: GraphPoints, layers: dict[str, list[GraphPoint]], from_output: bool, like: Tensor,
     settings: engines.LanczosSettings,
-) -> dict[str, singular_values.SingularValues]:
+) -> dict[str, singular_values.SingularValues]:  # fmt: skip
     """The norm of the derivative between an end of the network and a layer's points, by layer and example.
 
     With few numbers at that end the unit vectors go to all layers at once, a pass for each. Otherwise every

@@ -78,37 +78,26 @@ def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tup
 
 def versions_of(problem: Problem) -> dict[str, str]:
     return {
-        "hessinit": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "device": str(problem.device),
-        "dtype": str(problem.dtype).removeprefix("torch."),
-    }
+        "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
+        "device": str(problem.device), "dtype": str(problem.dtype).removeprefix("torch."),
+    }  # fmt: skip
 
 
 def facts_of(problem: Problem, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     """The fields that the results of all measurements share."""
     return {
-        "loss": sum(one.loss_value * one.weight for one in evaluations),
-        "examples": problem.examples,
-        "batches": len(problem.batches),
-        "seed": problem.seed,
-        "versions": versions_of(problem),
-    }
+        "loss": sum(one.loss_value * one.weight for one in evaluations), "examples": problem.examples,
+        "batches": len(problem.batches), "seed": problem.seed, "versions": versions_of(problem),
+    }  # fmt: skip
 
 
 class Rows:
     """The engines that one measurement needs, and the rows of the report that they fill."""
 
     def __init__(
-        self,
-        problem: Problem,
-        evaluations: list[Evaluation],
-        curvature: str,
-        estimator: str,
-        settings: engines.LanczosSettings,
-        spectrum: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, problem: Problem, evaluations: list[Evaluation], curvature: str, estimator: str,
+        settings: engines.LanczosSettings, spectrum: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.problem, self.evaluations = problem, evaluations
         self._spectrum, self._settings = spectrum or {}, settings
         self._rounding: dict[str, rounding_error.Rounding] = {}
@@ -157,28 +146,21 @@ class Rows:
         others = sum(sorted(norms)[:-1]) if semidefinite else math.inf  # not inf - inf
         size = sum(layer.size for layer in self.problem.layers)
         return LayerCurvature(
-            name="network",
-            shape=(size,),
-            curvature=self._kind,
+            name="network", shape=(size,), curvature=self._kind,
             top=Estimate(max(norms), others, False, ONLY_BOUNDED, 0),
             bottom=Estimate(0.0, 0.0 if semidefinite else math.inf, semidefinite, ONLY_BOUNDED, 0),
-            engine=self.main.name,
-            engine_reason=self.main.reason,
-        )
+            engine=self.main.name, engine_reason=self.main.reason,
+        )  # fmt: skip
 
     def report(
         self, layers: tuple[LayerCurvature, ...], network: LayerCurvature, curvature: str, **details: Any
     ) -> CurvatureReport:
         """The rows with what the problem and the main engine say about them."""
         return CurvatureReport(
-            layers=layers,
-            network=network,
-            curvature=curvature,
-            tolerance=self._settings.tolerance,
-            engine=self.main.name,
-            **facts_of(self.problem, self.evaluations),
+            layers=layers, network=network, curvature=curvature, tolerance=self._settings.tolerance,
+            engine=self.main.name, **facts_of(self.problem, self.evaluations),
             **{"engine_reason": self.main.reason, **details},
-        )
+        )  # fmt: skip
 
     def _rounded(self, extremes: engines.Extremes, curvature: str, parameter: str) -> engines.Extremes:
         """The extremes with the rounding error of the operator; of the whole network without a parameter."""
@@ -198,18 +180,11 @@ class Rows:
             operator = self.main.operator(names)
             spectrum = engines.measure_spectrum(operator, self._settings, **self._spectrum)
         return LayerCurvature(
-            name=layer.name,
-            aliases=layer.aliases,
-            shape=layer.shape,
-            curvature=self._kind,
-            top=extremes.top,
-            bottom=extremes.bottom,
-            approximation=approximate.norm if approximate else None,
-            spread=Spread(norms) if norms else None,
-            engine=extremes.engine,
-            engine_reason=extremes.reason,
+            name=layer.name, aliases=layer.aliases, shape=layer.shape, curvature=self._kind, top=extremes.top,
+            bottom=extremes.bottom, approximation=approximate.norm if approximate else None,
+            spread=Spread(norms) if norms else None, engine=extremes.engine, engine_reason=extremes.reason,
             **spectrum,
-        )
+        )  # fmt: skip
 
 
 def measure(

@@ -96,13 +96,10 @@ class SkipGram(nn.Module):
         report = measure(self, self.loss, batch, curvature="both", tolerance=TOLERANCE, seed=probes)
         whole = report.network.approximation
         return {
-            "centre": report["centre"].norm,
-            "context": report["context"].norm,
-            "network": None if whole is None else abs(whole.value),
-            "exact": report.network.norm,
-            "converged": all(row.converged for row in (*report.layers, report.network)),
-            "first": report.loss,
-        }
+            "centre": report["centre"].norm, "context": report["context"].norm,
+            "network": None if whole is None else abs(whole.value), "exact": report.network.norm,
+            "converged": all(row.converged for row in (*report.layers, report.network)), "first": report.loss,
+        }  # fmt: skip
 
     def train_(self, batches: Sequence[Batch], learning_rate: float) -> list[float]:
         """Plain SGD; the loss of every batch before its step, and inf from where it is no longer finite."""

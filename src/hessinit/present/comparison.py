@@ -228,15 +228,12 @@ def _heat_map(comparison: Comparison) -> doc.HeatMap:
         "heat map",
         "Final loss (✗: diverged)" if any(run.diverged for run in comparison.runs) else "Final loss",
         f"Final loss for each scheme and learning rate. Lowest, with a frame, at {'; '.join(lowest)}.",
-        schemes,
-        [w.format_number(rate) for rate in rates],
-        losses,
+        schemes, [w.format_number(rate) for rate in rates], losses,
         [[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
-        *("learning rate", "scheme", "final loss"),
-        log_color=bool(shown) and min(shown) > 0,
+        *("learning rate", "scheme", "final loss"), log_color=bool(shown) and min(shown) > 0,
         details=[[_describe_cell(comparison, scheme, rate) for rate in rates] for scheme in schemes],
         marked=[[best[rate] == scheme for rate in rates] for scheme in schemes],
-    )
+    )  # fmt: skip
 
 
 def _describe_cell(comparison: Comparison, scheme: str, rate: float) -> str:

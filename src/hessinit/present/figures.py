@@ -115,15 +115,10 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
         size = 6 if series.hollow else 4 if chart.layers else 3.5
         style = {"markersize": size, "markerfacecolor": "none" if series.hollow else color}
     ax.plot(
-        x,
-        y,
-        color=color,
-        linestyle="none" if not has_line else "--" if series.dashed else "-",
-        linewidth=0.7 if chart.layers else 1.4,
-        marker=MARKERS[series.symbol] if has_marks else "",
-        label=series.name if series.in_legend else "_",
-        **style,
-    )
+        x, y, color=color, linestyle="none" if not has_line else "--" if series.dashed else "-",
+        linewidth=0.7 if chart.layers else 1.4, marker=MARKERS[series.symbol] if has_marks else "",
+        label=series.name if series.in_legend else "_", **style,
+    )  # fmt: skip
 
 
 def positions(series: Series) -> list[float]:

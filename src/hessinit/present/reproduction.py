@@ -95,13 +95,10 @@ def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Secti
     setting = f"On {reproduction.data}, {w.count(len(seeds), 'seed')}. Variant {reproduction.variant}: {said}"
     jobs, seconds = w.count(len(reproduction.results), "job"), w.format_number(reproduction.seconds)
     record = {
-        "data": reproduction.source,
-        "seeds": ", ".join(map(str, seeds)),
-        "work": f"{jobs}, {seconds} s on one core each",
-        "revision": reproduction.revision,
-        **reproduction.versions,
-        **reproduction.hardware,
-    }
+        "data": reproduction.source, "seeds": ", ".join(map(str, seeds)),
+        "work": f"{jobs}, {seconds} s on one core each", "revision": reproduction.revision,
+        **reproduction.versions, **reproduction.hardware,
+    }  # fmt: skip
     cells = [cell for table in findings.tables for cell in table.cells]
     legend = "±: the standard error over n seeds or restarts."
     if any(cell.paper is not None for cell in cells):

@@ -63,14 +63,9 @@ def _embedding_bag(
 
 
 def _embedding(
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:  # fmt: skip
     """A sparse gradient cannot be differentiated again; the dense one holds the same numbers."""
     if scale_grad_by_freq or max_norm is not None:
         raise ProblemError(

@@ -156,28 +156,17 @@ class LearningRateAdvice(Result):
 
 
 def advise_descent(
-    descent: Descent,
-    top: Estimate,
-    bottom: Estimate,
-    *,
-    lr: float | None,
-    notes: tuple[str, ...],
+    descent: Descent, top: Estimate, bottom: Estimate, *, lr: float | None, notes: tuple[str, ...],
     **facts: Any,
-) -> LearningRateAdvice:
+) -> LearningRateAdvice:  # fmt: skip
     """Return the advice that follows from both ends of the network's spectrum; `facts` are other fields."""
     say, norm = presenter("advice"), descent.norm(top, bottom)
     why_best, why_stable = say.explain_descent(descent, norm.value)
     best, stable = descent.best(norm.value), descent.stability_limit(norm.value)
     flat = 0 < norm.value < FLAT_INITIALIZATION
     return LearningRateAdvice(
-        optimizer=str(descent),
-        lr=lr,
-        learning_rate=best,
-        learning_rate_reason=why_best,
-        stable_learning_rate=stable,
-        stable_reason=why_stable,
-        warmup=judge_warmup(lr, best, stable, flat=flat),
-        norm=norm,
-        notes=(*notes, say.flat_initialization(norm.value)) if flat else notes,
-        **facts,
-    )
+        optimizer=str(descent), lr=lr, learning_rate=best, learning_rate_reason=why_best,
+        stable_learning_rate=stable, stable_reason=why_stable,
+        warmup=judge_warmup(lr, best, stable, flat=flat), norm=norm,
+        notes=(*notes, say.flat_initialization(norm.value)) if flat else notes, **facts,
+    )  # fmt: skip

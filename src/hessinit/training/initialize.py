@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
@@ -13,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, defaults, fit, scales, weights
@@ -26,7 +25,7 @@ from hessinit.results.initialization import Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
 from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data, survives
-from hessinit.training.workers import progress_bar
+from hessinit.training.workers import race_bar
 
 # κ is divided by these in turn until the weights survive their trial; a candidate of the race has κ/4.
 FLATTER = (2.0, 4.0, 8.0, 16.0, 32.0)
@@ -116,11 +115,8 @@ def initialize_(
     """
     started = time.perf_counter()
     validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
-    validate.check_switches(dry_run=dry_run, strict=strict)
-    if not callable(progress):
-        validate.check_switches(progress=progress)
-    if report is not None:
-        validate.check_switches(report=report)
+    shown, reported = callable(progress) or progress, report is not None and report
+    validate.check_switches(dry_run=dry_run, strict=strict, progress=shown, report=reported)
     seed = validate.check_whole("seed", seed, at_least=0)
     trial_steps = validate.check_whole("trial_steps", trial_steps, at_least=3)
     inside = validate.unwrap(model)
@@ -216,13 +212,17 @@ class _Work:
     def _trial(self, lr: float) -> Trial:
         """24 steps from the present weights on the batch; everything is put back."""
         return survives(
-            self.factory.model, self.factory.loss, self.factory.batch, lr=lr, optimizer=self.optimizer,
-            momentum=self.config.momentum, ceiling=self._zero_loss(), steps=SURVIVAL_STEPS,
-            forward=self.factory.options["forward"], seed=self.factory.options["seed"],
+            self.factory.model, self.factory.loss, self.factory.batch, lr=lr, steps=SURVIVAL_STEPS,
+            **self._training(),
         )  # fmt: skip
 
-    def _zero_loss(self) -> float:
-        return scales.ScaledModel(self.factory, [], 0.1).output().zero_loss
+    def _training(self) -> dict[str, Any]:
+        """What trials and races share; a loss is judged by that of a zero output."""
+        ceiling, options = scales.ScaledModel(self.factory, [], 0.1).output().zero_loss, self.factory.options
+        return {
+            "optimizer": self.optimizer, "momentum": self.config.momentum, "ceiling": ceiling,
+            "forward": options["forward"], "seed": options["seed"],
+        }  # fmt: skip
 
     def survive_(self, result: Initialization) -> Initialization:
         """Make the weights flatter until they survive a trial; else the old ones at a lower rate."""
@@ -276,28 +276,15 @@ class _Work:
     def race_(self, result: Initialization, data: RaceData, steps: int) -> Initialization:
         """Train every candidate; the result is that of the winner, whose initial weights are written."""
         results: dict[tuple[str, float], Initialization] = {}
-        if self.config.lr == "auto":
-            rates = _half_decades(result.lr or 0.1)
-        else:
-            assert result.lr is not None
-            rates = [result.lr]
+        rates = _half_decades(result.lr or 0.1) if self.config.lr == "auto" else [result.lr or math.nan]
         candidates = [one for rate in rates for one in self._candidates(rate, results, result)]
         self.restore()
-        with contextlib.ExitStack() as display:
-            advance: Callable[[str, float], None] | None = None
-
-            def on_step(done: int, planned: int, name: str) -> None:
-                nonlocal advance
-                if advance is None:
-                    advance = display.enter_context(progress_bar("Racing", planned, 0, self.progress is True))
-                advance(name, 1)
-
+        auto = self.config.lr == "auto"
+        with race_bar(self.progress is True) as bar:
             trials = race_(
-                self.factory.model, self.factory.loss, data, candidates, optimizer=self.optimizer,
-                momentum=self.config.momentum, ceiling=self._zero_loss(), steps=steps,
-                forward=self.factory.options["forward"], seed=self.factory.options["seed"],
-                on_step=self.progress if callable(self.progress) else on_step,
-                trend=self.config.lr != "auto", margin=_CLOSE_SCORES if self.config.lr == "auto" else 0.0,
+                self.factory.model, self.factory.loss, data, candidates, **self._training(), steps=steps,
+                on_step=self.progress if callable(self.progress) else bar,
+                trend=not auto, margin=_CLOSE_SCORES if auto else 0.0,
             )  # fmt: skip
         winner = trials[0]
         if not winner.survived:
@@ -326,14 +313,9 @@ class _Work:
     ) -> list[Candidate]:
         """The fitted weights, flatter ones, other schemes, and the user's own weights."""
 
-        def fitted(name: str, config: Config, known: list[Tensor] | None = None) -> Candidate:
+        def fitted(name: str, config: Config) -> Candidate:
             def write_() -> None:
-                if known is None:
-                    results[name, lr] = fit.fit_(self.factory, self.targets, config, self.restore)
-                else:
-                    with torch.no_grad():
-                        for parameter, value in zip(self.factory.model.parameters(), known, strict=True):
-                            parameter.copy_(value)
+                results[name, lr] = fit.fit_(self.factory, self.targets, config, self.restore)
 
             return Candidate(name, lr, write_, 0.0 if name == OURS else handicap)
 
@@ -342,7 +324,7 @@ class _Work:
         found = [fitted(OURS, config)]
         if first.lr == lr and not auto:  # it is in the model
             results[OURS, lr] = first
-            found = [fitted(OURS, config, [one.detach().clone() for one in self.factory.model.parameters()])]
+            found = [Candidate(OURS, lr, weights.snapshot(self.targets, self.factory.model.parameters()))]
         if first.kappa is not None and not auto:
             flatter = replace(config, flatter=RACED_FLATTER * config.flatter)
             found.append(fitted(f"{OURS}, κ = {first.kappa / RACED_FLATTER:.3g}", flatter))

@@ -39,17 +39,10 @@ DEVIATIONS = 3.0
 
 
 def train(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[tuple[Any, Any]],
-    optimizer: Optimizer,
-    *,
-    steps: int | None = None,
-    warmup: Warmup | None = None,
-    forward: Forward | None = None,
-    build: Callable[[], nn.Module] | None = None,
-    on_step: Callable[[int, float], object] | None = None,
-) -> tuple[list[float], str]:
+    model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]], optimizer: Optimizer, *,
+    steps: int | None = None, warmup: Warmup | None = None, forward: Forward | None = None,
+    build: Callable[[], nn.Module] | None = None, on_step: Callable[[int, float], object] | None = None,
+) -> tuple[list[float], str]:  # fmt: skip
     """Train in place; returns the loss of every mini-batch before its step, and a failure in words.
 
     At most `steps` of the `batches` are used. A loss that is not finite is the last, and no step is made with

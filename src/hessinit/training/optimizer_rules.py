@@ -141,15 +141,10 @@ class StabilityLimit:
 
 
 def find_stability_limit(
-    optimizer: OptimizerRule,
-    engine: engines.Engine,
-    evaluations: Sequence[Evaluation],
-    settings: engines.LanczosSettings,
-    *,
-    semidefinite: bool,
-    extremes: engines.Extremes | None = None,
+    optimizer: OptimizerRule, engine: engines.Engine, evaluations: Sequence[Evaluation],
+    settings: engines.LanczosSettings, *, semidefinite: bool, extremes: engines.Extremes | None = None,
     top_only: bool = False,
-) -> StabilityLimit:
+) -> StabilityLimit:  # fmt: skip
     """The stability limit of an optimizer on a quadratic with the curvature of `engine`.
 
     Groups with rates or decays of their own are measured in coordinates in which all weights move as fast as
@@ -239,13 +234,9 @@ def require_known_optimizer(optimizer: Any) -> None:
 
 
 def read_optimizer(
-    optimizer: torch.optim.Optimizer,
-    model: nn.Module,
-    layers: Iterable[Layer],
-    *,
-    lr: float | None = None,
+    optimizer: torch.optim.Optimizer, model: nn.Module, layers: Iterable[Layer], *, lr: float | None = None,
     in_training: bool = False,
-) -> OptimizerRule:
+) -> OptimizerRule:  # fmt: skip
     """The rule of the groups that hold some of `layers`; they may differ in learning rate and weight decay.
 
     `lr`, if given, replaces the largest learning rate; the others keep their proportion to it. `in_training`

@@ -169,7 +169,8 @@ def survives(
     """
     batches = [one for _, one in read_batches(batch)]
     source = generator(seed, "halves")
-    halves = [_half(batches[step % len(batches)], source) for step in range(steps)]
+    whole = itertools.islice(itertools.cycle(batches), steps)
+    halves = [one.take(torch.randperm(one.size, generator=source)[: max(1, one.size // 2)]) for one in whole]
     for chosen in (halves, batches):
         data = RaceData(tuple(chosen), len(chosen))
         with untouched_model(model, loss, forward) as found:
@@ -182,10 +183,6 @@ def survives(
     return trial
 
 
-def _half(batch: Batch, source: torch.Generator) -> Batch:
-    return batch.take(torch.randperm(batch.size, generator=source)[: max(1, batch.size // 2)])
-
-
 @dataclass(eq=False)
 class _Run:
     """A candidate, and how far its training has come."""
@@ -196,10 +193,10 @@ class _Run:
     survived: bool = True
     losses: list[float] = field(default_factory=list)
     scored: list[float] = field(default_factory=list)  # the loss that counts, after each step
+    trend: bool = True
     # Until it goes on:
     optimizer: Optimizer | None = None
     state: ModelState | None = None
-    trend: bool = True
 
     def leave(self, reason: str, survived: bool = True) -> None:
         self.reason, self.survived = reason, survived

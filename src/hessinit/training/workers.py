@@ -210,6 +210,23 @@ def progress_bar(
 
 
 @contextlib.contextmanager
+def race_bar(wanted: bool, waiting: str = "") -> Iterator[Callable[[int, int, str], None]]:
+    """A bar from the first `on_step(done, planned, name)` on, and until then a spinner, if it has a label."""
+    with contextlib.ExitStack() as display:
+        display.enter_context(spinner(waiting, wanted and bool(waiting)))
+        advance: Callable[[str, float], None] | None = None
+
+        def on_step(done: int, planned: int, name: str) -> None:
+            nonlocal advance
+            if advance is None:
+                display.close()  # a terminal shows one at a time
+                advance = display.enter_context(progress_bar("Racing", planned, 0, wanted))
+            advance(name, 1)
+
+        yield on_step
+
+
+@contextlib.contextmanager
 def spinner(label: str, wanted: bool) -> Iterator[None]:
     """A spinner on stderr, where stderr is a terminal, for work of unknown length."""
     if not wanted or not sys.stderr.isatty():
