@@ -118,8 +118,9 @@ RACED = """\
 
 hessinit won the race of 3: loss 0.25 after 6 steps; no other finished.
 Target: the network's ‖H‖ = κ/lr = 2/0.1 = 20.
-3 candidates, 11 training steps in 0.2 s. Score: the mean loss over the last third of the steps, on
-held-out batches if there are any. Nothing was written, or this is a copy."""
+3 candidates, 11 training steps in 0.2 s. Score: the mean loss of the last third, less its fall
+since the third before; on held-out batches where batches repeat. Nothing was written, or this is a
+copy."""
 
 AUTO = """\
  candidate       lr   steps   score   remark
@@ -133,8 +134,8 @@ AUTO = """\
 
 learning rate: 0.3
 hessinit won the race of 3: loss 0.25 after 6 steps; no other finished.
-6 candidates, 22 training steps in 0.2 s. Score: the mean loss over the last third of the steps, on
-held-out batches if there are any. Nothing was written, or this is a copy."""
+6 candidates, 22 training steps in 0.2 s. Score: the mean loss of the last third; on held-out
+batches where batches repeat. Nothing was written, or this is a copy."""
 
 SYMMETRIC = """\
  block                              factor   ‖H‖ before   after

@@ -172,6 +172,7 @@ class SymmetryScaler:
         changes = {block: self._log(block, norm / target) for block, norm in found.items() if block.exact}
         change, bounded = 0.0, False
         for _ in range(_MOST_LOOKS):
+            before_scaling = found[free]
             changes, moved, bounded = self._scale_unmoved_(changes)
             change += moved
             logs |= {block: logs.get(block, 0.0) + log for block, log in changes.items()}
@@ -179,6 +180,10 @@ class SymmetryScaler:
                 found |= {block: norm_of(block.weights) for block, log in changes.items() if log}
             if bounded or abs(found[free] / target - 1) <= self._tolerance:
                 break
+            # Adam's eps, where gradients are tiny, bends the law: go on with the slope that was found.
+            if changes[free] and 0 < found[free] < math.inf:
+                slope = math.log(before_scaling / found[free]) / (changes[free] * free.power)
+                self._law = min(max(slope, self._law / 2), 2 * self._law)
             changes = {free: self._log(free, found[free] / target)}
         symmetries = tuple(
             Symmetry(

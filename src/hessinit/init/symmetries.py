@@ -43,7 +43,7 @@ class Symmetries:
         self, parameters: Iterable[str], equations: Iterable[Degree], gains: Iterable[str] = (),
         divides: bool = True,
     ) -> None:  # fmt: skip
-        self.parameters, self.gains, self.divides = tuple(parameters), frozenset(gains), divides
+        self.parameters, self.gains, self.divides = tuple(parameters), tuple(sorted(gains)), divides
         self._row = {name: number for number, name in enumerate(self.parameters)}
         rows = {tuple(sorted(equation.items())) for equation in equations}
         matrix = np.zeros((max(len(rows), 1), len(self.parameters)))
@@ -92,8 +92,8 @@ class Symmetries:
     def against_gains(self, weights: Sequence[str], free: Collection[str]) -> list[Exponents]:
         """Enlarge weights by smaller gains of the normalizations that they read; `free` weights stay."""
         found = []
-        for group in self.groups(sorted(self.gains), free):
-            still = dict.fromkeys([*free, *(self.gains - set(group))], 0.0)
+        for group in self.groups(self.gains, free):
+            still = dict.fromkeys([*free, *(name for name in self.gains if name not in group)], 0.0)
             exponents = self.solve(still | dict.fromkeys(group, -1.0)) or {}
             moved = [exponents[name] for name in weights if name in exponents]
             found += [exponents] if moved and min(moved) > 0 else []
