@@ -33,7 +33,7 @@ RACED_FLATTER = 4.0
 SURVIVAL_STEPS = 24
 # How much farther others must have fallen below the loss of a zero output to pass the fitted weights. Your
 # own weights need not: after a race you never have worse ones than before, on its steps.
-HANDICAP = 0.05
+HANDICAP = 0.1
 # The old weights are tried at the rate divided by powers of 4, up to this one.
 _QUARTERS = 12
 # lr="auto" tries rates up to so many half decades from the one that the curvature suggests. It races so many
