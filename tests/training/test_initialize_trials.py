@@ -163,7 +163,9 @@ def test_an_optimizer_may_be_a_function() -> None:
         for rule in rules
     )
     assert result.trials == named.trials
-    assert (result.optimizer, result.target) == ("momentum", pytest.approx(result.kappa * 0.2 / 0.05))
+    assert (result.optimizer, result.lr) == ("momentum", 0.05)
+    alone = initialize_(normalized(), LOSS, BATCH, lr=0.05, optimizer=build)
+    assert (alone.optimizer, alone.target) == ("momentum", pytest.approx(alone.kappa * 0.2 / 0.05))
 
 
 def test_one_batch_tests_survival_only() -> None:
