@@ -184,7 +184,7 @@ def _seed(seed: int) -> None:
 def _user_code(doing: str) -> Iterator[None]:
     try:
         yield
-    except (KeyboardInterrupt, typer.Exit):
+    except (KeyboardInterrupt, GeneratorExit, typer.Exit):
         raise
     except BaseException as failure:
         raise UserCodeError(f"{doing} failed") from failure
