@@ -109,6 +109,17 @@ def test_the_old_weights_return_with_a_rate_that_they_survive() -> None:
 # --- The race ---
 
 
+@pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
+def test_a_race_after_failed_trials_is_run_at_the_given_rate() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))  # a quadratic: no weights make it flatter
+    batch = BATCH[0], BATCH[1].float().unsqueeze(1)
+    result = initialize_(model, nn.MSELoss(), batch, lr=3.0, data=[batch] * 3, trial_steps=6)
+    assert {trial.lr for trial in result.trials} == {3.0}
+    assert (result.converged, result.scheme) == (False, "keep")
+    assert "none of" in result.reason
+
+
 def test_the_winner_of_a_race_leaves_its_initial_weights() -> None:
     model, own = normalized(), values(normalized())
     model[1].weight.grad = torch.ones_like(model[1].weight)

@@ -276,7 +276,7 @@ class _Work:
     def race_(self, result: Initialization, data: RaceData, steps: int) -> Initialization:
         """Train every candidate; the result is that of the winner, whose initial weights are written."""
         results: dict[tuple[str, float], Initialization] = {}
-        rates = _half_decades(result.lr or 0.1) if self.config.lr == "auto" else [result.lr or math.nan]
+        rates = _half_decades(result.lr or 0.1) if self.config.lr == "auto" else [self.config.lr]
         candidates = [one for rate in rates for one in self._candidates(rate, results, result)]
         self.restore()
         auto = self.config.lr == "auto"
@@ -322,7 +322,8 @@ class _Work:
         config, auto = replace(self.config, lr=lr, report=False), self.config.lr == "auto"
         handicap = 0.0 if auto else HANDICAP
         found = [fitted(OURS, config)]
-        if first.lr == lr and not auto:  # it is in the model
+        put_back = first.plan is None and config.scheme != "keep"  # the old weights, after the trials
+        if not auto and not put_back:  # it is in the model
             results[OURS, lr] = first
             found = [Candidate(OURS, lr, weights.snapshot(self.targets, self.factory.model.parameters()))]
         if first.kappa is not None and not auto:
