@@ -96,11 +96,11 @@ def cifar_split(held_out: bool = False) -> Examples:
 @functools.cache
 def characters(length: int, held_out: bool = False) -> Examples:
     """Windows of Wikipedia text as character numbers, and the same moved on by one; or of the text after."""
-    text = _text(CHARACTERS)
+    text = text_of(CHARACTERS)
     frequent = [letter for letter, _ in collections.Counter(text).most_common(VOCABULARY - 1)]
     number = {letter: place + 1 for place, letter in enumerate(frequent)}
     if held_out:
-        text = _text(CHARACTERS + HELD_OUT_CHARACTERS)[len(text) :]
+        text = text_of(CHARACTERS + HELD_OUT_CHARACTERS)[len(text) :]
     codes = torch.tensor([number.get(letter, 0) for letter in text])
     windows = codes[: (len(codes) - 1) // length * length].view(-1, length)
     following = codes[1 : windows.numel() + 1].view(-1, length)
@@ -125,7 +125,8 @@ def _bytes(name: str) -> np.ndarray:
         return np.frombuffer(bytearray(file.read(FILES[name])), np.uint8)
 
 
-def _text(size: int) -> str:
+def text_of(size: int) -> str:
+    """So many characters of the articles, without the marks between them."""
     root = folder()
     files = sorted([*root.glob("*.txt"), *root.glob("*.txt.xz")])
     if not files:
@@ -145,7 +146,7 @@ def pack(target: Path) -> None:
     for name in FILES:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / f"{name}.gz").write_bytes(gzip.compress(_bytes(name).tobytes()))
-    text = _text(CHARACTERS + 2 * HELD_OUT_CHARACTERS)
+    text = text_of(CHARACTERS + 2 * HELD_OUT_CHARACTERS)
     (target / "wikipedia.txt.xz").write_bytes(lzma.compress(text.encode()))
 
 

@@ -178,11 +178,18 @@ def multiply_(model: nn.Module, factor: float) -> nn.Module:
 def test_weights_that_overflow_or_saturate_are_brought_back() -> None:
     model = multiply_(residual(56), 25)  # not finite is too sharp, never flat
     assert not torch.isfinite(model(digits()[0])).all()
-    result = initialize_(model, LOSS, digits(), lr=0.1, scheme="keep", biases="zero")
+    result = initialize_(model, LOSS, digits(), lr=0.01, scheme="keep", biases="zero")
     assert result.before is None
     assert "not finite" in " ".join(result.notes)
     assert result.converged, result.reason
     assert all(scale < 0.1 for scale in result.scales.values())
+    with pytest.warns(
+        ConvergenceWarning, match="the old weights survive at no rate; these survive at lr = 0"
+    ):
+        result = initialize_(
+            multiply_(residual(56), 25), LOSS, digits(), lr=1.0, scheme="keep", biases="zero"
+        )
+    assert 0.001 < result.lr < 1
     model = mlp(4)  # from beyond the top of λ the way leads down to the smallest root, not up into saturation
     initialize_(model, LOSS, digits(), target=3.0)
     result = initialize_(multiply_(model, 8), LOSS, digits(), target=3.0, scheme="keep", scaling="all")

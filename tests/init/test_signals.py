@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.gain import gain
-from hessinit.init.mean_field import MAX_GROWTH, capped_stds
+from hessinit.init.mean_field import MAX_GROWTH, SMALL_DIVERGENCE, preactivation_stds
 from hessinit.init.weights import find_weight_uses
 from hessinit.training.initialize import initialize_
 
@@ -219,11 +220,11 @@ def test_the_factor_is_its_own_column_beside_the_true_gain() -> None:
     assert last.std[0] == pytest.approx(last.gain * last.dropout_factor * last.variance_correction / 16)
 
 
-# --- Gradient-explosion cap ---
+# --- Pre-activations of deep chains ---
 
 
 def stds(model: nn.Module) -> dict[str, float]:
-    return capped_stds(find_weight_uses(model, digits()[0], None).uses)
+    return preactivation_stds(find_weight_uses(model, digits()[0], None).uses)
 
 
 def test_the_growth_of_the_gradient_is_brought_down_to_what_it_may_be() -> None:
@@ -237,6 +238,18 @@ def test_the_growth_of_the_gradient_is_brought_down_to_what_it_may_be() -> None:
     slope = (1 - torch.tanh(normal).square()).square().mean()
     growth = float(std**2 * slope / signal) ** 29
     assert growth == pytest.approx(MAX_GROWTH, rel=0.06)
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU])
+def test_examples_of_a_deep_chain_stay_of_one_size(activation: type[nn.Module]) -> None:
+    """The power to which a layer raises the ratio of two examples, from the ratio itself by Monte Carlo."""
+    found = stds(mlp(24, activation))
+    (std,) = set(found.values())
+    assert 3 < std < 9
+    normal = torch.randn(4_000_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    first, second = (activation()(size * std * normal).square().mean().log() for size in (0.99, 1.01))
+    power = float((second - first) / (2 * math.log(1.01 / 0.99)))
+    assert power**23 == pytest.approx(SMALL_DIVERGENCE, rel=0.02)
 
 
 def test_the_initialization_has_the_sizes_asked_for() -> None:

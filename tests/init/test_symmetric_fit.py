@@ -105,7 +105,7 @@ def check_blocks(
 
 
 @EVERY
-@pytest.mark.parametrize("lr", [1.0, 0.05])
+@pytest.mark.parametrize("lr", [0.3, 0.05])
 def test_scale_free_weights_meet_the_target_and_the_function_stays(name: str, lr: float) -> None:
     build, batch, free = MODELS[name]
     model = build()
@@ -127,7 +127,7 @@ def test_scale_free_weights_meet_the_target_and_the_function_stays(name: str, lr
 def test_drawn_weights_compute_the_same_at_every_rate(name: str) -> None:
     build, batch, _ = MODELS[name]
     models = [build() for _ in range(2)]
-    for lr, model in zip((1.0, 0.05), models, strict=True):
+    for lr, model in zip((0.3, 0.05), models, strict=True):
         check_blocks(model, batch, initialize_(model, LOSS, batch, lr=lr), KAPPA / lr)
     assert change(*(output(model, batch) for model in models)) < 1e-2
 
@@ -181,10 +181,10 @@ def test_a_norm_in_eval_mode_and_frozen_gains_are_no_symmetries() -> None:
     model = mlp(nn.LayerNorm)
     model[4].requires_grad_(False)
     kept = state(model[4])
-    with pytest.warns(ConvergenceWarning, match="6 has ‖H‖ = .*, above 4, and no symmetry lowers it"):
-        result = initialize_(model, LOSS, BATCH, lr=1.0, scheme="keep")
+    with pytest.warns(ConvergenceWarning, match="6 has ‖H‖ = .*, above 5.71, and no symmetry lowers it"):
+        result = initialize_(model, LOSS, BATCH, lr=0.7, scheme="keep")
     assert state(model[4]) == kept
-    assert block_norm(model, BATCH, ["0.weight", "3.weight"]) == pytest.approx(KAPPA, rel=0.05)
+    assert block_norm(model, BATCH, ["0.weight", "3.weight"]) == pytest.approx(KAPPA / 0.7, rel=0.05)
 
 
 def test_nothing_is_written_that_layers_leaves_out() -> None:

@@ -70,7 +70,9 @@ def initialize(
     ] = False,
     trial_steps: Annotated[
         int | None,
-        typer.Option(min=3, metavar="N", help="Steps of each candidate; auto doubles them.  [default: 48]"),
+        typer.Option(
+            min=3, metavar="N", help="Steps of each candidate, four times as many for auto.  [default: 48]"
+        ),
     ] = None,
     batch_size: options.BatchSize = None,
     report: Annotated[
@@ -164,8 +166,9 @@ def initialize(
 def _cut(given: Any, batch_size: int | None, steps: int, seed: int) -> tuple[Any, Any]:
     """A mini-batch to measure, and the data of the race: ready batches, or all examples."""
     from hessinit.training.data import read_data
+    from hessinit.training.initialize import LONGER
 
-    data = read_data(given, batch_size or 1, 2 * steps)  # with lr="auto" a race is twice as long
+    data = read_data(given, batch_size or 1, LONGER * steps)
     if not data.ready and batch_size is None:
         data = replace(data, batch_size=min(BATCH_SIZE, data.examples))
     batch = data.initial_batch(seed)

@@ -29,7 +29,7 @@ KAPPA_QUADRATIC = 1.0
 # Normalizations undo much of a gain: a smaller one would have to be so small that it stops the learning.
 SMALLEST_GAIN_NORMALIZED = 0.5
 
-# What scheme="auto" stands for; its pre-activations are smaller than 1 where gradients would explode.
+# What scheme="auto" stands for; in deep chains its pre-activations may be smaller or larger than 1.
 AUTO_SCHEME = "lsuv"
 
 # The root mean square of the output under scaling="small-output".

@@ -63,6 +63,10 @@ def fit_(
     uses = traced.uses
     plan = _draw_scheme_(factory, targets, traced, config)
     model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
+    shrunk = _embedding_logs(model, targets, uses) if config.scheme == "auto" else {}
+    if shrunk:
+        model.scale_(shrunk)
+        model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
     traits, asked = NetworkTraits.of(uses, model.loss_is_quadratic()), config
     if traits.quadratic:  # it does not saturate
         config = replace(config, max_sharpening=math.inf)
@@ -79,7 +83,7 @@ def fit_(
         )
     found = _solve(model, scalable, uses, traits, config)
     after = model.report(every_layer) if config.reports else None
-    factors = dict(model.scales)
+    factors = {name: factor * math.exp(shrunk.get(name, 0.0)) for name, factor in model.scales.items()}
     for name, factor in (pair for symmetry in found.symmetries for pair in symmetry.factors.items()):
         layer = layer_name(parametrized_name(name))
         factors |= {layer: factors[layer] * factor} if layer in factors else {}
@@ -235,7 +239,7 @@ def _draw_scheme_(
     gains = None
     if config.scheme == "auto":
         names = {target.key: target.name for target in targets}
-        gains = {names[key]: std for key, std in mean_field.capped_stds(uses).items() if key in names}
+        gains = {names[key]: std for key, std in mean_field.preactivation_stds(uses).items() if key in names}
     plan = apply_scheme.write_scheme_(
         factory.model, config.scheme_name, weights.find_targets(factory.model, factory.options["layers"]),
         traced, factory.sample, factory.options["forward"], gains=gains, residual=residual,
@@ -243,6 +247,27 @@ def _draw_scheme_(
         generator=torch.Generator().manual_seed(factory.options["seed"]),
     )  # fmt: skip
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
+
+
+def _embedding_logs(model: ScaledModel, targets: list[Target], uses: Uses) -> dict[str, float]:
+    """Shrink embeddings that are factors of the output, as in skip-gram, to vectors of length 1.
+
+    Vectors of unit variance would have products of size √dimension, which training must first unlearn.
+    """
+    names = {use.parameter for use in uses if use.kind == "embedding"}
+    logs = {
+        one.name: -0.5 * math.log(float(one.value.double().square().sum(-1).mean()))
+        for one in targets
+        if one.key in names
+    }
+    size = model.output().size if logs else math.inf
+    if not 0 < size < math.inf:
+        return {}
+    model.scale_(dict.fromkeys(logs, -math.log(2)))
+    halved = math.log2(size / max(model.output().size, 1e-300))
+    model.scale_({})
+    is_factor = abs(halved - round(halved)) < 0.01 and 1 <= round(halved) <= len(logs)
+    return logs if is_factor else {}
 
 
 def _measure_old(
@@ -283,7 +308,8 @@ def _reason_to_restore(
     if not losses[1] <= limit * max(abs(losses[0]), 1.0):
         return f"the loss would be {losses[1]:.3g}, and was {losses[0]:.3g}"
     target = found.goal.target
-    if old is None or after is None or target is None or found.symmetries or not found.reason:
+    is_far = found.reason and not found.symmetries and found.scaling != NOT_SCALED
+    if old is None or after is None or target is None or not is_far:
         return ""
     near, far = (
         max((_distance(row.norm, target) for row in _judged(report, config, found)), default=math.inf)

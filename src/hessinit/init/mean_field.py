@@ -9,6 +9,10 @@ chains of dense layers, the mean square of an example taken to be log-normal, an
 Gradient-explosion cap. Unit variance keeps the signal's size, not the gradient's: with each layer of an
 activation f at the size s, the gradient's square grows by χ = s²·E f'(s·z)² / E f(s·z)². For ReLU that is 1;
 for tanh it is 1.18 at s = 1, so that thirty layers multiply it by 100. Smaller pre-activations bring it to 1.
+
+Divergence of examples. A layer raises the ratio of two examples' mean squares to the power d log g/d log s²,
+g(s) = E f(s·z)²: 1 for ReLU, below 1 for tanh, 1.14 for GELU and 1.17 for SiLU at s = 1. After thirty layers
+one example is huge and another one vanishes. Larger pre-activations make such functions act as ReLU.
 """
 
 from __future__ import annotations
@@ -27,7 +31,10 @@ from hessinit.init import context, trace, weights
 Function = Callable[[Tensor], Tensor]
 NOTEWORTHY = 1.1  # below this growth at the end of a chain of layers the textbook's formula is kept as it is
 MAX_GROWTH = 5.0  # of the square of the gradient over a chain
-SMALLEST = 0.25  # size of pre-activations that is tried
+# The power to which a chain raises the ratio of two examples' mean squares: where it is above the first
+# number with pre-activations of size 1, they are enlarged until it is the second one.
+MAX_DIVERGENCE, SMALL_DIVERGENCE = 10.0, 1.25
+SMALLEST, LARGEST = 0.25, 16.0  # size of pre-activations that is tried
 _STEP = 1e-3
 
 
@@ -92,8 +99,8 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(31)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
-def capped_stds(uses: Sequence[trace.WeightUse]) -> dict[str, float]:
-    """By parameter, the standard deviation of a weight's output where 1 would let the gradient explode."""
+def preactivation_stds(uses: Sequence[trace.WeightUse]) -> dict[str, float]:
+    """By parameter, the standard deviation of a weight's output where 1 is not good for a deep chain."""
     by_step = {use.step: use for use in uses}
     chains: dict[int, list[trace.WeightUse]] = {}  # by the step of the use at its end
     for use in uses:
@@ -103,29 +110,44 @@ def capped_stds(uses: Sequence[trace.WeightUse]) -> dict[str, float]:
     found: dict[str, float] = {}
     for chain in chains.values():
         counts = Counter(use.upstream.words for use in chain[1:])
-        std = _largest_std({function: counts[words] for words, function in functions.items() if function})
-        if std < 1:
+        std = _best_std({function: counts[words] for words, function in functions.items() if function})
+        if std != 1:
             for use in chain[1:]:
                 feeder = by_step[use.upstream.feeder].parameter
-                found[feeder] = min(found.get(feeder, 1.0), std)
+                found[feeder] = min(found.get(feeder, std), std)
     return found
 
 
-def _largest_std(functions: Mapping[Function, int]) -> float:
-    """The largest size up to 1 at which the gradient grows by at most `MAX_GROWTH` over the whole chain."""
+def _best_std(functions: Mapping[Function, int]) -> float:
+    """1, or the nearest size at which neither examples diverge nor gradients explode over the whole chain."""
 
-    def is_admissible(std: float) -> bool:
-        grown = sum(count * _log_chi(function, std) for function, count in functions.items() if count)
-        return grown <= math.log(MAX_GROWTH)
+    def total(log: Callable[[Function, float], float], std: float) -> float:
+        return sum(count * log(function, std) for function, count in functions.items() if count)
 
-    low, high = (1.0 if is_admissible(1.0) else SMALLEST), 1.0
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_admissible(middle) else (low, middle)
-    return low
+    if total(_log_divergence, 1.0) > math.log(MAX_DIVERGENCE):
+        return _nearest_to_one(lambda std: total(_log_divergence, std) <= math.log(SMALL_DIVERGENCE), LARGEST)
+    return _nearest_to_one(lambda std: total(_log_chi, std) <= math.log(MAX_GROWTH), SMALLEST)
+
+
+def _nearest_to_one(is_admissible: Callable[[float], bool], far: float) -> float:
+    """The admissible size nearest to 1 on the way to `far`, or `far`, to 1 %."""
+    near = 1.0
+    if is_admissible(near):
+        return near
+    while abs(far / near - 1) > 0.01:
+        middle = math.sqrt(near * far)
+        near, far = (near, middle) if is_admissible(middle) else (middle, far)
+    return far
 
 
 def _log_chi(function: Function, std: float) -> float:
     """log χ at that size; 0 where it is not defined, as for a function that is not elementwise."""
     signal, slope = (context.moment_of(((1.0, function),), std, slope=one) for one in (False, True))
     return math.log(slope / signal) if 0 < slope < math.inf and 0 < signal < math.inf else 0.0
+
+
+def _log_divergence(function: Function, std: float) -> float:
+    """log of d log g / d log s² at that size; 0 where it is not defined."""
+    low, high = (context.moment_of(((1.0, function),), std * (1 + step)) for step in (-_STEP, _STEP))
+    power = math.log(high / low) / (4 * _STEP) if 0 < low < math.inf and 0 < high < math.inf else 1.0
+    return math.log(power) if power > 0 else 0.0

@@ -84,10 +84,9 @@ def _tell_work(result: Initialization) -> str:
     time = w.tell_time(result.seconds)
     if result.trials:
         steps = w.count(sum(trial.steps for trial in result.trials), "training step")
-        fall = (
-            "" if len({trial.lr for trial in result.trials}) > 1 else ", less its fall since the third before"
+        score = (
+            "Score: the mean loss of the last third of the steps, on held-out batches where batches repeat"
         )
-        score = f"Score: the mean loss of the last third{fall}; on held-out batches where batches repeat"
         return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {score}."
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
@@ -122,7 +121,7 @@ def describe_survival(trial: Trial) -> str:
     first, last = (w.format_number(loss) for loss in (trial.losses[0], trial.losses[-1]))
     change = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
     told = f"the loss {change} from {first} to {last}" if first != last else f"the loss stayed at {first}"
-    steps = f"{w.count(trial.steps, 'step')} at lr {w.format_number(trial.lr)} on this batch"
+    steps = f"{w.count(trial.steps, 'step')} on this batch at lr {w.format_number(trial.lr)}"
     return f"{steps}: {told if trial.survived else w.unstopped(trial.reason)}."
 
 

@@ -111,9 +111,8 @@ class Trial:
     """One candidate of a race: the initial weights `name`, trained for `steps` steps at the rate `lr`.
 
     `losses` are those of its mini-batches, each before its step. `score` is the mean loss of the last third,
-    less what it fell by since the third before: about the loss a third further. It is taken on held-out
-    batches where batches come more than once; nan where the candidate diverged or failed. `survived` says
-    that it did neither. `reason` says why a candidate is out: "dropped after 16 steps".
+    on held-out batches where batches come more than once; nan where the candidate diverged or failed.
+    `survived` says that it did neither. `reason` says why a candidate is out: "dropped after 16 steps".
     """
 
     name: str

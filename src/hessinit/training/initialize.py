@@ -27,20 +27,18 @@ from hessinit.training import loop
 from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data, survives
 from hessinit.training.workers import race_bar
 
-# κ is divided by these in turn until the weights survive their trial; a candidate of the race has κ/4.
+# κ is divided by these in turn until the weights survive their trial; a candidate of the race has κ/2.
 FLATTER = (2.0, 4.0, 8.0, 16.0, 32.0)
-RACED_FLATTER = 4.0
-SURVIVAL_STEPS = 24
-# How much farther others must have fallen below the loss of a zero output to pass the fitted weights. Your
-# own weights need not: after a race you never have worse ones than before, on its steps.
+# The trial is at so many times the rate: weights that only just survive on one batch do not on fresh ones.
+SURVIVAL_STEPS, SURVIVAL_MARGIN = 24, 1.25
+# How much farther others must have fallen below the loss of a zero output to pass the fitted weights.
 HANDICAP = 0.1
 # The old weights are tried at the rate divided by powers of 4, up to this one.
 _QUARTERS = 12
-# lr="auto" tries rates up to so many half decades from the one that the curvature suggests. It races so many
-# times as long, and of rates whose scores differ by less than this part it takes the lowest, the safest.
+# lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and races so many
+# times as long.
 _HALF_DECADES = 2
-_LONGER = 3
-_CLOSE_SCORES = 0.01
+LONGER = 4
 
 
 @torch.inference_mode(False)
@@ -86,8 +84,8 @@ def initialize_(
     homogeneous, as with ReLU, else by the last weight. `target` gives the norm itself; neither means 1.
 
     `optimizer` is that of the training: a name, or a function `(parameters, lr)` that builds one. "momentum"
-    and "nesterov" make steps 1/(1 − `momentum`) times as long. The weights are tried by 24 steps at the rate
-    on the batch; where the loss blows up, κ is lowered, and `result.survival` says what came of it.
+    and "nesterov" make steps 1/(1 − `momentum`) times as long. The weights are tried by 24 steps on the
+    batch at 1.25 times the rate; where the loss blows up, κ is lowered; `result.survival` tells.
 
     `data`, a DataLoader, a list of batches or `(inputs, targets)` of all examples, asks for a race: the
     fitted weights, flatter ones, other schemes and your own weights are trained for `trial_steps` steps each,
@@ -95,8 +93,8 @@ def initialize_(
     are raced, too. `result.trials` tells all. Without data, lr="auto" takes a rate that suits the weights.
 
     `scheme` draws the weights: a closed form or "lsuv" as in `apply_scheme_`, "keep" for the present weights,
-    or "auto": "lsuv", with smaller pre-activations where the gradient would explode. `residual="scaled"`
-    shrinks residual branches; "auto" does so in normalized networks, not for Adam. `scaling`: "all", "last"
+    or "auto": "lsuv", with smaller or larger pre-activations in deep chains. `residual="scaled"` shrinks
+    residual branches; "auto" does so in normalized networks, not for Adam. `scaling`: "all", "last"
     and "small-output" choose the weights to scale by a gain. `rule="layers"` brings every layer's norm to the
     target. Biases become 0 with the weights that are drawn; biases="keep" leaves them. Frozen weights are
     never touched; with `layers`, no others are.
@@ -137,7 +135,7 @@ def initialize_(
     factory = scales.ProblemFactory(inside, loss, scales.read_once(batch), options, curvature, check)
     for place, one in read_batches(factory.batch):  # before a scheme meets them in some layer
         validate.check_finite_inputs(one.inputs, place)
-    steps = trial_steps * (_LONGER if config.lr == "auto" else 1)
+    steps = trial_steps * (LONGER if config.lr == "auto" else 1)
     raced = None if data is None else read_race_data(data, factory.batch, steps, seed)
     targets = weights.find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
@@ -209,10 +207,10 @@ class _Work:
 
     # --- Trials ---
 
-    def _trial(self, lr: float) -> Trial:
-        """24 steps from the present weights on the batch; everything is put back."""
+    def _trial(self, lr: float, margin: float = SURVIVAL_MARGIN) -> Trial:
+        """24 steps from the present weights on the batch, a little above the rate; everything is put back."""
         return survives(
-            self.factory.model, self.factory.loss, self.factory.batch, lr=lr, steps=SURVIVAL_STEPS,
+            self.factory.model, self.factory.loss, self.factory.batch, lr=margin * lr, steps=SURVIVAL_STEPS,
             **self._training(),
         )  # fmt: skip
 
@@ -228,43 +226,62 @@ class _Work:
         """Make the weights flatter until they survive a trial; else the old ones at a lower rate."""
         lr, first = result.lr, result
         assert lr is not None
-        trial, told, config = self._trial(lr), "", replace(self.config, lr=lr)
+        trial, config = self._trial(lr), replace(self.config, lr=lr)
         flatter = [replace(config, flatter=by) for by in FLATTER] if result.kappa is not None else []
         if result.scaling == "small-output":
             flatter = [replace(config, scaling="last"), *flatter]
         if _has_branches(result) and config.residual == "auto":
-            flatter = [replace(one, residual="small") for one in (config, *flatter)]
-        for config in flatter:
+            flatter = [*flatter[:1], *(replace(one, residual="small") for one in (config, *flatter))]
+        survivors: list[Config] = []  # at the rate itself, without the margin
+        for other in flatter:
             if trial.survived:
                 break
-            result, self.config = self.fit_(config), config
+            survivors += [config] if not survivors and self._trial(lr, 1.0).survived else []
+            config, result = other, self.fit_(other)
             trial = self._trial(lr)
-            branches = "small residual branches" if config.residual == "small" else ""
-            last = "the last weight scaled" if config.scaling == "last" else ""
-            kappa = f"κ = {result.kappa:.3g}" if config.flatter > 1 and result.kappa else ""
-            told = " and ".join(filter(None, (branches, last, kappa)))
+        if not trial.survived and survivors:
+            config = survivors[0]
+            result, trial = self.fit_(config), self._trial(lr, 1.0)
         if not trial.survived:
             self.config = replace(config, flatter=1.0)
             return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
+        branches = "small residual branches" if config.residual == "small" else ""
+        last = "the last weight scaled" if config.scaling == "last" else ""
+        kappa = f"κ = {result.kappa:.3g}" if config.flatter > 1 and result.kappa else ""
+        told = " and ".join(filter(None, (branches, last, kappa)))
         why = f"; with {told}, since without the loss blew up in a trial" if told else ""
+        self.config = config if told else self.config
         return replace(result, survival=trial, reason=f"{result.reason}{why}")
 
     def _old_weights_(self, result: Initialization, why: str) -> Initialization:
-        """The old weights, with the largest rate at which they survive."""
+        """The old weights, with the largest rate at which they survive; the flattest ones if at none."""
+        lr = result.lr
+        assert lr is not None
         self.restore()
-        assert result.lr is not None
-        trials = (self._trial(result.lr / 4**power) for power in range(_QUARTERS))
-        trial = next((trial for trial in trials if trial.survived), None)
-        slower = "at none that was tried" if trial is None else f"at lr = {trial.lr:.3g}"
+        rate, trial = self._largest_rate(lr)
+        told, found = "so the old weights were put back; they", self._describe(result, "keep")
+        if trial is None and result.kappa is not None:
+            flattest = self.fit_(replace(self.config, lr=lr, flatter=FLATTER[-1]))
+            rate, trial = self._largest_rate(lr)
+            if trial is None:
+                self.restore()
+            else:
+                told, found = "and the old weights survive at no rate; these", flattest
+        slower = "at none that was tried" if trial is None else f"at lr = {rate:.3g}"
         return replace(
-            self._describe(result, "keep"), converged=False, survival=trial,
-            reason=f"{why}, so the old weights were put back; they survive {slower}",
-            lr=result.lr if trial is None else trial.lr,
-        )  # fmt: skip
+            found, converged=False, survival=trial, reason=f"{why}, {told} survive {slower}", lr=rate
+        )
+
+    def _largest_rate(self, lr: float) -> tuple[float, Trial | None]:
+        """The largest of lr, lr/4, lr/16 … that the present weights survive, and its trial; None without."""
+        tried = ((rate, self._trial(rate)) for rate in (lr / 4**power for power in range(_QUARTERS)))
+        return next(((rate, trial) for rate, trial in tried if trial.survived), (lr, None))
 
     def _describe(self, result: Initialization, scheme: str) -> Initialization:
-        """A result for the present weights, which no curvature was fitted to."""
-        after = scales.ScaledModel(self.factory, [], 0.1).report(False) if self.config.reports else None
+        """A result for the present weights, which no curvature was fitted to: drawn ones, or the old ones."""
+        after = result.before
+        if scheme != "keep" and self.config.reports:
+            after = scales.ScaledModel(self.factory, [], 0.1).report(False)
         scale = dict.fromkeys(result.scales, 1.0)
         return replace(
             result, after=after, scales=scale, scheme=scheme, scaling=NOT_SCALED, symmetries=(), plan=None,
@@ -279,12 +296,10 @@ class _Work:
         rates = _half_decades(result.lr or 0.1) if self.config.lr == "auto" else [self.config.lr]
         candidates = [one for rate in rates for one in self._candidates(rate, results, result)]
         self.restore()
-        auto = self.config.lr == "auto"
         with race_bar(self.progress is True) as bar:
             trials = race_(
                 self.factory.model, self.factory.loss, data, candidates, **self._training(), steps=steps,
                 on_step=self.progress if callable(self.progress) else bar,
-                trend=not auto, margin=_CLOSE_SCORES if auto else 0.0,
             )  # fmt: skip
         winner = trials[0]
         if not winner.survived:
@@ -292,6 +307,9 @@ class _Work:
                 self._old_weights_(result, f"none of {len(trials)} candidates survived the race"),
                 trials=tuple(trials),
             )
+        if self.config.lr == "auto":
+            trials = self._survivor_first_(trials, {(one.name, one.lr): one for one in candidates})
+            winner = trials[0]
         found = results.get((winner.name, winner.lr))
         if found is None:
             keep = winner.name == YOURS
@@ -307,6 +325,26 @@ class _Work:
             found, converged=True, trials=tuple(trials), notes=tuple(notes),
             reason=f"{_tell_race(trials, steps)}.{goal}".rstrip("."),
         )  # fmt: skip
+
+    def _survivor_first_(
+        self, trials: list[Trial], candidates: dict[tuple[str, float], Candidate]
+    ) -> list[Trial]:
+        """The best finalist that survives a trial above its rate, whose weights are written, then the rest.
+
+        If none does, the best one stays.
+        """
+        finalists = [trial for trial in trials if trial.survived and trial.steps == trials[0].steps]
+        for place, winner in enumerate(finalists):
+            if place:
+                self.restore()
+                candidates[winner.name, winner.lr].write_()
+            if self._trial(winner.lr).survived:
+                why = f"blew up in a trial at {SURVIVAL_MARGIN:g} times the rate"
+                passed = [replace(trial, reason=why) for trial in finalists[:place]]
+                return [winner, *passed, *(trial for trial in trials if trial not in finalists[: place + 1])]
+        self.restore()
+        candidates[finalists[0].name, finalists[0].lr].write_()
+        return trials
 
     def _candidates(
         self, lr: float, results: dict[tuple[str, float], Initialization], first: Initialization
@@ -327,16 +365,15 @@ class _Work:
             results[OURS, lr] = first
             found = [Candidate(OURS, lr, weights.snapshot(self.targets, self.factory.model.parameters()))]
         if first.kappa is not None and not auto:
-            flatter = replace(config, flatter=RACED_FLATTER * config.flatter)
-            found.append(fitted(f"{OURS}, κ = {first.kappa / RACED_FLATTER:.3g}", flatter))
+            flatter = replace(config, flatter=FLATTER[0] * config.flatter)
+            found.append(fitted(f"{OURS}, κ = {first.kappa / FLATTER[0]:.3g}", flatter))
         if _has_branches(first) and config.residual == "auto":
             size = "plain" if first.symmetries and not config.is_adaptive else "scaled"
             found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
-        if self.config.scheme != "keep":
-            schemes = ["lsuv"] if first.kappa is not None else []  # not scaled, the fitted ones are LSUV's
-            schemes += [] if auto else ["orthogonal"]
+        if self.config.scheme != "keep" and not auto:
+            schemes = ["orthogonal"] if first.kappa is None else ["lsuv", "orthogonal"]  # if scaled at all
             found += [Candidate(scheme, lr, partial(self._draw_, scheme), handicap) for scheme in schemes]
-        return [*found, Candidate(YOURS, lr, lambda: None)]
+        return [*found, Candidate(YOURS, lr, lambda: None, handicap)]
 
     def _draw_(self, scheme: str) -> None:
         apply_scheme.apply_scheme_(

@@ -27,6 +27,8 @@ from hessinit.training.data import copy_to, device_of, generator, read_data, see
 HOLD_OUT = 5
 # A loss this many times its limit above it is no chance.
 FAR = 2.0
+# A candidate has learned something if its loss is by this part below that of a zero output.
+LEARNED = 0.02
 
 OnStep = Callable[[int, int, str], object]
 
@@ -98,8 +100,7 @@ def _check_repeatable(data: Any) -> None:
 def race_(
     model: nn.Module, loss: Loss, data: RaceData, candidates: Sequence[Candidate], *,
     optimizer: str | loop.MakeOptimizer, steps: int, momentum: float = 0.9, ceiling: float = -math.inf,
-    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None, trend: bool = True,
-    margin: float = 0.0,
+    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None,
 ) -> list[Trial]:  # fmt: skip
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
@@ -108,9 +109,7 @@ def race_(
     first loss and `ceiling`, the loss of a zero output. Where all finalists are out, those that were dropped
     are trained to the end in turn. With one batch only, the first candidate that survives wins.
 
-    The score is the mean loss of the last third; with `trend`, less what it fell by since the third before: a
-    start whose loss is high at first and falls fast is ahead of one that does not move. Of finalists whose
-    scores differ by at most `margin`, relative, that with the lowest rate wins.
+    The score is the mean loss of the last third.
 
     The winner is the first. If it did not survive, nobody has, and the old weights are back. All but the
     weights is left as found; whatever is raised, the weights are, too. Costs 7/12 of `steps` for a candidate,
@@ -127,7 +126,7 @@ def race_(
     """
     with untouched_model(model, loss, forward) as found:
         trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, on_step)
-        runs = [trainer.start(candidate, trend) for candidate in candidates]
+        runs = [trainer.start(candidate) for candidate in candidates]
         ends = sorted({math.ceil(steps * part / 3) for part in (1, 2, 3)})
         alive = [run for run in runs if run.survived]
         trainer.plan(len(alive), ends)
@@ -141,8 +140,6 @@ def race_(
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
-        close = [run for run in alive if run.score <= alive[0].score + margin * abs(alive[0].score)]
-        alive.sort(key=lambda run: run.candidate.lr if run in close else math.inf)
         waiting = sorted((run for run in runs if run.survived), key=_Run.order)
         while waiting and not alive:
             run = waiting.pop(0)
@@ -193,7 +190,6 @@ class _Run:
     survived: bool = True
     losses: list[float] = field(default_factory=list)
     scored: list[float] = field(default_factory=list)  # the loss that counts, after each step
-    trend: bool = True
     # Until it goes on:
     optimizer: Optimizer | None = None
     state: ModelState | None = None
@@ -206,10 +202,7 @@ class _Run:
     def score(self) -> float:
         if not self.survived:
             return math.nan
-        third = math.ceil(len(self.scored) / 3)
-        late = statistics.fmean(self.scored[-third:])
-        early = statistics.fmean(self.scored[-2 * third : -third] or self.scored)
-        return late - max(0.0, early - late) * self.trend
+        return statistics.fmean(self.scored[-math.ceil(len(self.scored) / 3) :])
 
     def order(self) -> tuple[int, float]:
         return -len(self.losses), self.score if self.survived else math.inf
@@ -245,11 +238,13 @@ class _Trainer:
             count = _better_half(count)
 
     def rank(self, run: _Run) -> float:
-        """The score, with the handicap."""
+        """The score, with the handicap; all that have learned next to nothing so far are equal."""
         fall = self.ceiling - run.score
-        return run.score + run.candidate.handicap * fall if 0 < fall < math.inf else run.score
+        if not math.isfinite(fall) or self.ceiling <= 0:
+            return run.score
+        return run.score + run.candidate.handicap * fall if fall > LEARNED * self.ceiling else self.ceiling
 
-    def start(self, candidate: Candidate, trend: bool = True) -> _Run:
+    def start(self, candidate: Candidate) -> _Run:
         reason = ""
         with self.found.with_stand_ins(self.seed):
             seed_everything(self.seed, "weights")
@@ -258,7 +253,7 @@ class _Trainer:
             except ProblemError as failure:
                 reason = f"failed: {failure}"
             weights = [] if reason else [one.detach().clone() for one in self.model.parameters()]
-        return _Run(candidate, weights, reason, survived=not reason, trend=trend)
+        return _Run(candidate, weights, reason, survived=not reason)
 
     def train(self, run: _Run, end: int) -> None:
         """Go on to step `end`, counted from 1, and judge the run there."""
