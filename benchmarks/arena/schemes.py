@@ -55,6 +55,7 @@ def write_ours_(
     """Returns the result of `initialize_`; races are run on `examples`, all that are trained on."""
     name, _, text = start.partition("[")
     options = dict(_read_options(text)) if text else {}
+    options = {"report": False, **options}  # nobody reads it here
     if name in (RACED, AUTO):
         options.setdefault("data", examples)
     with _exchanged({key: options.pop(key) for key in [*options] if key.isupper()}):

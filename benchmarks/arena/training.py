@@ -39,6 +39,7 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
     run |= {"torch": torch.__version__, "device": _describe(device)}
     with reproducible(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        torch.backends.cuda.matmul.allow_tf32 = False
         seed_everything(seed, "build")
         model = task.build().to(device).train()
         begun, rate, warmup = time.perf_counter(), lr, 0
@@ -65,6 +66,9 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
         begun = time.perf_counter()
         model.train()
         seed_everything(seed, "training")
+        if device.startswith("cuda"):
+            torch.cuda.empty_cache()  # processes share the device
+            torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions do by default; starts use float32
         optimizer = loop.make_optimizer(task.make_optimizer, model, rate)
         schedule = CosineAnnealingLR(optimizer, task.steps) if task.cosine else None
         looks: list[tuple[float, float]] = []

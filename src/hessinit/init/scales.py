@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import itertools
 import math
 import time
@@ -55,6 +56,7 @@ class ProblemFactory:
     curvature: str
     check: bool
     old: dict[tuple[bool, bool], Any] = field(default_factory=dict)  # what was measured at the user's weights
+    norms: dict[tuple[Any, ...], float] = field(default_factory=dict)  # of blocks, by a digest of the weights
     _first: Problem | None = None
 
     def problem(self, measured: bool = False) -> Problem:
@@ -68,6 +70,13 @@ class ProblemFactory:
         if not any(map(parametrize.is_parametrized, self.model.modules())):
             self._first = found
         return found
+
+    def digest(self) -> bytes:
+        """Of the present weights, bit for bit."""
+        found = hashlib.sha256()
+        for one in self.model.parameters():
+            found.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return found.digest()
 
     @property
     def sample(self) -> Any:

@@ -7,6 +7,7 @@ sees. So the norms at the drawn weights tell every factor, and a second look con
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -264,27 +265,41 @@ class SymmetryScaler:
 
     @contextlib.contextmanager
     def _curvature(self) -> Iterator[Callable[[Sequence[str]], float]]:
-        """The norm that the optimizer sees of some weights together: ‖H‖, or ‖P^-½ H P^-½‖ for Adam."""
+        """The norm that the optimizer sees of some weights together: ‖H‖, or ‖P^-½ H P^-½‖ for Adam.
+
+        Several fits of one call draw the same weights: what was measured there is not measured again.
+        """
+        known, digest = self._factory.norms, self._factory.digest()
+        with contextlib.ExitStack() as stack:
+            measuring = functools.cache(lambda: self._measuring(stack))
+
+            def norm(weights: Sequence[str]) -> float:
+                key = (digest, self._adam, *weights)
+                if weights and key not in known:
+                    known[key] = measuring()(weights)
+                return known[key] if weights else 0.0
+
+            yield norm
+
+    def _measuring(self, stack: contextlib.ExitStack) -> Callable[[Sequence[str]], float]:
         problem, curvature = self._factory.problem(measured=True), self._factory.curvature
         settings = engines.LanczosSettings(self._tolerance / 5, 200, problem.seed)
         scales: dict[str, Tensor] = {}
-        with problem.settings():
-            evaluations = evaluate(problem)
-            engine = engines.build_engine(evaluations, curvature, settings, network_estimator(evaluations))
-            if self._adam is not None:
-                _, square, _ = gradient_moments(evaluations)
-                scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)
-                pieces = operators.split(scale, [leaf.shape for leaf in problem.leaves.values()])
-                scales = dict(zip(problem.leaves, pieces, strict=True))
+        stack.enter_context(problem.settings())
+        evaluations = evaluate(problem)
+        engine = engines.build_engine(evaluations, curvature, settings, network_estimator(evaluations))
+        if self._adam is not None:
+            _, square, _ = gradient_moments(evaluations)
+            scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)
+            pieces = operators.split(scale, [leaf.shape for leaf in problem.leaves.values()])
+            scales = dict(zip(problem.leaves, pieces, strict=True))
 
-            def norm(weights: Sequence[str]) -> float:
-                if not weights:
-                    return 0.0
-                if not scales:
-                    return finite_or_inf(engine.extremes(weights).norm.value)
-                scale = operators.join([scales[name] for name in weights])
-                operator = ScaledCurvature(engine.operator(weights), scale)
-                semidefinite = curvature == "gauss-newton"
-                return finite_or_inf(spectral_norm(operator, settings, semidefinite=semidefinite).value)
+        def norm(weights: Sequence[str]) -> float:
+            if not scales:
+                return finite_or_inf(engine.extremes(weights).norm.value)
+            scale = operators.join([scales[name] for name in weights])
+            operator = ScaledCurvature(engine.operator(weights), scale)
+            semidefinite = curvature == "gauss-newton"
+            return finite_or_inf(spectral_norm(operator, settings, semidefinite=semidefinite).value)
 
-            yield norm
+        return norm

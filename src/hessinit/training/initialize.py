@@ -27,12 +27,14 @@ from hessinit.training import loop
 from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data, survives
 from hessinit.training.workers import race_bar
 
-# κ is divided by these in turn until the weights survive their trial; a candidate of the race has κ/2.
+# κ is divided by these in turn until the weights survive their trial; a candidate of the race has κ/4.
 FLATTER = (2.0, 4.0, 8.0, 16.0, 32.0)
+RACED_FLATTER = 4.0
 # The trial is at so many times the rate: weights that only just survive on one batch do not on fresh ones.
 SURVIVAL_STEPS, SURVIVAL_MARGIN = 24, 1.25
-# How much farther others must have fallen below the loss of a zero output to pass the fitted weights.
-HANDICAP = 0.1
+# How much farther below the loss of a zero output others must fall to pass the fitted weights: variants
+# of these and the user's own weights; and other schemes, which are often ahead at first and blow up later.
+HANDICAP, HANDICAP_SCHEME = 0.1, 0.3
 # The old weights are tried at the rate divided by powers of 4, up to this one.
 _QUARTERS = 12
 # lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and races so many
@@ -365,14 +367,16 @@ class _Work:
             results[OURS, lr] = first
             found = [Candidate(OURS, lr, weights.snapshot(self.targets, self.factory.model.parameters()))]
         if first.kappa is not None and not auto:
-            flatter = replace(config, flatter=FLATTER[0] * config.flatter)
-            found.append(fitted(f"{OURS}, κ = {first.kappa / FLATTER[0]:.3g}", flatter))
+            flatter = replace(config, flatter=RACED_FLATTER * config.flatter)
+            found.append(fitted(f"{OURS}, κ = {first.kappa / RACED_FLATTER:.3g}", flatter))
         if _has_branches(first) and config.residual == "auto":
             size = "plain" if first.symmetries and not config.is_adaptive else "scaled"
             found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
         if self.config.scheme != "keep" and not auto:
             schemes = ["orthogonal"] if first.kappa is None else ["lsuv", "orthogonal"]  # if scaled at all
-            found += [Candidate(scheme, lr, partial(self._draw_, scheme), handicap) for scheme in schemes]
+            found += [
+                Candidate(scheme, lr, partial(self._draw_, scheme), HANDICAP_SCHEME) for scheme in schemes
+            ]
         return [*found, Candidate(YOURS, lr, lambda: None, handicap)]
 
     def _draw_(self, scheme: str) -> None:
