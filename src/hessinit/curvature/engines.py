@@ -95,10 +95,8 @@ def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, to
         wider = replace(estimate, error=math.hypot(estimate.error, fraction * norm))
         if rounding.relative <= tolerance or not estimate.converged:
             return wider
-        reason = (
-            f"rounding in float32 leaves an error of {fraction:.0e} of the norm; pass dtype=torch.float64"
-        )
-        return replace(wider, converged=False, reason=reason)
+        left = f"rounding in float32 leaves an error of {fraction:.0e} of the norm"
+        return replace(wider, converged=False, reason=f"{left}; pass dtype=torch.float64")
 
     return replace(extremes, top=widen(extremes.top), bottom=widen(extremes.bottom))
 
@@ -215,9 +213,8 @@ class HessianEngine(Engine):
         if operator.shape[0] == weights:
             return found
         # The directions that the inputs do not span have the eigenvalue 0.
-        top, bottom = found.top, found.bottom
-        top, bottom = top if top.value > 0 else _zero(top), bottom if bottom.value < 0 else _zero(bottom)
-        return replace(found, top=top, bottom=bottom)
+        top = found.top if found.top.value > 0 else _zero(found.top)
+        return replace(found, top=top, bottom=found.bottom if found.bottom.value < 0 else _zero(found.bottom))
 
     def _through_output(self, name: str) -> operators.LinearOperator | None:
         if not all(name in calls for calls in self._calls):
@@ -336,9 +333,8 @@ class GramEngine(Engine):
         small = [name for name in names if self._is_small([name])]
         grams = [self._grams[0][name] for name in small]
         tops = lockstep_tops(grams, **self._settings.options) if small else []
-        found = {
-            name: self._from_gram(top, [gram]) for name, gram, top in zip(small, grams, tops, strict=True)
-        }
+        solved = zip(small, grams, tops, strict=True)
+        found = {name: self._from_gram(top, [gram]) for name, gram, top in solved}
         return {name: found.get(name) or self.extremes([name]) for name in names}
 
     def extremes(self, names: Sequence[str]) -> Extremes:

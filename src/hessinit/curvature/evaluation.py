@@ -288,9 +288,8 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     sizes = np.sqrt(np.abs(np.diagonal(matrices, axis1=1, axis2=2)).max(0))
     inverse = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
     own = matrices * inverse[:, None] * inverse
-    rounding = 4 * matrices.shape[1] * float(np.finfo(np.float64).eps) + float(
-        (noise / scale * inverse**2).max()
-    )
+    own_noise = float((noise / scale * inverse**2).max())
+    rounding = 4 * matrices.shape[1] * float(np.finfo(np.float64).eps) + own_noise
     if rounding > _MOST_ROUNDING:
         return "rounding hides whether the loss is convex in the output"
     # Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does.

@@ -68,9 +68,8 @@ class LayerGram(operators.LinearOperator):
     def pull(self, vector: Tensor) -> Tensor:
         """`Vᵀ vector`: a change of the weight."""
         mixed = vector.view(self.examples, 1, self.columns)
-        return operators.add_up(
-            [one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced]
-        )
+        pulled = [one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced]
+        return operators.add_up(pulled)
 
     def push(self, weight: Tensor) -> Tensor:
         found = []
@@ -153,9 +152,8 @@ def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[
     """Per call: rows by example (False), by position (True), or mixed (None)."""
     size = output.shape[0]
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
-    probe = probes.ProbeStream(
-        output.numel() + size, seed=seed, dtype=output.dtype, device=output.device
-    ).draw()
+    stream = probes.ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
+    probe = stream.draw()
     for whole, shared, factors in layer_uses.probe_examples(
         lambda cotangent: backward(output, calls, cotangent), probe[size:].view_as(output), probe[:size]
     ):

@@ -83,12 +83,11 @@ def _smooth(
     low, high = float(nodes[0] / largest), float(nodes[-1] / largest)  # nothing overflows on the way
     width = _WIDTH * (high - low)
     grid = np.linspace(low - _MARGIN * width, high + _MARGIN * width, _BINS)
-    curves = np.stack(
-        [
-            (weights * np.exp(-0.5 * ((grid[:, None] - own / largest) / width) ** 2)).sum(axis=1)
-            for own, weights in rules
-        ]
-    ) / (width * math.sqrt(2 * math.pi))
+    kernels = [
+        (weights * np.exp(-0.5 * ((grid[:, None] - own / largest) / width) ** 2)).sum(axis=1)
+        for own, weights in rules
+    ]
+    curves = np.stack(kernels) / (width * math.sqrt(2 * math.pi))
     errors = np.zeros(_BINS)
     if len(rules) > 1:
         errors = STANDARD_ERRORS * curves.std(axis=0, ddof=1) / math.sqrt(len(rules))

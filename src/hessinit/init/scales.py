@@ -151,9 +151,8 @@ class ScaledModel:
             return NOT_FINITE
         with problem.settings():
             found = [_output_statistics(problem, batch) for batch in problem.batches]
-        pairs = [
-            (one, batch.size / problem.examples) for one, batch in zip(found, problem.batches, strict=True)
-        ]
+        shares = [batch.size / problem.examples for batch in problem.batches]
+        pairs = list(zip(found, shares, strict=True))
         return OutputStatistics(
             sum(one.loss * weight for one, weight in pairs),
             math.sqrt(sum(one.size**2 * weight for one, weight in pairs)),
@@ -357,9 +356,5 @@ def effective_and_last(targets: Sequence[Target], uses: Sequence[WeightUse]) -> 
         running = [use for use in known if use.parameter in matter]
         end = running[-1].downstream.end if running else ""
         latest = itertools.takewhile(lambda use: use.downstream.end == end, reversed(running))
-        last = (
-            [use.parameter for use in latest][::-1]
-            if end == "cat"
-            else [one.parameter for one in running[-1:]]
-        )
+        last = [use.parameter for use in (list(latest)[::-1] if end == "cat" else running[-1:])]
     return [names[key] for key in names if key in matter], [names[key] for key in dict.fromkeys(last)]

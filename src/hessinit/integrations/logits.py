@@ -156,18 +156,14 @@ def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None
 
 def _targets(task: str, labels: Tensor) -> Tensor:
     """What each output is trained on."""
-    labels = next_tokens(labels) if task == "causal-lm" else labels
+    if task == "causal-lm":  # each position predicts the next one, and the last nothing
+        labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
     if bool((labels == IGNORED).all()):
         raise ProblemError(
             f"every label is {IGNORED}, which is ignored (a causal model predicts each next token); pass a "
             "batch with labels."
         )
     return labels
-
-
-def next_tokens(labels: Tensor) -> Tensor:
-    """The label that each position predicts: that of the next one, and none for the last."""
-    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
 
 
 def _find_task(model: nn.Module, labels: Tensor | None) -> str:

@@ -33,12 +33,9 @@ def jacobian_bounds(
     """
     batches = [_batch_bounds(evaluation, settings) for evaluation in evaluations]
     reasons = {name: why for _, some in batches for name, why in some.items()}
-    return {
-        name: JacobianBounds(reason=reasons[name])
-        if name in reasons
-        else _joined([found[name] for found, _ in batches])
-        for name in problem.leaves
-    }
+    known = [name for name in problem.leaves if name not in reasons]
+    bounds = {name: _joined([found[name] for found, _ in batches]) for name in known}
+    return {name: bounds.get(name) or JacobianBounds(reason=reasons[name]) for name in problem.leaves}
 
 
 class _BatchBounds(NamedTuple):
@@ -68,9 +65,8 @@ def _mean_and_largest(name: str, pieces: Sequence[singular_values.SingularValues
     found = [one for one in pieces if one is not None]
     if len(found) < len(pieces):
         return {}
-    values, errors = (
-        np.concatenate([getattr(one, field) for one in found]) for field in ("values", "errors")
-    )
+    values = np.concatenate([one.values for one in found])
+    errors = np.concatenate([one.errors for one in found])
     loose = [one for one in found if not one.converged]
     reason, products = (loose or found)[0].reason, sum(one.products for one in found)
     mean = Estimate(float(values.mean()), float(errors.mean()), not loose, reason, products)
@@ -162,9 +158,8 @@ def _loss_norms(evaluation: Evaluation, settings: engines.LanczosSettings) -> tu
 
     if not jacobians.examples_independent(lambda one: [curve(one)], [point], output, settings.seed):
         point = replace(point, size=1)
-    found = _iterate(
-        singular_values.BatchedMap(point.size, point.each, point.each, curve, curve), output, settings
-    )
+    maps = singular_values.BatchedMap(point.size, point.each, point.each, curve, curve)
+    found = jacobians.iterated_norms(maps, output, settings)
     return np.broadcast_to(found.upper * evaluation.weight, size), found.converged
 
 
@@ -193,23 +188,18 @@ def weight_map_norms(
             padding = use.call.padding
             counts = [Counter(token for token in row if token != padding) for row in rows.tolist()]
             most = np.sqrt([max(one.values(), default=0) for one in counts])
-            found.append(
-                singular_values.SingularValues(most, np.zeros(size), True, "exact: tokens were counted", 0)
-            )
+            reason = "exact: tokens were counted"
+            found.append(singular_values.SingularValues(most, np.zeros(size), True, reason, 0))
     for pieces in dense.values():
         rows = torch.cat(pieces, dim=1)
-        small = min(rows.shape[1:]) <= _LARGEST_EXACT
-        found.append(
-            jacobians.exact_norms(rows)
-            if small
-            else _iterate(singular_values.BatchedMap.of(rows), rows, settings)
-        )
+        if min(rows.shape[1:]) <= _LARGEST_EXACT:
+            found.append(jacobians.exact_norms(rows))
+        else:
+            found.append(jacobians.iterated_norms(singular_values.BatchedMap.of(rows), rows, settings))
     if len(found) == 1:
         return found[0]
-    values, upper = (
-        np.sqrt(np.sum(np.square(sides), axis=0))
-        for sides in ([one.values for one in found], [one.upper for one in found])
-    )
+    values = np.sqrt(np.sum(np.square([one.values for one in found]), axis=0))
+    upper = np.sqrt(np.sum(np.square([one.upper for one in found]), axis=0))
     converged, products = all(one.converged for one in found), sum(one.products for one in found)
     return singular_values.SingularValues(values, upper - values, converged, found[0].reason, products)
 
@@ -231,12 +221,4 @@ def _convolution(
         return torch.vmap(lambda x, signal: one.on(x).pull(signal.view(shape)))(images, outputs).flatten(1)
 
     maps = singular_values.BatchedMap(len(rows), weight.numel(), math.prod(shape), push, pull)
-    return _iterate(maps, call.inputs, settings)
-
-
-def _iterate(
-    maps: singular_values.BatchedMap, like: Tensor, settings: engines.LanczosSettings
-) -> singular_values.SingularValues:
-    return singular_values.largest_singular_values(
-        maps, dtype=like.dtype, device=like.device, **settings.options
-    )
+    return jacobians.iterated_norms(maps, call.inputs, settings)

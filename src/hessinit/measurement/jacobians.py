@@ -107,9 +107,8 @@ def read_layers(output: Tensor, leaves: dict[str, Tensor], seed: int) -> tuple[L
         calls = [(use, layer_uses.read_call(use, leaves[name])) for use in uses]
         unknown = [use.kind for use, call in calls if call is None]
         if unknown:
-            reasons[name] = (
-                f"the weight goes into {unknown[0]}, none of the known uses (dense, convolution, embedding)"
-            )
+            kinds = "dense, convolution, embedding"
+            reasons[name] = f"the weight goes into {unknown[0]}, none of the known uses ({kinds})"
         elif not uses:
             reasons[name] = "the forward does not use this weight"
         else:
@@ -269,11 +268,7 @@ class Jacobian:
     def _gradients(
         self, sent: Sequence[tuple[Any, Tensor]], inputs: Any, points: GraphPoints, stack: torch.Size
     ) -> list[Tensor]:
-        options: dict[str, bool] = {
-            "retain_graph": True,
-            "allow_unused": True,
-            "is_grads_batched": bool(stack),
-        }
+        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": bool(stack)}
         found: Sequence[Tensor | None] = [None] * len(points)
         if sent:
             outputs, vectors = zip(*sent, strict=True)
@@ -386,10 +381,15 @@ def _spectral_norms(
             return torch.cat(back(points, end, vectors), dim=-1)
 
         batched = singular_values.BatchedMap(size, numbers, _each(points), push, pull)
-        found[name] = singular_values.largest_singular_values(
-            batched, dtype=like.dtype, device=like.device, **looser.options
-        )
+        found[name] = iterated_norms(batched, like, looser)
     return found
+
+
+def iterated_norms(
+    maps: singular_values.BatchedMap, like: Tensor, settings: engines.LanczosSettings
+) -> singular_values.SingularValues:
+    options = {**settings.options, "dtype": like.dtype, "device": like.device}
+    return singular_values.largest_singular_values(maps, **options)
 
 
 def _images_of_units(end: GraphPoints, points: GraphPoints, out: Product, like: Tensor) -> list[Tensor]:

@@ -127,9 +127,8 @@ class Rows:
     def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
         names = [layer.parameter for layer in layers]
         found = [engine.extremes_of_each(names) for engine in self._engines]
-        return tuple(
-            self._row(one, [one.parameter], [each[one.parameter] for each in found]) for one in layers
-        )
+        columns = zip(layers, names, strict=True)
+        return tuple(self._row(one, [name], [each[name] for each in found]) for one, name in columns)
 
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self.problem.layers]
@@ -344,11 +343,10 @@ def _operator(kind: type[Kind], problem: Problem) -> Kind:
         evaluations = evaluate(problem)
         for evaluation in evaluations:
             derivative_check.check_loss(evaluation)
-            (
-                derivative_check.check_gradients
-                if kind is operators.HessianOperator
-                else derivative_check.check_outputs
-            )(evaluation)
+            if kind is operators.HessianOperator:
+                derivative_check.check_gradients(evaluation)
+            else:
+                derivative_check.check_outputs(evaluation)
         operator = kind(evaluations, list(problem.leaves))
     operator.settings = problem.settings  # a product may come at any time, under any settings of the caller
     return operator

@@ -269,9 +269,8 @@ def _form(passes: Sequence[SharedPass], layer: Layer, along: Iterator[Directions
     for some in along:
         totals = torch.zeros(2, len(some.factors), dtype=torch.float64)
         for one in passes:
-            totals += (
-                one.evaluation.weight * torch.stack(one.forms(layer.parameter, some.tensor)) * some.factors
-            )
+            forms = torch.stack(one.forms(layer.parameter, some.tensor))
+            totals += one.evaluation.weight * forms * some.factors
         theorem1 += totals[0].tolist()
         exact += totals.sum(0).tolist()
         lengths += some.lengths.tolist()

@@ -230,8 +230,7 @@ def find_text(data_dir: str | None) -> tuple[list[Path], str]:
     files = sorted(folder.glob("*wiki*.txt")) + sorted(folder.glob("*wiki*.txt.xz"))
     if data_dir is None or not files:
         raise ProblemError(f"data_dir={data_dir!r} holds no text; {HOW_TO_GET}.")
-    sums = (hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in files)
-    return files, ", ".join(f"{path.name} (md5 {md5})" for path, md5 in zip(files, sums, strict=True))
+    return files, ", ".join(f"{path.name} (md5 {_md5(path.read_bytes())})" for path in files)
 
 
 @lru_cache(maxsize=2)

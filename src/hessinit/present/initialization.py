@@ -80,14 +80,11 @@ def _sections(result: Initialization) -> list[doc.Section]:
 
 
 def _tell_work(result: Initialization) -> str:
-    """Say what was done, and its cost."""
     time = w.tell_time(result.seconds)
     if result.trials:
         steps = w.count(sum(trial.steps for trial in result.trials), "training step")
-        score = (
-            "Score: the mean loss of the last third of the steps, on held-out batches where batches repeat"
-        )
-        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {score}."
+        score = "the mean loss of the last third of the steps, on held-out batches where batches repeat"
+        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. Score: {score}."
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
     return f"{scheme}{SCALED.get(result.scaling or '', '')}; {work}{time}."

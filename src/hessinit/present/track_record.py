@@ -158,9 +158,8 @@ def _step_charts(tracking: Tracking) -> list[doc.LineChart]:
 
 def _chart(name: str, caption: str, y_label: str, series: Sequence[doc.Series], **more: Any) -> doc.LineChart:
     known = {one.name: [y for y in one.y if y is not None] for one in series}
-    told = (
-        f"Over the steps: {'; '.join(f'{name} {w.format_range(values)}' for name, values in known.items())}."
-    )
+    ranges = [f"{name} {w.format_range(values)}" for name, values in known.items()]
+    told = f"Over the steps: {'; '.join(ranges)}."
     log_y = not any(y == 0 for one in series for y in one.y)
     return doc.LineChart(name, caption, told, series, y_label, "step", **{"log_y": log_y, **more})
 

@@ -36,9 +36,8 @@ def explained(
 ) -> Iterator[None]:
     """Turn known errors of the forward into a `ProblemError` with the way out; other errors pass."""
     # A recomputation finds the model's own tensors: of another dtype, or buffers that it would write to.
-    stateful = any(
-        module.training and any(True for _ in module.buffers(recurse=False)) for module in model.modules()
-    )
+    training = (module for module in model.modules() if module.training)
+    stateful = any(True for module in training for _ in module.buffers(recurse=False))
     guard = disable_saved_tensors_hooks(_RECOMPUTES) if converted or stateful else contextlib.nullcontext()
     try:
         with guard:

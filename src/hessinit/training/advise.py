@@ -84,18 +84,14 @@ def advise(
         flat = False
         if isinstance(steps.rule, AdamRule) and steps.lr and steps.lr > limit.stable:
             flat = 0 < engine.extremes(list(problem.leaves)).norm.value < results.FLAT_INITIALIZATION
-        notes = (
-            *measure.notes_on(problem, evaluations),
-            *measure.note_unchecked(problem.check),
-            *steps.notes,
-        )
+        notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
         facts: dict[str, Any] = {
             "curvature": curvature,
             "loss": sum(one.loss_value * one.weight for one in evaluations),
             "examples": problem.examples,
             "weights": tuple(layer.name for layer in measure.in_running_order(problem, evaluations)),
             "parameters": sum(layer.size for layer in problem.layers),
-            "notes": (*notes, *measure.note_uncounted(problem, steps.moved), *limit.notes),
+            "notes": (*notes, *steps.notes, *measure.note_uncounted(problem, steps.moved), *limit.notes),
             "versions": measure.versions_of(problem),
         }
     advice = replace(_advice(steps, limit, flat, facts), seconds=time.perf_counter() - started)
@@ -115,10 +111,10 @@ def _advice(
         assert limit.ends is not None
         return replace(results.advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name)
     norm, first = limit.norm.value, limit.first_step
-    why_best = say.why_best_adaptive(norm, rule.best(norm), rule.decoupled_decay, 1.0, "mini-batch gradients")
-    if first < rule.best(norm):
+    best = rule.best(norm)
+    why_best, why_stable = say.explain_adaptive(norm, best, limit.stable, rule.decoupled_decay)
+    if first < best:
         why_best = "The first step sets it: it lowers the quadratic model of the loss most at this rate."
-    why_stable = say.why_stable_adaptive(norm, limit.stable)
     if 2 * first <= rule.stability_limit(norm) < math.inf:
         why_stable = (
             "Above it the first step, equally long in every weight, raises the quadratic model of the loss; "

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,12 +104,9 @@ def compare(
     loop.check_optimizer(optimizer)
     validate.check_switches(measure_curvature=measure_curvature, progress=progress)
     check_workers(workers, executor)
-    counted = (
-        range(validate.check_whole("seeds", seeds, at_least=1)) if not isinstance(seeds, Iterable) else seeds
-    )
-    numbers = _read_list(
-        "seeds", counted, "[0, 1, 2]", lambda name, seed: validate.check_whole(name, seed, at_least=0)
-    )
+    if not isinstance(seeds, Iterable):
+        seeds = range(validate.check_whole("seeds", seeds, at_least=1))
+    numbers = _read_list("seeds", seeds, "[0, 1, 2]", partial(validate.check_whole, at_least=0))
     try:
         place = None if device is None else str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError, TypeError) as failure:

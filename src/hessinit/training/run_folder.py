@@ -38,7 +38,6 @@ class RunFolder:
             raise ProblemError(f"folder={folder!r} must be the path of a folder, or None to keep nothing.")
         self.folder = None if folder is None else Path(folder)
         self.results: dict[str, Plain] = {}
-        self.found: frozenset[str] = frozenset()  # keys of the results that were there when it was opened
         self._experiment = ""  # a hash of the settings, which every run file carries
 
     def open(self, settings: Mapping[str, Plain], named: Mapping[str, str] | None = None) -> None:
@@ -65,7 +64,6 @@ class RunFolder:
                 f"folder={str(self.folder)!r} cannot be used: {failure}. Pass a folder that can be read and "
                 "written."
             ) from failure
-        self.found = frozenset(self.results)
 
     def add(self, key: str, value: Plain) -> None:
         head = {"kind": "hessinit run", "schema": SCHEMA, "experiment": self._experiment}
