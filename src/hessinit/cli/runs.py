@@ -193,7 +193,7 @@ def track(
                     loaded = load_problem(place, seed=seed, device=device)
                     chosen = {**shared_keywords(loaded, SHARED, problem), **chosen}
                     if initialize:
-                        initialization, loaded = _initialize(loaded, chosen)
+                        initialization, loaded = _fit(loaded, chosen)
                 tracking = _train(loaded, path, chosen)
         except KeyboardInterrupt:
             interrupted = True
@@ -208,9 +208,7 @@ def track(
         stop(f"Interrupted: stopped after {done} of {steps} steps.", INTERRUPTED)
 
 
-def _initialize(
-    loaded: LoadedProblem, chosen: dict[str, Any]
-) -> tuple[hessinit.Initialization, LoadedProblem]:
+def _fit(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[hessinit.Initialization, LoadedProblem]:
     """Write the weights, and return the data as read: an iterator gives them only once."""
     from hessinit.training.data import read_data
 

@@ -105,7 +105,7 @@ class Evaluation:
         return self.problem.loss_of(self.output, self.batch)
 
     @cached_property
-    def uses(self) -> dict[str, list[layer_uses.Use]]:
+    def uses(self) -> layer_uses.Uses:
         return layer_uses.find_uses(self.output, self.leaves)
 
     @cached_property

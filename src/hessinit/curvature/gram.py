@@ -136,9 +136,7 @@ class KnownCall:
     time_first: bool = False  # rows by position, not by example, as inside `nn.MultiheadAttention`
 
 
-def known_calls(
-    uses: dict[str, list[layer_uses.Use]], leaves: dict[str, Tensor], size: int
-) -> list[KnownCall]:
+def known_calls(uses: layer_uses.Uses, leaves: dict[str, Tensor], size: int) -> list[KnownCall]:
     """The calls of the leaves whose every use is known, with the same number of rows for each example."""
     calls: list[KnownCall] = []
     for name, found in uses.items():

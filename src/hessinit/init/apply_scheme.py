@@ -262,8 +262,8 @@ def _draft(
             "p, or pass dropout=False."
         )
     plain = (
-        _gain(target, use.upstream, "before", needed[0] and scheme in USES_GAIN, gain),
-        _gain(target, use.downstream, "after", needed[1], gain),
+        _gain(target.name, use.upstream, "before", needed[0] and scheme in USES_GAIN, gain),
+        _gain(target.name, use.downstream, "after", needed[1], gain),
     )
     gains = plain[0] * (correction if gain is None else 1.0), plain[1]
     fans = weights.fans_of(use)
@@ -290,21 +290,19 @@ def _draft(
     return draws.Draft(target, planned, use, size, factor)
 
 
-def _gain(
-    target: weights.Target, context: trace.Context, side: str, needed: bool, given: float | None
-) -> float:
+def _gain(name: str, context: trace.Context, side: str, needed: bool, given: float | None) -> float:
     if not needed or given is not None:
         return given if needed and given is not None else 1.0
     if context.trouble:
         raise ProblemError(
-            f"{context.trouble} {side} {target.name} is not elementwise, so its gain has no closed form; "
-            f"pass gains={{{target.name!r}: 1.0}} with the gain you want, or scheme='lsuv', which needs none."
+            f"{context.trouble} {side} {name} is not elementwise, so its gain has no closed form; "
+            f"pass gains={{{name!r}: 1.0}} with the gain you want, or scheme='lsuv', which needs none."
         )
     if not 0 < context.moment < math.inf:
         what = "E f(z)²" if side == "before" else "E f'(z)²"
         raise ProblemError(
-            f"{context.words} {side} {target.name} has {what} = {context.moment:g}, so no gain can keep the "
-            f"signal's size; pass gains={{{target.name!r}: 1.0}} with the gain you want."
+            f"{context.words} {side} {name} has {what} = {context.moment:g}, so no gain can keep the "
+            f"signal's size; pass gains={{{name!r}: 1.0}} with the gain you want."
         )
     return 1 / math.sqrt(context.moment)
 
@@ -324,9 +322,8 @@ def _resolve_gains(targets: Sequence[weights.Target], gains: Mapping[str, float]
     exact = set().union(*names_of.values())
     for pattern, gain in sorted((gains or {}).items(), key=lambda entry: entry[0] in exact):
         check_positive(f"gains[{pattern!r}]", gain, "such as 1.5")
-        fitting = [
-            key for key, own in names_of.items() if pattern in own or fnmatch.filter(own, str(pattern))
-        ]
+        pairs = names_of.items()
+        fitting = [key for key, own in pairs if pattern in own or fnmatch.filter(own, str(pattern))]
         if not fitting:
             names = [target.name for target in targets]
             raise ProblemError(

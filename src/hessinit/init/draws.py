@@ -213,12 +213,10 @@ class UnitVariance(TorchFunctionMode):
         self.zero: list[str] = []
         self.failed: list[str] = []
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        again = functools.partial(function, *args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        again = functools.partial(func, *args, **(kwargs or {}))
         result = again()
-        if name_of(function) in MIXING | {"embedding", "embedding_bag"} and isinstance(result, Tensor):
+        if name_of(func) in MIXING | {"embedding", "embedding_bag"} and isinstance(result, Tensor):
             tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.numel()]
             places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
             for name in [self._names[place] for place in places if place in self._names]:

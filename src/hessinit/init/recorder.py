@@ -26,6 +26,8 @@ from hessinit.problem.double_backward import twice_differentiable
 from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
 
+Add = Callable[..., Signal]  # `Trace.add` with a shape
+
 _BY_CHANNEL = ("mul", "div", "prelu")
 _SLICING = {"getitem", "narrow", "select", *trace.SPLITS}
 _IN_PLACE = re.compile(r"[^_]_$")
@@ -205,9 +207,7 @@ class Recorder(TorchFunctionMode):
         return _step(add, name, call, tuple(dict.fromkeys(one.index for one in signals)))
 
 
-def _step(
-    add: Callable[..., trace.Signal], name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
-) -> trace.Signal:
+def _step(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> Signal:
     """The step of a call that gets signals, and no weight to map them with."""
     kind = trace.kind_of(name)
     constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
@@ -230,9 +230,7 @@ def _step(
     return add(name, kind, sources, call=call)
 
 
-def _elementwise(
-    add: Callable[..., trace.Signal], name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
-) -> trace.Signal:
+def _elementwise(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> Signal:
     leaves = trace.leaves_of([call.args, dict(call.kwargs)])
     learned = [leaf.value for leaf in leaves if isinstance(leaf, trace.Derived)]
     others = [*learned, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]

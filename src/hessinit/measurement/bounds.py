@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import derivative_check, engines, gram, krylov, layer_uses, singular_values
+from hessinit.curvature import derivative_check, gram, krylov, layer_uses
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.singular_values import BatchedMap, SingularValues
 from hessinit.measurement import jacobians
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Estimate, JacobianBounds
@@ -24,7 +26,7 @@ _LARGEST_EXACT = 128
 
 
 def jacobian_bounds(
-    problem: Problem, evaluations: Sequence[Evaluation], settings: engines.LanczosSettings
+    problem: Problem, evaluations: Sequence[Evaluation], settings: LanczosSettings
 ) -> dict[str, JacobianBounds]:
     """The bounds of every leaf, by its parameter's name; to be called within `problem.settings()`.
 
@@ -41,8 +43,8 @@ def jacobian_bounds(
 class _BatchBounds(NamedTuple):
     """One layer on one batch; `forward` and the paper's bound are None with `reason`."""
 
-    forward: singular_values.SingularValues | None
-    backward: singular_values.SingularValues
+    forward: SingularValues | None
+    backward: SingularValues
     activation: float
     paper: float | None
     rigorous: float | None
@@ -61,7 +63,7 @@ def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
     )  # fmt: skip
 
 
-def _mean_and_largest(name: str, pieces: Sequence[singular_values.SingularValues | None]) -> dict[str, Any]:
+def _mean_and_largest(name: str, pieces: Sequence[SingularValues | None]) -> dict[str, Any]:
     found = [one for one in pieces if one is not None]
     if len(found) < len(pieces):
         return {}
@@ -74,7 +76,7 @@ def _mean_and_largest(name: str, pieces: Sequence[singular_values.SingularValues
 
 
 def _batch_bounds(
-    evaluation: Evaluation, settings: engines.LanczosSettings
+    evaluation: Evaluation, settings: LanczosSettings
 ) -> tuple[dict[str, _BatchBounds], dict[str, str]]:
     """The bounds of the layers whose every use is known; why not, for the others."""
     derivative_check.check_outputs(evaluation)
@@ -147,7 +149,7 @@ def kernel_overlap(call: layer_uses.Call) -> int:
     return min(math.prod(met), math.prod(call.output_shape[2:]))
 
 
-def _loss_norms(evaluation: Evaluation, settings: engines.LanczosSettings) -> tuple[krylov.Array, bool]:
+def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[krylov.Array, bool]:
     """‖H_z‖ of every example plus its error (of the batch if the loss couples it); whether all converged."""
     output = evaluation.output.detach()
     size = output.shape[0] if output.ndim else 1
@@ -158,7 +160,7 @@ def _loss_norms(evaluation: Evaluation, settings: engines.LanczosSettings) -> tu
 
     if not jacobians.examples_independent(lambda one: [curve(one)], [point], output, settings.seed):
         point = replace(point, size=1)
-    maps = singular_values.BatchedMap(point.size, point.each, point.each, curve, curve)
+    maps = BatchedMap(point.size, point.each, point.each, curve, curve)
     found = jacobians.iterated_norms(maps, output, settings)
     return np.broadcast_to(found.upper * evaluation.weight, size), found.converged
 
@@ -166,9 +168,7 @@ def _loss_norms(evaluation: Evaluation, settings: engines.LanczosSettings) -> tu
 # --- The map from a weight to the outputs of its own calls, example by example ----------------------------
 
 
-def weight_map_norms(
-    uses: Sequence[jacobians.LayerUse], settings: engines.LanczosSettings
-) -> singular_values.SingularValues:
+def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettings) -> SingularValues:
     """The spectral norm of the map from the weight to all its calls' outputs, on the actual inputs.
 
     A dense layer with one row per example: the length of its input. Dense calls on the same side of the
@@ -189,24 +189,22 @@ def weight_map_norms(
             counts = [Counter(token for token in row if token != padding) for row in rows.tolist()]
             most = np.sqrt([max(one.values(), default=0) for one in counts])
             reason = "exact: tokens were counted"
-            found.append(singular_values.SingularValues(most, np.zeros(size), True, reason, 0))
+            found.append(SingularValues(most, np.zeros(size), True, reason, 0))
     for pieces in dense.values():
         rows = torch.cat(pieces, dim=1)
         if min(rows.shape[1:]) <= _LARGEST_EXACT:
             found.append(jacobians.exact_norms(rows))
         else:
-            found.append(jacobians.iterated_norms(singular_values.BatchedMap.of(rows), rows, settings))
+            found.append(jacobians.iterated_norms(BatchedMap.of(rows), rows, settings))
     if len(found) == 1:
         return found[0]
     values = np.sqrt(np.sum(np.square([one.values for one in found]), axis=0))
     upper = np.sqrt(np.sum(np.square([one.upper for one in found]), axis=0))
     converged, products = all(one.converged for one in found), sum(one.products for one in found)
-    return singular_values.SingularValues(values, upper - values, converged, found[0].reason, products)
+    return SingularValues(values, upper - values, converged, found[0].reason, products)
 
 
-def _convolution(
-    call: layer_uses.ConvolutionCall, rows: Tensor, settings: engines.LanczosSettings
-) -> singular_values.SingularValues:
+def _convolution(call: layer_uses.ConvolutionCall, rows: Tensor, settings: LanczosSettings) -> SingularValues:
     """One output channel of each group is enough: the others see the same patches."""
     images = rows.view(len(rows), -1, *call.inputs.shape[1:])
     weight = call.weight[:, :1] if call.transposed else call.weight[:: len(call.weight) // call.groups]
@@ -220,5 +218,5 @@ def _convolution(
     def pull(outputs: Tensor) -> Tensor:
         return torch.vmap(lambda x, signal: one.on(x).pull(signal.view(shape)))(images, outputs).flatten(1)
 
-    maps = singular_values.BatchedMap(len(rows), weight.numel(), math.prod(shape), push, pull)
+    maps = BatchedMap(len(rows), weight.numel(), math.prod(shape), push, pull)
     return jacobians.iterated_norms(maps, call.inputs, settings)

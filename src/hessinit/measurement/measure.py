@@ -1,4 +1,4 @@
-"""`measure`: the extreme eigenvalues of every layer and of the network; the same matrices as operators."""
+"""`measure`: the extreme eigenvalues of every layer and of the network; the same matrices as"""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ import torch
 from torch import nn
 
 from hessinit._version import __version__
-from hessinit.curvature import derivative_check, engines, operators, rounding_error
+from hessinit.curvature import derivative_check, engines, rounding_error
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.operators import (
+    GaussNewtonOperator,
+    HessianOperator,
+    JacobianOperator,
+    WeightOperator,
+)
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
@@ -26,7 +32,8 @@ from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Est
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Kind = TypeVar("Kind", bound=operators.WeightOperator)
+Kind = TypeVar("Kind", bound=WeightOperator)
+SOFTWARE = {"hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> list[Layer]:
@@ -77,10 +84,7 @@ def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tup
 
 
 def versions_of(problem: Problem) -> dict[str, str]:
-    return {
-        "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
-        "device": str(problem.device), "dtype": str(problem.dtype).removeprefix("torch."),
-    }  # fmt: skip
+    return {**SOFTWARE, "device": str(problem.device), "dtype": str(problem.dtype).removeprefix("torch.")}
 
 
 def facts_of(problem: Problem, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
@@ -306,9 +310,7 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
 # --- The same matrices as operators -----------------------------------------------------------------------
 
 
-def hessian(
-    model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
-) -> operators.HessianOperator:
+def hessian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> HessianOperator:
     """The exact Hessian of the loss by the chosen weights (all by default), as an operator on flat vectors.
 
     The options are those of `measure`: layers, forward, dtype, dropout, reduction, check, seed.
@@ -318,24 +320,22 @@ def hessian(
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
-    return _operator(operators.HessianOperator, Problem(model, loss, batch, **options))
+    return _operator(HessianOperator, Problem(model, loss, batch, **options))
 
 
 def gauss_newton(
     model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
-) -> operators.GaussNewtonOperator:
+) -> GaussNewtonOperator:
     """The Gauss-Newton matrix `Jᵀ H_z J` of the chosen weights; the arguments are those of `hessian`."""
-    return _operator(operators.GaussNewtonOperator, Problem(model, loss, batch, **options))
+    return _operator(GaussNewtonOperator, Problem(model, loss, batch, **options))
 
 
-def jacobian(
-    model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
-) -> operators.JacobianOperator:
+def jacobian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> JacobianOperator:
     """The derivative of the model's outputs by the chosen weights, (outputs, weights).
 
     The loss only serves to check the problem; the outputs of several batches follow one another.
     """
-    return _operator(operators.JacobianOperator, Problem(model, loss, batch, **options))
+    return _operator(JacobianOperator, Problem(model, loss, batch, **options))
 
 
 def _operator(kind: type[Kind], problem: Problem) -> Kind:
@@ -343,7 +343,7 @@ def _operator(kind: type[Kind], problem: Problem) -> Kind:
         evaluations = evaluate(problem)
         for evaluation in evaluations:
             derivative_check.check_loss(evaluation)
-            if kind is operators.HessianOperator:
+            if kind is HessianOperator:
                 derivative_check.check_gradients(evaluation)
             else:
                 derivative_check.check_outputs(evaluation)

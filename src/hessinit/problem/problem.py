@@ -31,9 +31,7 @@ _MIXED = re.compile(r"dtype|scalar type|type \(.*\) and .*type", re.IGNORECASE)
 
 
 @contextlib.contextmanager
-def explained(
-    model: nn.Module, batch: Batch, forward: Callable[..., Any] | None, converted: bool
-) -> Iterator[None]:
+def explained(model: nn.Module, batch: Batch, forward: Forward | None, converted: bool) -> Iterator[None]:
     """Turn known errors of the forward into a `ProblemError` with the way out; other errors pass."""
     # A recomputation finds the model's own tensors: of another dtype, or buffers that it would write to.
     training = (module for module in model.modules() if module.training)

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import math
 import os
-import platform
 import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -18,9 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit._version import __version__
 from hessinit.errors import ConvergenceWarning, ProblemError, check_positive
-from hessinit.measurement.measure import measure
+from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.problem import Forward, Loss
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, round_loss, window
@@ -120,10 +118,7 @@ def compare(
     model, first_loss = trainer.check_first_model()
     stds = tuple(each.scheme.std for each in read if isinstance(each.scheme, NormalWeights))
     kind = "sweep" if stds else "compare"
-    versions = {
-        "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
-        "device": str(device_of(model)),
-    }  # fmt: skip
+    versions = {**SOFTWARE, "device": str(device_of(model))}
     if folder is not None:  # hashing the data is for nothing without one
         record = {"kind": kind, "measure_curvature": measure_curvature, "torch": versions["torch"]}
         described = {each.name: each.description for each in read}

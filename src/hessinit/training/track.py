@@ -87,7 +87,7 @@ def track(
         steps = rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
     else:
         rules.require_known_optimizer(optimizer)
-        steps = rules.name_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+        steps = rules.name_optimizer(optimizer, None, {}) if isinstance(optimizer, str) else optimizer
     # Copied: an iterator gives its batches once, and a loader may reuse its tensors. Those with a graph are
     # known to deepcopy beforehand, as it refuses them.
     pairs = [(one.inputs, one.targets) for _, one in read_batches(batch)]

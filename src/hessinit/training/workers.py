@@ -31,6 +31,7 @@ class Job:
 
 Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
 Results = Generator[tuple[Job, Any], None, None]
+Advance = Callable[[str, float], None]  # of a bar: the text beside it, and by how much
 
 
 class WorkerLostError(ProblemError):
@@ -187,9 +188,7 @@ def _run_packed(packed: bytes, job: Job) -> Any:
 
 
 @contextlib.contextmanager
-def progress_bar(
-    label: str, total: float, done: float, wanted: bool
-) -> Iterator[Callable[[str, float], None]]:
+def progress_bar(label: str, total: float, done: float, wanted: bool) -> Iterator[Advance]:
     """A bar on stderr, where that is a terminal, at `done` of `total`; `advance(latest, amount)` moves it."""
     # Not rich's is_terminal: FORCE_COLOR asks for colours, not for a bar in a file.
     if not wanted or not sys.stderr.isatty() or done == total:
@@ -214,7 +213,7 @@ def race_bar(wanted: bool, waiting: str = "") -> Iterator[Callable[[int, int, st
     """A bar from the first `on_step(done, planned, name)` on, and until then a spinner, if it has a label."""
     with contextlib.ExitStack() as display:
         display.enter_context(spinner(waiting, wanted and bool(waiting)))
-        advance: Callable[[str, float], None] | None = None
+        advance: Advance | None = None
 
         def on_step(done: int, planned: int, name: str) -> None:
             nonlocal advance
