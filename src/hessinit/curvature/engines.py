@@ -401,9 +401,8 @@ def build_engine(
             return found
         reason = found if isinstance(found, str) else found.reason
         if estimator == "gram":
-            raise ProblemError(
-                f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'."
-            )
+            refused = f"estimator='gram' cannot measure this problem: {reason}"
+            raise ProblemError(f"{refused}. Use estimator='auto'.")
     for evaluation in evaluations:
         check_curved(evaluation)
         derivative_check.check_outputs(evaluation)

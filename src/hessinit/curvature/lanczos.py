@@ -50,9 +50,8 @@ def lanczos(
     """
     size = probes.operator_size(operator)
     if which not in ("both", "top"):
-        raise ValueError(
-            f"which={which!r} is unknown; choose from 'both', 'top'. For the bottom alone pass -operator."
-        )
+        way = "For the bottom alone pass -operator"
+        raise ValueError(f"which={which!r} is unknown; choose from 'both', 'top'. {way}.")
     validate.check_tolerance(tolerance)
     validate.check_whole("max_iterations", max_iterations, at_least=1)
     process = krylov.LanczosProcess(operator, probes.probe_stream(operator, seed).draw())
@@ -285,9 +284,8 @@ def top_eigenpairs(
     size = probes.operator_size(operator)
     validate.check_whole("count", count, at_least=1)
     if count > size:
-        raise ValueError(
-            f"count={count} is more than the operator has: it is {size} × {size}. Pass count={size} or less."
-        )
+        has = f"it is {size} × {size}. Pass count={size} or less"
+        raise ValueError(f"count={count} is more than the operator has: {has}.")
     validate.check_tolerance(tolerance)
     validate.check_whole("max_iterations", max_iterations, at_least=count)
     search = _Search(operator, count, tolerance)

@@ -97,14 +97,11 @@ def _resolve(activation: Activation) -> Function | nn.Module:
             try:
                 return activation().eval()
             except TypeError as error:
-                raise ProblemError(
-                    f"{activation.__name__} cannot be built without arguments ({error}). Pass an instance."
-                ) from error
+                why = f"{activation.__name__} cannot be built without arguments ({error})"
+                raise ProblemError(f"{why}. Pass an instance.") from error
     if isinstance(activation, type) or not callable(activation):
-        raise ProblemError(
-            f"activation={activation!r} is no activation; pass a module, a function of tensors, "
-            "or a name such as 'relu'."
-        )
+        wanted = "pass a module, a function of tensors, or a name such as 'relu'"
+        raise ProblemError(f"activation={activation!r} is no activation; {wanted}.")
     return activation
 
 
@@ -114,9 +111,8 @@ def _prelu_moment(module: nn.PReLU) -> float:
     slopes = module.weight.detach()
     found = math.nan if slopes.is_meta else (1 + float(slopes.cpu().double().square().mean())) / 2
     if not math.isfinite(found):
-        raise ProblemError(
-            f"{_name_of(module)} has no gain: its slopes are not finite. Give them values first."
-        )
+        why = "its slopes are not finite. Give them values first"
+        raise ProblemError(f"{_name_of(module)} has no gain: {why}.")
     return found
 
 

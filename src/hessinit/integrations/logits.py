@@ -159,10 +159,8 @@ def _targets(task: str, labels: Tensor) -> Tensor:
     if task == "causal-lm":  # each position predicts the next one, and the last nothing
         labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
     if bool((labels == IGNORED).all()):
-        raise ProblemError(
-            f"every label is {IGNORED}, which is ignored (a causal model predicts each next token); pass a "
-            "batch with labels."
-        )
+        why = f"every label is {IGNORED}, which is ignored (a causal model predicts each next token)"
+        raise ProblemError(f"{why}; pass a batch with labels.")
     return labels
 
 

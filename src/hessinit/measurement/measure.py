@@ -243,10 +243,8 @@ def measure(
     choose("curvature", curvature, ["gauss-newton", "hessian", "both"])
     choose("estimator", estimator, ["auto", "gram", "lanczos"])
     if curvature == "hessian" and estimator == "gram":
-        raise ProblemError(
-            "estimator='gram' measures Gauss-Newton curvature only; for curvature='hessian' choose 'auto' or "
-            "'lanczos'."
-        )
+        way = "for curvature='hessian' choose 'auto' or 'lanczos'"
+        raise ProblemError(f"estimator='gram' measures Gauss-Newton curvature only; {way}.")
     check_switches(
         trace=trace, frobenius=frobenius, density=density, jacobians=jacobians, diagnostics=diagnostics,
         network=network, strict=strict,

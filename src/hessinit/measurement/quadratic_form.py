@@ -47,10 +47,8 @@ def _named_layers(model: nn.Module, directions: Mapping[Any, Any]) -> list[str]:
     unknown = [key for key in directions if key not in names]
     if unknown or not directions:
         close = did_you_mean(str(unknown[0]), names) if unknown else ""
-        raise ProblemError(
-            f"directions must name parameters of the model, got {unknown or 'none'}; they are "
-            f"{', '.join(parameters[:8])}.{close}"
-        )
+        known = f"they are {', '.join(parameters[:8])}.{close}"
+        raise ProblemError(f"directions must name parameters of the model, got {unknown or 'none'}; {known}")
     return [glob.escape(layer_name(key)) for key in directions]
 
 
@@ -164,10 +162,8 @@ def quadratic_form(
     else:
         choose("directions", directions, ["random", "gradient"])
     if directions == "gradient" and draws != 1:
-        raise ProblemError(
-            f"draws={draws} with directions='gradient': there is one loss gradient. Leave draws out, or "
-            "choose directions='random'."
-        )
+        way = "Leave draws out, or choose directions='random'"
+        raise ProblemError(f"draws={draws} with directions='gradient': there is one loss gradient. {way}.")
     problem = Problem(model, loss, batch, **options)
     with problem.settings():
         given: dict[str, Tensor] = {}
@@ -175,10 +171,8 @@ def quadratic_form(
             given = {layer.parameter: _read_given(problem, layer, directions) for layer in problem.layers}
             counts = {len(tensor) for tensor in given.values()}
             if len(counts) > 1 or draws not in (1, *counts):
-                raise ProblemError(
-                    f"draws={draws}, but directions hold {sorted(counts)}; give every layer as many, and "
-                    "leave draws out: the tensors say it."
-                )
+                rule = "give every layer as many, and leave draws out: the tensors say it"
+                raise ProblemError(f"draws={draws}, but directions hold {sorted(counts)}; {rule}.")
             draws = counts.pop()
         passes = [SharedPass(evaluation) for evaluation in evaluate(problem)]
 

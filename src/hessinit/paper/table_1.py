@@ -155,9 +155,8 @@ def pearson(one: Tensor, other: Tensor) -> tuple[float, float]:
     try:
         from scipy import stats
     except ModuleNotFoundError as error:
-        raise ProblemError(
-            "scipy is not installed, and Table 1 needs its p-values. Run pip install 'hessinit[paper]'."
-        ) from error
+        why = "scipy is not installed, and Table 1 needs its p-values"
+        raise ProblemError(f"{why}. Run pip install 'hessinit[paper]'.") from error
     found = stats.pearsonr(one.double().numpy(), other.double().numpy())
     return float(found.statistic), float(found.pvalue)
 

@@ -164,10 +164,8 @@ def _count(inputs: Any, targets: Any, place: str) -> Batch:
         )
     size = _examples(given, targeted)
     if size == 0:
-        raise ProblemError(
-            f"{place}the batch is empty (it holds a tensor of shape {(targeted or given)[0]}); "
-            "pass at least one example."
-        )
+        why = f"{place}the batch is empty (it holds a tensor of shape {(targeted or given)[0]})"
+        raise ProblemError(f"{why}; pass at least one example.")
     if size is None:
         raise ProblemError(
             f"{place}inputs have {given[0][0]} examples (shape {given[0]}) and targets {targeted[0][0]} "

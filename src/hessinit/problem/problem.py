@@ -131,10 +131,8 @@ class Problem:
         validate.check_dropout(self.model, dropout)
         self.device = self.model.get_parameter(self.layers[0].parameter).device
         if self.device.type == "mps":
-            raise ProblemError(
-                "the model is on an Apple GPU (mps), which has no float64, and some steps need it; measure "
-                "on the CPU: model.cpu()."
-            )
+            why = "the model is on an Apple GPU (mps), which has no float64, and some steps need it"
+            raise ProblemError(f"{why}; measure on the CPU: model.cpu().")
         kinds = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         self.dtype = dtype or (torch.float64 if torch.float64 in kinds else torch.float32)
         self.converts = kinds != {self.dtype}

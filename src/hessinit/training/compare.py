@@ -93,10 +93,8 @@ def compare(
         raise ProblemError(f"warmup={warmup} is for schemes with a warmup; name one, such as 'he+warmup'.")
     rates = _read_list("learning_rates", learning_rates, "[0.01, 0.1]", check_positive)
     if isinstance(build, nn.Module) or not callable(build):
-        raise ProblemError(
-            f"build is a {type(build).__name__}; it must be a function that makes a new model for every run, "
-            "such as lambda: Net()."
-        )
+        rule = "a function that makes a new model for every run, such as lambda: Net()"
+        raise ProblemError(f"build is a {type(build).__name__}; it must be {rule}.")
     # The model is checked once it is built.
     validate.check_arguments(nn.Identity(), loss, forward, None, "freeze")
     loop.check_optimizer(optimizer)
@@ -108,10 +106,8 @@ def compare(
     try:
         place = None if device is None else str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError, TypeError) as failure:
-        raise ProblemError(
-            f"device={device!r} cannot be used here: {failure}. Leave it out to train where build() puts the "
-            "model."
-        ) from failure
+        why = f"device={device!r} cannot be used here: {failure}"
+        raise ProblemError(f"{why}. Leave it out to train where build() puts the model.") from failure
     kept, started = RunFolder(folder), time.perf_counter()
     examples = read_data(data, validate.check_whole("batch_size", batch_size, at_least=1), steps)
     trainer = Trainer(build, loss, examples, forward, read, steps, optimizer, place)

@@ -223,10 +223,8 @@ def require_known_optimizer(optimizer: Any) -> None:
         choose("optimizer", optimizer, OPTIMIZER_NAMES, {"gd": "sgd", "heavy ball": "momentum"})
     elif not isinstance(optimizer, Optimizer):
         hint = " Pass an instance, not the class." if isinstance(optimizer, type) else ""
-        raise ProblemError(
-            f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer, or a name such "
-            f"as 'adam'.{hint}"
-        )
+        rule = f"a torch.optim.Optimizer, or a name such as 'adam'.{hint}"
+        raise ProblemError(f"optimizer is a {type(optimizer).__name__}; it must be {rule}")
 
 
 def read_optimizer(

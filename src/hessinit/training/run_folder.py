@@ -60,10 +60,8 @@ class RunFolder:
                     )
                 self.results[data["key"]] = data["value"]
         except OSError as failure:
-            raise ProblemError(
-                f"folder={str(self.folder)!r} cannot be used: {failure}. Pass a folder that can be read and "
-                "written."
-            ) from failure
+            why = f"folder={str(self.folder)!r} cannot be used: {failure}"
+            raise ProblemError(f"{why}. Pass a folder that can be read and written.") from failure
 
     def add(self, key: str, value: Plain) -> None:
         head = {"kind": "hessinit run", "schema": SCHEMA, "experiment": self._experiment}
