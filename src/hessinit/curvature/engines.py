@@ -241,11 +241,9 @@ def _single_calls(evaluation: Evaluation) -> dict[str, OutputHessian]:
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
         evaluation.loss, [one.edge for one in known], create_graph=True, allow_unused=True
     )
-    return {
-        one.name: OutputHessian(one.call, one.edge, gradient, evaluation.weight)
-        for one, gradient in zip(known, gradients, strict=True)
-        if gradient is not None
-    }
+    pairs = zip(known, gradients, strict=True)
+    found = [(one, gradient) for one, gradient in pairs if gradient is not None]
+    return {one.name: OutputHessian(one.call, one.edge, grad, evaluation.weight) for one, grad in found}
 
 
 # Beyond, the Cholesky factor of a matrix of that size costs more than the search it saves.
@@ -343,10 +341,8 @@ class GramEngine(Engine):
             return self._general.extremes(names)
         if not known:
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
-        per_batch, options = (
-            [[grams[name] for name in known] for grams in self._grams],
-            self._settings.options,
-        )
+        per_batch = [[grams[name] for name in known] for grams in self._grams]
+        options = self._settings.options
         first, *others = [gram for grams in per_batch for gram in grams]
         if self._is_small(known):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first

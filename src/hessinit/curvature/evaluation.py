@@ -37,10 +37,8 @@ def output_at(
 
 
 def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {
-        name: weight.detach().to(dtype) if weight.is_floating_point() else weight.detach()
-        for name, weight in {**problem.leaves, **problem.constants}.items()
-    }
+    own = {name: weight.detach() for name, weight in {**problem.leaves, **problem.constants}.items()}
+    return {name: weight.to(dtype) if weight.is_floating_point() else weight for name, weight in own.items()}
 
 
 @contextlib.contextmanager
@@ -332,10 +330,8 @@ def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> krylo
     output = evaluation.output
     size, width = blocks.shape[:2]
     direction = probes.random_like(output, evaluation.problem.seed, blocks.dtype).view(size, width)
-    found, thrice = (
-        evaluation.output_hessian((factor * direction).view_as(output)).reshape(size, width)
-        for factor in (1, 3)
-    )
+    products = [evaluation.output_hessian((factor * direction).view_as(output)) for factor in (1, 3)]
+    found, thrice = (product.reshape(size, width) for product in products)
     expected = torch.bmm(blocks, direction.unsqueeze(2)).squeeze(2)
     noise = 16 * (thrice / 3 - found).abs().amax(0)  # three times the direction rounds differently
     allowed = noise.max() + torch.finfo(blocks.dtype).eps ** 0.6 * expected.abs().amax(0)

@@ -169,10 +169,8 @@ def backward(output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor) -> l
     found: tuple[Tensor | None, ...] = torch.autograd.grad(
         output, [one.edge for one in calls], cotangent, retain_graph=True, allow_unused=True
     )
-    return [
-        cotangent.new_zeros(one.call.output_shape) if gradient is None else gradient
-        for one, gradient in zip(calls, found, strict=True)
-    ]
+    pairs = zip(calls, found, strict=True)
+    return [cotangent.new_zeros(one.call.output_shape) if grad is None else grad for one, grad in pairs]
 
 
 class CallSignals:

@@ -370,10 +370,8 @@ class _Search:
             good = self.complete and residual <= self.tolerance * norm
             reason = f"residual within tolerance={self.tolerance:g} of the norm; no larger one is left"
             if not good:
-                reason = (
-                    f"stopped after {products} products with residual {residual / (norm or 1.0):.0e} of the "
-                    "norm; raise max_iterations or tolerance"
-                )
+                left = f"residual {residual / (norm or 1.0):.0e} of the norm"
+                reason = f"stopped after {products} products with {left}; raise max_iterations or tolerance"
             estimates.append(Estimate(value * scale, (residual + rounding) * scale, good, reason, products))
         failed = [estimate for estimate in estimates if not estimate.converged]
         converged = len(estimates) == self.count and not failed

@@ -32,8 +32,9 @@ class LinearOperator(ABC):
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         if not isinstance(vectors, Tensor):
-            way = "pass a torch.Tensor"
-            raise TypeError(f"cannot multiply an operator with a {type(vectors).__name__}; {way}.")
+            raise TypeError(
+                f"cannot multiply an operator with a {type(vectors).__name__}; pass a torch.Tensor."
+            )
         if vectors.ndim not in (1, 2) or vectors.shape[0] != self.shape[1]:
             raise ValueError(
                 f"cannot multiply an operator of shape {self.shape} with {tuple(vectors.shape)}; "

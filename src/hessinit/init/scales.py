@@ -165,10 +165,8 @@ class ScaledModel:
         with problem.settings(), torch.enable_grad():
             batch = problem.batches[0]
             output = problem.output(batch).detach()
-            found = [
-                vhp(lambda place: problem.loss_of(place, batch), factor * output, output)[1]
-                for factor in (0.5, 1.0, 2.0)
-            ]
+            places = [factor * output for factor in (0.5, 1.0, 2.0)]
+            found = [vhp(lambda one: problem.loss_of(one, batch), place, output)[1] for place in places]
         return bool(found[0].any()) and all(torch.allclose(found[0], one, rtol=1e-3) for one in found)
 
     @_once_per_scale

@@ -55,8 +55,10 @@ class TrackedRun:
             way = "For the initialization, pass initialize={'lr': …}"
             raise ProblemError(f"{name}={options[name]!r} is read from the trainer; leave it out. {way}.")
         if not isinstance(initialize, (bool, Mapping)):
-            rule = "True, False, or a dict of options for hessinit.initialize_, such as {'lr': 0.1}"
-            raise ProblemError(f"initialize={initialize!r} must be {rule}.")
+            raise ProblemError(
+                f"initialize={initialize!r} must be True, False, or a dict of options for "
+                "hessinit.initialize_, such as {'lr': 0.1}."
+            )
         self._initialize = dict(initialize) if isinstance(initialize, Mapping) else {} if initialize else None
         self._path, self._options = path, options
         self._tracker: hessinit.Tracker | None = None

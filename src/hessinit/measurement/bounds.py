@@ -142,10 +142,8 @@ def kernel_overlap(call: layer_uses.Call) -> int:
     if call.transposed:
         return math.prod(kernel)  # every element is spread over the whole kernel
     # The kernel entries that can meet an element are those of one remainder modulo the stride.
-    met = (
-        math.ceil(length / (step // math.gcd(step, spread)))
-        for length, step, spread in zip(kernel, call.stride, call.dilation, strict=True)
-    )
+    sizes = zip(kernel, call.stride, call.dilation, strict=True)
+    met = (math.ceil(length / (step // math.gcd(step, spread))) for length, step, spread in sizes)
     return min(math.prod(met), math.prod(call.output_shape[2:]))
 
 

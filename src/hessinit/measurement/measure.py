@@ -16,14 +16,9 @@ import torch
 from torch import nn
 
 from hessinit._version import __version__
-from hessinit.curvature import derivative_check, engines, rounding_error
+from hessinit.curvature import derivative_check, engines, operators, rounding_error
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
-from hessinit.curvature.operators import (
-    GaussNewtonOperator,
-    HessianOperator,
-    JacobianOperator,
-    WeightOperator,
-)
+from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
@@ -32,7 +27,7 @@ from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Est
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Kind = TypeVar("Kind", bound=WeightOperator)
+Kind = TypeVar("Kind", bound=operators.WeightOperator)
 SOFTWARE = {"hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
@@ -49,11 +44,8 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
     unused = [layer.name for layer in in_running_order(problem, evaluations) if layer.parameter in leaves]
     if unused:
         notes.append(f"Not used by the forward, so without curvature: {', '.join(unused)}.")
-    frozen = [
-        name
-        for name, parameter in problem.model.named_parameters()
-        if not parameter.requires_grad and parameter.ndim >= 2 and name not in problem.leaves
-    ]
+    others = [one for name, one in problem.model.named_parameters() if name not in problem.leaves]
+    frozen = [one for one in others if not one.requires_grad and one.ndim >= 2]
     if frozen:
         notes.append(f"{len(frozen)} frozen {'weight was' if len(frozen) == 1 else 'weights were'} left out.")
     if problem.dropout == "freeze":
@@ -70,11 +62,8 @@ def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tup
 
     `moved` are the names of the parameters that training moves; by default all that are not frozen.
     """
-    others = [
-        name
-        for name, parameter in problem.model.named_parameters()
-        if parameter.requires_grad and name not in problem.leaves and (moved is None or name in moved)
-    ]
+    trained = [name for name, one in problem.model.named_parameters() if one.requires_grad]
+    others = [one for one in trained if one not in problem.leaves and (moved is None or one in moved)]
     if not others:
         return ()
     several = len(others) > 1

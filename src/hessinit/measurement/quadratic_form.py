@@ -211,10 +211,8 @@ class SharedPass:
         _, gradient = evaluation.output_gradient
         self._leaves = evaluation.problem.leaves
         self._cotangent = gradient.detach().requires_grad_()
-        leaves = list(self._leaves.values())
-        found = torch.autograd.grad(
-            evaluation.output, leaves, self._cotangent, create_graph=True, allow_unused=True
-        )
+        output, leaves = evaluation.output, list(self._leaves.values())
+        found = torch.autograd.grad(output, leaves, self._cotangent, create_graph=True, allow_unused=True)
         self._adjoint: dict[str, Tensor | None] = dict(zip(self._leaves, found, strict=True))
         made = [use.node._input_metadata[0] for uses in evaluation.uses.values() for use in uses]
         self._bytes_between = sum(int(math.prod(one.shape)) * int(one.dtype.itemsize) for one in made)

@@ -285,10 +285,8 @@ ABBREVIATIONS = (
 )
 LETTER = r"[^\W\d_¹²³¼½¾]"
 # Python's look-behind needs one width, so there is one for each length of abbreviation.
-NO_ABBREVIATION = "".join(
-    rf"(?<!\b(?:{'|'.join(words)})\.)"
-    for _, words in groupby(sorted(ABBREVIATIONS.split(), key=len), key=len)
-)
+BY_LENGTH = groupby(sorted(ABBREVIATIONS.split(), key=len), key=len)
+NO_ABBREVIATION = "".join(rf"(?<!\b(?:{'|'.join(words)})\.)" for _, words in BY_LENGTH)
 # "No. 5" and "Jan. 5" go on; "he said no." ends.
 NUMBERED = r"(?!(?:(?<=\bno\.)|(?<=\bnos\.)|(?<=\b(?:jan|feb|aug|sep|oct|nov|dec)\.)|(?<=\bsept\.))\s*\d)"
 # The full stop first and then the look-behinds: the other way round they are tried at every letter.

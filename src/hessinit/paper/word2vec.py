@@ -157,10 +157,8 @@ class Word2Vec(Experiment):
 
     def plan(self, setting: PaperSetting) -> list[Job]:
         names = ("model", "dimension", "row", "seed")
-        return [
-            Job("-".join(map(str, values)), dict(zip(names, values, strict=True)))
-            for values in product(MODELS, self.dimensions, ROWS, setting.seeds)
-        ]
+        choices = product(MODELS, self.dimensions, ROWS, setting.seeds)
+        return [Job("-".join(map(str, one)), dict(zip(names, one, strict=True))) for one in choices]
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """Initial norms and losses by rate; hessinit's weights depend on the rate, the others do not."""

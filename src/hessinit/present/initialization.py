@@ -101,11 +101,9 @@ def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
     note = f"of {_whose(result)}" if result.symmetries else ""
     winner = result.trials[0].name if result.trials and result.converged else None
     rate, target = (None if one is None else w.format_number(one) for one in (result.lr, result.target))
-    return [
-        doc.KeyNumber(label, text, note if label in norms else "")
-        for label, text in {"Learning rate": rate, "Winner": winner, **norms, "Target": target}.items()
-        if text is not None
-    ]
+    texts = {"Learning rate": rate, "Winner": winner, **norms, "Target": target}
+    known = {label: text for label, text in texts.items() if text is not None}
+    return [doc.KeyNumber(label, text, note if label in norms else "") for label, text in known.items()]
 
 
 def _was_not_finite(result: Initialization) -> bool:

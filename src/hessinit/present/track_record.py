@@ -186,10 +186,9 @@ def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:
     ends = ", ".join(f"{name} {w.format_number(last[name])}" for name in names)
     which = f"the {MOST_LINES} sharpest of {len(last)} layers" if len(last) > MOST_LINES else "each layer"
     told = f"‖H‖ of {which} over the steps; at the end {ends}."
-    series = [
-        doc.Series(name, [point.layers.get(name) for point in points], steps, color)
-        for name, color in zip(names, w.ramp(range(len(names))), strict=True)
-    ]
+    curves = {name: [point.layers.get(name) for point in points] for name in names}
+    pairs = zip(curves.items(), w.ramp(range(len(names))), strict=True)
+    series = [doc.Series(name, norms, steps, color) for (name, norms), color in pairs]
     return [doc.LineChart("layers", f"‖H‖ of {which}", told, series, "‖H‖", "step", log_y=True)]
 
 

@@ -158,10 +158,8 @@ class Problem:
                 # What is not measured may be a large frozen model: it is shared.
                 kind = self.dtype if parameter.is_floating_point() else parameter.dtype
                 self.constants[name] = parameter.detach().to(kind, copy=parameter.is_inference())
-        self.leaves: dict[str, Tensor] = {
-            name: self.model.get_parameter(name).detach().to(self.dtype, copy=True).requires_grad_()
-            for name in measured
-        }
+        own = {name: self.model.get_parameter(name).detach() for name in measured}
+        self.leaves = {name: one.to(self.dtype, copy=True).requires_grad_() for name, one in own.items()}
 
     @torch.inference_mode(False)
     def at_present_weights(self, check: bool) -> Problem:

@@ -248,9 +248,8 @@ def check_dropout(model: nn.Module, dropout: str) -> None:
     """Refuse active dropout: every product would see another mask."""
     if dropout == "freeze":
         return
-    active = [
-        f"{name or 'the model'} ({type(one).__name__})" for name, one in model.named_modules() if _drops(one)
-    ]
+    dropping = [(name or "the model", type(one)) for name, one in model.named_modules() if _drops(one)]
+    active = [f"{name} ({kind.__name__})" for name, kind in dropping]
     if active:
         raise ProblemError(
             f"dropout is active (train mode) in {', '.join(active)}: every product would see another mask, "

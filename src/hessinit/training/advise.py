@@ -78,9 +78,8 @@ def advise(
     with problem.settings():
         evaluations = evaluate(problem)
         engine = build_engine(evaluations, curvature, settings)
-        limit = rules.find_stability_limit(
-            steps, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
-        )
+        is_gauss_newton = curvature == "gauss-newton"
+        limit = rules.find_stability_limit(steps, engine, evaluations, settings, semidefinite=is_gauss_newton)
         flat = False
         if isinstance(steps.rule, AdamRule) and steps.lr and steps.lr > limit.stable:
             flat = 0 < engine.extremes(list(problem.leaves)).norm.value < results.FLAT_INITIALIZATION

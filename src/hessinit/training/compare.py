@@ -205,9 +205,8 @@ class Trainer:
             loss, chosen = self.own_loss(device), self.data.initial_batch(seed)
             scheme = next(each for each in self.schemes if each.name == name)
             try:
-                remark = scheme.initialize_(
-                    model, loss, copy_to(chosen, device), rate, seed, self.forward, self.optimizer
-                )
+                batch = copy_to(chosen, device)
+                remark = scheme.initialize_(model, loss, batch, rate, seed, self.forward, self.optimizer)
             except Exception as failure:  # a scheme may refuse this model
                 return Run(
                     scheme=name, learning_rate=rate, seed=seed, losses=(), first_loss=math.nan,

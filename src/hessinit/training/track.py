@@ -384,11 +384,9 @@ def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Trackin
             f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}; pass "
             "the same curvature, or another path."
         )
-    changes = [
-        f"{name} was {getattr(earlier, name)!r} and is {getattr(record, name)!r}"
-        for name in ("optimizer", "examples", "seed")
-        if getattr(earlier, name) != getattr(record, name)
-    ]
+    names = ("optimizer", "examples", "seed")
+    pairs = {name: (getattr(earlier, name), getattr(record, name)) for name in names}
+    changes = [f"{name} was {was!r} and is {now!r}" for name, (was, now) in pairs.items() if was != now]
     notes = [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
     told = describe_notes((point.step, point.note) for point in earlier.points)  # and will be again
     kept = [note for note in earlier.notes if note not in told]
