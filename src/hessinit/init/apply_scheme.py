@@ -123,10 +123,8 @@ def write_scheme_(
     branches = sum(use.closes_residual for use in traced.uses)
     normalized = any(use.norm_follows or use.upstream.end == "norm" for use in traced.uses)
     if residual == "plain" and branches >= 4 and not normalized:
-        notes.append(
-            f"{branches} residual branches are added without a normalization: the variance may double with "
-            'each. residual="scaled" keeps it within a factor of 3.'
-        )
+        doubles = 'the variance may double with each. residual="scaled" keeps it within a factor of 3'
+        notes.append(f"{branches} residual branches are added without a normalization: {doubles}.")
     name = (distribution or "normal") if scheme in CLOSED_FORM else None
     if dry_run and scheme in CLOSED_FORM:
         planned = tuple(draft.planned for draft in drafts)

@@ -173,10 +173,8 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
         return torch.allclose(first, second, rtol=0, atol=near, equal_nan=True)
 
     if not same(evaluate(z), value):
-        raise ProblemError(
-            f"{name} is random: two calls differ, so no single gain describes it. Call .eval() on it, or "
-            "pass the activation without its noise."
-        )
+        why = f"{name} is random: two calls differ, so no single gain describes it"
+        raise ProblemError(f"{why}. Call .eval() on it, or pass the activation without its noise.")
     # Shuffled, and some left out, the smallest and the largest among them: whatever looks at neighbours,
     # positions, sums or extremes gives something else.
     some = (torch.arange(64) * 27 % 64)[5:40]

@@ -6,12 +6,11 @@ is used, which activation follows it, and which numbers belong to which example.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -173,7 +172,7 @@ def trace_from_inputs(evaluation: Evaluation) -> tuple[Tensor, list[Tensor], str
 
     given = map_tensors(differentiable, evaluation.batch.inputs)
     try:
-        output = evaluation.problem.output(dataclasses.replace(evaluation.batch, inputs=given))
+        output = evaluation.problem.output(replace(evaluation.batch, inputs=given))
     except Exception as failure:  # the same forward ran before: it cannot take inputs that require gradients
         reason = f"the forward fails on inputs that require gradients ({type(failure).__name__})"
         return evaluation.output, [], reason
@@ -308,11 +307,8 @@ def forward_norms(
     apart = {name: points for name, points in sources.items() if points and points[0].size > 1}
     own = _independent_inputs(output.detach(), inputs, _flat(apart), settings.seed)
     whole = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in inputs]
-    joint = {
-        name: [dataclasses.replace(point, size=1, steps=0) for point in points]
-        for name, points in sources.items()
-        if points and not (own and name in apart)
-    }
+    others = {name: points for name, points in sources.items() if points and not (own and name in apart)}
+    joint = {name: [replace(one, size=1, steps=0) for one in points] for name, points in others.items()}
     for end, points in ((own, apart), (whole, joint)):
         if end and points:
             tensors = [point.gather(point.at.detach()) for point in end if isinstance(point.at, Tensor)]
@@ -368,7 +364,7 @@ def _spectral_norms(
                 columns = torch.cat([next(images) for _ in group[name]], dim=-1)
                 found[name] = exact_norms(columns.transpose(0, 1))
         return found
-    looser = dataclasses.replace(settings, tolerance=min(_LOOSER * settings.tolerance, _LOOSEST))
+    looser = replace(settings, tolerance=min(_LOOSER * settings.tolerance, _LOOSEST))
     for name, points in layers.items():
 
         def push(vectors: Tensor, points: GraphPoints = points) -> Tensor:

@@ -244,10 +244,8 @@ def measure(
     top = check_whole("top", top, at_least=0)
     spectrum = {"top": top, "trace": trace, "frobenius": frobenius, "density": density}
     if top > max_iterations:
-        raise ProblemError(
-            f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step; pass "
-            f"max_iterations={top} or more."
-        )
+        why = f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step"
+        raise ProblemError(f"{why}; pass max_iterations={top} or more.")
     problem = Problem(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
@@ -280,11 +278,8 @@ def measure(
 
 def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) -> None:
     loose = [(row.name, row.estimate) for row in rows if not row.converged]
-    loose += [
-        (f"{row.name} (Gauss-Newton)", row.approximation)
-        for row in rows
-        if row.approximation is not None and not row.approximation.converged
-    ]
+    approximations = [(row.name, row.approximation) for row in rows if row.approximation is not None]
+    loose += [(f"{name} (Gauss-Newton)", one) for name, one in approximations if not one.converged]
     if not loose:
         return
     shown = ", ".join(name for name, _ in loose[:4]) + (" …" if len(loose) > 4 else "")

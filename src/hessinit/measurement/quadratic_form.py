@@ -73,10 +73,8 @@ def _read_given(problem: Problem, layer: Layer, directions: Mapping[Any, Any]) -
             return tensor.reshape(-1, *layer.shape)
         what = f"holds {bad} NaN or inf among {tensor.numel()} values (in {problem.dtype})"
     several = ", ".join(["draws", *map(str, layer.shape)])
-    raise ProblemError(
-        f"directions[{key!r}] {what}; it must be a dense, real, finite tensor of shape {layer.shape}, or "
-        f"({several}) for several."
-    )
+    rule = f"it must be a dense, real, finite tensor of shape {layer.shape}, or ({several}) for several"
+    raise ProblemError(f"directions[{key!r}] {what}; {rule}.")
 
 
 def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Iterator[Directions]:
@@ -186,15 +184,11 @@ def quadratic_form(
             return normalize(given[layer.parameter], at_once)
 
         evaluations = [one.evaluation for one in passes]
-        ordered = in_running_order(problem, evaluations)
-        return QuadraticForms(
-            layers=tuple(_form(passes, layer, along(layer)) for layer in ordered),
-            directions=directions if isinstance(directions, str) else "given",
-            draws=draws,
-            seconds=time.perf_counter() - started,
-            notes=(*notes_on(problem, evaluations), *note_unchecked(problem.check)),
-            **facts_of(problem, evaluations),
-        )
+        layers = tuple(_form(passes, layer, along(layer)) for layer in in_running_order(problem, evaluations))
+        kind = directions if isinstance(directions, str) else "given"
+        notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check))
+        facts = {**facts_of(problem, evaluations), "notes": notes, "seconds": time.perf_counter() - started}
+        return QuadraticForms(layers=layers, directions=kind, draws=draws, **facts)
 
 
 class SharedPass:

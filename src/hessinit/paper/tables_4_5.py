@@ -231,11 +231,9 @@ class StdTable(Experiment):
     def power_of_std(self, rows: Mapping[str, Values], column: str) -> list[float]:
         """The power a of norm ∝ std^a by least squares in logarithms, for each initialization."""
         logarithms = [math.log(float(row)) for row in self.scaling]
-        slopes = [
-            statistics.linear_regression(logarithms, [math.log(norm) for norm in norms]).slope
-            for norms in zip(*(rows[row][column] for row in self.scaling), strict=True)
-            if min(norms) > 0
-        ]
+        columns = zip(*(rows[row][column] for row in self.scaling), strict=True)
+        curved = [list(map(math.log, norms)) for norms in columns if min(norms) > 0]
+        slopes = [statistics.linear_regression(logarithms, norms).slope for norms in curved]
         return slopes or [math.nan]
 
     def write_sentences(self, rows: Mapping[str, Values]) -> Iterator[str]:

@@ -15,11 +15,8 @@ from hessinit.results.curvature_report import CurvatureReport, LayerCurvature, S
 if TYPE_CHECKING:
     from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
-MATRIX_NAMES = {
-    "gauss-newton": "Gauss-Newton",
-    "hessian": "Exact Hessian",
-    "both": "Exact Hessian and Gauss-Newton",
-}
+MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
+MATRIX_NAMES["both"] = "Exact Hessian and Gauss-Newton"
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
 MORE_CHARTS = (
     "measure(…, top=10) or density=True adds 'spectrum:NAME', jacobians=True 'jacobians' and 'bounds', "

@@ -124,10 +124,8 @@ def read_few(batches: Iterable[Any], minimum: str) -> list[Any]:
     if not found:
         raise ProblemError(f"batch is an empty iterable; it must hold at least {minimum}.")
     if len(found) > MOST_BATCHES:
-        raise ProblemError(
-            f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once; "
-            "a few tell the curvature: pass itertools.islice(batch, 8)."
-        )
+        why = f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once"
+        raise ProblemError(f"{why}; a few tell the curvature: pass itertools.islice(batch, 8).")
     return found
 
 
@@ -158,10 +156,8 @@ def _count(inputs: Any, targets: Any, place: str) -> Batch:
     given = [tuple(tensor.shape) for tensor in tensors_in(inputs) if tensor.ndim > 0]
     targeted = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
     if not given and not targeted:
-        raise ProblemError(
-            f"{place}inputs and targets hold no tensor that counts examples; convert arrays with "
-            "torch.as_tensor, and give a single example a first dimension of 1."
-        )
+        way = "convert arrays with torch.as_tensor, and give a single example a first dimension of 1"
+        raise ProblemError(f"{place}inputs and targets hold no tensor that counts examples; {way}.")
     size = _examples(given, targeted)
     if size == 0:
         why = f"{place}the batch is empty (it holds a tensor of shape {(targeted or given)[0]})"

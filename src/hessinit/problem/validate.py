@@ -61,10 +61,8 @@ def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) 
     given: Any = [selection] if isinstance(selection, str) else selection
     patterns = list(given) if isinstance(given, Iterable) else []
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ProblemError(
-            f'layers={selection!r} must be names or globs, such as layers=["fc1", "encoder.*"]; leave it '
-            "out to measure every weight."
-        )
+        rule = f'layers={selection!r} must be names or globs, such as layers=["fc1", "encoder.*"]'
+        raise ProblemError(f"{rule}; leave it out to measure every weight.")
     selected: set[str] = set()
     for pattern in patterns:
         matches = _match(pattern, everything)

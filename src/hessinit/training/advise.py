@@ -67,10 +67,8 @@ def advise(
     if isinstance(optimizer, str):
         steps = rules.name_optimizer(optimizer, results.check_rate(lr), named)
     elif set(named.values()) != {None}:
-        raise ProblemError(
-            "momentum, betas, eps or weight_decay was given, and the optimizer has its own; leave them out, "
-            "or pass a name such as 'adam'."
-        )
+        why = "momentum, betas, eps or weight_decay was given, and the optimizer has its own"
+        raise ProblemError(f"{why}; leave them out, or pass a name such as 'adam'.")
     else:
         layers = find_layers(unwrap(model), given["layers"])
         steps = rules.read_optimizer(optimizer, unwrap(model), layers, lr=results.check_rate(lr))
@@ -84,15 +82,11 @@ def advise(
         if isinstance(steps.rule, AdamRule) and steps.lr and steps.lr > limit.stable:
             flat = 0 < engine.extremes(list(problem.leaves)).norm.value < results.FLAT_INITIALIZATION
         notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
-        facts: dict[str, Any] = {
-            "curvature": curvature,
-            "loss": sum(one.loss_value * one.weight for one in evaluations),
-            "examples": problem.examples,
-            "weights": tuple(layer.name for layer in measure.in_running_order(problem, evaluations)),
-            "parameters": sum(layer.size for layer in problem.layers),
-            "notes": (*notes, *steps.notes, *measure.note_uncounted(problem, steps.moved), *limit.notes),
-            "versions": measure.versions_of(problem),
-        }
+        shared = measure.facts_of(problem, evaluations)
+        facts = {"curvature": curvature, **{name: shared[name] for name in ("loss", "examples", "versions")}}
+        facts["weights"] = tuple(layer.name for layer in measure.in_running_order(problem, evaluations))
+        facts["parameters"] = sum(layer.size for layer in problem.layers)
+        facts["notes"] = (*notes, *steps.notes, *measure.note_uncounted(problem, steps.moved), *limit.notes)
     advice = replace(_advice(steps, limit, flat, facts), seconds=time.perf_counter() - started)
     if not advice.converged:
         message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."

@@ -264,10 +264,8 @@ class Trainer:
             value = loop.evaluate_loss(model, self.own_loss(device_of(model)), batch, self.forward)
             validate.check_loss_value(value)
             if not value.requires_grad:
-                raise ProblemError(
-                    "the loss does not depend on any trainable parameter, so there is nothing to train; is "
-                    "the model frozen, or does its forward detach?"
-                )
+                why = "the loss does not depend on any trainable parameter, so there is nothing to train"
+                raise ProblemError(f"{why}; is the model frozen, or does its forward detach?")
             loop.make_optimizer(self.optimizer, model, 0.1)
             return model, value.item()
 

@@ -244,10 +244,8 @@ def read_optimizer(
     wanted = sorted(layer.parameter for layer in layers)
     held = {name: groups[name] for name in wanted if name in groups}
     if not held:
-        raise ProblemError(
-            "the optimizer holds none of the measured weights of this model; build it from this model's "
-            "parameters(), or measure what it holds with layers=."
-        )
+        way = "build it from this model's parameters(), or measure what it holds with layers="
+        raise ProblemError(f"the optimizer holds none of the measured weights of this model; {way}.")
     # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as `initial_lr`.
     key = "lr" if in_training else "initial_lr"
     rates = {name: float(group.get(key, group["lr"])) for name, group in held.items()}

@@ -54,10 +54,8 @@ class RunFolder:
             for path in sorted((self.folder / "runs").glob("*.json")):
                 data = _read(path, "hessinit run", "Delete it, and it is run again")
                 if data.get("experiment") != self._experiment or file_name(str(data["key"])) != path.name:
-                    raise ProblemError(
-                        f"{path} belongs to another experiment or run than its folder and name say. Delete "
-                        "it, and it is run again, or pass another folder."
-                    )
+                    why = f"{path} belongs to another experiment or run than its folder and name say"
+                    raise ProblemError(f"{why}. Delete it, and it is run again, or pass another folder.")
                 self.results[data["key"]] = data["value"]
         except OSError as failure:
             why = f"folder={str(self.folder)!r} cannot be used: {failure}"

@@ -93,10 +93,8 @@ class TrackLog:
             except ValueError as problem:
                 raise ProblemError(f"cannot resume: {problem}") from problem
         elif exists and not are_lines(self._place.read_bytes()):
-            raise ProblemError(
-                f"path={str(path)!r} exists and is not a tracker's file, so it is not overwritten; give "
-                "another path, or None for no file."
-            )
+            why = f"path={str(path)!r} exists and is not a tracker's file, so it is not overwritten"
+            raise ProblemError(f"{why}; give another path, or None for no file.")
 
     def add(
         self, line: Mapping[str, Plain], losses: Losses, record: Tracking, before: Sequence[TrackedPoint]

@@ -76,10 +76,8 @@ def check_workers(workers: Any, executor: Any) -> None:
         if executor is not None:
             raise ProblemError(f"workers={workers} and executor= are both given; leave out one of them.")
     if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ProblemError(
-            f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
-            "ProcessPoolExecutor() or a Dask client's get_executor()."
-        )
+        why = f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor"
+        raise ProblemError(f"{why}, such as ProcessPoolExecutor() or a Dask client's get_executor().")
 
 
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
