@@ -183,10 +183,8 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
 
 
 def _not_elementwise(name: str, reason: str) -> ProblemError:
-    return ProblemError(
-        f"{name} is not elementwise: {reason}. A gain belongs to a function of one number; pass the "
-        "elementwise function alone, and treat the rest as a layer."
-    )
+    why = f"{name} is not elementwise: {reason}. A gain belongs to a function of one number"
+    return ProblemError(f"{why}; pass the elementwise function alone, and treat the rest as a layer.")
 
 
 # --- Quadrature -------------------------------------------------------------------------------------------

@@ -142,10 +142,8 @@ def _is_pair(batch: Any) -> bool:
 
 def _not_a_pair(batch: Any, index: int, pair: Any) -> str:
     if isinstance(batch, (tuple, list)) and all(isinstance(item, Tensor) for item in batch):
-        return (
-            f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets). "
-            "Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)."
-        )
+        why = f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets)"
+        return f"{why}. Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)."
     return (
         f"batch {index} is a {type(pair).__name__}; every batch must be a pair (inputs, targets). Make pairs "
         "of dicts: ((b, b['labels']) for b in loader), with forward= for a model that takes inputs by name."

@@ -104,15 +104,12 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
 def _nothing_to_measure(everything: list[Layer], trainable: set[str]) -> str:
     frozen = [one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable]
     if frozen:
-        return (
-            f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False). "
-            f"Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}."
-        )
+        why = f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False)"
+        return f"{why}. Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}."
     if everything:
-        return (
-            "the model has no parameter of two or more dimensions; its vectors are measured when named: "
-            f"layers={[layer.name for layer in everything[:3]]!r}."
-        )
+        named = f"layers={[layer.name for layer in everything[:3]]!r}"
+        why = "the model has no parameter of two or more dimensions"
+        return f"{why}; its vectors are measured when named: {named}."
     return "the model has no parameters, so there is no curvature to measure."
 
 
