@@ -177,9 +177,9 @@ class RitzExtreme:
         out of the initial vector. So the residual must be small, the last steps must not have moved the
         value, and an eigenvalue further out must be unlikely.
         """
-        is_bounded = self.bound <= tolerance * norm
-        if self.bounded or not is_bounded:
-            return is_bounded
+        within = self.bound <= tolerance * norm
+        if self.bounded or not within:
+            return within
         is_settled = self.change <= tolerance * norm and self.unseen <= MAX_UNSEEN * tolerance * norm
         return is_settled and self.residual <= CAUTION * math.sqrt(tolerance) * norm
 

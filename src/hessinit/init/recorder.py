@@ -27,7 +27,6 @@ from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
 
 Add = Callable[..., Signal]  # `Trace.add` with a shape
-
 _BY_CHANNEL = ("mul", "div", "prelu")
 _SLICING = {"getitem", "narrow", "select", *trace.SPLITS}
 _IN_PLACE = re.compile(r"[^_]_$")

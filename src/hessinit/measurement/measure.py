@@ -1,4 +1,4 @@
-"""`measure`: the extreme eigenvalues of every layer and of the network; the same matrices as"""
+"""`measure`: the extreme eigenvalues of every layer and of the network; the same matrices as operators."""
 
 from __future__ import annotations
 
