@@ -66,15 +66,9 @@ def problem(seed: int = 0) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]
 
 
 def demo(
-    lr: Annotated[
-        float,
-        typer.Option(callback=options.check_rate, metavar="X", help="The learning rate to initialize for."),
-    ] = LEARNING_RATE,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, max=options.LARGEST_SEED, metavar="N", help="Seed of weights and mini-batches."),
-    ] = 0,
-    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the files go.")] = FOLDER,
+    lr: Annotated[float, options.rate("The learning rate to initialize for.")] = LEARNING_RATE,
+    seed: Annotated[int, options.whole("Seed of weights and mini-batches.", 0, options.LARGEST_SEED)] = 0,
+    folder: Annotated[Path, options.path("Where the files go.", "DIR")] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train on real digits from four starts at six learning rates.

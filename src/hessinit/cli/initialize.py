@@ -39,7 +39,7 @@ def initialize(
         ),
     ] = None,
     target: Annotated[
-        float | None, typer.Option(metavar="X", help="The ‖H‖ to aim at, in place of --lr.  [default: 1]")
+        float | None, options.number("The ‖H‖ to aim at, in place of --lr.  [default: 1]")
     ] = None,
     rule: Annotated[
         Literal["network", "layers"] | None,
@@ -61,18 +61,13 @@ def initialize(
         Literal["sgd", "momentum", "nesterov", "adam", "adamw"] | None,
         typer.Option(help="Whose steps the curvature must fit.  [default: sgd]"),
     ] = None,
-    momentum: Annotated[
-        float | None, typer.Option(metavar="X", help="Of momentum and nesterov.  [default: 0.9]")
-    ] = None,
+    momentum: Annotated[float | None, options.number("Of momentum and nesterov.  [default: 0.9]")] = None,
     no_race: Annotated[
         bool,
         typer.Option("--no-race", help="Race no candidates: only fit the curvature to --lr, on all data."),
     ] = False,
     trial_steps: Annotated[
-        int | None,
-        typer.Option(
-            min=3, metavar="N", help="Steps of each candidate, four times as many for auto.  [default: 48]"
-        ),
+        int | None, options.whole("Steps of each candidate, four times as many for auto.  [default: 48]", 3)
     ] = None,
     batch_size: options.BatchSize = None,
     report: Annotated[
@@ -81,14 +76,11 @@ def initialize(
     layers: options.Layers = None,
     curvature: options.OneCurvature = None,
     tolerance: Annotated[
-        float | None, typer.Option(metavar="X", help="Relative accuracy of the target.  [default: 0.05]")
+        float | None, options.number("Relative accuracy of the target.  [default: 0.05]")
     ] = None,
     seed: options.Seed = None,
     device: options.Device = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option("--weights", metavar="FILE", help="Write the new weights: a .safetensors file."),
-    ] = None,
+    weights: Annotated[Path | None, options.path("Write the new weights: a .safetensors file.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would be written; it needs no --weights.")
     ] = False,
@@ -131,9 +123,8 @@ def initialize(
         stop(f"--weights {weights} must end in .safetensors.")
     race = lr is not None and not no_race
     if not race and (trial_steps or batch_size):
-        stop(
-            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or leave them out."
-        )
+        race_only = "--trial-steps and --batch-size are for the race"
+        stop(f"{race_only}; pass --lr without --no-race, or leave them out.")
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
         scaling=scaling, optimizer=optimizer, momentum=momentum, layers=layers,

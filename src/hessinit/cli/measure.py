@@ -16,12 +16,7 @@ from hessinit.cli.problem_file import find_problem, load_problem
 
 def measure(
     problem: options.Problem,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            callback=options.check_rate, metavar="X", help="Also say whether this learning rate is stable."
-        ),
-    ] = None,
+    lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = None,
     curvature: Annotated[
         Literal["gauss-newton", "hessian", "both"] | None,
         typer.Option(help="Which second derivative.  [default: gauss-newton]"),

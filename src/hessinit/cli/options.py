@@ -30,7 +30,6 @@ def read_names(values: list[str] | None) -> list[str] | None:
 
 
 def read_numbers(values: list[str] | None) -> list[float] | None:
-    """Return the items of a list option as numbers."""
     items = read_names(values) or []
     try:
         return [float(item) for item in items] or None
@@ -54,14 +53,28 @@ def _problem(returns: str) -> Any:
     )
 
 
-def names_option(help: str) -> Any:
-    """Return a list option of names."""
+def names(help: str) -> Any:
     return typer.Option(callback=read_names, metavar="NAMES", help=help)
 
 
-def numbers_option(help: str) -> Any:
-    """Return a list option of numbers."""
+def numbers(help: str) -> Any:
     return typer.Option(callback=read_numbers, metavar="X,…", help=help)
+
+
+def number(help: str) -> Any:
+    return typer.Option(metavar="X", help=help)
+
+
+def rate(help: str, **more: Any) -> Any:
+    return typer.Option(callback=check_rate, metavar="X", help=help, **more)
+
+
+def whole(help: str, least: int = 1, most: int | None = None) -> Any:
+    return typer.Option(min=least, max=most, metavar="N", help=help)
+
+
+def path(help: str, metavar: str = "FILE") -> Any:
+    return typer.Option(metavar=metavar, help=help)
 
 
 # The problem.
@@ -69,10 +82,8 @@ Problem = Annotated[str, _problem("model, loss, batch.")]
 TrainedProblem = Annotated[
     str, _problem("model, loss, data: (inputs, targets) with all examples, or a list of batches.")
 ]
-Layers = Annotated[
-    list[str] | None, names_option("Layers by name or pattern, as fc1,'conv*'; '**' adds biases.")
-]
-Tolerance = Annotated[float | None, typer.Option(metavar="X", help="Relative accuracy.  [default: 0.001]")]
+Layers = Annotated[list[str] | None, names("Layers by name or pattern, as fc1,'conv*'; '**' adds biases.")]
+Tolerance = Annotated[float | None, number("Relative accuracy.  [default: 0.001]")]
 OneCurvature = Annotated[
     Literal["gauss-newton", "hessian"] | None,
     typer.Option(help="Which second derivative.  [default: gauss-newton]"),
@@ -80,43 +91,25 @@ OneCurvature = Annotated[
 
 # How it is computed.
 Seed = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=LARGEST_SEED,
-        metavar="N",
-        help="Seeds random, numpy and torch before the file is run.  [default: 0]",
-    ),
+    int | None, whole("Seeds random, numpy and torch before the file is run.  [default: 0]", 0, LARGEST_SEED)
 ]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Where to compute: cpu, cuda, cuda:1 …")]
 
 # What is printed and written.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
-AsHtml = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result as a web page.")]
-Save = Annotated[Path | None, typer.Option(metavar="FILE", help="Also save everything, for `hessinit show`.")]
-Picture = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Also draw it: a .png, .pdf or .svg file.")
-]
+AsHtml = Annotated[Path | None, path("Also write the result as a web page.")]
+Save = Annotated[Path | None, path("Also save everything, for `hessinit show`.")]
+Picture = Annotated[Path | None, path("Also draw it: a .png, .pdf or .svg file.")]
 
 # Training.
-Seeds = Annotated[int | None, typer.Option(min=1, metavar="N", help="How many seeds for each.  [default: 3]")]
-Steps = Annotated[
-    int | None, typer.Option(min=10, metavar="N", help="Training steps of each run.  [default: 200]")
-]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Examples in a mini-batch.  [default: 64]")
-]
+Seeds = Annotated[int | None, whole("How many seeds for each.  [default: 3]")]
+Steps = Annotated[int | None, whole("Training steps of each run.  [default: 200]", 10)]
+BatchSize = Annotated[int | None, whole("Examples in a mini-batch.  [default: 64]")]
 Optimizer = Annotated[
     Literal["sgd", "momentum", "adam"] | None,
     typer.Option(help="Plain SGD, with momentum 0.9, or Adam.  [default: sgd]"),
 ]
-Warmup = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Steps over which the learning rate rises linearly.")
-]
+Warmup = Annotated[int | None, whole("Steps over which the learning rate rises linearly.")]
 WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")]
-Folder = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Keep finished runs there; the same command continues.")
-]
-Workers = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="How many processes.  [default: one for each core]")
-]
+Folder = Annotated[Path | None, path("Keep finished runs there; the same command continues.", "DIR")]
+Workers = Annotated[int | None, whole("How many processes.  [default: one for each core]")]

@@ -148,7 +148,6 @@ def write_file(path: Path, write: Callable[[Path], object]) -> bool:
 
 
 def draw(result: Any, path: Path) -> None:
-    """Write the result's figure into a picture file."""
     import matplotlib
 
     matplotlib.use("Agg")  # into a file: no window
@@ -159,5 +158,4 @@ def draw(result: Any, path: Path) -> None:
 
 
 def write_page(result: Any, path: Path) -> None:
-    """Write the result's web page."""
     write_text(path, present.to_page(result))

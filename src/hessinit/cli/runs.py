@@ -19,19 +19,20 @@ from hessinit.cli.problem_file import Builder, LoadedProblem, find_problem, load
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
 # What a problem may say to `measure` that means the same to track.
 SHARED = ("forward", "layers", "curvature", "reduction", "check")
+REPRODUCTION = Path("reproduction")
 
 
 def compare(
     problem: options.TrainedProblem,
     schemes: Annotated[
         list[str] | None,
-        options.names_option(
+        options.names(
             "default (the weights as they come), a scheme such as he or lsuv, or hessinit; NAME+warmup adds "
             "a warmup.  [default: default,he,glorot,orthogonal,lsuv,hessinit]"
         ),
     ] = None,
     learning_rates: Annotated[
-        list[str] | None, options.numbers_option("The learning rates.  [default: 0.003,0.01,0.03,0.1,0.3]")
+        list[str] | None, options.numbers("The learning rates.  [default: 0.003,0.01,0.03,0.1,0.3]")
     ] = None,
     seeds: options.Seeds = None,
     steps: options.Steps = None,
@@ -74,14 +75,11 @@ def sweep(
     problem: options.TrainedProblem,
     stds: Annotated[
         list[str] | None,
-        options.numbers_option("Standard deviations of the weights.  [default: 1,0.5,0.1,0.075,0.05,0.005]"),
+        options.numbers("Standard deviations of the weights.  [default: 1,0.5,0.1,0.075,0.05,0.005]"),
     ] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(callback=options.check_rate, metavar="X", help="The learning rate.  [default: 0.01]"),
-    ] = None,
+    learning_rate: Annotated[float | None, options.rate("The learning rate.  [default: 0.01]")] = None,
     layers: Annotated[
-        list[str] | None, options.names_option("Draw only these weights: names or patterns, as fc1,'conv*'.")
+        list[str] | None, options.names("Draw only these weights: names or patterns, as fc1,'conv*'.")
     ] = None,
     seeds: options.Seeds = None,
     steps: options.Steps = None,
@@ -134,14 +132,9 @@ def _run_grid(verb: str, problem: str, output: Output, no_curvature: bool, **cho
 
 def track(
     problem: options.TrainedProblem,
-    lr: Annotated[
-        float,
-        typer.Option(callback=options.check_rate, metavar="X", help="The learning rate.", show_default=False),
-    ],
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps.")] = 200,
-    every: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Measure every so many steps.  [default: 10]")
-    ] = None,
+    lr: Annotated[float, options.rate("The learning rate.", show_default=False)],
+    steps: Annotated[int, options.whole("Training steps.")] = 200,
+    every: Annotated[int | None, options.whole("Measure every so many steps.  [default: 10]")] = None,
     optimizer: options.Optimizer = None,
     batch_size: options.BatchSize = None,
     warmup: options.Warmup = None,
@@ -152,15 +145,9 @@ def track(
         bool, typer.Option("--each-layer", help="Track every layer, not only the network.")
     ] = False,
     max_overhead: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", help="Maximum fraction of wall-clock time spent measuring.  [default: 0.1]"
-        ),
+        float | None, options.number("Maximum fraction of wall-clock time spent measuring.  [default: 0.1]")
     ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option("--log", metavar="FILE", help="Write every point there at once, as a line of JSON."),
-    ] = None,
+    log: Annotated[Path | None, options.path("Write every point there at once, as a line of JSON.")] = None,
     layers: options.Layers = None,
     curvature: options.OneCurvature = None,
     seed: options.Seed = None,
@@ -206,7 +193,7 @@ def track(
                     loaded = load_problem(place, seed=seed, device=device)
                     chosen = {**shared_keywords(loaded, SHARED, problem), **chosen}
                     if initialize:
-                        initialization, loaded = _initialize(loaded, chosen)
+                        initialization, loaded = _fit(loaded, chosen)
                 tracking = _train(loaded, path, chosen)
         except KeyboardInterrupt:
             interrupted = True
@@ -221,9 +208,7 @@ def track(
         stop(f"Interrupted: stopped after {done} of {steps} steps.", INTERRUPTED)
 
 
-def _initialize(
-    loaded: LoadedProblem, chosen: dict[str, Any]
-) -> tuple[hessinit.Initialization, LoadedProblem]:
+def _fit(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[hessinit.Initialization, LoadedProblem]:
     """Write the weights, and return the data as read: an iterator gives them only once."""
     from hessinit.training.data import read_data
 
@@ -265,24 +250,19 @@ def reproduce(
     ] = "paper",
     data_dir: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where the published files are. Without it images are downloaded once, into your cache; a "
+        options.path(
+            "Where the published files are. Without it images are downloaded once, into your cache; a "
             "Wikipedia text must be given.",
+            "DIR",
         ),
     ] = None,
     seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="How many restarts or trainings; the default depends on the table."
-        ),
+        int | None, options.whole("How many restarts or trainings; the default depends on the table.")
     ] = None,
     variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Another choice of what the paper does not specify.")
     ] = None,
-    folder: Annotated[
-        Path, typer.Option(metavar="DIR", help="Keep everything here, and go on from it.")
-    ] = Path("reproduction"),
+    folder: Annotated[Path, options.path("Keep everything here, and go on from it.", "DIR")] = REPRODUCTION,
     workers: options.Workers = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -83,10 +83,8 @@ class GraphLinearization:
         if cotangent is None:
             cotangent = random_like(self.evaluation.output, seed_of_check(self.evaluation))
         pulled = self.evaluation.pull(list(direction), cotangent)
-        return {
-            name: _norm(gradient) * _norm(direction[name]) / math.sqrt(gradient.numel())
-            for name, gradient in zip(direction, pulled, strict=True)
-        }
+        pairs = zip(direction, pulled, strict=True)
+        return {name: _norm(one) * _norm(direction[name]) / math.sqrt(one.numel()) for name, one in pairs}
 
 
 def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = None) -> None:

@@ -95,10 +95,8 @@ def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, to
         wider = replace(estimate, error=math.hypot(estimate.error, fraction * norm))
         if rounding.relative <= tolerance or not estimate.converged:
             return wider
-        reason = (
-            f"rounding in float32 leaves an error of {fraction:.0e} of the norm; pass dtype=torch.float64"
-        )
-        return replace(wider, converged=False, reason=reason)
+        left = f"rounding in float32 leaves an error of {fraction:.0e} of the norm"
+        return replace(wider, converged=False, reason=f"{left}; pass dtype=torch.float64")
 
     return replace(extremes, top=widen(extremes.top), bottom=widen(extremes.bottom))
 
@@ -215,9 +213,8 @@ class HessianEngine(Engine):
         if operator.shape[0] == weights:
             return found
         # The directions that the inputs do not span have the eigenvalue 0.
-        top, bottom = found.top, found.bottom
-        top, bottom = top if top.value > 0 else _zero(top), bottom if bottom.value < 0 else _zero(bottom)
-        return replace(found, top=top, bottom=bottom)
+        top = found.top if found.top.value > 0 else _zero(found.top)
+        return replace(found, top=top, bottom=found.bottom if found.bottom.value < 0 else _zero(found.bottom))
 
     def _through_output(self, name: str) -> operators.LinearOperator | None:
         if not all(name in calls for calls in self._calls):
@@ -244,11 +241,9 @@ def _single_calls(evaluation: Evaluation) -> dict[str, OutputHessian]:
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
         evaluation.loss, [one.edge for one in known], create_graph=True, allow_unused=True
     )
-    return {
-        one.name: OutputHessian(one.call, one.edge, gradient, evaluation.weight)
-        for one, gradient in zip(known, gradients, strict=True)
-        if gradient is not None
-    }
+    pairs = zip(known, gradients, strict=True)
+    found = [(one, gradient) for one, gradient in pairs if gradient is not None]
+    return {one.name: OutputHessian(one.call, one.edge, grad, evaluation.weight) for one, grad in found}
 
 
 # Beyond, the Cholesky factor of a matrix of that size costs more than the search it saves.
@@ -336,9 +331,8 @@ class GramEngine(Engine):
         small = [name for name in names if self._is_small([name])]
         grams = [self._grams[0][name] for name in small]
         tops = lockstep_tops(grams, **self._settings.options) if small else []
-        found = {
-            name: self._from_gram(top, [gram]) for name, gram, top in zip(small, grams, tops, strict=True)
-        }
+        solved = zip(small, grams, tops, strict=True)
+        found = {name: self._from_gram(top, [gram]) for name, gram, top in solved}
         return {name: found.get(name) or self.extremes([name]) for name in names}
 
     def extremes(self, names: Sequence[str]) -> Extremes:
@@ -347,10 +341,8 @@ class GramEngine(Engine):
             return self._general.extremes(names)
         if not known:
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
-        per_batch, options = (
-            [[grams[name] for name in known] for grams in self._grams],
-            self._settings.options,
-        )
+        per_batch = [[grams[name] for name in known] for grams in self._grams]
+        options = self._settings.options
         first, *others = [gram for grams in per_batch for gram in grams]
         if self._is_small(known):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
@@ -405,9 +397,8 @@ def build_engine(
             return found
         reason = found if isinstance(found, str) else found.reason
         if estimator == "gram":
-            raise ProblemError(
-                f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'."
-            )
+            refused = f"estimator='gram' cannot measure this problem: {reason}"
+            raise ProblemError(f"{refused}. Use estimator='auto'.")
     for evaluation in evaluations:
         check_curved(evaluation)
         derivative_check.check_outputs(evaluation)

@@ -37,10 +37,8 @@ def output_at(
 
 
 def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {
-        name: weight.detach().to(dtype) if weight.is_floating_point() else weight.detach()
-        for name, weight in {**problem.leaves, **problem.constants}.items()
-    }
+    own = {name: weight.detach() for name, weight in {**problem.leaves, **problem.constants}.items()}
+    return {name: weight.to(dtype) if weight.is_floating_point() else weight for name, weight in own.items()}
 
 
 @contextlib.contextmanager
@@ -105,7 +103,7 @@ class Evaluation:
         return self.problem.loss_of(self.output, self.batch)
 
     @cached_property
-    def uses(self) -> dict[str, list[layer_uses.Use]]:
+    def uses(self) -> layer_uses.Uses:
         return layer_uses.find_uses(self.output, self.leaves)
 
     @cached_property
@@ -288,9 +286,8 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     sizes = np.sqrt(np.abs(np.diagonal(matrices, axis1=1, axis2=2)).max(0))
     inverse = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
     own = matrices * inverse[:, None] * inverse
-    rounding = 4 * matrices.shape[1] * float(np.finfo(np.float64).eps) + float(
-        (noise / scale * inverse**2).max()
-    )
+    own_noise = float((noise / scale * inverse**2).max())
+    rounding = 4 * matrices.shape[1] * float(np.finfo(np.float64).eps) + own_noise
     if rounding > _MOST_ROUNDING:
         return "rounding hides whether the loss is convex in the output"
     # Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does.
@@ -333,10 +330,8 @@ def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> krylo
     output = evaluation.output
     size, width = blocks.shape[:2]
     direction = probes.random_like(output, evaluation.problem.seed, blocks.dtype).view(size, width)
-    found, thrice = (
-        evaluation.output_hessian((factor * direction).view_as(output)).reshape(size, width)
-        for factor in (1, 3)
-    )
+    products = [evaluation.output_hessian((factor * direction).view_as(output)) for factor in (1, 3)]
+    found, thrice = (product.reshape(size, width) for product in products)
     expected = torch.bmm(blocks, direction.unsqueeze(2)).squeeze(2)
     noise = 16 * (thrice / 3 - found).abs().amax(0)  # three times the direction rounds differently
     allowed = noise.max() + torch.finfo(blocks.dtype).eps ** 0.6 * expected.abs().amax(0)

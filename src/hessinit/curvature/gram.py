@@ -68,9 +68,8 @@ class LayerGram(operators.LinearOperator):
     def pull(self, vector: Tensor) -> Tensor:
         """`Vᵀ vector`: a change of the weight."""
         mixed = vector.view(self.examples, 1, self.columns)
-        return operators.add_up(
-            [one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced]
-        )
+        pulled = [one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced]
+        return operators.add_up(pulled)
 
     def push(self, weight: Tensor) -> Tensor:
         found = []
@@ -137,9 +136,7 @@ class KnownCall:
     time_first: bool = False  # rows by position, not by example, as inside `nn.MultiheadAttention`
 
 
-def known_calls(
-    uses: dict[str, list[layer_uses.Use]], leaves: dict[str, Tensor], size: int
-) -> list[KnownCall]:
+def known_calls(uses: layer_uses.Uses, leaves: dict[str, Tensor], size: int) -> list[KnownCall]:
     """The calls of the leaves whose every use is known, with the same number of rows for each example."""
     calls: list[KnownCall] = []
     for name, found in uses.items():
@@ -153,9 +150,8 @@ def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[
     """Per call: rows by example (False), by position (True), or mixed (None)."""
     size = output.shape[0]
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
-    probe = probes.ProbeStream(
-        output.numel() + size, seed=seed, dtype=output.dtype, device=output.device
-    ).draw()
+    stream = probes.ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
+    probe = stream.draw()
     for whole, shared, factors in layer_uses.probe_examples(
         lambda cotangent: backward(output, calls, cotangent), probe[size:].view_as(output), probe[:size]
     ):
@@ -173,10 +169,8 @@ def backward(output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor) -> l
     found: tuple[Tensor | None, ...] = torch.autograd.grad(
         output, [one.edge for one in calls], cotangent, retain_graph=True, allow_unused=True
     )
-    return [
-        cotangent.new_zeros(one.call.output_shape) if gradient is None else gradient
-        for one, gradient in zip(calls, found, strict=True)
-    ]
+    pairs = zip(calls, found, strict=True)
+    return [cotangent.new_zeros(one.call.output_shape) if grad is None else grad for one, grad in pairs]
 
 
 class CallSignals:

@@ -177,14 +177,11 @@ class RitzExtreme:
         out of the initial vector. So the residual must be small, the last steps must not have moved the
         value, and an eigenvalue further out must be unlikely.
         """
-        return self.bound <= tolerance * norm and (
-            self.bounded
-            or (
-                self.change <= tolerance * norm
-                and self.residual <= CAUTION * math.sqrt(tolerance) * norm
-                and self.unseen <= MAX_UNSEEN * tolerance * norm
-            )
-        )
+        within = self.bound <= tolerance * norm
+        if self.bounded or not within:
+            return within
+        is_settled = self.change <= tolerance * norm and self.unseen <= MAX_UNSEEN * tolerance * norm
+        return is_settled and self.residual <= CAUTION * math.sqrt(tolerance) * norm
 
     def error(self, tolerance: float, norm: float) -> float:
         """The residual before convergence, at most `tolerance · norm` after it."""
@@ -254,19 +251,15 @@ def conclude(
     reachable = tolerance >= rounding
     converged = reachable and (state.exhausted or extreme.is_converged(tolerance, norm))
     if not reachable:
-        reason = (
-            f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} "
-            f"of {state.dtype}; use torch.float64 or a larger tolerance"
-        )
+        level = f"the rounding level {rounding:.0e} of {state.dtype}"
+        reason = f"tolerance={tolerance:g} is below {level}; use torch.float64 or a larger tolerance"
     elif state.exhausted:
         reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
     elif converged:
         reason = f"settled, error {error / norm:.0e} of the norm, within tolerance={tolerance:g}"
     else:
-        reason = (
-            f"stopped at max_iterations={max_iterations} with residual {extreme.residual / norm:.0e} of the "
-            "norm; raise max_iterations or tolerance"
-        )
+        left = f"residual {extreme.residual / norm:.0e} of the norm"
+        reason = f"stopped at max_iterations={max_iterations} with {left}; raise max_iterations or tolerance"
     error = (error + rounding * norm) * scale
     return Estimate(extreme.value * scale, error, converged, reason, steps)
 

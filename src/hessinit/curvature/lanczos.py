@@ -50,9 +50,8 @@ def lanczos(
     """
     size = probes.operator_size(operator)
     if which not in ("both", "top"):
-        raise ValueError(
-            f"which={which!r} is unknown; choose from 'both', 'top'. For the bottom alone pass -operator."
-        )
+        way = "For the bottom alone pass -operator"
+        raise ValueError(f"which={which!r} is unknown; choose from 'both', 'top'. {way}.")
     validate.check_tolerance(tolerance)
     validate.check_whole("max_iterations", max_iterations, at_least=1)
     process = krylov.LanczosProcess(operator, probes.probe_stream(operator, seed).draw())
@@ -285,9 +284,8 @@ def top_eigenpairs(
     size = probes.operator_size(operator)
     validate.check_whole("count", count, at_least=1)
     if count > size:
-        raise ValueError(
-            f"count={count} is more than the operator has: it is {size} × {size}. Pass count={size} or less."
-        )
+        has = f"it is {size} × {size}. Pass count={size} or less"
+        raise ValueError(f"count={count} is more than the operator has: {has}.")
     validate.check_tolerance(tolerance)
     validate.check_whole("max_iterations", max_iterations, at_least=count)
     search = _Search(operator, count, tolerance)
@@ -372,10 +370,8 @@ class _Search:
             good = self.complete and residual <= self.tolerance * norm
             reason = f"residual within tolerance={self.tolerance:g} of the norm; no larger one is left"
             if not good:
-                reason = (
-                    f"stopped after {products} products with residual {residual / (norm or 1.0):.0e} of the "
-                    "norm; raise max_iterations or tolerance"
-                )
+                left = f"residual {residual / (norm or 1.0):.0e} of the norm"
+                reason = f"stopped after {products} products with {left}; raise max_iterations or tolerance"
             estimates.append(Estimate(value * scale, (residual + rounding) * scale, good, reason, products))
         failed = [estimate for estimate in estimates if not estimate.converged]
         converged = len(estimates) == self.count and not failed

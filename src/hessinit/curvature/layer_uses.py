@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 Node = Any  # torch.autograd.graph.Node; its saved tensors are not typed
+Uses = dict[str, list["Use"]]  # of every leaf, by its name
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Use:
         return int(row) if 0 <= row < 2**62 else None
 
 
-def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, list[Use]]:
+def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> Uses:
     """For every leaf, all nodes that consume it or its transpose, in the order they ran."""
     names = {id(leaf): name for name, leaf in leaves.items()}
-    uses: dict[str, list[Use]] = {name: [] for name in leaves}
+    uses: Uses = {name: [] for name in leaves}
     seen = {output.grad_fn}
     waiting: list[Node] = [output.grad_fn]
     while waiting:

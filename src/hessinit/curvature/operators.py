@@ -36,10 +36,8 @@ class LinearOperator(ABC):
                 f"cannot multiply an operator with a {type(vectors).__name__}; pass a torch.Tensor."
             )
         if vectors.ndim not in (1, 2) or vectors.shape[0] != self.shape[1]:
-            raise ValueError(
-                f"cannot multiply an operator of shape {self.shape} with {tuple(vectors.shape)}; "
-                f"pass ({self.shape[1]},) or ({self.shape[1]}, m)."
-            )
+            why = f"cannot multiply an operator of shape {self.shape} with {tuple(vectors.shape)}"
+            raise ValueError(f"{why}; pass ({self.shape[1]},) or ({self.shape[1]}, m).")
         vectors = vectors.to(dtype=self.dtype, device=self.device)
         with self.settings():
             if vectors.ndim == 1:

@@ -177,9 +177,8 @@ def gradient_moments(evaluations: Sequence[Evaluation]) -> tuple[Tensor, Tensor,
 
 def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:
     leaves = list(evaluation.problem.leaves.values())
-    return operators.join(
-        torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
-    ).detach()
+    found = torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
+    return operators.join(found).detach()
 
 
 def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:

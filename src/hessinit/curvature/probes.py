@@ -25,13 +25,11 @@ class Operator(Protocol):
 def operator_size(operator: Operator) -> int:
     shape = tuple(operator.shape)
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
-        raise ValueError(
-            f"the operator has shape {shape}; spectra need a square, non-empty one, such as A.T @ A."
-        )
+        need = "spectra need a square, non-empty one, such as A.T @ A"
+        raise ValueError(f"the operator has shape {shape}; {need}.")
     if operator.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"the operator has dtype {operator.dtype}; convert it to torch.float32 or torch.float64."
-        )
+        way = "convert it to torch.float32 or torch.float64"
+        raise TypeError(f"the operator has dtype {operator.dtype}; {way}.")
     return shape[0]
 
 

@@ -86,11 +86,8 @@ def largest_singular_values(
         tops.append((process.steps, values))
         change = np.abs(values - earlier[-1]) if earlier else np.full_like(values, math.inf)
         change = np.where(process.exhausted, 0.0, change)
-        settled = (
-            (bounds <= tolerance * values)
-            & (change <= tolerance * values)
-            & (residuals <= CAUTION * math.sqrt(tolerance) * values)
-        )
+        small = residuals <= CAUTION * math.sqrt(tolerance) * values
+        settled = (bounds <= tolerance * values) & (change <= tolerance * values) & small
         if last or bool(settled.all()):
             break
     # As in RitzExtreme.error: the residual until converged, and a little more than the bound in a cluster.

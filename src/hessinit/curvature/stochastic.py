@@ -73,22 +73,19 @@ def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, se
     return Density(*rule, tuple(grid.tolist()), tuple(values.tolist()), error, len(rules), steps)
 
 
-def _smooth(
-    rules: Sequence[tuple[Array, Array]], nodes: Array, rounding: float
-) -> tuple[Array, Array, float]:
+def _smooth(rules: Sequence[tuple[Array, Array]], nodes: Array, eps: float) -> tuple[Array, Array, float]:
     largest = max(abs(float(nodes[0])), abs(float(nodes[-1])))
     # Eigenvalues that differ by rounding only are one point mass, which has no curve.
-    if largest == 0 or float(nodes[-1] - nodes[0]) <= 100 * rounding * largest:
+    if largest == 0 or float(nodes[-1] - nodes[0]) <= 100 * eps * largest:
         return np.empty(0), np.empty(0), 0.0
     low, high = float(nodes[0] / largest), float(nodes[-1] / largest)  # nothing overflows on the way
     width = _WIDTH * (high - low)
     grid = np.linspace(low - _MARGIN * width, high + _MARGIN * width, _BINS)
-    curves = np.stack(
-        [
-            (weights * np.exp(-0.5 * ((grid[:, None] - own / largest) / width) ** 2)).sum(axis=1)
-            for own, weights in rules
-        ]
-    ) / (width * math.sqrt(2 * math.pi))
+    kernels = [
+        (weights * np.exp(-0.5 * ((grid[:, None] - own / largest) / width) ** 2)).sum(axis=1)
+        for own, weights in rules
+    ]
+    curves = np.stack(kernels) / (width * math.sqrt(2 * math.pi))
     errors = np.zeros(_BINS)
     if len(rules) > 1:
         errors = STANDARD_ERRORS * curves.std(axis=0, ddof=1) / math.sqrt(len(rules))

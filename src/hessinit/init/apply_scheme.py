@@ -87,20 +87,16 @@ def apply_scheme_(
     if distribution is not None:
         choose("distribution", distribution, list(draws.DISTRIBUTIONS))
     if distribution is not None and scheme not in CLOSED_FORM:
-        raise ProblemError(
-            f"distribution={distribution!r} has no meaning for scheme={scheme!r}, which draws in its own "
-            "way; leave it out."
-        )
+        given = f"distribution={distribution!r} has no meaning for scheme={scheme!r}"
+        raise ProblemError(f"{given}, which draws in its own way; leave it out.")
     if not isinstance(generator, torch.Generator | None):
         raise ProblemError(f"generator={generator!r} must be a torch.Generator.")
     check_switches(dropout=dropout, dry_run=dry_run)
     if gains and scheme not in [*USES_GAIN, "lsuv"]:
         raise ProblemError(f"gains has no meaning for scheme={scheme!r}, which uses no gain; leave it out.")
     if scheme == "lsuv" and sample is None:
-        raise ProblemError(
-            "scheme='lsuv' measures the outputs of the layers, so it needs data: pass sample=, a batch of "
-            "inputs as the model gets them."
-        )
+        way = "pass sample=, a batch of inputs as the model gets them"
+        raise ProblemError(f"scheme='lsuv' measures the outputs of the layers, so it needs data: {way}.")
     model = unwrap(model)
     check_present(model)
     targets = weights.find_targets(model, layers)
@@ -127,10 +123,8 @@ def write_scheme_(
     branches = sum(use.closes_residual for use in traced.uses)
     normalized = any(use.norm_follows or use.upstream.end == "norm" for use in traced.uses)
     if residual == "plain" and branches >= 4 and not normalized:
-        notes.append(
-            f"{branches} residual branches are added without a normalization: the variance may double with "
-            'each. residual="scaled" keeps it within a factor of 3.'
-        )
+        doubles = 'the variance may double with each. residual="scaled" keeps it within a factor of 3'
+        notes.append(f"{branches} residual branches are added without a normalization: {doubles}.")
     name = (distribution or "normal") if scheme in CLOSED_FORM else None
     if dry_run and scheme in CLOSED_FORM:
         planned = tuple(draft.planned for draft in drafts)
@@ -257,13 +251,11 @@ def _draft(
     up = use.upstream.keep if dropout and needed[0] else 1.0
     down = use.downstream.keep if dropout and needed[1] else 1.0
     if not min(up, down) > 0:
-        raise ProblemError(
-            f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is right. Lower "
-            "p, or pass dropout=False."
-        )
+        why = f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is right"
+        raise ProblemError(f"{why}. Lower p, or pass dropout=False.")
     plain = (
-        _gain(target, use.upstream, "before", needed[0] and scheme in USES_GAIN, gain),
-        _gain(target, use.downstream, "after", needed[1], gain),
+        _gain(target.name, use.upstream, "before", needed[0] and scheme in USES_GAIN, gain),
+        _gain(target.name, use.downstream, "after", needed[1], gain),
     )
     gains = plain[0] * (correction if gain is None else 1.0), plain[1]
     fans = weights.fans_of(use)
@@ -290,21 +282,19 @@ def _draft(
     return draws.Draft(target, planned, use, size, factor)
 
 
-def _gain(
-    target: weights.Target, context: trace.Context, side: str, needed: bool, given: float | None
-) -> float:
+def _gain(name: str, context: trace.Context, side: str, needed: bool, given: float | None) -> float:
     if not needed or given is not None:
         return given if needed and given is not None else 1.0
     if context.trouble:
         raise ProblemError(
-            f"{context.trouble} {side} {target.name} is not elementwise, so its gain has no closed form; "
-            f"pass gains={{{target.name!r}: 1.0}} with the gain you want, or scheme='lsuv', which needs none."
+            f"{context.trouble} {side} {name} is not elementwise, so its gain has no closed form; "
+            f"pass gains={{{name!r}: 1.0}} with the gain you want, or scheme='lsuv', which needs none."
         )
     if not 0 < context.moment < math.inf:
         what = "E f(z)²" if side == "before" else "E f'(z)²"
         raise ProblemError(
-            f"{context.words} {side} {target.name} has {what} = {context.moment:g}, so no gain can keep the "
-            f"signal's size; pass gains={{{target.name!r}: 1.0}} with the gain you want."
+            f"{context.words} {side} {name} has {what} = {context.moment:g}, so no gain can keep the "
+            f"signal's size; pass gains={{{name!r}: 1.0}} with the gain you want."
         )
     return 1 / math.sqrt(context.moment)
 
@@ -324,9 +314,8 @@ def _resolve_gains(targets: Sequence[weights.Target], gains: Mapping[str, float]
     exact = set().union(*names_of.values())
     for pattern, gain in sorted((gains or {}).items(), key=lambda entry: entry[0] in exact):
         check_positive(f"gains[{pattern!r}]", gain, "such as 1.5")
-        fitting = [
-            key for key, own in names_of.items() if pattern in own or fnmatch.filter(own, str(pattern))
-        ]
+        pairs = names_of.items()
+        fitting = [key for key, own in pairs if pattern in own or fnmatch.filter(own, str(pattern))]
         if not fitting:
             names = [target.name for target in targets]
             raise ProblemError(

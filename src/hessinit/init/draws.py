@@ -213,12 +213,10 @@ class UnitVariance(TorchFunctionMode):
         self.zero: list[str] = []
         self.failed: list[str] = []
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        again = functools.partial(function, *args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        again = functools.partial(func, *args, **(kwargs or {}))
         result = again()
-        if name_of(function) in MIXING | {"embedding", "embedding_bag"} and isinstance(result, Tensor):
+        if name_of(func) in MIXING | {"embedding", "embedding_bag"} and isinstance(result, Tensor):
             tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.numel()]
             places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
             for name in [self._names[place] for place in places if place in self._names]:
@@ -292,10 +290,8 @@ def _scale_to_unit_variance_(
     unseen = ", ".join(target.name for key, target in targets.items() if key not in mode.factors)
     notes = [f"{unseen}: parametrized, or no output to measure, so left orthogonal."] if unseen else []
     for key, factor in mode.shrunk.items():
-        notes.append(
-            f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too large, "
-            "so it is that much smaller, and so is the output of its first use."
-        )
+        why = f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too large"
+        notes.append(f"{why}, so it is that much smaller, and so is the output of its first use.")
     failed = ", ".join(targets[key].name for key in mode.failed)
     if failed:
         notes.append(f"{failed}: no scale gives variance 1 (a bias? max_norm?), left orthogonal.")

@@ -97,14 +97,11 @@ def _resolve(activation: Activation) -> Function | nn.Module:
             try:
                 return activation().eval()
             except TypeError as error:
-                raise ProblemError(
-                    f"{activation.__name__} cannot be built without arguments ({error}). Pass an instance."
-                ) from error
+                why = f"{activation.__name__} cannot be built without arguments ({error})"
+                raise ProblemError(f"{why}. Pass an instance.") from error
     if isinstance(activation, type) or not callable(activation):
-        raise ProblemError(
-            f"activation={activation!r} is no activation; pass a module, a function of tensors, "
-            "or a name such as 'relu'."
-        )
+        wanted = "pass a module, a function of tensors, or a name such as 'relu'"
+        raise ProblemError(f"activation={activation!r} is no activation; {wanted}.")
     return activation
 
 
@@ -114,9 +111,8 @@ def _prelu_moment(module: nn.PReLU) -> float:
     slopes = module.weight.detach()
     found = math.nan if slopes.is_meta else (1 + float(slopes.cpu().double().square().mean())) / 2
     if not math.isfinite(found):
-        raise ProblemError(
-            f"{_name_of(module)} has no gain: its slopes are not finite. Give them values first."
-        )
+        why = "its slopes are not finite. Give them values first"
+        raise ProblemError(f"{_name_of(module)} has no gain: {why}.")
     return found
 
 
@@ -177,10 +173,8 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
         return torch.allclose(first, second, rtol=0, atol=near, equal_nan=True)
 
     if not same(evaluate(z), value):
-        raise ProblemError(
-            f"{name} is random: two calls differ, so no single gain describes it. Call .eval() on it, or "
-            "pass the activation without its noise."
-        )
+        why = f"{name} is random: two calls differ, so no single gain describes it"
+        raise ProblemError(f"{why}. Call .eval() on it, or pass the activation without its noise.")
     # Shuffled, and some left out, the smallest and the largest among them: whatever looks at neighbours,
     # positions, sums or extremes gives something else.
     some = (torch.arange(64) * 27 % 64)[5:40]
@@ -189,10 +183,8 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
 
 
 def _not_elementwise(name: str, reason: str) -> ProblemError:
-    return ProblemError(
-        f"{name} is not elementwise: {reason}. A gain belongs to a function of one number; pass the "
-        "elementwise function alone, and treat the rest as a layer."
-    )
+    why = f"{name} is not elementwise: {reason}. A gain belongs to a function of one number"
+    return ProblemError(f"{why}; pass the elementwise function alone, and treat the rest as a layer.")
 
 
 # --- Quadrature -------------------------------------------------------------------------------------------

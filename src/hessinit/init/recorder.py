@@ -26,6 +26,7 @@ from hessinit.problem.double_backward import twice_differentiable
 from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
 
+Add = Callable[..., Signal]  # `Trace.add` with a shape
 _BY_CHANNEL = ("mul", "div", "prelu")
 _SLICING = {"getitem", "narrow", "select", *trace.SPLITS}
 _IN_PLACE = re.compile(r"[^_]_$")
@@ -205,9 +206,7 @@ class Recorder(TorchFunctionMode):
         return _step(add, name, call, tuple(dict.fromkeys(one.index for one in signals)))
 
 
-def _step(
-    add: Callable[..., trace.Signal], name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
-) -> trace.Signal:
+def _step(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> Signal:
     """The step of a call that gets signals, and no weight to map them with."""
     kind = trace.kind_of(name)
     constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
@@ -230,9 +229,7 @@ def _step(
     return add(name, kind, sources, call=call)
 
 
-def _elementwise(
-    add: Callable[..., trace.Signal], name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
-) -> trace.Signal:
+def _elementwise(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> Signal:
     leaves = trace.leaves_of([call.args, dict(call.kwargs)])
     learned = [leaf.value for leaf in leaves if isinstance(leaf, trace.Derived)]
     others = [*learned, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
@@ -357,10 +354,8 @@ def run(
     except Exception as failure:
         if forward is _call_on_symbols:
             reason = str(failure).strip().split(". ")[0].splitlines() or [type(failure).__name__]
-            raise ProblemError(
-                f"the model cannot be traced without data ({reason[0].rstrip('.')}); pass sample=, an input "
-                "as the model gets it."
-            ) from failure
+            why = f"the model cannot be traced without data ({reason[0].rstrip('.')})"
+            raise ProblemError(f"{why}; pass sample=, an input as the model gets it.") from failure
         if "does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by its own weights, as that of MAML does, and a scheme runs it "

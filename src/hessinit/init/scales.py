@@ -160,9 +160,8 @@ class ScaledModel:
             return NOT_FINITE
         with problem.settings():
             found = [_output_statistics(problem, batch) for batch in problem.batches]
-        pairs = [
-            (one, batch.size / problem.examples) for one, batch in zip(found, problem.batches, strict=True)
-        ]
+        shares = [batch.size / problem.examples for batch in problem.batches]
+        pairs = list(zip(found, shares, strict=True))
         return OutputStatistics(
             sum(one.loss * weight for one, weight in pairs),
             math.sqrt(sum(one.size**2 * weight for one, weight in pairs)),
@@ -175,10 +174,8 @@ class ScaledModel:
         with problem.settings(), torch.enable_grad():
             batch = problem.batches[0]
             output = problem.output(batch).detach()
-            found = [
-                vhp(lambda place: problem.loss_of(place, batch), factor * output, output)[1]
-                for factor in (0.5, 1.0, 2.0)
-            ]
+            places = [factor * output for factor in (0.5, 1.0, 2.0)]
+            found = [vhp(lambda one: problem.loss_of(one, batch), place, output)[1] for place in places]
         return bool(found[0].any()) and all(torch.allclose(found[0], one, rtol=1e-3) for one in found)
 
     @_once_per_scale
@@ -366,9 +363,5 @@ def effective_and_last(targets: Sequence[Target], uses: Sequence[WeightUse]) -> 
         running = [use for use in known if use.parameter in matter]
         end = running[-1].downstream.end if running else ""
         latest = itertools.takewhile(lambda use: use.downstream.end == end, reversed(running))
-        last = (
-            [use.parameter for use in latest][::-1]
-            if end == "cat"
-            else [one.parameter for one in running[-1:]]
-        )
+        last = [use.parameter for use in (list(latest)[::-1] if end == "cat" else running[-1:])]
     return [names[key] for key in names if key in matter], [names[key] for key in dict.fromkeys(last)]

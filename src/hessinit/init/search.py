@@ -138,7 +138,7 @@ class GainSearch:
             return (low.t + high.t) / 2
         fraction = min(max(-low.distance / (high.distance - low.distance), 0.02), 0.98)
         power = low.log_power + fraction * (high.log_power - low.log_power)
-        return self._interpolate(low.t, low.log_power, high.t, high.log_power, power)
+        return self._approach(low.t, low.log_power, high.t, high.log_power, power)
 
     def _slope(self, point: SearchPoint) -> tuple[float, bool]:
         """Of log λ by the log_power: from the nearest other measurement, or 1; and whether it is known."""
@@ -172,7 +172,7 @@ class GainSearch:
                 continue
             log_power = self.log_power(t)
             if (log_power - power) * (1 if up else -1) >= 0:
-                return self._interpolate(near, near_power, t, log_power, power)
+                return self._approach(near, near_power, t, log_power, power)
             change, rate = log_power - near_power, (log_power - near_power) / (t - near)
             near, near_power = t, log_power
             if far < math.inf and change < _CLOSE:
@@ -180,9 +180,7 @@ class GainSearch:
             step = min(max(abs(power - log_power) / rate if rate > 0 else 2 * step, 0.01), 4 * step)
         return near
 
-    def _interpolate(
-        self, low: float, low_power: float, high: float, high_power: float, power: float
-    ) -> float:
+    def _approach(self, low: float, low_power: float, high: float, high_power: float, power: float) -> float:
         """By false position, from two sides, until the log_power is right to a part of the way."""
         enough = max(0.02 * abs(power - low_power), self.tolerance / 4)
         t = high if abs(high_power - power) < abs(low_power - power) else low

@@ -28,6 +28,7 @@ from hessinit.problem.problem import Problem
 Degree = Mapping[str, float]
 Exponents = dict[str, float]
 Arguments = Mapping[str, Any]
+Names = tuple[str, ...]
 
 # A constant up to this part of the tensor that it is added to is the eps of a normalization.
 _EPS = 1e-2
@@ -64,13 +65,13 @@ class Symmetries:
         found = self._space @ combination
         return {name: float(found[row]) for name, row in self._row.items() if abs(found[row]) > 1e-6}
 
-    def groups(self, names: Sequence[str], fixed: Iterable[str]) -> list[tuple[str, ...]]:
+    def groups(self, names: Sequence[str], fixed: Iterable[str]) -> list[Names]:
         """Groups of `names`, in this order, that one factor can scale while all others and `fixed` ones stay.
 
         With all gains fixed, a weight that a normalization follows is a group of its own; all weights that
         write into the same residual stream are one group.
         """
-        found: list[tuple[str, ...]] = []
+        found: list[Names] = []
         for apart in (False, True):
             for name in names:
                 taken = {one for group in found for one in group}
@@ -99,9 +100,7 @@ class Symmetries:
             found += [exponents] if moved and min(moved) > 0 else []
         return found
 
-    def _group_of(
-        self, name: str, names: Sequence[str], wanted: Exponents, apart: bool
-    ) -> tuple[str, ...] | None:
+    def _group_of(self, name: str, names: Sequence[str], wanted: Exponents, apart: bool) -> Names | None:
         """With `apart`, a weight that would shrink stays: a bias ties two weights before a normalization."""
         wanted[name] = 1.0
         while (exponents := self.solve(wanted)) is not None:
@@ -188,9 +187,7 @@ class _Degrees(TorchDispatchMode):
             self.require_zero(_sum(degree, degrees[0], -1.0))
         return degrees[0]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         names = [argument.name for argument in func._schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}

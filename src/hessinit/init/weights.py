@@ -84,11 +84,9 @@ def find_weight_uses(
     # On zeros, as the first state of a handwritten recurrence, a weight does nothing: its other uses tell.
     telling = {use.parameter for use in uses if use.upstream.end != "constant"}
     uses = tuple(use for use in uses if use.upstream.end != "constant" or use.parameter not in telling)
-    notes = [
-        f"the input of {layer_name(use.parameter)} comes from an unknown function and is taken to have size 1"
-        for use in uses
-        if use.upstream.end == "unknown"
-    ]
+    unknown = [layer_name(use.parameter) for use in uses if use.upstream.end == "unknown"]
+    guess = "comes from an unknown function and is taken to have size 1"
+    notes = [f"the input of {name} {guess}" for name in unknown]
     if trace.draws:
         notes.append("the forward draws random numbers itself; only nn.Dropout and F.dropout are counted")
     met, unmet = {use.parameter for use in uses}, {}
@@ -292,11 +290,8 @@ class Target:
     def snapshot(self) -> Callable[[], None]:
         """Copy all that `write_` may change, a parametrization's buffers too; returns the way back."""
         stored = [(parameter, parameter.detach().clone()) for parameter in self.stored]
-        buffers = [
-            (step._buffers, name, buffer, buffer.clone())
-            for step in self.parametrization
-            for name, buffer in step.named_buffers(recurse=False)
-        ]
+        tables = [(step._buffers, step.named_buffers(recurse=False)) for step in self.parametrization]
+        buffers = [(table, name, one, one.clone()) for table, found in tables for name, one in found]
 
         @torch.no_grad()
         def restore() -> None:

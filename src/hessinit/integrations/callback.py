@@ -36,9 +36,8 @@ def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
             return getattr(importlib.import_module(package), name)
         except ModuleNotFoundError:
             continue
-    raise ImportError(
-        f"this callback needs {library}; install it with `pip install 'hessinit[{library.lower()}]'`."
-    )
+    way = f"install it with `pip install 'hessinit[{library.lower()}]'`"
+    raise ImportError(f"this callback needs {library}; {way}.")
 
 
 class TrackedRun:
@@ -53,10 +52,8 @@ class TrackedRun:
         **options: Any,
     ) -> None:
         for name in _FROM_TRAINER & set(options):
-            raise ProblemError(
-                f"{name}={options[name]!r} is read from the trainer; leave it out. For the initialization, "
-                "pass initialize={'lr': …}."
-            )
+            way = "For the initialization, pass initialize={'lr': …}"
+            raise ProblemError(f"{name}={options[name]!r} is read from the trainer; leave it out. {way}.")
         if not isinstance(initialize, (bool, Mapping)):
             raise ProblemError(
                 f"initialize={initialize!r} must be True, False, or a dict of options for "

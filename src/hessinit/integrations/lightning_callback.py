@@ -43,9 +43,8 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if isinstance(loss, type) or not callable(loss):
-            raise ProblemError(
-                f"loss={loss!r} must be callable as loss(output, target), such as nn.MSELoss()."
-            )
+            rule = "callable as loss(output, target), such as nn.MSELoss()"
+            raise ProblemError(f"loss={loss!r} must be {rule}.")
         self._run = shared.TrackedRun(**options)
         self._loss, self._batch, self._forward, self._log_to = loss, batch, forward, log_to
         self._begun, self._steps = False, 0
@@ -77,9 +76,8 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
             steps=self._steps,
         )
         if only is None:
-            self._run.add_note(
-                f"There are {count} optimizers, so no single learning rate and no stability limit."
-            )
+            several = f"There are {count} optimizers"
+            self._run.add_note(f"{several}, so no single learning rate and no stability limit.")
         if self._steps and not is_given:
             self._run.add_note(
                 f"Resumed at step {self._steps}: from there on the curvature is that of another batch, the "

@@ -115,15 +115,11 @@ def _read_inputs(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
     named = {str(name): value for name, value in batch.items() if value is not None}
     for name, value in named.items():
         if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
-            raise ProblemError(
-                f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. Tokenize with "
-                'return_tensors="pt" and padding=True, or collate the examples first.'
-            )
+            way = 'Tokenize with return_tensors="pt" and padding=True, or collate the examples first'
+            raise ProblemError(f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. {way}.")
     if (tokens := named.get("input_ids")) is not None and tokens.ndim < 2:
-        raise ProblemError(
-            f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; collate the examples "
-            "first (transformers.default_data_collator(examples))."
-        )
+        way = "collate the examples first (transformers.default_data_collator(examples))"
+        raise ProblemError(f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; {way}.")
     labels = next((named[name] for name in _LABELS if name in named), None)
     parameters = inspect.signature(model.forward).parameters.values()
     known = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
@@ -156,18 +152,12 @@ def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None
 
 def _targets(task: str, labels: Tensor) -> Tensor:
     """What each output is trained on."""
-    labels = next_tokens(labels) if task == "causal-lm" else labels
+    if task == "causal-lm":  # each position predicts the next one, and the last nothing
+        labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
     if bool((labels == IGNORED).all()):
-        raise ProblemError(
-            f"every label is {IGNORED}, which is ignored (a causal model predicts each next token); pass a "
-            "batch with labels."
-        )
+        why = f"every label is {IGNORED}, which is ignored (a causal model predicts each next token)"
+        raise ProblemError(f"{why}; pass a batch with labels.")
     return labels
-
-
-def next_tokens(labels: Tensor) -> Tensor:
-    """The label that each position predicts: that of the next one, and none for the last."""
-    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
 
 
 def _find_task(model: nn.Module, labels: Tensor | None) -> str:
@@ -198,10 +188,8 @@ def _find_loss(task: str, model: nn.Module, labels: Tensor) -> Callable[[Tensor,
     if not labels.is_floating_point() and kind != "multi_label_classification":
         return token_cross_entropy
     if kind is None and _setting(model, "num_labels") is None:
-        raise ProblemError(
-            f"labels of {labels.dtype} may be values, probabilities or several classes at once; pass "
-            f"task='regression' for the squared error, else {_OTHERWISE}."
-        )
+        why = f"labels of {labels.dtype} may be values, probabilities or several classes at once"
+        raise ProblemError(f"{why}; pass task='regression' for the squared error, else {_OTHERWISE}.")
     return multi_label_cross_entropy
 
 

@@ -57,13 +57,8 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
         self._finished_step = self._loss = None
         self._run.load_state(_stored(state).get(self._run.key))
         with in_mode(kwargs["model"], training=True):  # as the Trainer does before every step
-            self._run.begin(
-                kwargs["model"],
-                lambda: self._problem(args, **kwargs),
-                folder=args.output_dir,
-                log_to=self._sinks(args),
-                steps=state.global_step,
-            )
+            places = {"folder": args.output_dir, "log_to": self._sinks(args), "steps": state.global_step}
+            self._run.begin(kwargs["model"], lambda: self._problem(args, **kwargs), **places)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Passed on after the Trainer has logged the loss of this step, before it takes the next one.
@@ -129,10 +124,8 @@ def _first_examples(loader: Any, count: int) -> Any:
     dataset: Any = getattr(loader, "dataset", None)
     collate = getattr(loader, "collate_fn", None)
     if collate is None or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise ProblemError(
-            "the first examples of an iterable dataset cannot be read without using them up; pass batch=, a "
-            "dict of tensors as the collator returns it."
-        )
+        why = "the first examples of an iterable dataset cannot be read without using them up"
+        raise ProblemError(f"{why}; pass batch=, a dict of tensors as the collator returns it.")
     with untouched_random_state(), untouched_sources(dataset, collate):
         Draws(0, torch.device("cpu"))  # a collator that masks at random masks alike in a resumed run
         return collate([dataset[index] for index in range(min(count, len(dataset)))])

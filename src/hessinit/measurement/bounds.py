@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import derivative_check, engines, gram, krylov, layer_uses, singular_values
+from hessinit.curvature import derivative_check, gram, krylov, layer_uses
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.singular_values import BatchedMap, SingularValues
 from hessinit.measurement import jacobians
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Estimate, JacobianBounds
@@ -24,7 +26,7 @@ _LARGEST_EXACT = 128
 
 
 def jacobian_bounds(
-    problem: Problem, evaluations: Sequence[Evaluation], settings: engines.LanczosSettings
+    problem: Problem, evaluations: Sequence[Evaluation], settings: LanczosSettings
 ) -> dict[str, JacobianBounds]:
     """The bounds of every leaf, by its parameter's name; to be called within `problem.settings()`.
 
@@ -33,19 +35,16 @@ def jacobian_bounds(
     """
     batches = [_batch_bounds(evaluation, settings) for evaluation in evaluations]
     reasons = {name: why for _, some in batches for name, why in some.items()}
-    return {
-        name: JacobianBounds(reason=reasons[name])
-        if name in reasons
-        else _joined([found[name] for found, _ in batches])
-        for name in problem.leaves
-    }
+    known = [name for name in problem.leaves if name not in reasons]
+    bounds = {name: _joined([found[name] for found, _ in batches]) for name in known}
+    return {name: bounds.get(name) or JacobianBounds(reason=reasons[name]) for name in problem.leaves}
 
 
 class _BatchBounds(NamedTuple):
     """One layer on one batch; `forward` and the paper's bound are None with `reason`."""
 
-    forward: singular_values.SingularValues | None
-    backward: singular_values.SingularValues
+    forward: SingularValues | None
+    backward: SingularValues
     activation: float
     paper: float | None
     rigorous: float | None
@@ -64,13 +63,12 @@ def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
     )  # fmt: skip
 
 
-def _mean_and_largest(name: str, pieces: Sequence[singular_values.SingularValues | None]) -> dict[str, Any]:
+def _mean_and_largest(name: str, pieces: Sequence[SingularValues | None]) -> dict[str, Any]:
     found = [one for one in pieces if one is not None]
     if len(found) < len(pieces):
         return {}
-    values, errors = (
-        np.concatenate([getattr(one, field) for one in found]) for field in ("values", "errors")
-    )
+    values = np.concatenate([one.values for one in found])
+    errors = np.concatenate([one.errors for one in found])
     loose = [one for one in found if not one.converged]
     reason, products = (loose or found)[0].reason, sum(one.products for one in found)
     mean = Estimate(float(values.mean()), float(errors.mean()), not loose, reason, products)
@@ -78,7 +76,7 @@ def _mean_and_largest(name: str, pieces: Sequence[singular_values.SingularValues
 
 
 def _batch_bounds(
-    evaluation: Evaluation, settings: engines.LanczosSettings
+    evaluation: Evaluation, settings: LanczosSettings
 ) -> tuple[dict[str, _BatchBounds], dict[str, str]]:
     """The bounds of the layers whose every use is known; why not, for the others."""
     derivative_check.check_outputs(evaluation)
@@ -144,14 +142,12 @@ def kernel_overlap(call: layer_uses.Call) -> int:
     if call.transposed:
         return math.prod(kernel)  # every element is spread over the whole kernel
     # The kernel entries that can meet an element are those of one remainder modulo the stride.
-    met = (
-        math.ceil(length / (step // math.gcd(step, spread)))
-        for length, step, spread in zip(kernel, call.stride, call.dilation, strict=True)
-    )
+    sizes = zip(kernel, call.stride, call.dilation, strict=True)
+    met = (math.ceil(length / (step // math.gcd(step, spread))) for length, step, spread in sizes)
     return min(math.prod(met), math.prod(call.output_shape[2:]))
 
 
-def _loss_norms(evaluation: Evaluation, settings: engines.LanczosSettings) -> tuple[krylov.Array, bool]:
+def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[krylov.Array, bool]:
     """‖H_z‖ of every example plus its error (of the batch if the loss couples it); whether all converged."""
     output = evaluation.output.detach()
     size = output.shape[0] if output.ndim else 1
@@ -162,18 +158,15 @@ def _loss_norms(evaluation: Evaluation, settings: engines.LanczosSettings) -> tu
 
     if not jacobians.examples_independent(lambda one: [curve(one)], [point], output, settings.seed):
         point = replace(point, size=1)
-    found = _iterate(
-        singular_values.BatchedMap(point.size, point.each, point.each, curve, curve), output, settings
-    )
+    maps = BatchedMap(point.size, point.each, point.each, curve, curve)
+    found = jacobians.iterated_norms(maps, output, settings)
     return np.broadcast_to(found.upper * evaluation.weight, size), found.converged
 
 
 # --- The map from a weight to the outputs of its own calls, example by example ----------------------------
 
 
-def weight_map_norms(
-    uses: Sequence[jacobians.LayerUse], settings: engines.LanczosSettings
-) -> singular_values.SingularValues:
+def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettings) -> SingularValues:
     """The spectral norm of the map from the weight to all its calls' outputs, on the actual inputs.
 
     A dense layer with one row per example: the length of its input. Dense calls on the same side of the
@@ -193,30 +186,23 @@ def weight_map_norms(
             padding = use.call.padding
             counts = [Counter(token for token in row if token != padding) for row in rows.tolist()]
             most = np.sqrt([max(one.values(), default=0) for one in counts])
-            found.append(
-                singular_values.SingularValues(most, np.zeros(size), True, "exact: tokens were counted", 0)
-            )
+            reason = "exact: tokens were counted"
+            found.append(SingularValues(most, np.zeros(size), True, reason, 0))
     for pieces in dense.values():
         rows = torch.cat(pieces, dim=1)
-        small = min(rows.shape[1:]) <= _LARGEST_EXACT
-        found.append(
-            jacobians.exact_norms(rows)
-            if small
-            else _iterate(singular_values.BatchedMap.of(rows), rows, settings)
-        )
+        if min(rows.shape[1:]) <= _LARGEST_EXACT:
+            found.append(jacobians.exact_norms(rows))
+        else:
+            found.append(jacobians.iterated_norms(BatchedMap.of(rows), rows, settings))
     if len(found) == 1:
         return found[0]
-    values, upper = (
-        np.sqrt(np.sum(np.square(sides), axis=0))
-        for sides in ([one.values for one in found], [one.upper for one in found])
-    )
+    values = np.sqrt(np.sum(np.square([one.values for one in found]), axis=0))
+    upper = np.sqrt(np.sum(np.square([one.upper for one in found]), axis=0))
     converged, products = all(one.converged for one in found), sum(one.products for one in found)
-    return singular_values.SingularValues(values, upper - values, converged, found[0].reason, products)
+    return SingularValues(values, upper - values, converged, found[0].reason, products)
 
 
-def _convolution(
-    call: layer_uses.ConvolutionCall, rows: Tensor, settings: engines.LanczosSettings
-) -> singular_values.SingularValues:
+def _convolution(call: layer_uses.ConvolutionCall, rows: Tensor, settings: LanczosSettings) -> SingularValues:
     """One output channel of each group is enough: the others see the same patches."""
     images = rows.view(len(rows), -1, *call.inputs.shape[1:])
     weight = call.weight[:, :1] if call.transposed else call.weight[:: len(call.weight) // call.groups]
@@ -230,13 +216,5 @@ def _convolution(
     def pull(outputs: Tensor) -> Tensor:
         return torch.vmap(lambda x, signal: one.on(x).pull(signal.view(shape)))(images, outputs).flatten(1)
 
-    maps = singular_values.BatchedMap(len(rows), weight.numel(), math.prod(shape), push, pull)
-    return _iterate(maps, call.inputs, settings)
-
-
-def _iterate(
-    maps: singular_values.BatchedMap, like: Tensor, settings: engines.LanczosSettings
-) -> singular_values.SingularValues:
-    return singular_values.largest_singular_values(
-        maps, dtype=like.dtype, device=like.device, **settings.options
-    )
+    maps = BatchedMap(len(rows), weight.numel(), math.prod(shape), push, pull)
+    return jacobians.iterated_norms(maps, call.inputs, settings)

@@ -61,10 +61,8 @@ def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagn
         tensors = [*problem.leaves.values(), *(one.after for _, one in uses)]
         inputs: Any = [*problem.leaves.values(), *(one.edge for _, one in uses)]
         found = torch.autograd.grad(loss, inputs, allow_unused=True)
-        gradients = iter(
-            torch.zeros_like(tensor) if gradient is None else gradient.detach()
-            for tensor, gradient in zip(tensors, found, strict=True)
-        )
+        pairs = zip(tensors, found, strict=True)
+        gradients = iter(torch.zeros_like(one) if grad is None else grad.detach() for one, grad in pairs)
         for name in problem.leaves:
             gathered[name].weight_gradient += next(gradients)
         for name, values in uses:

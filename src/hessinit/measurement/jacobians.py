@@ -6,12 +6,11 @@ is used, which activation follows it, and which numbers belong to which example.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import engines, krylov, layer_uses, singular_values
+from hessinit.curvature import krylov, layer_uses
+from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import find_layouts, known_calls
+from hessinit.curvature.layer_uses import Call, Node, Use
 from hessinit.curvature.probes import ProbeStream
+from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.problem.batches import map_tensors
 from hessinit.problem.determinism import check_no_reentrant_checkpoints
 
@@ -50,13 +52,13 @@ RESHAPING = {
 }  # fmt: skip
 REARRANGING = RESHAPING | {"PermuteBackward0", "TBackward0", "TransposeBackward0", "TransposeBackward1"}
 
-Consumers = dict[layer_uses.Node, list[layer_uses.Node]]
+Consumers = dict[Node, list[Node]]
 
 
 # --- Where the forward uses each weight, and what follows -------------------------------------------------
 
 
-def activation_kind(node: layer_uses.Node) -> str | None:
+def activation_kind(node: Node) -> str | None:
     """The name of an activation's node; None for any other node."""
     # Some in-place activations have nodes of their own: LeakyReluBackward1 beside LeakyReluBackward0.
     return ACTIVATIONS.get(type(node).__name__.rstrip("0123456789") + "0")
@@ -65,7 +67,7 @@ def activation_kind(node: layer_uses.Node) -> str | None:
 def consumers_of(output: Tensor) -> Consumers:
     """The consumers of each node's result, for all the nodes behind `output`."""
     found: Consumers = {output.grad_fn: []}
-    waiting: list[layer_uses.Node] = [output.grad_fn]
+    waiting: list[Node] = [output.grad_fn]
     for node in waiting:  # which grows
         for source in (source for source, _ in node.next_functions if source is not None):
             if source not in found:
@@ -82,9 +84,9 @@ class LayerUse:
     for tokens and constants.
     """
 
-    call: layer_uses.Call
+    call: Call
     time_first: bool
-    activation: layer_uses.Node | None
+    activation: Node | None
     source: GraphPoint | None
     result: GraphPoint
 
@@ -107,9 +109,8 @@ def read_layers(output: Tensor, leaves: dict[str, Tensor], seed: int) -> tuple[L
         calls = [(use, layer_uses.read_call(use, leaves[name])) for use in uses]
         unknown = [use.kind for use, call in calls if call is None]
         if unknown:
-            reasons[name] = (
-                f"the weight goes into {unknown[0]}, none of the known uses (dense, convolution, embedding)"
-            )
+            kinds = "dense, convolution, embedding"
+            reasons[name] = f"the weight goes into {unknown[0]}, none of the known uses ({kinds})"
         elif not uses:
             reasons[name] = "the forward does not use this weight"
         else:
@@ -121,10 +122,8 @@ def read_layers(output: Tensor, leaves: dict[str, Tensor], seed: int) -> tuple[L
     return layers, reasons
 
 
-def _read(
-    use: layer_uses.Use, call: layer_uses.Call, size: int, time_first: bool, consumers: Consumers
-) -> LayerUse:
-    def point(node: layer_uses.Node, number: int) -> GraphPoint:
+def _read(use: Use, call: Call, size: int, time_first: bool, consumers: Consumers) -> LayerUse:
+    def point(node: Node, number: int) -> GraphPoint:
         shape = node.variable.shape if hasattr(node, "variable") else node._input_metadata[number].shape
         steps = call.rows // size if time_first else 0
         return GraphPoint(GradientEdge(node, number), tuple(shape), size, steps)
@@ -137,9 +136,7 @@ def _read(
     return LayerUse(call, time_first, activation, source, point(activation or use.node, 0))
 
 
-def _activation_after(
-    node: layer_uses.Node, call: layer_uses.Call, consumers: Consumers
-) -> layer_uses.Node | None:
+def _activation_after(node: Node, call: Call, consumers: Consumers) -> Node | None:
     """The elementwise activation that alone consumes the call's result, or None.
 
     Another shape of the same numbers and an added bias are looked through; anything else ends the search.
@@ -157,7 +154,7 @@ def _activation_after(
     return None
 
 
-def _adds_a_bias(addition: layer_uses.Node, node: layer_uses.Node) -> bool:
+def _adds_a_bias(addition: Node, node: Node) -> bool:
     """Whether the other summand is a constant or a weight, not something that the forward computed."""
     if type(addition).__name__ != "AddBackward0" or addition._saved_alpha != 1:
         return False
@@ -175,7 +172,7 @@ def trace_from_inputs(evaluation: Evaluation) -> tuple[Tensor, list[Tensor], str
 
     given = map_tensors(differentiable, evaluation.batch.inputs)
     try:
-        output = evaluation.problem.output(dataclasses.replace(evaluation.batch, inputs=given))
+        output = evaluation.problem.output(replace(evaluation.batch, inputs=given))
     except Exception as failure:  # the same forward ran before: it cannot take inputs that require gradients
         reason = f"the forward fails on inputs that require gradients ({type(failure).__name__})"
         return evaluation.output, [], reason
@@ -269,11 +266,7 @@ class Jacobian:
     def _gradients(
         self, sent: Sequence[tuple[Any, Tensor]], inputs: Any, points: GraphPoints, stack: torch.Size
     ) -> list[Tensor]:
-        options: dict[str, bool] = {
-            "retain_graph": True,
-            "allow_unused": True,
-            "is_grads_batched": bool(stack),
-        }
+        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": bool(stack)}
         found: Sequence[Tensor | None] = [None] * len(points)
         if sent:
             outputs, vectors = zip(*sent, strict=True)
@@ -291,11 +284,9 @@ def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
 # --- Norms: by few unit vectors, exact, or by Lanczos -----------------------------------------------------
 
 
-def backward_norms(
-    output: Tensor, layers: LayerUses, settings: engines.LanczosSettings
-) -> dict[str, singular_values.SingularValues]:
+def backward_norms(output: Tensor, layers: LayerUses, settings: LanczosSettings) -> dict[str, SingularValues]:
     """From every layer's result to the output."""
-    found: dict[str, singular_values.SingularValues] = {}
+    found: dict[str, SingularValues] = {}
     results = {name: [use.result for use in uses] for name, uses in layers.items()}
     for size in sorted({points[0].size for points in results.values()}):
         end = [GraphPoint(output, tuple(output.shape), size)]
@@ -305,22 +296,19 @@ def backward_norms(
 
 
 def forward_norms(
-    output: Tensor, inputs: Sequence[Tensor], layers: LayerUses, settings: engines.LanczosSettings
-) -> dict[str, tuple[singular_values.SingularValues, krylov.Array]]:
+    output: Tensor, inputs: Sequence[Tensor], layers: LayerUses, settings: LanczosSettings
+) -> dict[str, tuple[SingularValues, krylov.Array]]:
     """From the network's inputs to every layer's, and the lengths of the network's inputs, by example.
 
     Where examples depend on each other before some layer, all layers see the batch as one example.
     """
-    found: dict[str, tuple[singular_values.SingularValues, krylov.Array]] = {}
+    found: dict[str, tuple[SingularValues, krylov.Array]] = {}
     sources = {name: [use.source for use in uses if use.source is not None] for name, uses in layers.items()}
     apart = {name: points for name, points in sources.items() if points and points[0].size > 1}
     own = _independent_inputs(output.detach(), inputs, _flat(apart), settings.seed)
     whole = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in inputs]
-    joint = {
-        name: [dataclasses.replace(point, size=1, steps=0) for point in points]
-        for name, points in sources.items()
-        if points and not (own and name in apart)
-    }
+    others = {name: points for name, points in sources.items() if points and not (own and name in apart)}
+    joint = {name: [replace(one, size=1, steps=0) for one in points] for name, points in others.items()}
     for end, points in ((own, apart), (whole, joint)):
         if end and points:
             tensors = [point.gather(point.at.detach()) for point in end if isinstance(point.at, Tensor)]
@@ -357,14 +345,14 @@ def examples_independent(
 
 def _spectral_norms(
     end: GraphPoints, layers: dict[str, list[GraphPoint]], from_output: bool, like: Tensor,
-    settings: engines.LanczosSettings,
-) -> dict[str, singular_values.SingularValues]:  # fmt: skip
+    settings: LanczosSettings,
+) -> dict[str, SingularValues]:  # fmt: skip
     """The norm of the derivative between an end of the network and a layer's points, by layer and example.
 
     With few numbers at that end the unit vectors go to all layers at once, a pass for each. Otherwise every
     layer takes a Lanczos run of its own, for all examples in lockstep.
     """
-    found: dict[str, singular_values.SingularValues] = {}
+    found: dict[str, SingularValues] = {}
     size, numbers, points = end[0].size, _each(end), _flat(layers)
     jacobian = Jacobian(end, points, like) if from_output else Jacobian(points, end, like)
     out, back = (jacobian.pull, jacobian.push) if from_output else (jacobian.push, jacobian.pull)
@@ -376,7 +364,7 @@ def _spectral_norms(
                 columns = torch.cat([next(images) for _ in group[name]], dim=-1)
                 found[name] = exact_norms(columns.transpose(0, 1))
         return found
-    looser = dataclasses.replace(settings, tolerance=min(_LOOSER * settings.tolerance, _LOOSEST))
+    looser = replace(settings, tolerance=min(_LOOSER * settings.tolerance, _LOOSEST))
     for name, points in layers.items():
 
         def push(vectors: Tensor, points: GraphPoints = points) -> Tensor:
@@ -385,11 +373,14 @@ def _spectral_norms(
         def pull(vectors: Tensor, points: GraphPoints = points) -> Tensor:
             return torch.cat(back(points, end, vectors), dim=-1)
 
-        batched = singular_values.BatchedMap(size, numbers, _each(points), push, pull)
-        found[name] = singular_values.largest_singular_values(
-            batched, dtype=like.dtype, device=like.device, **looser.options
-        )
+        batched = BatchedMap(size, numbers, _each(points), push, pull)
+        found[name] = iterated_norms(batched, like, looser)
     return found
+
+
+def iterated_norms(maps: BatchedMap, like: Tensor, settings: LanczosSettings) -> SingularValues:
+    options = {**settings.options, "dtype": like.dtype, "device": like.device}
+    return largest_singular_values(maps, **options)
 
 
 def _images_of_units(end: GraphPoints, points: GraphPoints, out: Product, like: Tensor) -> list[Tensor]:
@@ -409,7 +400,7 @@ def _images_of_units(end: GraphPoints, points: GraphPoints, out: Product, like: 
     return [torch.stack(pieces) for pieces in zip(*sent, strict=True)]
 
 
-def exact_norms(matrices: Tensor) -> singular_values.SingularValues:
+def exact_norms(matrices: Tensor) -> SingularValues:
     """Spectral norms of matrices (examples, …, …), by the smaller of their two Gram matrices in fp64.
 
     >>> [round(float(value), 12) for value in exact_norms(torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]])).values]
@@ -429,4 +420,4 @@ def exact_norms(matrices: Tensor) -> singular_values.SingularValues:
     finite = bool(np.isfinite(values).all())
     reason = "exact up to rounding" if finite else krylov.NOT_FINITE
     errors = 8 * float(torch.finfo(matrices.dtype).eps) * values
-    return singular_values.SingularValues(values, errors, finite, reason, min(rows, columns))
+    return SingularValues(values, errors, finite, reason, min(rows, columns))

@@ -18,6 +18,7 @@ from torch import nn
 from hessinit._version import __version__
 from hessinit.curvature import derivative_check, engines, operators, rounding_error
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Kind = TypeVar("Kind", bound=operators.WeightOperator)
+SOFTWARE = {"hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> list[Layer]:
@@ -42,11 +44,8 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
     unused = [layer.name for layer in in_running_order(problem, evaluations) if layer.parameter in leaves]
     if unused:
         notes.append(f"Not used by the forward, so without curvature: {', '.join(unused)}.")
-    frozen = [
-        name
-        for name, parameter in problem.model.named_parameters()
-        if not parameter.requires_grad and parameter.ndim >= 2 and name not in problem.leaves
-    ]
+    others = [one for name, one in problem.model.named_parameters() if name not in problem.leaves]
+    frozen = [one for one in others if not one.requires_grad and one.ndim >= 2]
     if frozen:
         notes.append(f"{len(frozen)} frozen {'weight was' if len(frozen) == 1 else 'weights were'} left out.")
     if problem.dropout == "freeze":
@@ -63,11 +62,8 @@ def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tup
 
     `moved` are the names of the parameters that training moves; by default all that are not frozen.
     """
-    others = [
-        name
-        for name, parameter in problem.model.named_parameters()
-        if parameter.requires_grad and name not in problem.leaves and (moved is None or name in moved)
-    ]
+    trained = [name for name, one in problem.model.named_parameters() if one.requires_grad]
+    others = [one for one in trained if one not in problem.leaves and (moved is None or one in moved)]
     if not others:
         return ()
     several = len(others) > 1
@@ -77,10 +73,7 @@ def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tup
 
 
 def versions_of(problem: Problem) -> dict[str, str]:
-    return {
-        "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
-        "device": str(problem.device), "dtype": str(problem.dtype).removeprefix("torch."),
-    }  # fmt: skip
+    return {**SOFTWARE, "device": str(problem.device), "dtype": str(problem.dtype).removeprefix("torch.")}
 
 
 def facts_of(problem: Problem, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
@@ -127,9 +120,8 @@ class Rows:
     def layers(self, layers: Sequence[Layer]) -> tuple[LayerCurvature, ...]:
         names = [layer.parameter for layer in layers]
         found = [engine.extremes_of_each(names) for engine in self._engines]
-        return tuple(
-            self._row(one, [one.parameter], [each[one.parameter] for each in found]) for one in layers
-        )
+        columns = zip(layers, names, strict=True)
+        return tuple(self._row(one, [name], [each[name] for each in found]) for one, name in columns)
 
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self.problem.layers]
@@ -240,10 +232,8 @@ def measure(
     choose("curvature", curvature, ["gauss-newton", "hessian", "both"])
     choose("estimator", estimator, ["auto", "gram", "lanczos"])
     if curvature == "hessian" and estimator == "gram":
-        raise ProblemError(
-            "estimator='gram' measures Gauss-Newton curvature only; for curvature='hessian' choose 'auto' or "
-            "'lanczos'."
-        )
+        way = "for curvature='hessian' choose 'auto' or 'lanczos'"
+        raise ProblemError(f"estimator='gram' measures Gauss-Newton curvature only; {way}.")
     check_switches(
         trace=trace, frobenius=frobenius, density=density, jacobians=jacobians, diagnostics=diagnostics,
         network=network, strict=strict,
@@ -254,10 +244,8 @@ def measure(
     top = check_whole("top", top, at_least=0)
     spectrum = {"top": top, "trace": trace, "frobenius": frobenius, "density": density}
     if top > max_iterations:
-        raise ProblemError(
-            f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step; pass "
-            f"max_iterations={top} or more."
-        )
+        why = f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step"
+        raise ProblemError(f"{why}; pass max_iterations={top} or more.")
     problem = Problem(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
@@ -290,11 +278,8 @@ def measure(
 
 def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) -> None:
     loose = [(row.name, row.estimate) for row in rows if not row.converged]
-    loose += [
-        (f"{row.name} (Gauss-Newton)", row.approximation)
-        for row in rows
-        if row.approximation is not None and not row.approximation.converged
-    ]
+    approximations = [(row.name, row.approximation) for row in rows if row.approximation is not None]
+    loose += [(f"{name} (Gauss-Newton)", one) for name, one in approximations if not one.converged]
     if not loose:
         return
     shown = ", ".join(name for name, _ in loose[:4]) + (" …" if len(loose) > 4 else "")
@@ -307,9 +292,7 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
 # --- The same matrices as operators -----------------------------------------------------------------------
 
 
-def hessian(
-    model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
-) -> operators.HessianOperator:
+def hessian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> HessianOperator:
     """The exact Hessian of the loss by the chosen weights (all by default), as an operator on flat vectors.
 
     The options are those of `measure`: layers, forward, dtype, dropout, reduction, check, seed.
@@ -319,24 +302,22 @@ def hessian(
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
-    return _operator(operators.HessianOperator, Problem(model, loss, batch, **options))
+    return _operator(HessianOperator, Problem(model, loss, batch, **options))
 
 
 def gauss_newton(
     model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
-) -> operators.GaussNewtonOperator:
+) -> GaussNewtonOperator:
     """The Gauss-Newton matrix `Jᵀ H_z J` of the chosen weights; the arguments are those of `hessian`."""
-    return _operator(operators.GaussNewtonOperator, Problem(model, loss, batch, **options))
+    return _operator(GaussNewtonOperator, Problem(model, loss, batch, **options))
 
 
-def jacobian(
-    model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
-) -> operators.JacobianOperator:
+def jacobian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> JacobianOperator:
     """The derivative of the model's outputs by the chosen weights, (outputs, weights).
 
     The loss only serves to check the problem; the outputs of several batches follow one another.
     """
-    return _operator(operators.JacobianOperator, Problem(model, loss, batch, **options))
+    return _operator(JacobianOperator, Problem(model, loss, batch, **options))
 
 
 def _operator(kind: type[Kind], problem: Problem) -> Kind:
@@ -344,11 +325,10 @@ def _operator(kind: type[Kind], problem: Problem) -> Kind:
         evaluations = evaluate(problem)
         for evaluation in evaluations:
             derivative_check.check_loss(evaluation)
-            (
-                derivative_check.check_gradients
-                if kind is operators.HessianOperator
-                else derivative_check.check_outputs
-            )(evaluation)
+            if kind is HessianOperator:
+                derivative_check.check_gradients(evaluation)
+            else:
+                derivative_check.check_outputs(evaluation)
         operator = kind(evaluations, list(problem.leaves))
     operator.settings = problem.settings  # a product may come at any time, under any settings of the caller
     return operator

@@ -47,10 +47,8 @@ def _named_layers(model: nn.Module, directions: Mapping[Any, Any]) -> list[str]:
     unknown = [key for key in directions if key not in names]
     if unknown or not directions:
         close = did_you_mean(str(unknown[0]), names) if unknown else ""
-        raise ProblemError(
-            f"directions must name parameters of the model, got {unknown or 'none'}; they are "
-            f"{', '.join(parameters[:8])}.{close}"
-        )
+        known = f"they are {', '.join(parameters[:8])}.{close}"
+        raise ProblemError(f"directions must name parameters of the model, got {unknown or 'none'}; {known}")
     return [glob.escape(layer_name(key)) for key in directions]
 
 
@@ -75,10 +73,8 @@ def _read_given(problem: Problem, layer: Layer, directions: Mapping[Any, Any]) -
             return tensor.reshape(-1, *layer.shape)
         what = f"holds {bad} NaN or inf among {tensor.numel()} values (in {problem.dtype})"
     several = ", ".join(["draws", *map(str, layer.shape)])
-    raise ProblemError(
-        f"directions[{key!r}] {what}; it must be a dense, real, finite tensor of shape {layer.shape}, or "
-        f"({several}) for several."
-    )
+    rule = f"it must be a dense, real, finite tensor of shape {layer.shape}, or ({several}) for several"
+    raise ProblemError(f"directions[{key!r}] {what}; {rule}.")
 
 
 def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Iterator[Directions]:
@@ -164,10 +160,8 @@ def quadratic_form(
     else:
         choose("directions", directions, ["random", "gradient"])
     if directions == "gradient" and draws != 1:
-        raise ProblemError(
-            f"draws={draws} with directions='gradient': there is one loss gradient. Leave draws out, or "
-            "choose directions='random'."
-        )
+        way = "Leave draws out, or choose directions='random'"
+        raise ProblemError(f"draws={draws} with directions='gradient': there is one loss gradient. {way}.")
     problem = Problem(model, loss, batch, **options)
     with problem.settings():
         given: dict[str, Tensor] = {}
@@ -175,10 +169,8 @@ def quadratic_form(
             given = {layer.parameter: _read_given(problem, layer, directions) for layer in problem.layers}
             counts = {len(tensor) for tensor in given.values()}
             if len(counts) > 1 or draws not in (1, *counts):
-                raise ProblemError(
-                    f"draws={draws}, but directions hold {sorted(counts)}; give every layer as many, and "
-                    "leave draws out: the tensors say it."
-                )
+                rule = "give every layer as many, and leave draws out: the tensors say it"
+                raise ProblemError(f"draws={draws}, but directions hold {sorted(counts)}; {rule}.")
             draws = counts.pop()
         passes = [SharedPass(evaluation) for evaluation in evaluate(problem)]
 
@@ -192,15 +184,11 @@ def quadratic_form(
             return normalize(given[layer.parameter], at_once)
 
         evaluations = [one.evaluation for one in passes]
-        ordered = in_running_order(problem, evaluations)
-        return QuadraticForms(
-            layers=tuple(_form(passes, layer, along(layer)) for layer in ordered),
-            directions=directions if isinstance(directions, str) else "given",
-            draws=draws,
-            seconds=time.perf_counter() - started,
-            notes=(*notes_on(problem, evaluations), *note_unchecked(problem.check)),
-            **facts_of(problem, evaluations),
-        )
+        layers = tuple(_form(passes, layer, along(layer)) for layer in in_running_order(problem, evaluations))
+        kind = directions if isinstance(directions, str) else "given"
+        notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check))
+        facts = {**facts_of(problem, evaluations), "notes": notes, "seconds": time.perf_counter() - started}
+        return QuadraticForms(layers=layers, directions=kind, draws=draws, **facts)
 
 
 class SharedPass:
@@ -217,10 +205,8 @@ class SharedPass:
         _, gradient = evaluation.output_gradient
         self._leaves = evaluation.problem.leaves
         self._cotangent = gradient.detach().requires_grad_()
-        leaves = list(self._leaves.values())
-        found = torch.autograd.grad(
-            evaluation.output, leaves, self._cotangent, create_graph=True, allow_unused=True
-        )
+        output, leaves = evaluation.output, list(self._leaves.values())
+        found = torch.autograd.grad(output, leaves, self._cotangent, create_graph=True, allow_unused=True)
         self._adjoint: dict[str, Tensor | None] = dict(zip(self._leaves, found, strict=True))
         made = [use.node._input_metadata[0] for uses in evaluation.uses.values() for use in uses]
         self._bytes_between = sum(int(math.prod(one.shape)) * int(one.dtype.itemsize) for one in made)
@@ -269,9 +255,8 @@ def _form(passes: Sequence[SharedPass], layer: Layer, along: Iterator[Directions
     for some in along:
         totals = torch.zeros(2, len(some.factors), dtype=torch.float64)
         for one in passes:
-            totals += (
-                one.evaluation.weight * torch.stack(one.forms(layer.parameter, some.tensor)) * some.factors
-            )
+            forms = torch.stack(one.forms(layer.parameter, some.tensor))
+            totals += one.evaluation.weight * forms * some.factors
         theorem1 += totals[0].tolist()
         exact += totals.sum(0).tolist()
         lengths += some.lengths.tolist()

@@ -230,8 +230,7 @@ def find_text(data_dir: str | None) -> tuple[list[Path], str]:
     files = sorted(folder.glob("*wiki*.txt")) + sorted(folder.glob("*wiki*.txt.xz"))
     if data_dir is None or not files:
         raise ProblemError(f"data_dir={data_dir!r} holds no text; {HOW_TO_GET}.")
-    sums = (hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in files)
-    return files, ", ".join(f"{path.name} (md5 {md5})" for path, md5 in zip(files, sums, strict=True))
+    return files, ", ".join(f"{path.name} (md5 {_md5(path.read_bytes())})" for path in files)
 
 
 @lru_cache(maxsize=2)
@@ -274,9 +273,8 @@ def read_lines(path: Path) -> Iterator[str]:
                         yield TAG.sub(" ", BREAK.sub("; ", plain)) if "<" in plain else plain
                     title = None
     except (OSError, EOFError, ValueError, lzma.LZMAError) as failure:
-        raise ProblemError(
-            f"{path} cannot be read as UTF-8 text ({failure}); pass another file."
-        ) from failure
+        why = f"{path} cannot be read as UTF-8 text ({failure})"
+        raise ProblemError(f"{why}; pass another file.") from failure
 
 
 # A full stop after one of these, or after a single letter (initials, U.S., e.g.), does not end a sentence.
@@ -287,10 +285,8 @@ ABBREVIATIONS = (
 )
 LETTER = r"[^\W\d_¹²³¼½¾]"
 # Python's look-behind needs one width, so there is one for each length of abbreviation.
-NO_ABBREVIATION = "".join(
-    rf"(?<!\b(?:{'|'.join(words)})\.)"
-    for _, words in groupby(sorted(ABBREVIATIONS.split(), key=len), key=len)
-)
+BY_LENGTH = groupby(sorted(ABBREVIATIONS.split(), key=len), key=len)
+NO_ABBREVIATION = "".join(rf"(?<!\b(?:{'|'.join(words)})\.)" for _, words in BY_LENGTH)
 # "No. 5" and "Jan. 5" go on; "he said no." ends.
 NUMBERED = r"(?!(?:(?<=\bno\.)|(?<=\bnos\.)|(?<=\b(?:jan|feb|aug|sep|oct|nov|dec)\.)|(?<=\bsept\.))\s*\d)"
 # The full stop first and then the look-behinds: the other way round they are tried at every letter.

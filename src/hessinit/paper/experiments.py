@@ -10,6 +10,7 @@ import platform
 import subprocess
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(ABC):
     """How one of the paper's tables is made: jobs for every seed, and findings from their results.
 
     `data` names the data sets it runs on, the paper's first; the first of `variants` is the default.
@@ -87,17 +88,14 @@ class Experiment:
         """Read the data, so that a fault in them is told before any work; returns their source."""
         return load_images(setting.data, setting.data_dir).source
 
-    def configure(self, setting: PaperSetting) -> dict[str, Plain]:
-        raise NotImplementedError
-
-    def plan(self, setting: PaperSetting) -> list[Job]:
-        raise NotImplementedError
-
-    def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
-        raise NotImplementedError
-
-    def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
-        raise NotImplementedError
+    @abstractmethod
+    def configure(self, setting: PaperSetting) -> dict[str, Plain]: ...
+    @abstractmethod
+    def plan(self, setting: PaperSetting) -> list[Job]: ...
+    @abstractmethod
+    def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain: ...
+    @abstractmethod
+    def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings: ...
 
 
 def find_experiment(name: str) -> Experiment:
@@ -183,7 +181,7 @@ def reproduce(
         if root is not None:
             reproduction.save(root / f"{setting.name}.json")
             write_figures(reproduction, root)
-            write_page(root)
+            write_text(root / "reproduce.html", presenter().to_page(load_records(root)))
         found.append(reproduction)
     return tuple(found)
 
@@ -202,10 +200,8 @@ def choose_experiments(names: Sequence[str], data: str, variant: str | None) -> 
         if variant is not None:
             choose(f"{each.name}: variant", variant, list(each.variants))
         if data == "digits" not in each.data and each.name in wanted:
-            raise ProblemError(
-                f"{each.name} does not run on the embedded digits. Pass data={each.data[0]!r}, and as "
-                "data_dir the folder with a Wikipedia text."
-            )
+            way = f"Pass data={each.data[0]!r}, and as data_dir the folder with a Wikipedia text"
+            raise ProblemError(f"{each.name} does not run on the embedded digits. {way}.")
     papers = [(each, name) for each in experiments for name in each.data if name != "digits"]
     return papers if data == "paper" else [(each, data) for each in experiments if data in each.data]
 
@@ -242,11 +238,6 @@ def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
     return found
 
 
-def write_page(folder: Path) -> None:
-    """Write the page of all records there."""
-    write_text(folder / "reproduce.html", presenter().to_page(load_records(folder)))
-
-
 def write_figures(reproduction: Reproduction, folder: Path) -> None:
     """Draw every figure into a file of its own, such as figure-1-mnist.png."""
     rest = reproduction.name.removeprefix(reproduction.experiment)
@@ -279,11 +270,10 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, str]:
     """The machine, in words; nothing that names it."""
-    system = f"{platform.system()} {platform.machine()}"
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": str(os.cpu_count() or "unknown"),
-        "system": system,
+        "system": f"{platform.system()} {platform.machine()}",
     }
 
 
@@ -294,7 +284,6 @@ def revision() -> str:
     if (root / ".git").exists():
         command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(
-                command, capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
+            found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+            return found.stdout.strip()
     return f"hessinit {__version__}"

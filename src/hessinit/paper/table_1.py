@@ -47,10 +47,8 @@ class CorrelationTable(Experiment):
 
     def plan(self, setting: PaperSetting) -> list[Job]:
         rows = {"outputs": OUTPUTS, "layer": LAYER}
-        return [
-            Job(f"{short}-{seed}", {"row": rows[short], "seed": seed})
-            for short, seed in itertools.product(rows, setting.seeds)
-        ]
+        pairs = itertools.product(rows, setting.seeds)
+        return [Job(f"{short}-{seed}", {"row": rows[short], "seed": seed}) for short, seed in pairs]
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         row, seed = parameters["row"], parameters["seed"]
@@ -115,10 +113,8 @@ def draw_all(setting: PaperSetting, row: str, seed: int) -> dict[str, Samples]:
     choosing, weights = generator(seed, f"images, {row}"), generator(seed, f"weights, {row}")
     different = 1 if setting.variant == "one-image" else count
     chosen = torch.randint(images.examples, (different,), generator=choosing).expand(count)
-    pieces = [
-        draw_samples(*images.batch(some, flat=True), [*HIDDEN, CLASSES], weights)
-        for some in chosen.split(NETWORKS_AT_ONCE)
-    ]
+    parts, widths = chosen.split(NETWORKS_AT_ONCE), [*HIDDEN, CLASSES]
+    pieces = [draw_samples(*images.batch(some, flat=True), widths, weights) for some in parts]
     columns = {name: zip(*(part[name] for part in pieces), strict=True) for name in ACTIVATIONS}
     return {name: Samples(*map(torch.cat, each)) for name, each in columns.items()}
 
@@ -155,9 +151,8 @@ def pearson(one: Tensor, other: Tensor) -> tuple[float, float]:
     try:
         from scipy import stats
     except ModuleNotFoundError as error:
-        raise ProblemError(
-            "scipy is not installed, and Table 1 needs its p-values. Run pip install 'hessinit[paper]'."
-        ) from error
+        why = "scipy is not installed, and Table 1 needs its p-values"
+        raise ProblemError(f"{why}. Run pip install 'hessinit[paper]'.") from error
     found = stats.pearsonr(one.double().numpy(), other.double().numpy())
     return float(found.statistic), float(found.pvalue)
 

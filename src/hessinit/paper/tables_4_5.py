@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,7 +16,6 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ConvergenceWarning
 from hessinit.measurement.measure import measure
 from hessinit.paper.datasets import ImageSet, load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
@@ -76,9 +74,7 @@ class TrainedNetwork(Variant):
         if row == OURS:
             default_(model, derive(seed, "default weights"))
             batch = images.batch(images.draw(BATCH, generator(seed, "start batch")), self.flat)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # the norms say what was reached
-                initialize_(model, self.loss, batch, lr=LEARNING_RATE, seed=derive(seed, "start"))
+            initialize_(model, self.loss, batch, lr=LEARNING_RATE, seed=derive(seed, "start"))
             return model
         glorot_(model, generator(seed, "other weights"))
         for name in self.swept:
@@ -235,11 +231,9 @@ class StdTable(Experiment):
     def power_of_std(self, rows: Mapping[str, Values], column: str) -> list[float]:
         """The power a of norm ∝ std^a by least squares in logarithms, for each initialization."""
         logarithms = [math.log(float(row)) for row in self.scaling]
-        slopes = [
-            statistics.linear_regression(logarithms, [math.log(norm) for norm in norms]).slope
-            for norms in zip(*(rows[row][column] for row in self.scaling), strict=True)
-            if min(norms) > 0
-        ]
+        columns = zip(*(rows[row][column] for row in self.scaling), strict=True)
+        curved = [list(map(math.log, norms)) for norms in columns if min(norms) > 0]
+        slopes = [statistics.linear_regression(logarithms, norms).slope for norms in curved]
         return slopes or [math.nan]
 
     def write_sentences(self, rows: Mapping[str, Values]) -> Iterator[str]:

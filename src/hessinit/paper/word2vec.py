@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
-from hessinit.errors import ConvergenceWarning
 from hessinit.measurement.measure import measure
 from hessinit.paper.datasets import THRESHOLD, WINDOW, Corpus, find_text, load_text
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
@@ -60,11 +58,10 @@ class SkipGram(nn.Module):
         super().__init__()
         self.negative = negative
         self.centre = skip_init(nn.Embedding, vocabulary, dimension)
-        self.context = (
-            skip_init(nn.Embedding, vocabulary, dimension)
-            if negative
-            else skip_init(nn.Linear, dimension, vocabulary, bias=False)
-        )
+        if negative:
+            self.context = skip_init(nn.Embedding, vocabulary, dimension)
+        else:
+            self.context = skip_init(nn.Linear, dimension, vocabulary, bias=False)
 
     def forward(self, words: Tensor) -> Any:
         if self.negative:
@@ -85,10 +82,7 @@ class SkipGram(nn.Module):
                 weight.normal_(0.0, 1.0 if row == OURS else float(row), generator=source)
         if row != OURS:
             return ""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the reason says the same
-            found = initialize_(self, self.loss, batch, lr=learning_rate, seed=derive(seed, "hessinit"))
-        return found.reason
+        return initialize_(self, self.loss, batch, lr=learning_rate, seed=derive(seed, "hessinit")).reason
 
     def measure(self, batch: Batch, seed: int) -> dict[str, Plain]:
         """Norms on one batch: of each matrix and of both together, there by Gauss-Newton and exactly."""
@@ -163,10 +157,8 @@ class Word2Vec(Experiment):
 
     def plan(self, setting: PaperSetting) -> list[Job]:
         names = ("model", "dimension", "row", "seed")
-        return [
-            Job("-".join(map(str, values)), dict(zip(names, values, strict=True)))
-            for values in product(MODELS, self.dimensions, ROWS, setting.seeds)
-        ]
+        choices = product(MODELS, self.dimensions, ROWS, setting.seeds)
+        return [Job("-".join(map(str, one)), dict(zip(names, one, strict=True))) for one in choices]
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """Initial norms and losses by rate; hessinit's weights depend on the rate, the others do not."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from hessinit.results.result import presenter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,31 +35,27 @@ def describe(result: Any) -> Document:
     if name not in DESCRIPTIONS:
         raise TypeError(f"a {name} cannot be described; what can is a {', '.join(DESCRIPTIONS)}.")
     module, function = DESCRIPTIONS[name]
-    return getattr(_module(module), function)(result)
-
-
-def _module(name: str) -> Any:
-    return import_module(f"hessinit.present.{name}")
+    return getattr(presenter(module), function)(result)
 
 
 def to_text(result: Any, width: int | None = None, *, color: bool = False) -> str:
     """Return the result as text of at most `width` columns (None: the terminal's, or 100)."""
-    return _module("terminal").render_text(describe(result), width, color=color)
+    return presenter("terminal").render_text(describe(result), width, color=color)
 
 
 def to_rich(result: Any, width: int) -> Iterable[RenderableType]:
     """Return the same for a rich console."""
-    return _module("terminal").renderables(describe(result), width)
+    return presenter("terminal").renderables(describe(result), width)
 
 
 def to_notebook(result: Any) -> str:
     """Return the result as an HTML fragment without scripts."""
-    return _module("page").render_fragment(describe(result))
+    return presenter("page").render_fragment(describe(result))
 
 
 def to_page(result: Any) -> str:
     """Return the result as one HTML page that loads nothing."""
-    return _module("page").render_page(describe(result))
+    return presenter("page").render_page(describe(result))
 
 
 def draw(
@@ -69,7 +66,7 @@ def draw(
     if which is None and not document.charts:
         raise ValueError(f"a {type(result).__name__} has no chart to draw; print it instead.")
     names = [document.charts[0].name] if which is None else [which] if isinstance(which, str) else which
-    return _module("figures").draw_charts([document.chart(name) for name in names], axes)
+    return presenter("figures").draw_charts([document.chart(name) for name in names], axes)
 
 
 def to_figure(result: Any) -> Figure:

@@ -25,11 +25,9 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
         ("warmup", warmup, advice.warmup.reason),
     ]
     names, values, reasons = zip(*rows, strict=True)
-    reason = w.name_column("reason", reasons, wraps=True)
-    table = doc.Table(
-        "Advice on the learning rate.",
-        [w.name_column("quantity", names), doc.Column("value", values, 9), reason],
-    )
+    columns = [w.name_column("quantity", names), doc.Column("value", values, 9)]
+    columns.append(w.name_column("reason", reasons, wraps=True))
+    table = doc.Table("Advice on the learning rate.", columns)
     frozen = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
     measured = (
         f"{advice.optimizer} on {w.join_names(advice.weights)} ({w.count(advice.parameters, 'parameter')}"
@@ -60,27 +58,19 @@ def explain_descent(descent: Descent, norm: float) -> tuple[str, str]:
     )
 
 
-def why_best_adaptive(norm: float, best: float, weight_decay: float, lasting: float, gradients: str) -> str:
-    """Return the same for Adam and AdamW; `gradients` says which ones the preconditioner P averages."""
+def explain_adaptive(norm: float, best: float, stable: float, weight_decay: float) -> tuple[str, str]:
+    """Return the same for Adam and AdamW, with the preconditioner P."""
     if not math.isfinite(norm):
-        return OVERFLOW
-    if best == math.inf:
-        return FLAT
-    decay = f" + {w.format_number(weight_decay)}" if weight_decay else ""
-    value = f"({w.format_number(norm)}{decay})" if decay else w.format_number(norm)
-    return (
-        f"{w.format_number(1 / lasting)}/{value}, the norm of P^-½ H P^-½ with P the size of {gradients}: "
-        "the step of the largest guaranteed decrease in the norm of this preconditioner."
+        return OVERFLOW, OVERFLOW
+    value = w.format_number(norm)
+    if weight_decay:
+        value = f"({value} + {w.format_number(weight_decay)})"
+    why_best = (
+        f"1/{value}, the norm of P^-½ H P^-½ with P the size of mini-batch gradients: the step of the "
+        "largest guaranteed decrease in the norm of this preconditioner."
     )
-
-
-def why_stable_adaptive(norm: float, stable: float) -> str:
-    """Return why Adam and AdamW are stable up to a learning rate."""
-    if not math.isfinite(norm):
-        return OVERFLOW
-    if stable == math.inf:
-        return FLAT
-    return "Above it the steps grow on a quadratic of this curvature, with P fixed."
+    why_stable = "Above it the steps grow on a quadratic of this curvature, with P fixed."
+    return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
 
 
 def explain_warmup(rate: float, stable: float, *, is_flat: bool, is_hopeless: bool) -> str:

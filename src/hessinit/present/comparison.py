@@ -181,10 +181,8 @@ def _scheme_columns(comparison: Comparison) -> list[doc.Column]:
 def _sweep_columns(comparison: Comparison) -> list[doc.Column]:
     (rate,) = comparison.learning_rates
     columns = [doc.Column("std", [f"{std:g}" for std in comparison.stds], 9, keys=comparison.stds)]
-    norms = {
-        layer: [comparison.norm(scheme, rate, layer) for scheme in comparison.schemes]
-        for layer in (*comparison.layers, NETWORK)
-    }
+    schemes, layers = comparison.schemes, (*comparison.layers, NETWORK)
+    norms = {layer: [comparison.norm(scheme, rate, layer) for scheme in schemes] for layer in layers}
     norms["lr·‖H‖"] = [rate * norm for norm in norms[NETWORK]]
     for heading, values in norms.items():
         importance, texts = {NETWORK: 6, "lr·‖H‖": 7}.get(heading, 4), [w.format_range([x]) for x in values]

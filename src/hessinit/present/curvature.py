@@ -15,11 +15,8 @@ from hessinit.results.curvature_report import CurvatureReport, LayerCurvature, S
 if TYPE_CHECKING:
     from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
-MATRIX_NAMES = {
-    "gauss-newton": "Gauss-Newton",
-    "hessian": "Exact Hessian",
-    "both": "Exact Hessian and Gauss-Newton",
-}
+MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
+MATRIX_NAMES["both"] = "Exact Hessian and Gauss-Newton"
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
 MORE_CHARTS = (
     "measure(…, top=10) or density=True adds 'spectrum:NAME', jacobians=True 'jacobians' and 'bounds', "
@@ -309,13 +306,11 @@ def describe_forms(forms: QuadraticForms) -> doc.Document:
         f"{w.count(len(forms), 'layer')}{w.tell_time(forms.seconds)} on {w.count(forms.examples, 'example')}"
         f"{w.tell_batches(forms.batches)}; loss {w.format_number(forms.loss)}."
     )
-    table, explained = (
-        doc.Table(_explain_forms(forms), _form_columns(forms)),
-        [_explain_forms(forms), _conclude_forms(forms)],
-    )
-    blocks: list[doc.Block] = [table, doc.Paragraph(cost, "small"), *w.note_paragraphs(forms.notes)]
-    section = doc.Section("Layers", blocks, "layers")
-    return doc.Document(title="Quadratic forms", verdict=explained, sections=[section])
+    explained = _explain_forms(forms)
+    table, paragraph = doc.Table(explained, _form_columns(forms)), doc.Paragraph(cost, "small")
+    section = doc.Section("Layers", [table, paragraph, *w.note_paragraphs(forms.notes)], "layers")
+    verdict = [explained, _conclude_forms(forms)]
+    return doc.Document(title="Quadratic forms", verdict=verdict, sections=[section])
 
 
 def _form_columns(forms: QuadraticForms) -> list[doc.Column]:

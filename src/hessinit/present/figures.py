@@ -122,7 +122,6 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
 
 
 def positions(series: Series) -> list[float]:
-    """Return where the points of a series are on the x axis."""
     if series.x is None:
         return [float(place) for place in range(len(series.y))]
     return [math.nan if value is None else float(value) for value in series.x]
@@ -146,9 +145,8 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
     values = [[_or_nan(value, chart.log_color) for value in row] for row in chart.values]
     known = [value for row in values for value in row if not math.isnan(value)] or [1.0]
     low, high = min(known), max(known)
-    scale = (colors.LogNorm if chart.log_color else colors.Normalize)(
-        low, high if high > low else low * 1.01 + 1e-12
-    )
+    kind = colors.LogNorm if chart.log_color else colors.Normalize
+    scale = kind(low, high if high > low else low * 1.01 + 1e-12)
     palette = colormaps["YlGnBu_r"]  # dark is low
     image = ax.imshow(values, norm=scale, cmap=palette, aspect="auto")
     for down, row in enumerate(values):

@@ -80,14 +80,11 @@ def _sections(result: Initialization) -> list[doc.Section]:
 
 
 def _tell_work(result: Initialization) -> str:
-    """Say what was done, and its cost."""
     time = w.tell_time(result.seconds)
     if result.trials:
         steps = w.count(sum(trial.steps for trial in result.trials), "training step")
-        score = (
-            "Score: the mean loss of the last third of the steps, on held-out batches where batches repeat"
-        )
-        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. {score}."
+        score = "the mean loss of the last third of the steps, on held-out batches where batches repeat"
+        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. Score: {score}."
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
     return f"{scheme}{SCALED.get(result.scaling or '', '')}; {work}{time}."
@@ -104,11 +101,9 @@ def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
     note = f"of {_whose(result)}" if result.symmetries else ""
     winner = result.trials[0].name if result.trials and result.converged else None
     rate, target = (None if one is None else w.format_number(one) for one in (result.lr, result.target))
-    return [
-        doc.KeyNumber(label, text, note if label in norms else "")
-        for label, text in {"Learning rate": rate, "Winner": winner, **norms, "Target": target}.items()
-        if text is not None
-    ]
+    texts = {"Learning rate": rate, "Winner": winner, **norms, "Target": target}
+    known = {label: text for label, text in texts.items() if text is not None}
+    return [doc.KeyNumber(label, text, note if label in norms else "") for label, text in known.items()]
 
 
 def _was_not_finite(result: Initialization) -> bool:

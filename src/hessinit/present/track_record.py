@@ -158,9 +158,8 @@ def _step_charts(tracking: Tracking) -> list[doc.LineChart]:
 
 def _chart(name: str, caption: str, y_label: str, series: Sequence[doc.Series], **more: Any) -> doc.LineChart:
     known = {one.name: [y for y in one.y if y is not None] for one in series}
-    told = (
-        f"Over the steps: {'; '.join(f'{name} {w.format_range(values)}' for name, values in known.items())}."
-    )
+    ranges = [f"{name} {w.format_range(values)}" for name, values in known.items()]
+    told = f"Over the steps: {'; '.join(ranges)}."
     log_y = not any(y == 0 for one in series for y in one.y)
     return doc.LineChart(name, caption, told, series, y_label, "step", **{"log_y": log_y, **more})
 
@@ -187,10 +186,9 @@ def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:
     ends = ", ".join(f"{name} {w.format_number(last[name])}" for name in names)
     which = f"the {MOST_LINES} sharpest of {len(last)} layers" if len(last) > MOST_LINES else "each layer"
     told = f"‖H‖ of {which} over the steps; at the end {ends}."
-    series = [
-        doc.Series(name, [point.layers.get(name) for point in points], steps, color)
-        for name, color in zip(names, w.ramp(range(len(names))), strict=True)
-    ]
+    curves = {name: [point.layers.get(name) for point in points] for name in names}
+    pairs = zip(curves.items(), w.ramp(range(len(names))), strict=True)
+    series = [doc.Series(name, norms, steps, color) for (name, norms), color in pairs]
     return [doc.LineChart("layers", f"‖H‖ of {which}", told, series, "‖H‖", "step", log_y=True)]
 
 

@@ -160,13 +160,10 @@ def spans_much(values: Sequence[float]) -> bool:
 
 def looks(names: Sequence[str]) -> dict[str, Any]:
     """Return a colour for each curve: hessinit's stands out; "+warmup" has that without it, dashed."""
-    bases = list(dict.fromkeys(name.removesuffix("+warmup") for name in names))
-    colors = dict(zip([base for base in bases if base != "hessinit"], cycle(CURVES), strict=False))
-    return {
-        name: {"color": colors.get(base, "vermilion"), "dashed": name != base}
-        for name in names
-        for base in [name.removesuffix("+warmup")]
-    }
+    bases = {name: name.removesuffix("+warmup") for name in names}
+    others = [base for base in dict.fromkeys(bases.values()) if base != "hessinit"]
+    colors = dict(zip(others, cycle(CURVES), strict=False))
+    return {n: {"color": colors.get(base, "vermilion"), "dashed": n != base} for n, base in bases.items()}
 
 
 def ramp(values: Sequence[float]) -> list[str]:

@@ -124,10 +124,8 @@ def read_few(batches: Iterable[Any], minimum: str) -> list[Any]:
     if not found:
         raise ProblemError(f"batch is an empty iterable; it must hold at least {minimum}.")
     if len(found) > MOST_BATCHES:
-        raise ProblemError(
-            f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once; "
-            "a few tell the curvature: pass itertools.islice(batch, 8)."
-        )
+        why = f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once"
+        raise ProblemError(f"{why}; a few tell the curvature: pass itertools.islice(batch, 8).")
     return found
 
 
@@ -144,10 +142,8 @@ def _is_pair(batch: Any) -> bool:
 
 def _not_a_pair(batch: Any, index: int, pair: Any) -> str:
     if isinstance(batch, (tuple, list)) and all(isinstance(item, Tensor) for item in batch):
-        return (
-            f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets). "
-            "Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)."
-        )
+        why = f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets)"
+        return f"{why}. Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)."
     return (
         f"batch {index} is a {type(pair).__name__}; every batch must be a pair (inputs, targets). Make pairs "
         "of dicts: ((b, b['labels']) for b in loader), with forward= for a model that takes inputs by name."
@@ -158,16 +154,12 @@ def _count(inputs: Any, targets: Any, place: str) -> Batch:
     given = [tuple(tensor.shape) for tensor in tensors_in(inputs) if tensor.ndim > 0]
     targeted = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
     if not given and not targeted:
-        raise ProblemError(
-            f"{place}inputs and targets hold no tensor that counts examples; convert arrays with "
-            "torch.as_tensor, and give a single example a first dimension of 1."
-        )
+        way = "convert arrays with torch.as_tensor, and give a single example a first dimension of 1"
+        raise ProblemError(f"{place}inputs and targets hold no tensor that counts examples; {way}.")
     size = _examples(given, targeted)
     if size == 0:
-        raise ProblemError(
-            f"{place}the batch is empty (it holds a tensor of shape {(targeted or given)[0]}); "
-            "pass at least one example."
-        )
+        why = f"{place}the batch is empty (it holds a tensor of shape {(targeted or given)[0]})"
+        raise ProblemError(f"{why}; pass at least one example.")
     if size is None:
         raise ProblemError(
             f"{place}inputs have {given[0][0]} examples (shape {given[0]}) and targets {targeted[0][0]} "

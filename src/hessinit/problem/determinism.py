@@ -34,10 +34,8 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
             )
     after = list(_nodes(loss.grad_fn, stop=output.grad_fn))
     if output.grad_fn not in after:
-        raise ProblemError(
-            "the loss is not a function of the model's output (it was detached, or the loss ignores it); "
-            "compute it from its first argument."
-        )
+        why = "the loss is not a function of the model's output (it was detached, or the loss ignores it)"
+        raise ProblemError(f"{why}; compute it from its first argument.")
     name = _first_of(after, problem.leaves)
     if name is not None:
         raise ProblemError(

@@ -143,9 +143,8 @@ class ModelState:
 
     def __init__(self, model: nn.Module, *functions: Any) -> None:
         self._state = UserState(model, *functions)
-        self._found = [
-            (one, one.data, one.data.clone(), one.grad, one.requires_grad) for one in model.parameters()
-        ]
+        own = model.parameters()
+        self._found = [(one, one.data, one.data.clone(), one.grad, one.requires_grad) for one in own]
         self.chosen: Sequence[Tensor] | None = None  # the weights that `untouched_model` leaves behind
 
     def restore(self, weights: Sequence[Tensor] | None = None) -> None:

@@ -31,14 +31,11 @@ _MIXED = re.compile(r"dtype|scalar type|type \(.*\) and .*type", re.IGNORECASE)
 
 
 @contextlib.contextmanager
-def explained(
-    model: nn.Module, batch: Batch, forward: Callable[..., Any] | None, converted: bool
-) -> Iterator[None]:
+def explained(model: nn.Module, batch: Batch, forward: Forward | None, converted: bool) -> Iterator[None]:
     """Turn known errors of the forward into a `ProblemError` with the way out; other errors pass."""
     # A recomputation finds the model's own tensors: of another dtype, or buffers that it would write to.
-    stateful = any(
-        module.training and any(True for _ in module.buffers(recurse=False)) for module in model.modules()
-    )
+    training = (module for module in model.modules() if module.training)
+    stateful = any(True for module in training for _ in module.buffers(recurse=False))
     guard = disable_saved_tensors_hooks(_RECOMPUTES) if converted or stateful else contextlib.nullcontext()
     try:
         with guard:
@@ -134,10 +131,8 @@ class Problem:
         validate.check_dropout(self.model, dropout)
         self.device = self.model.get_parameter(self.layers[0].parameter).device
         if self.device.type == "mps":
-            raise ProblemError(
-                "the model is on an Apple GPU (mps), which has no float64, and some steps need it; measure "
-                "on the CPU: model.cpu()."
-            )
+            why = "the model is on an Apple GPU (mps), which has no float64, and some steps need it"
+            raise ProblemError(f"{why}; measure on the CPU: model.cpu().")
         kinds = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         self.dtype = dtype or (torch.float64 if torch.float64 in kinds else torch.float32)
         self.converts = kinds != {self.dtype}
@@ -163,10 +158,8 @@ class Problem:
                 # What is not measured may be a large frozen model: it is shared.
                 kind = self.dtype if parameter.is_floating_point() else parameter.dtype
                 self.constants[name] = parameter.detach().to(kind, copy=parameter.is_inference())
-        self.leaves: dict[str, Tensor] = {
-            name: self.model.get_parameter(name).detach().to(self.dtype, copy=True).requires_grad_()
-            for name in measured
-        }
+        own = {name: self.model.get_parameter(name).detach() for name in measured}
+        self.leaves = {name: one.to(self.dtype, copy=True).requires_grad_() for name, one in own.items()}
 
     @torch.inference_mode(False)
     def at_present_weights(self, check: bool) -> Problem:

@@ -61,10 +61,8 @@ def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) 
     given: Any = [selection] if isinstance(selection, str) else selection
     patterns = list(given) if isinstance(given, Iterable) else []
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ProblemError(
-            f'layers={selection!r} must be names or globs, such as layers=["fc1", "encoder.*"]; leave it '
-            "out to measure every weight."
-        )
+        rule = f'layers={selection!r} must be names or globs, such as layers=["fc1", "encoder.*"]'
+        raise ProblemError(f"{rule}; leave it out to measure every weight.")
     selected: set[str] = set()
     for pattern in patterns:
         matches = _match(pattern, everything)
@@ -106,15 +104,12 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
 def _nothing_to_measure(everything: list[Layer], trainable: set[str]) -> str:
     frozen = [one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable]
     if frozen:
-        return (
-            f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False). "
-            f"Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}."
-        )
+        why = f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False)"
+        return f"{why}. Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}."
     if everything:
-        return (
-            "the model has no parameter of two or more dimensions; its vectors are measured when named: "
-            f"layers={[layer.name for layer in everything[:3]]!r}."
-        )
+        named = f"layers={[layer.name for layer in everything[:3]]!r}"
+        why = "the model has no parameter of two or more dimensions"
+        return f"{why}; its vectors are measured when named: {named}."
     return "the model has no parameters, so there is no curvature to measure."
 
 
@@ -132,25 +127,20 @@ def check_present(model: nn.Module) -> None:
         )
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
-            raise ProblemError(
-                f"{name or 'the model'} is a TorchScript module, whose weights cannot be exchanged; pass the "
-                "module it was made from."
-            )
+            why = f"{name or 'the model'} is a TorchScript module, whose weights cannot be exchanged"
+            raise ProblemError(f"{why}; pass the module it was made from.")
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ProblemError(f"{name} is lazy and has no shape yet; run the model on a batch once first.")
         if parameter.device.type == "meta":
-            raise ProblemError(
-                f"{name} is on the meta device and has no values; give it some: "
-                "model.to_empty(device=...), then initialize or load it."
-            )
+            way = "model.to_empty(device=...), then initialize or load it"
+            raise ProblemError(f"{name} is on the meta device and has no values; give it some: {way}.")
         devices.setdefault(parameter.device, name)
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
-        raise ProblemError(
-            f"the parameters lie on different devices ({places}); move the model to one: model.to(device)."
-        )
+        why = f"the parameters lie on different devices ({places})"
+        raise ProblemError(f"{why}; move the model to one: model.to(device).")
 
 
 def check_apart(model: nn.Module) -> None:
@@ -181,10 +171,8 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
             )
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not all_finite(parameter.detach()):
-            raise WeightsError(
-                f"{name} holds NaN or inf (it is the first parameter that does); "
-                "initialize it again before measuring."
-            )
+            why = f"{name} holds NaN or inf (it is the first parameter that does)"
+            raise WeightsError(f"{why}; initialize it again before measuring.")
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -198,9 +186,8 @@ def check_model(model: Any, forward: Any) -> None:
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
     if forward is not None and not callable(forward):
-        raise ProblemError(
-            f"forward is a {type(forward).__name__}; it must be callable as forward(model, inputs)."
-        )
+        what = f"forward is a {type(forward).__name__}"
+        raise ProblemError(f"{what}; it must be callable as forward(model, inputs).")
 
 
 def check_arguments(
@@ -212,10 +199,8 @@ def check_arguments(
     if not callable(loss):
         raise ProblemError(f"loss is a {type(loss).__name__}; it must be callable as loss(output, target).")
     if dtype not in (None, torch.float32, torch.float64):
-        raise ProblemError(
-            f"dtype={dtype} is not supported; choose torch.float32, torch.float64, or None for the better "
-            "of float32 and the model's own."
-        )
+        choices = "choose torch.float32, torch.float64, or None for the better of float32 and the model's own"
+        raise ProblemError(f"dtype={dtype} is not supported; {choices}.")
     choose("dropout", dropout, ["refuse", "freeze"])
     choose("reduction", reduction, ["auto", "mean", "sum"])
     check_switches(check=check)
@@ -258,9 +243,8 @@ def check_dropout(model: nn.Module, dropout: str) -> None:
     """Refuse active dropout: every product would see another mask."""
     if dropout == "freeze":
         return
-    active = [
-        f"{name or 'the model'} ({type(one).__name__})" for name, one in model.named_modules() if _drops(one)
-    ]
+    dropping = [(name or "the model", type(one)) for name, one in model.named_modules() if _drops(one)]
+    active = [f"{name} ({kind.__name__})" for name, kind in dropping]
     if active:
         raise ProblemError(
             f"dropout is active (train mode) in {', '.join(active)}: every product would see another mask, "
@@ -303,9 +287,8 @@ def check_output(output: Any, forward: Any) -> None:
             found, way = f"{found} of {len(output)}", "model(x)[0]"
         elif isinstance(output, Mapping) and not hasattr(output, "logits"):
             found, way = f"{found} with keys {list(output)}", f"model(x)[{next(iter(output), 'key')!r}]"
-        raise ProblemError(
-            f"{who} returned {found}; curvature needs one tensor. Pass forward=lambda model, x: {way}."
-        )
+        told = f"{who} returned {found}"
+        raise ProblemError(f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}.")
     if output.dtype not in (torch.float32, torch.float64):
         raise ProblemError(
             f"the model's output has dtype {output.dtype}; it must be real and of float32 or better, as the "
@@ -320,7 +303,5 @@ def check_loss_value(value: Any) -> None:
         shown = f"a {type(value).__name__}"
         if isinstance(value, Tensor):
             shown = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
-        raise ProblemError(
-            f"the loss returned {shown}; it must be one real number in a tensor. Average it "
-            '(reduction="mean", or .mean()) or sum it.'
-        )
+        way = 'Average it (reduction="mean", or .mean()) or sum it'
+        raise ProblemError(f"the loss returned {shown}; it must be one real number in a tensor. {way}.")

@@ -55,9 +55,8 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
     if isinstance(value, tuple | list):
         return [to_plain(item, compared=compared) for item in value]
     kind = type(value).__name__
-    raise TypeError(
-        f"a result cannot hold {value!r}, a {kind}; convert it to a float, an int or a str first."
-    )
+    way = "convert it to a float, an int or a str first"
+    raise TypeError(f"a result cannot hold {value!r}, a {kind}; {way}.")
 
 
 def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:

@@ -67,10 +67,8 @@ def advise(
     if isinstance(optimizer, str):
         steps = rules.name_optimizer(optimizer, results.check_rate(lr), named)
     elif set(named.values()) != {None}:
-        raise ProblemError(
-            "momentum, betas, eps or weight_decay was given, and the optimizer has its own; leave them out, "
-            "or pass a name such as 'adam'."
-        )
+        why = "momentum, betas, eps or weight_decay was given, and the optimizer has its own"
+        raise ProblemError(f"{why}; leave them out, or pass a name such as 'adam'.")
     else:
         layers = find_layers(unwrap(model), given["layers"])
         steps = rules.read_optimizer(optimizer, unwrap(model), layers, lr=results.check_rate(lr))
@@ -78,26 +76,17 @@ def advise(
     with problem.settings():
         evaluations = evaluate(problem)
         engine = build_engine(evaluations, curvature, settings)
-        limit = rules.find_stability_limit(
-            steps, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
-        )
+        is_gauss_newton = curvature == "gauss-newton"
+        limit = rules.find_stability_limit(steps, engine, evaluations, settings, semidefinite=is_gauss_newton)
         flat = False
         if isinstance(steps.rule, AdamRule) and steps.lr and steps.lr > limit.stable:
             flat = 0 < engine.extremes(list(problem.leaves)).norm.value < results.FLAT_INITIALIZATION
-        notes = (
-            *measure.notes_on(problem, evaluations),
-            *measure.note_unchecked(problem.check),
-            *steps.notes,
-        )
-        facts: dict[str, Any] = {
-            "curvature": curvature,
-            "loss": sum(one.loss_value * one.weight for one in evaluations),
-            "examples": problem.examples,
-            "weights": tuple(layer.name for layer in measure.in_running_order(problem, evaluations)),
-            "parameters": sum(layer.size for layer in problem.layers),
-            "notes": (*notes, *measure.note_uncounted(problem, steps.moved), *limit.notes),
-            "versions": measure.versions_of(problem),
-        }
+        notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
+        shared = measure.facts_of(problem, evaluations)
+        facts = {"curvature": curvature, **{name: shared[name] for name in ("loss", "examples", "versions")}}
+        facts["weights"] = tuple(layer.name for layer in measure.in_running_order(problem, evaluations))
+        facts["parameters"] = sum(layer.size for layer in problem.layers)
+        facts["notes"] = (*notes, *steps.notes, *measure.note_uncounted(problem, steps.moved), *limit.notes)
     advice = replace(_advice(steps, limit, flat, facts), seconds=time.perf_counter() - started)
     if not advice.converged:
         message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
@@ -115,10 +104,10 @@ def _advice(
         assert limit.ends is not None
         return replace(results.advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name)
     norm, first = limit.norm.value, limit.first_step
-    why_best = say.why_best_adaptive(norm, rule.best(norm), rule.decoupled_decay, 1.0, "mini-batch gradients")
-    if first < rule.best(norm):
+    best = rule.best(norm)
+    why_best, why_stable = say.explain_adaptive(norm, best, limit.stable, rule.decoupled_decay)
+    if first < best:
         why_best = "The first step sets it: it lowers the quadratic model of the loss most at this rate."
-    why_stable = say.why_stable_adaptive(norm, limit.stable)
     if 2 * first <= rule.stability_limit(norm) < math.inf:
         why_stable = (
             "Above it the first step, equally long in every weight, raises the quadratic model of the loss; "

@@ -62,10 +62,8 @@ def assert_sound(
     if isinstance(times_stable, bool | str) or not 0 < times_stable < math.inf:
         raise ProblemError(f"times_stable={times_stable!r} must be a finite number above 0, such as 1.")
     if judges_rate and options.get("network") is False:
-        raise ProblemError(
-            "network=False and a learning rate do not go together: the rate is judged by the network's ‖H‖. "
-            "Leave out one of them."
-        )
+        why = "the rate is judged by the network's ‖H‖. Leave out one of them"
+        raise ProblemError(f"network=False and a learning rate do not go together: {why}.")
     if not isinstance(batch, tuple):
         batch = [(one.inputs, one.targets) for _, one in read_batches(batch)]  # it is read more than once
     judged = None

@@ -6,20 +6,19 @@ import contextlib
 import copy
 import math
 import os
-import platform
 import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from hessinit._version import __version__
 from hessinit.errors import ConvergenceWarning, ProblemError, check_positive
-from hessinit.measurement.measure import measure
+from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.problem import Forward, Loss
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, round_loss, window
@@ -94,38 +93,28 @@ def compare(
         raise ProblemError(f"warmup={warmup} is for schemes with a warmup; name one, such as 'he+warmup'.")
     rates = _read_list("learning_rates", learning_rates, "[0.01, 0.1]", check_positive)
     if isinstance(build, nn.Module) or not callable(build):
-        raise ProblemError(
-            f"build is a {type(build).__name__}; it must be a function that makes a new model for every run, "
-            "such as lambda: Net()."
-        )
+        rule = "a function that makes a new model for every run, such as lambda: Net()"
+        raise ProblemError(f"build is a {type(build).__name__}; it must be {rule}.")
     # The model is checked once it is built.
     validate.check_arguments(nn.Identity(), loss, forward, None, "freeze")
     loop.check_optimizer(optimizer)
     validate.check_switches(measure_curvature=measure_curvature, progress=progress)
     check_workers(workers, executor)
-    counted = (
-        range(validate.check_whole("seeds", seeds, at_least=1)) if not isinstance(seeds, Iterable) else seeds
-    )
-    numbers = _read_list(
-        "seeds", counted, "[0, 1, 2]", lambda name, seed: validate.check_whole(name, seed, at_least=0)
-    )
+    if not isinstance(seeds, Iterable):
+        seeds = range(validate.check_whole("seeds", seeds, at_least=1))
+    numbers = _read_list("seeds", seeds, "[0, 1, 2]", partial(validate.check_whole, at_least=0))
     try:
         place = None if device is None else str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError, TypeError) as failure:
-        raise ProblemError(
-            f"device={device!r} cannot be used here: {failure}. Leave it out to train where build() puts the "
-            "model."
-        ) from failure
+        why = f"device={device!r} cannot be used here: {failure}"
+        raise ProblemError(f"{why}. Leave it out to train where build() puts the model.") from failure
     kept, started = RunFolder(folder), time.perf_counter()
     examples = read_data(data, validate.check_whole("batch_size", batch_size, at_least=1), steps)
     trainer = Trainer(build, loss, examples, forward, read, steps, optimizer, place)
     model, first_loss = trainer.check_first_model()
     stds = tuple(each.scheme.std for each in read if isinstance(each.scheme, NormalWeights))
     kind = "sweep" if stds else "compare"
-    versions = {
-        "hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
-        "device": str(device_of(model)),
-    }  # fmt: skip
+    versions = {**SOFTWARE, "device": str(device_of(model))}
     if folder is not None:  # hashing the data is for nothing without one
         record = {"kind": kind, "measure_curvature": measure_curvature, "torch": versions["torch"]}
         described = {each.name: each.description for each in read}
@@ -216,9 +205,8 @@ class Trainer:
             loss, chosen = self.own_loss(device), self.data.initial_batch(seed)
             scheme = next(each for each in self.schemes if each.name == name)
             try:
-                remark = scheme.initialize_(
-                    model, loss, copy_to(chosen, device), rate, seed, self.forward, self.optimizer
-                )
+                batch = copy_to(chosen, device)
+                remark = scheme.initialize_(model, loss, batch, rate, seed, self.forward, self.optimizer)
             except Exception as failure:  # a scheme may refuse this model
                 return Run(
                     scheme=name, learning_rate=rate, seed=seed, losses=(), first_loss=math.nan,
@@ -276,10 +264,8 @@ class Trainer:
             value = loop.evaluate_loss(model, self.own_loss(device_of(model)), batch, self.forward)
             validate.check_loss_value(value)
             if not value.requires_grad:
-                raise ProblemError(
-                    "the loss does not depend on any trainable parameter, so there is nothing to train; is "
-                    "the model frozen, or does its forward detach?"
-                )
+                why = "the loss does not depend on any trainable parameter, so there is nothing to train"
+                raise ProblemError(f"{why}; is the model frozen, or does its forward detach?")
             loop.make_optimizer(self.optimizer, model, 0.1)
             return model, value.item()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hessinit.curvature import engines, lanczos, operators
 from hessinit.curvature.evaluation import Evaluation
@@ -26,11 +27,8 @@ OPTIMIZER_NAMES = [*DESCENTS, "adam", "adamw"]
 # Below this many steps, some entries of Adam's √v are near 0 by chance, and would dominate P^-½ H P^-½.
 YOUNG = 5
 
-_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adamw": torch.optim.AdamW,  # before Adam, which it derives from
-    "adam": torch.optim.Adam,
-}
+# AdamW before Adam, which it derives from.
+_CLASSES: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "adam": Adam}
 # All settings that must agree between groups; learning rate and weight decay may differ.
 _COMMON = ("momentum", "dampening", "nesterov", "betas", "eps", "decoupled_weight_decay", "maximize")
 # Wrappers of Lightning, Fabric and accelerate pass a step on. Others, as Lookahead, step in their own way.
@@ -205,11 +203,9 @@ def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
     return operators.join([torch.full_like(leaf, values[name]).detach() for name, leaf in leaves.items()])
 
 
-def name_optimizer(
-    optimizer: str, lr: float | None = None, settings: Mapping[str, Any] | None = None
-) -> OptimizerRule:
+def name_optimizer(optimizer: str, lr: float | None, settings: Mapping[str, Any]) -> OptimizerRule:
     """The rule of a name; `settings` are what was given with it, None where torch's defaults apply."""
-    given = {name: value for name, value in (settings or {}).items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
     known = ("momentum", "weight_decay") if optimizer in DESCENTS else ("betas", "eps", "weight_decay")
     for name, value in given.items():
         if name not in known:
@@ -225,16 +221,14 @@ def require_known_optimizer(optimizer: Any) -> None:
     """Refuse what is neither a known name nor a torch optimizer."""
     if isinstance(optimizer, str):
         choose("optimizer", optimizer, OPTIMIZER_NAMES, {"gd": "sgd", "heavy ball": "momentum"})
-    elif not isinstance(optimizer, torch.optim.Optimizer):
+    elif not isinstance(optimizer, Optimizer):
         hint = " Pass an instance, not the class." if isinstance(optimizer, type) else ""
-        raise ProblemError(
-            f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer, or a name such "
-            f"as 'adam'.{hint}"
-        )
+        rule = f"a torch.optim.Optimizer, or a name such as 'adam'.{hint}"
+        raise ProblemError(f"optimizer is a {type(optimizer).__name__}; it must be {rule}")
 
 
 def read_optimizer(
-    optimizer: torch.optim.Optimizer, model: nn.Module, layers: Iterable[Layer], *, lr: float | None = None,
+    optimizer: Optimizer, model: nn.Module, layers: Iterable[Layer], *, lr: float | None = None,
     in_training: bool = False,
 ) -> OptimizerRule:  # fmt: skip
     """The rule of the groups that hold some of `layers`; they may differ in learning rate and weight decay.
@@ -250,10 +244,8 @@ def read_optimizer(
     wanted = sorted(layer.parameter for layer in layers)
     held = {name: groups[name] for name in wanted if name in groups}
     if not held:
-        raise ProblemError(
-            "the optimizer holds none of the measured weights of this model; build it from this model's "
-            "parameters(), or measure what it holds with layers=."
-        )
+        way = "build it from this model's parameters(), or measure what it holds with layers="
+        raise ProblemError(f"the optimizer holds none of the measured weights of this model; {way}.")
     # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as `initial_lr`.
     key = "lr" if in_training else "initial_lr"
     rates = {name: float(group.get(key, group["lr"])) for name, group in held.items()}
@@ -282,16 +274,14 @@ def read_optimizer(
     )  # fmt: skip
 
 
-def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
     """The optimizer that steps, inside a trainer's wrapper; unknown wrappers are returned as they are."""
     inner = getattr(optimizer, "optimizer", None)
     passes_on = _WRAPPERS & {kind.__name__ for kind in type(optimizer).__mro__}
-    return unwrap_optimizer(inner) if passes_on and isinstance(inner, torch.optim.Optimizer) else optimizer
+    return unwrap_optimizer(inner) if passes_on and isinstance(inner, Optimizer) else optimizer
 
 
-def _common_rule(
-    optimizer: torch.optim.Optimizer, held: Mapping[str, dict[str, Any]], weight_decay: float
-) -> Rule:
+def _common_rule(optimizer: Optimizer, held: Mapping[str, dict[str, Any]], weight_decay: float) -> Rule:
     first = next(iter(held.values()))
     for name, group in held.items():
         for key in _COMMON:

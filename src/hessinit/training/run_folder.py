@@ -38,7 +38,6 @@ class RunFolder:
             raise ProblemError(f"folder={folder!r} must be the path of a folder, or None to keep nothing.")
         self.folder = None if folder is None else Path(folder)
         self.results: dict[str, Plain] = {}
-        self.found: frozenset[str] = frozenset()  # keys of the results that were there when it was opened
         self._experiment = ""  # a hash of the settings, which every run file carries
 
     def open(self, settings: Mapping[str, Plain], named: Mapping[str, str] | None = None) -> None:
@@ -55,17 +54,12 @@ class RunFolder:
             for path in sorted((self.folder / "runs").glob("*.json")):
                 data = _read(path, "hessinit run", "Delete it, and it is run again")
                 if data.get("experiment") != self._experiment or file_name(str(data["key"])) != path.name:
-                    raise ProblemError(
-                        f"{path} belongs to another experiment or run than its folder and name say. Delete "
-                        "it, and it is run again, or pass another folder."
-                    )
+                    why = f"{path} belongs to another experiment or run than its folder and name say"
+                    raise ProblemError(f"{why}. Delete it, and it is run again, or pass another folder.")
                 self.results[data["key"]] = data["value"]
         except OSError as failure:
-            raise ProblemError(
-                f"folder={str(self.folder)!r} cannot be used: {failure}. Pass a folder that can be read and "
-                "written."
-            ) from failure
-        self.found = frozenset(self.results)
+            why = f"folder={str(self.folder)!r} cannot be used: {failure}"
+            raise ProblemError(f"{why}. Pass a folder that can be read and written.") from failure
 
     def add(self, key: str, value: Plain) -> None:
         head = {"kind": "hessinit run", "schema": SCHEMA, "experiment": self._experiment}

@@ -87,7 +87,7 @@ def track(
         steps = rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
     else:
         rules.require_known_optimizer(optimizer)
-        steps = rules.name_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+        steps = rules.name_optimizer(optimizer, None, {}) if isinstance(optimizer, str) else optimizer
     # Copied: an iterator gives its batches once, and a loader may reuse its tensors. Those with a graph are
     # known to deepcopy beforehand, as it refuses them.
     pairs = [(one.inputs, one.targets) for _, one in read_batches(batch)]
@@ -240,9 +240,8 @@ class Tracker:
             news = [one for one in steps.notes if steps.rule is None and one not in self._record.notes]
             seen = weights, [module.training for module in unwrap(subject.model).modules()]
             if self._seen not in (None, seen):
-                news.append(
-                    "Since the last point, the measured weights or modes of modules (train or eval) changed."
-                )
+                changed = "the measured weights or modes of modules (train or eval) changed"
+                news.append(f"Since the last point, {changed}.")
             self._seen, note = seen, " ".join(news)
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
@@ -380,15 +379,11 @@ class _Subject:
 def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Tracking:
     """The earlier record with the new settings; changes are noted, another curvature is refused."""
     if earlier.curvature != record.curvature:
-        raise ProblemError(
-            f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}; pass "
-            "the same curvature, or another path."
-        )
-    changes = [
-        f"{name} was {getattr(earlier, name)!r} and is {getattr(record, name)!r}"
-        for name in ("optimizer", "examples", "seed")
-        if getattr(earlier, name) != getattr(record, name)
-    ]
+        why = f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}"
+        raise ProblemError(f"{why}; pass the same curvature, or another path.")
+    names = ("optimizer", "examples", "seed")
+    pairs = {name: (getattr(earlier, name), getattr(record, name)) for name in names}
+    changes = [f"{name} was {was!r} and is {now!r}" for name, (was, now) in pairs.items() if was != now]
     notes = [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
     told = describe_notes((point.step, point.note) for point in earlier.points)  # and will be again
     kept = [note for note in earlier.notes if note not in told]

@@ -31,6 +31,7 @@ class Job:
 
 Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
 Results = Generator[tuple[Job, Any], None, None]
+Advance = Callable[[str, float], None]  # of a bar: the text beside it, and by how much
 
 
 class WorkerLostError(ProblemError):
@@ -75,10 +76,8 @@ def check_workers(workers: Any, executor: Any) -> None:
         if executor is not None:
             raise ProblemError(f"workers={workers} and executor= are both given; leave out one of them.")
     if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ProblemError(
-            f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
-            "ProcessPoolExecutor() or a Dask client's get_executor()."
-        )
+        why = f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor"
+        raise ProblemError(f"{why}, such as ProcessPoolExecutor() or a Dask client's get_executor().")
 
 
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
@@ -187,9 +186,7 @@ def _run_packed(packed: bytes, job: Job) -> Any:
 
 
 @contextlib.contextmanager
-def progress_bar(
-    label: str, total: float, done: float, wanted: bool
-) -> Iterator[Callable[[str, float], None]]:
+def progress_bar(label: str, total: float, done: float, wanted: bool) -> Iterator[Advance]:
     """A bar on stderr, where that is a terminal, at `done` of `total`; `advance(latest, amount)` moves it."""
     # Not rich's is_terminal: FORCE_COLOR asks for colours, not for a bar in a file.
     if not wanted or not sys.stderr.isatty() or done == total:
@@ -214,7 +211,7 @@ def race_bar(wanted: bool, waiting: str = "") -> Iterator[Callable[[int, int, st
     """A bar from the first `on_step(done, planned, name)` on, and until then a spinner, if it has a label."""
     with contextlib.ExitStack() as display:
         display.enter_context(spinner(waiting, wanted and bool(waiting)))
-        advance: Callable[[str, float], None] | None = None
+        advance: Advance | None = None
 
         def on_step(done: int, planned: int, name: str) -> None:
             nonlocal advance
