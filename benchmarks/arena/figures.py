@@ -102,7 +102,9 @@ LINES = {
 }
 
 
-def draw_rates(outcomes: Sequence[Outcome], ours: str, file: Path, columns: int = 3) -> None:
+def draw_rates(
+    outcomes: Sequence[Outcome], ours: str, file: Path, titles: Mapping[str, str], columns: int = 3
+) -> None:
     """Loss against learning rate, a panel for each task; a cross marks where a start learns nothing."""
     from matplotlib.figure import Figure
 
@@ -120,7 +122,12 @@ def draw_rates(outcomes: Sequence[Outcome], ours: str, file: Path, columns: int 
             failed = outcome.fails[outcome.row(scheme)].any(1)
             panel.plot(np.array(outcome.rates)[failed], losses[failed], "x", color=color)
         panel.axhline(outcome.chance, color="k", linewidth=0.5, linestyle=":")
-        panel.set(xscale="log", yscale="log", title=outcome.task, ylim=(None, 1.2 * outcome.chance))
+        panel.set(
+            xscale="log",
+            yscale="log",
+            title=titles.get(outcome.task, outcome.task),
+            ylim=(None, 1.2 * outcome.chance),
+        )
         ticks = [
             tick
             for tick in (0.1, 0.2, 0.3, 0.5, 1, 2, 3, 4)

@@ -30,7 +30,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from arena import records  # noqa: E402
 from arena.schemes import OTHERS, is_ours  # noqa: E402
-from arena.tasks import AUTO, CPU, OURS, PICTURE, RACED, SETS, Task  # noqa: E402
+from arena.tasks import AUTO, CPU, OURS, PICTURE, RACED, SETS, TITLES, Task  # noqa: E402
 
 MOST_FAILURES = 12
 
@@ -60,7 +60,7 @@ def draw(arguments: argparse.Namespace) -> None:
     if len(recorded) == len(CPU):
         figures.draw(recorded, OURS, folder / "arena-cpu.png")
     if found := arena.outcomes(PICTURE, OURS):
-        figures.draw_rates(found, OURS, folder / "learning-rates.png")
+        figures.draw_rates(found, OURS, folder / "learning-rates.png", TITLES)
 
 
 def list_jobs(arguments: argparse.Namespace) -> list[tuple[str, str, float | str, int]]:

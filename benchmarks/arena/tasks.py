@@ -209,18 +209,21 @@ LONG = (
     *_long(Task("", _PLAIN_CNN, rates=SGD_RATES, **CLOTHES), "long-plain-cnn", 5e-4, **_FEWER_CLOTHES),
 )
 
-# The picture of the first page: networks and rates that were chosen before anything was trained.
+# The picture of the first page: networks and rates that were chosen before anything was trained. Those with
+# normalizations share their records with the tasks of the same name.
 _SHOWN = {"rates": (*SGD_RATES, 1.0), "starts": (*STARTS[:2], "lsuv", OURS), "seeds": 2}
-PICTURE = (
+_PLAIN_PICTURE = (
     Task("MLP, 10 layers, ReLU", _mlp(nn.ReLU, 10), **{**DIGITS, **_SHOWN}),
     Task("MLP, 10 layers, tanh", _mlp(nn.Tanh, 10), **{**DIGITS, **_SHOWN}),
     Task("CNN", _PLAIN_CNN, **CLOTHES, **_SHOWN),
-    Task("CNN with BatchNorm", _BN_CNN, **CLOTHES, **_SHOWN),
-    Task("CNN with GroupNorm", _GN_CNN, **CLOTHES, **_SHOWN),
-    Task("MLP with LayerNorm", networks.layer_norm_mlp, **CLOTHES, **_SHOWN),
 )
+PICTURE = (
+    *_PLAIN_PICTURE,
+    *(replace(task, **_SHOWN) for task in NORMALIZED if task.optimizer == "sgd"),
+)
+TITLES = {"bn-cnn": "CNN with BatchNorm", "gn-cnn": "CNN with GroupNorm", "ln-mlp": "MLP with LayerNorm"}
 RECORDED = (*CPU, *RECORDED_GPU)
-EVERY = (*RECORDED, *NORMALIZED, *RESNET20, *GPU, *LONG, *PICTURE)
+EVERY = (*RECORDED, *NORMALIZED, *RESNET20, *GPU, *LONG, *_PLAIN_PICTURE)
 BY_NAME = {task.name: task for task in EVERY}
 SETS = {
     "cpu": CPU,

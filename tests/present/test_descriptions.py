@@ -203,7 +203,8 @@ def test_a_race_that_nobody_survives_says_so_with_the_rate_at_which_the_old_weig
     old = {"lr": 0.05, "survival": make_trial("present weights", 24, 2.4, lr=0.05), "target": None}
     document = describe(make_raced(trials=lost, converged=False, reason="none survived", **old))
     sentences = "learning rate: 0.05", "No winner: none survived."
-    assert document.verdict == [*sentences, "24 steps at lr 0.05 on this batch: the loss stayed at 2.4."]
+    stayed = "24 trial steps on this batch at lr 0.05: the loss stayed at 2.4."
+    assert document.verdict == [*sentences, stayed]
     assert document.tone == "bad"
     assert all(one.label != "Winner" for one in document.numbers)
     assert document.chart("race")
@@ -213,11 +214,11 @@ def test_a_race_that_nobody_survives_says_so_with_the_rate_at_which_the_old_weig
 
 def test_the_survival_test_is_a_sentence_and_a_chart_that_a_picture_can_show() -> None:
     for trial, end in (
-        (make_trial("", 24, 3.1), "the loss rose from 2.4 to 3.1."),
-        (make_trial("", 3, math.nan), "diverged at step 4."),
+        (make_trial("", 24, 3.1, lr=0.125), "at lr 0.125, 1.25 times yours: the loss rose from 2.4 to 3.1."),
+        (make_trial("", 3, math.nan), "on this batch at lr 0.1: diverged at step 4."),
     ):
         document = describe(make_symmetric(survival=trial))
-        assert document.verdict[2].endswith(f"on this batch: {end}")
+        assert document.verdict[2].endswith(end)
         assert [one.name for one in document.charts] == ["steps"]
 
 

@@ -118,9 +118,8 @@ RACED = """\
 
 hessinit won the race of 3: loss 0.25 after 6 steps; no other finished.
 Target: the network's ‖H‖ = κ/lr = 2/0.1 = 20.
-3 candidates, 11 training steps in 0.2 s. Score: the mean loss of the last third, less its fall
-since the third before; on held-out batches where batches repeat. Nothing was written, or this is a
-copy."""
+3 candidates, 11 training steps in 0.2 s. Score: the mean loss of the last third of the steps, on
+held-out batches where batches repeat. Nothing was written, or this is a copy."""
 
 AUTO = """\
  candidate       lr   steps   score   remark
@@ -134,8 +133,8 @@ AUTO = """\
 
 learning rate: 0.3
 hessinit won the race of 3: loss 0.25 after 6 steps; no other finished.
-6 candidates, 22 training steps in 0.2 s. Score: the mean loss of the last third; on held-out
-batches where batches repeat. Nothing was written, or this is a copy."""
+6 candidates, 22 training steps in 0.2 s. Score: the mean loss of the last third of the steps, on
+held-out batches where batches repeat. Nothing was written, or this is a copy."""
 
 SYMMETRIC = """\
  block                              factor   ‖H‖ before   after
@@ -145,7 +144,7 @@ SYMMETRIC = """\
 
 Met: the scale-free weights have ‖H‖ = 30, within 5 % of 30.
 Target: the scale-free weights' ‖H‖ = κ/lr = 3/0.1 = 30.
-24 steps at lr 0.1 on this batch: the loss fell from 2.4 to 0.3.
+24 trial steps on this batch at lr 0.1: the loss fell from 2.4 to 0.3.
 ‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for Adam). These
 factors do not change what the network computes.
 Weights drawn by lsuv, scaled along symmetries; done in 0.2 s. Nothing was written, or this is a
@@ -154,7 +153,7 @@ copy."""
 ADAM = """\
 Met: steps of adam do not grow with the gradient: no curvature is asked for.
 No target at a learning rate of 0.001.
-24 steps at lr 0.001 on this batch: the loss fell from 2.4 to 0.3.
+24 trial steps on this batch at lr 0.001: the loss fell from 2.4 to 0.3.
 Weights drawn by lsuv, nothing scaled; done in 0.2 s. Nothing was written, or this is a copy."""
 
 

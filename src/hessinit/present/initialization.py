@@ -33,7 +33,7 @@ def describe_initialization(result: Initialization) -> doc.Document:
     if raced and result.lr is not None and {trial.lr for trial in result.trials} != {result.lr}:
         verdict.insert(0, f"learning rate: {w.format_number(result.lr)}")
     target = [] if raced and result.target is None else [describe_target(result)]
-    survival = [] if result.survival is None else [describe_survival(result.survival)]
+    survival = [] if result.survival is None else [describe_survival(result)]
     after = [] if result.after is None else [conclude(result.after)]
     was_fitted = bool(after or result.symmetries) and not raced
     return doc.Document(
@@ -63,7 +63,7 @@ def _sections(result: Initialization) -> list[doc.Section]:
             marks.append(doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before"))
         sections += [rate_section(after, marks), *detail_sections(after)]
     if result.survival is not None:
-        texts = "steps", "Loss of the first steps on this batch", describe_survival(result.survival)
+        texts = "steps", "Loss of the first steps on this batch", describe_survival(result)
         charts = _loss_charts(*texts, {"loss": result.survival})
         sections.append(doc.Section("First steps", charts, "steps"))
     if result.plan is not None and len(result.plan):
@@ -111,12 +111,15 @@ def _was_not_finite(result: Initialization) -> bool:
     return result.before is None and any(note.startswith("before:") for note in result.notes)
 
 
-def describe_survival(trial: Trial) -> str:
+def describe_survival(result: Initialization) -> str:
     """Return what became of the loss in a short training on the given batch."""
+    trial = result.survival
+    assert trial is not None
     first, last = (w.format_number(loss) for loss in (trial.losses[0], trial.losses[-1]))
     change = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
     told = f"the loss {change} from {first} to {last}" if first != last else f"the loss stayed at {first}"
-    steps = f"{w.count(trial.steps, 'step')} on this batch at lr {w.format_number(trial.lr)}"
+    margin = f", {trial.lr / result.lr:.3g} times yours" if result.lr not in (None, trial.lr) else ""
+    steps = f"{w.count(trial.steps, 'trial step')} on this batch at lr {w.format_number(trial.lr)}{margin}"
     return f"{steps}: {told if trial.survived else w.unstopped(trial.reason)}."
 
 

@@ -247,12 +247,13 @@ class _Work:
         if not trial.survived:
             self.config = replace(config, flatter=1.0)
             return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
-        branches = "small residual branches" if config.residual == "small" else ""
-        last = "the last weight scaled" if config.scaling == "last" else ""
+        asked = self.config
+        branches = "small residual branches" if config.residual != asked.residual else ""
+        last = "the last weight scaled" if config.scaling != asked.scaling else ""
         kappa = f"κ = {result.kappa:.3g}" if config.flatter > 1 and result.kappa else ""
         told = " and ".join(filter(None, (branches, last, kappa)))
         why = f"; with {told}, since without the loss blew up in a trial" if told else ""
-        self.config = config if told else self.config
+        self.config = config if told else asked
         return replace(result, survival=trial, reason=f"{result.reason}{why}")
 
     def _old_weights_(self, result: Initialization, why: str) -> Initialization:
@@ -315,7 +316,8 @@ class _Work:
         found = results.get((winner.name, winner.lr))
         if found is None:
             keep = winner.name == YOURS
-            found = replace(self._describe(result, "keep" if keep else winner.name), lr=winner.lr)
+            found = self._describe(result, "keep" if keep else winner.name)
+            found = replace(found, lr=winner.lr, survival=None)
         elif found is not result and self.config.reports:
             after = scales.ScaledModel(self.factory, [], 0.1).report(self.config.report is True)
             found = replace(found, before=result.before, after=after)
