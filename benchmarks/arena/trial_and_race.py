@@ -38,7 +38,7 @@ from arena.training import _load  # noqa: E402
 from hessinit.results.comparison import window  # noqa: E402
 from hessinit.training import initialize, loop  # noqa: E402
 from hessinit.training.data import copy_to, derive, reproducible, seed_everything  # noqa: E402
-from hessinit.training.race import survives  # noqa: E402
+from hessinit.training.race import LEARNED, survives  # noqa: E402
 
 CELLS = (
     ("relu-3", 0.09), ("relu-3", 0.3), ("relu-10", 0.09), ("relu-10", 0.3), ("tanh-10", 0.09),
@@ -49,6 +49,11 @@ FEWER_SEEDS = ("lenet", "pre-ln")
 OTHERS = ("lsuv", "orthogonal", "default")
 FLATTER = (1.0, 2.0, 4.0, 8.0)  # κ divided by these
 MARGINS = (1.0, 1.25, 1.5, 2.0)
+MARGIN = initialize.SURVIVAL_MARGIN
+Handicaps = tuple[float, float]  # of flatter and the user's own weights, and of LSUV and orthogonal ones
+HANDICAPS: tuple[Handicaps, ...] = (
+    (0.0, 0.0), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.3, 0.3), (0.1, 0.3), (0.05, 0.3),
+)  # fmt: skip
 Job = tuple[str, float, int, str, float]  # task, rate, seed, start, divisor of κ
 
 
@@ -145,25 +150,23 @@ class Curves:
         tried = [(*cell, seed, *one) for one in order]
         return next((key for key in tried if self.runs[key]["survived"][str(margin)]), tried[-1])
 
-    def race(self, cell: tuple[str, float], seed: int, by: float, handicap: float, steps: int) -> Job:
-        """The winner among the fitted weights, the same with κ/`by`, and the others."""
-        chance = BY_NAME[cell[0]].chance
-        alive = [(*cell, seed, "hessinit", each) for each in (1.0, by)]
+    def race(self, cell: tuple[str, float], seed: int, by: float, handicaps: Handicaps, steps: int) -> Job:
+        """The winner among what the trial leaves, the same with κ/`by`, and the others."""
+        chance, fitted = BY_NAME[cell[0]].chance, self.after_trial(cell, seed, MARGIN)
+        flatter = (*fitted[:4], by * fitted[4])
+        alive = [fitted, *([flatter] if flatter in self.runs else [])]
         alive += [(*cell, seed, start, 1.0) for start in OTHERS]
-        fitted = alive[0]
 
         def rank(key: Job, end: int) -> float:
             losses = np.array(self.runs[key]["losses"][:end])
             last = losses[-math.ceil(end / 3) :]
-            if (
-                len(losses) < end
-                or not np.isfinite(losses).all()
-                or np.median(last) > 3 * max(losses[0], chance)
-            ):
+            is_whole = len(losses) == end and bool(np.isfinite(losses).all())
+            if not is_whole or np.median(last) > 3 * max(losses[0], chance):
                 return math.inf
             score = float(last.mean())
-            if chance - score <= 0.02 * chance:
+            if chance - score <= LEARNED * chance:
                 return chance
+            handicap = handicaps[1] if key[3] in OTHERS[:2] else handicaps[0]
             return score + handicap * (key != fitted) * (chance - score)
 
         for part in (1, 2, 3):
@@ -188,13 +191,14 @@ def show(curves: Curves) -> None:
     for margin in MARGINS:
         found = means(lambda cell, seed, margin=margin: curves.after_trial(cell, seed, margin))
         print(f"{margin:<24g}" + "".join(f"{value:17.3f}" for value in found))
-    plain = means(lambda cell, seed: (*cell, seed, "hessinit", 1.0))
+    plain = means(lambda cell, seed: curves.after_trial(cell, seed, MARGIN))
     print("\nFinal loss after a race / without: geometric mean and largest over these cells")
-    for by, steps, handicap in itertools.product((2.0, 4.0), (48, 96), (0.0, 0.05, 0.1, 0.2, 0.3)):
-        choose = lambda cell, seed: curves.race(cell, seed, by, handicap, steps)  # noqa: B023, E731
+    for by, steps, handicaps in itertools.product((2.0, 4.0, 8.0), (48, 96), HANDICAPS):
+        choose = lambda cell, seed: curves.race(cell, seed, by, handicaps, steps)  # noqa: B023, E731
         ratios = np.array(means(choose)) / plain
-        told = f"κ/{by:g}, {steps} steps, handicap {100 * handicap:.0f} %"
-        print(f"{told:34s}{np.exp(np.log(ratios).mean()):7.3f}{ratios.max():7.3f}")
+        first, second = (f"{100 * one:.0f} %" for one in handicaps)
+        told = f"κ/{by:g}, {steps} steps, handicap {first}, of other schemes {second}"
+        print(f"{told:54s}{np.exp(np.log(ratios).mean()):7.3f}{ratios.max():7.3f}")
 
 
 def main() -> None:
