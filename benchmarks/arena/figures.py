@@ -121,21 +121,15 @@ def draw_rates(
             panel.plot(outcome.rates, losses, color=color, label=label, linewidth=wide, marker=".")
             failed = outcome.fails[outcome.row(scheme)].any(1)
             panel.plot(np.array(outcome.rates)[failed], losses[failed], "x", color=color)
-        panel.axhline(outcome.chance, color="k", linewidth=0.5, linestyle=":")
-        panel.set(
-            xscale="log",
-            yscale="log",
-            title=titles.get(outcome.task, outcome.task),
-            ylim=(None, 1.2 * outcome.chance),
-        )
-        ticks = [
-            tick
-            for tick in (0.1, 0.2, 0.3, 0.5, 1, 2, 3, 4)
-            if 0.7 * outcome.means.min() <= tick <= outcome.chance
-        ]
+        lowest, top = outcome.means.min(), min(1.2 * outcome.chance, 1.2 * outcome.means.max())
+        if outcome.chance < top:
+            panel.axhline(outcome.chance, color="k", linewidth=0.5, linestyle=":")
+        panel.set(xscale="log", yscale="log", ylim=(0.9 * lowest, top))
+        panel.set_title(titles.get(outcome.task, outcome.task), fontsize=9)
+        ticks = [tick for tick in (0.2, 0.3, 0.4, 0.5, 0.7, 1, 2) if 0.9 * lowest <= tick <= top]
         panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.set_xticks(outcome.rates, [f"{rate:g}" for rate in outcome.rates])
         panel.minorticks_off()
-        panel.title.set_fontsize(9)
         panel.tick_params(labelsize=7)
         panel.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("learning rate", fontsize=9)
