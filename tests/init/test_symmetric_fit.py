@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from dense import dense_curvature, ends, layer_parameters
 from hessinit.errors import ConvergenceWarning
-from hessinit.init.defaults import KAPPA, KAPPA_ADAM
+from hessinit.init import symmetric_fit
+from hessinit.init.defaults import KAPPA, KAPPA_ADAM, Config
+from hessinit.init.fit import fit_
+from hessinit.init.scales import ProblemFactory
+from hessinit.init.weights import find_targets, snapshot
+from hessinit.problem.problem import ProblemOptions
 from hessinit.training.initialize import initialize_
 from tiny import inputs, labels, raise_from
 
@@ -130,6 +135,23 @@ def test_drawn_weights_compute_the_same_at_every_rate(name: str) -> None:
     for lr, model in zip((0.3, 0.05), models, strict=True):
         check_blocks(model, batch, initialize_(model, LOSS, batch, lr=lr), KAPPA / lr)
     assert change(*(output(model, batch) for model in models)) < 1e-2
+
+
+def test_several_fits_measure_the_drawn_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the dense truth after each fit; the second one looks at the scaled weights only."""
+    model, evaluate, looks = mlp(nn.LayerNorm), symmetric_fit.evaluate, []
+    monkeypatch.setattr(symmetric_fit, "evaluate", lambda problem: looks.append(problem) or evaluate(problem))
+    targets = find_targets(model, None)
+    restore = snapshot(targets, list(model.parameters()))
+    options: ProblemOptions = {"layers": None, "forward": None, "dropout": "freeze", "reduction": "auto"}
+    factory = ProblemFactory(model, LOSS, BATCH, {**options, "seed": 0}, "gauss-newton", check=True)
+    for lr in (0.3, 0.05):
+        restore()
+        result = fit_(factory, targets, Config(lr=lr), restore)
+        check_blocks(model, BATCH, result, KAPPA / lr)
+        looks.append(None)
+    first, second = "".join("." if one is None else "x" for one in looks).split(".")[:2]
+    assert (len(first), len(second)) == (2, 1)
 
 
 @pytest.mark.parametrize("name", ["layer norm", "residual"])

@@ -163,6 +163,14 @@ def test_your_own_weights_can_win() -> None:
     assert (result.converged, result.scheme, result.scaling, set(result.scales.values())) == (
         True, "keep", "none", {1.0},
     )  # fmt: skip
+    assert result.survival is None  # that was a trial of other weights
+
+
+def test_what_was_asked_for_is_not_told_as_a_change() -> None:
+    result = initialize_(normalized(), LOSS, BATCH, lr=0.03, scaling="last", residual="small")
+    assert result.survival is not None
+    assert result.survival.survived
+    assert "since without" not in result.reason
 
 
 def test_an_optimizer_may_be_a_function() -> None:
