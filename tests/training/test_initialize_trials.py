@@ -6,6 +6,7 @@ import copy
 import math
 import statistics
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from hessinit.digits import load_digits
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.results.initialization import Trial
+from hessinit.training import initialize
 from hessinit.training.initialize import HANDICAP, initialize_
 from hessinit.training.race import read_race_data
 from zoo.snapshot import differences, snapshot
@@ -257,3 +260,31 @@ def test_with_data_the_rate_is_raced_too(optimizer: str) -> None:
 
     best = min(score(copy.deepcopy(own), rate) for rate in rates)
     assert score(model, winner.lr) < 1.1 * best
+
+
+@pytest.mark.parametrize("limit", [math.inf, "the best one's rate", 0.0])
+def test_the_best_rate_that_survives_a_trial_is_taken(limit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are tried a little above their rates; if none survives, the best one of the race stays."""
+    options = {"lr": "auto", "data": DATA, "trial_steps": 12}
+    best, *others = initialize_(normalized(), LOSS, BATCH, **options).trials
+    limit = best.lr if isinstance(limit, str) else limit
+
+    def survives(*given: Any, lr: float, **options: Any) -> Trial:
+        return replace(best, lr=lr, survived=lr / 1.25 < limit)
+
+    monkeypatch.setattr(initialize, "survives", survives)
+    model = normalized()
+    result = initialize_(model, LOSS, BATCH, **options)
+    finalists = [best, *(one for one in others if one.steps == best.steps and one.survived)]
+    expected = next((one for one in finalists if one.lr < limit), best)
+    assert (result.lr, result.trials[0]) == (expected.lr, expected)
+    assert len(set(result.trials)) == 1 + len(others)
+    passed = finalists[: finalists.index(expected)]
+    assert [one.reason for one in result.trials[1 : 1 + len(passed)]] == (
+        ["blew up in a trial at 1.25 times the rate"] * len(passed)
+    )
+    assert ("but blew up in a trial" in result.reason) == bool(passed)
+    direct, limit = normalized(), math.inf
+    if expected.name == "hessinit":
+        initialize_(direct, LOSS, BATCH, lr=expected.lr)
+    assert same(model.parameters(), direct.parameters())

@@ -420,7 +420,9 @@ def _tell_race(trials: Sequence[Trial], steps: int) -> str:
     best = f"{told(winner)} won the race of {len(trials)}: score {winner.score:.3g} after {steps} steps"
     if not rivals:
         return f"{best}; no other finished"
-    ahead = ", not far enough ahead" if rivals[0].score < winner.score else ""
+    ahead = ""
+    if rivals[0].score < winner.score:
+        ahead = f", but {rivals[0].reason}" if rivals[0].reason else ", not far enough ahead"
     return f"{best}, {told(rivals[0])} {rivals[0].score:.3g}{ahead}"
 
 
