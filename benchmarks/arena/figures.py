@@ -95,10 +95,10 @@ def draw_ranks(outcomes: Sequence[Outcome], ours: Collection[str], ax: Axes | No
     return ax
 
 
-LINES = {
-    "default": ("PyTorch's own weights", GREY),
-    "he": ("He", COLORS["green"]),
-    "lsuv": ("LSUV", COLORS["orange"]),
+LINES = {  # in the colours of the demo
+    "default": ("PyTorch's own weights", BLUE),
+    "he": ("He", COLORS["orange"]),
+    "lsuv": ("LSUV", COLORS["green"]),
 }
 
 
@@ -114,7 +114,7 @@ def draw_rates(
     for panel in panels[len(outcomes) :]:
         panel.axis("off")
     for panel, outcome in zip(panels, outcomes, strict=False):
-        lines = {**LINES, ours: ("hessinit", BLUE)}
+        lines = {**LINES, ours: ("hessinit", COLORS["vermilion"])}
         for scheme in (scheme for scheme in lines if scheme in outcome.schemes):
             label, color = lines[scheme]
             losses, wide = outcome.means[outcome.row(scheme)], 2.2 if scheme == ours else 1.2
