@@ -199,6 +199,7 @@ def show(curves: Curves) -> None:
         first, second = (f"{100 * one:.0f} %" for one in handicaps)
         told = f"κ/{by:g}, {steps} steps, handicap {first}, of other schemes {second}"
         print(f"{told:54s}{np.exp(np.log(ratios).mean()):7.3f}{ratios.max():7.3f}")
+    print(f"{len(curves.runs)} runs")
 
 
 def main() -> None:

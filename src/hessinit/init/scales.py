@@ -56,7 +56,7 @@ class ProblemFactory:
     curvature: str
     check: bool
     old: dict[tuple[bool, bool], Any] = field(default_factory=dict)  # what was measured at the user's weights
-    norms: dict[tuple[Any, ...], float] = field(default_factory=dict)  # of blocks, by a digest of the weights
+    norms: dict[tuple[Any, ...], float] = field(default_factory=dict)  # by a digest of the weights
     _first: Problem | None = None
 
     def problem(self, measured: bool = False) -> Problem:
@@ -72,7 +72,7 @@ class ProblemFactory:
         return found
 
     def digest(self) -> bytes:
-        """Of the present weights, bit for bit."""
+        """A digest of the present weights, bit for bit."""
         found = hashlib.sha256()
         for one in self.model.parameters():
             found.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

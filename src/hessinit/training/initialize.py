@@ -375,7 +375,8 @@ class _Work:
             size = "plain" if first.symmetries and not config.is_adaptive else "scaled"
             found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
         if self.config.scheme != "keep" and not auto:
-            schemes = ["orthogonal"] if first.kappa is None else ["lsuv", "orthogonal"]  # if scaled at all
+            # Where nothing is scaled, the fitted weights are LSUV's.
+            schemes = ["orthogonal"] if first.kappa is None else ["lsuv", "orthogonal"]
             found += [
                 Candidate(scheme, lr, partial(self._draw_, scheme), HANDICAP_SCHEME) for scheme in schemes
             ]
