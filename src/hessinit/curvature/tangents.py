@@ -26,15 +26,15 @@ Key = tuple[Node, int]  # an output of a node
 _aten = torch.ops.aten
 
 # Nodes with one input whose derivative is a symmetric matrix: their backward is their tangent.
+_SYMMETRIC_NAMES = (
+    "Abs Alias Celu Clamp ClampMax ClampMin Clone Cos Elu Erf Exp Expm1 Gelu Hardswish Hardtanh LeakyRelu "
+    "Log Log1P LogSigmoid MaskedFill Mish NativeDropout Neg Relu Rsqrt SafeSoftmax Sigmoid Silu Sin Softmax "
+    "Softplus Sqrt Tanh Threshold Tril Triu"
+)
 _SYMMETRIC = {
-    f"{name}Backward{number}"
-    for number in (0, 1)
-    for name in (
-        "Abs Alias Celu Clamp ClampMax ClampMin Clone Cos Elu Erf Exp Expm1 Gelu Hardswish Hardtanh LeakyRelu "
-        "Log Log1P LogSigmoid MaskedFill Mish NativeDropout Neg Relu Rsqrt SafeSoftmax Sigmoid Silu Sin "
-        "Softmax Softplus Sqrt Tanh Threshold Tril Triu"
-    ).split()
-} | {"AddBackward1", "DivBackward1", "MulBackward1", "PowBackward0", "RsubBackward1", "SubBackward1"}
+    *(f"{name}Backward{number}" for name in _SYMMETRIC_NAMES.split() for number in (0, 1)),
+    *("AddBackward1", "DivBackward1", "MulBackward1", "PowBackward0", "RsubBackward1", "SubBackward1"),
+}
 
 
 class NoTangentError(Exception):
@@ -94,7 +94,8 @@ def _add(node: Node, sign: float = 1.0) -> Rule:
     def rule(inputs: Inputs) -> Tensor:
         first, second = inputs
         if first is None:
-            return (second if alpha == 1 else second * alpha).expand(shape)  # type: ignore[operator, union-attr]
+            assert second is not None
+            return (second if alpha == 1 else second * alpha).expand(shape)
         found = first if second is None else torch.add(first, second, alpha=alpha)
         return found.expand(shape)
 
@@ -165,12 +166,14 @@ def _batch_norm(node: Node) -> Rule:
     x, gain, mean, deviation = node._saved_input, node._saved_weight, node._saved_result1, node._saved_result2
     statistics = (node._saved_running_mean, node._saved_running_var, mean, deviation)
     shape = [1, -1, *[1] * (x.ndim - 2)]
+    training, epsilon = node._saved_training, getattr(node, "_saved_eps", None)
+    epsilon = node._saved_epsilon if epsilon is None else epsilon  # cuDNN's name
 
     def rule(inputs: Inputs) -> Tensor:
-        tangent = _alone(inputs).contiguous()
-        normalized = _aten.native_batch_norm_backward(
-            tangent, x, None, *statistics, node._saved_training, node._saved_eps, [True, False, False]
-        )[0]
+        tangent, mask = _alone(inputs).contiguous(), [True, False, False]
+        normalized = _aten.native_batch_norm_backward(tangent, x, None, *statistics, training, epsilon, mask)[
+            0
+        ]
         return normalized if gain is None else normalized * gain.view(shape)
 
     return rule
@@ -249,12 +252,13 @@ def _where(node: Node) -> Rule:
 
     def rule(inputs: Inputs) -> Tensor:
         zero = _sum(inputs).new_zeros(())
-        return torch.where(condition, *(zero if one is None else one for one in inputs)).expand(shape)
+        first, second = (zero if one is None else one for one in inputs)
+        return torch.where(condition, first, second).expand(shape)
 
     return rule
 
 
-def _by_output(change: Callable[[Node, Tensor], Tensor]) -> Callable[[Node], Rule]:
+def _by_output(change: Callable[[Node, Tensor], Tensor | Sequence[Tensor]]) -> Callable[[Node], Rule]:
     """The rule of a node that moves numbers about."""
     return lambda node: lambda inputs: change(node, _alone(inputs))
 
@@ -374,7 +378,7 @@ class RecordedGraph:
         leaves = [node for node in self._nodes if type(node).__name__ == "AccumulateGrad"]
         self._starts = {id(node.variable): node for node in leaves}
         self._rules: dict[Node, Rule] = {}
-        self._paths: dict[tuple[int, ...], list[_Step]] = {}
+        self._paths: dict[tuple[Key, ...], list[_Step]] = {}
 
     @torch.no_grad()
     def push(self, leaves: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor | None:
