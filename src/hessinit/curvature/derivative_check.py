@@ -172,9 +172,7 @@ def check_loss(evaluation: Evaluation) -> None:
     """Compare `H_z` with differences of the loss gradient by each output, and this gradient with the loss."""
     if not _is_due(evaluation, "loss"):
         return
-    loss_there = (
-        evaluation.loss_of_piece(evaluation.pieces[0][0]) if evaluation.pieces else evaluation.at_output
-    )
+    loss_there = evaluation.at_output if evaluation.softmax is None else evaluation.loss_of_some()
     cut, gradient = loss_there.gradient
     output, slope = cut.detach(), gradient.detach()
     # A direction along which the loss rises, relative to the outputs: some losses need positive ones.

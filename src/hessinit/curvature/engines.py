@@ -6,17 +6,33 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import derivative_check, layer_uses, operators, rounding_error, stochastic
-from hessinit.curvature.evaluation import Evaluation, check_curved, factor_loss_hessian, unused_leaves
+from hessinit.curvature import (
+    derivative_check,
+    krylov,
+    layer_uses,
+    operators,
+    probes,
+    rounding_error,
+    stochastic,
+)
+from hessinit.curvature.evaluation import (
+    Evaluation,
+    LossFactor,
+    check_curved,
+    factor_loss_hessian,
+    unused_leaves,
+)
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, known_calls, trace_grams
 from hessinit.curvature.lanczos import (
     LanczosSearch,
+    Start,
     Which,
     lanczos,
     lockstep_tops,
@@ -78,12 +94,14 @@ class Engine(ABC):
         """Whether all these leaves are measured without further products."""
         return False
 
-    def _search(self, operator: Operator, rank: int | None) -> Extremes:
-        return self._search_each([operator], [rank])[0]
+    def _search(self, operator: Operator, rank: int | None, start: Start | None = None) -> Extremes:
+        return self._search_each([(operator, start)], rank)[0]
 
-    def _search_each(self, operators: Sequence[Operator], ranks: Sequence[int | None]) -> list[Extremes]:
+    def _search_each(
+        self, blocks: Sequence[tuple[Operator, Start | None]], rank: int | None
+    ) -> list[Extremes]:
         """Lanczos; a semidefinite block without full rank has the smallest eigenvalue 0."""
-        plans = [self._plan(operator, rank) for operator, rank in zip(operators, ranks, strict=True)]
+        plans = [self._plan(operator, rank, start) for operator, start in blocks]
         run_together([search for search, _ in plans])
         found = []
         for search, below in plans:
@@ -93,13 +111,15 @@ class Engine(ABC):
             found.append(Extremes(top, replace(bottom, products=0), self.name, self.reason))
         return found
 
-    def _plan(self, operator: Operator, rank: int | None) -> tuple[LanczosSearch, Estimate | None]:
+    def _plan(
+        self, operator: Operator, rank: int | None, start: Start | None
+    ) -> tuple[LanczosSearch, Estimate | None]:
         """The search, and the smallest eigenvalue where it is known before."""
         size = int(operator.shape[0])
+        options = {**self._settings.options, "start": start if size > krylov.SMALL else None}
         if rank is not None and rank < size:
-            search = LanczosSearch(operator, which="top", **self._settings.options)
-            return search, zero_bottom(rank, size)
-        options = {**self._settings.options, "semidefinite": rank is not None}
+            return LanczosSearch(operator, which="top", **options), zero_bottom(rank, size)
+        options |= {"semidefinite": rank is not None}
         return LanczosSearch(operator, which=self.ends, **options), None
 
 
@@ -159,24 +179,56 @@ class LanczosEngine(Engine):
 
     def __init__(
         self, evaluations: Sequence[Evaluation], settings: LanczosSettings, reason: str, rank: int | None,
-        ends: Which = "both",
+        ends: Which = "both", roots: Sequence[LossFactor] = (),
     ) -> None:  # fmt: skip
         self._evaluations, self._settings, self.reason, self._rank = evaluations, settings, reason, rank
-        self.ends = ends
+        self.ends, self._roots = ends, roots
 
     def operator(self, names: Sequence[str]) -> operators.LinearOperator:
         return operators.GaussNewtonOperator(self._evaluations, names)
 
     def extremes(self, names: Sequence[str]) -> Extremes:
-        return self._search(self.operator(names), self._rank)
+        return self._search(self.operator(names), self._rank, self._start(names))
+
+    def _start(self, names: Sequence[str]) -> Start | None:
+        """`Jᵀ S w` of random numbers w, where `S Sᵀ` is the loss's Hessian by the output."""
+        vectors, squares = self._starts
+        square = sum(squares.get(name, 0.0) for name in names)
+        if not 0 < square < math.inf:
+            return None
+        return Start(operators.join([vectors[name] for name in names]), square)
+
+    @cached_property
+    def _starts(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        names, sums = list(self._evaluations[0].leaves), dict[str, Tensor]()
+        for number, evaluation in enumerate(self._evaluations):
+            stream = probes.ProbeStream(
+                evaluation.output.numel(), seed=self._settings.seed + number, dtype=evaluation.output.dtype,
+                device=evaluation.output.device,
+            )  # fmt: skip
+            if self._roots:
+                root = self._roots[number]
+                columns = root.columns
+                noise = stream.draw()[: columns.shape[0] * columns.shape[1]].view(columns.shape[:2])
+                sample = torch.einsum("cn,cn...->n...", noise, columns) * math.sqrt(root.scale)
+            elif evaluation.softmax is not None:
+                sample = evaluation.softmax.sample(stream.draw().view_as(evaluation.output))
+            else:
+                return {}, {}
+            pulled = evaluation.pull(names, sample)
+            for name, one in zip(names, pulled, strict=True):
+                part = one * math.sqrt(evaluation.weight)
+                sums[name] = sums[name] + part if name in sums else part
+        squares = torch.stack([torch.linalg.vector_norm(one).double().square() for one in sums.values()])
+        return sums, dict(zip(names, squares.tolist(), strict=True))
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         """In groups: their Lanczos vectors take no more memory than those of the largest layer."""
         sizes = {name: self._evaluations[0].leaves[name].numel() for name in names}
         found: dict[str, Extremes] = {}
         for group in _groups(names, sizes):
-            blocks = [self.operator([name]) for name in group]
-            found |= zip(group, self._search_each(blocks, [self._rank] * len(group)), strict=True)
+            blocks = [(self.operator([name]), self._start([name])) for name in group]
+            found |= zip(group, self._search_each(blocks, self._rank), strict=True)
         return found
 
 
@@ -466,7 +518,10 @@ def build_engine(
     for evaluation in evaluations:
         check_curved(evaluation)
         derivative_check.check_outputs(evaluation)
-    return LanczosEngine(evaluations, settings, reason, None, ends)
+    # A cross-entropy is convex in the output.
+    convex = ends == "norm" and all(evaluation.softmax is not None for evaluation in evaluations)
+    rank = sum(evaluation.output.numel() for evaluation in evaluations) if convex else None
+    return LanczosEngine(evaluations, settings, reason, rank, ends)
 
 
 def _too_many_outputs(evaluations: Sequence[Evaluation]) -> str | None:
@@ -499,7 +554,7 @@ def _gram_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -
     alone = len(others) == len(leaves)
     cause = "calls mix the examples, or are none of dense, convolution, embedding"
     reason = f"{'no layer is known: their' if alone else 'its'} {cause}"
-    general = LanczosEngine(evaluations, settings, reason, rank)
+    general = LanczosEngine(evaluations, settings, reason, rank, roots=roots)
     for evaluation, root, gram in zip(evaluations, roots, grams, strict=True):
         known = {name: one for name, one in gram.items() if name not in others}
         linear = None if alone else GramLinearization(evaluation, root.columns, known)

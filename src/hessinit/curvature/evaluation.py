@@ -91,34 +91,59 @@ class OutputLoss:
         return product.to(tangent.dtype)
 
 
-def _separate_pieces(
-    evaluation: Evaluation, output: Tensor, parts: Sequence[Tensor]
-) -> list[tuple[Tensor, float]]:
-    """The parts and their factors, if the loss's gradient, and its Hessian in two of them, fall apart."""
-    place = output.to(evaluation.problem.loss_dtype).requires_grad_()
-    (whole,) = torch.autograd.grad(evaluation.problem.loss_of(place, evaluation.batch), place)
-    del place
-    factors = [_factor(whole[part], evaluation.loss_of_piece(part).gradient[1].detach()) for part in parts]
-    both = torch.cat(tuple(parts[:2]))
-    joined = evaluation.loss_of_piece(both)
-    share = _factor(whole[both], joined.gradient[1].detach())
-    direction = probes.random_like(output[both], evaluation.problem.seed)
-    together = joined.hessian(direction) * share
-    del joined, whole
-    bends = [evaluation.loss_of_piece(part).hessian(some) for part, some in
-             zip(parts[:2], direction.split([len(part) for part in parts[:2]]), strict=True)]  # fmt: skip
-    apart = torch.cat([bend * factor for bend, factor in zip(bends, factors[:2], strict=True)])
-    if not float((together - apart).norm()) <= _SAME * float(together.norm()):
-        return []
-    return [] if any(map(math.isnan, factors)) else list(zip(parts, factors, strict=True))
+class SoftmaxHessian:
+    """`H_z` of a cross-entropy, in closed form: `w (diag p − p pᵀ)` in every row of logits.
 
+    Works through some rows at a time, so that of a vocabulary's logits no second copy is held.
+    """
 
-def _factor(found: Tensor, alone: Tensor) -> float:
-    """How many times the one tensor is the other; nan if it is not in proportion."""
-    found, alone = found.double().reshape(-1), alone.double().reshape(-1)
-    square = float(alone @ alone)
-    factor = float(found @ alone) / square if square else math.nan
-    return factor if float((found - factor * alone).norm()) <= _SAME * float(found.norm()) else math.nan
+    def __init__(self, output: Tensor, dimension: int, weights: Tensor) -> None:
+        self._logits, self._dimension, self._weights = output, dimension, weights
+
+    @classmethod
+    def found(cls, output: Tensor, loss: OutputLoss, seed: int) -> SoftmaxHessian | None:
+        """The closed form, if the loss's own product with a random tangent is that of a cross-entropy."""
+        tangent = probes.random_like(output, seed)
+        product = loss.hessian(tangent)
+        for dimension in (-1, 1) if output.ndim > 2 else (-1,):
+            plain = cls(output, dimension, torch.ones_like(output.select(dimension, 0)).unsqueeze(dimension))
+            closed = plain.product(tangent.clone())
+            square = (closed * closed).sum(dimension, keepdim=True)
+            weights = (closed * product).sum(dimension, keepdim=True) / square.clamp(min=1e-30)
+            off = float((product - weights * closed).norm())
+            if off <= _SAME * float(product.norm()) and float(weights.min()) >= 0 < float(product.norm()):
+                return cls(output, dimension, weights)
+        return None
+
+    def product(self, tangent: Tensor) -> Tensor:
+        """Overwrites the tangent."""
+        for logits, weights, some in self._rows(tangent):
+            shares = torch.softmax(logits, 1)
+            mean = (shares * some).sum(1, keepdim=True)
+            some.copy_(shares.mul_(some.sub_(mean)).mul_(weights))
+        return tangent
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Overwrites standard normal noise with normal numbers that have `H_z` as their covariance."""
+        for logits, weights, some in self._rows(noise):
+            shares = torch.softmax(logits, 1)
+            roots = shares.sqrt()
+            along = (roots * some).sum(1, keepdim=True)
+            some.copy_((roots.mul_(some).sub_(shares.mul_(along))).mul_(weights.sqrt()))
+        return noise
+
+    def _rows(self, tangent: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Logits, weights and tangents, some examples at a time, with the classes in dimension 1."""
+        step = max(1, _LARGE_OUTPUT // tangent[0].numel())
+        for part in (slice(first, first + step) for first in range(0, len(tangent), step)):
+            logits, weights, some = (
+                one[part].movedim(self._dimension, -1) for one in (self._logits, self._weights, tangent)
+            )
+            count = logits.shape[-1]
+            flat = some.reshape(-1, count)
+            yield logits.reshape(-1, count), weights.reshape(-1, 1), flat
+            if flat.data_ptr() != some.data_ptr():
+                some.copy_(flat.view_as(some))
 
 
 class Evaluation:
@@ -152,7 +177,7 @@ class Evaluation:
 
     def forget(self) -> None:
         """Free the graphs and most of the memory; the next use evaluates again."""
-        for name in ("output", "loss", "uses", "gradients", "adjoint", "at_output", "_recorded"):
+        for name in ("output", "loss", "uses", "gradients", "adjoint", "at_output", "softmax", "_recorded"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -188,40 +213,35 @@ class Evaluation:
         return OutputLoss(self.problem, self.output, self.batch)
 
     @cached_property
-    def pieces(self) -> list[tuple[Tensor, float]]:
-        """Examples whose outputs the loss treats apart, with the factor of each part's loss; or none.
-
-        Of a vocabulary's logits no more than a part is then differentiated at a time.
-        """
+    def softmax(self) -> SoftmaxHessian | None:
+        """The closed form of `H_z`, where the output is large and the loss is a cross-entropy."""
         output = self.output.detach()
-        if output.numel() <= _LARGE_OUTPUT or not self.separable or len(output) != self.batch.size > 1:
-            return []
-        count = max(1, _LARGE_OUTPUT // output[0].numel())
-        parts = list(torch.arange(len(output)).split(count))
-        try:
-            return _separate_pieces(self, output, parts)
-        except Exception:  # whatever a loss that needs the whole batch raises
-            return []
+        if output.numel() <= _LARGE_OUTPUT or output.ndim < 2 or output.dtype != self.problem.loss_dtype:
+            return None
+        found = SoftmaxHessian.found(output, self.at_output, self.problem.seed)
+        if found is not None:
+            del self.at_output  # its graph holds the output several times over
+        return found
 
     def sample(self) -> Tensor:
         """The numbers of some examples; of one, where its output is a sequence over a vocabulary."""
         some = self.batch.sample()
         return some[:1] if self.output[:1].numel() > _LARGE_OUTPUT // 8 else some
 
-    def loss_of_piece(self, examples: Tensor) -> OutputLoss:
-        return OutputLoss(
-            self.problem, self.output[examples.to(self.output.device)], self.batch.take(examples)
-        )
+    def loss_of_some(self) -> OutputLoss:
+        """The loss of the outputs of some examples, or of all where it does not take fewer."""
+        some, outputs = self.sample(), self.output.detach()
+        part = OutputLoss(self.problem, outputs[some.to(outputs.device)], self.batch.take(some))
+        with contextlib.suppress(Exception):  # whatever a loss that needs the whole batch raises
+            assert part.gradient is not None
+            return part
+        return OutputLoss(self.problem, outputs, self.batch)
 
     def output_hessian(self, tangent: Tensor, *, overwrite: bool = False) -> Tensor:
         """`H_z` times a tangent of the output, in the tangent's dtype; cheap, the model is not involved."""
-        if not self.pieces:
+        if self.softmax is None:
             return self.at_output.hessian(tangent)
-        product = tangent if overwrite else torch.empty_like(tangent)
-        for examples, factor in self.pieces:
-            part = slice(int(examples[0]), int(examples[-1]) + 1)
-            product[part] = self.loss_of_piece(examples).hessian(tangent[part]).mul_(factor)
-        return product
+        return self.softmax.product(tangent if overwrite else tangent.clone())
 
     @cached_property
     def _recorded(self) -> tangents.RecordedGraph:

@@ -58,21 +58,33 @@ def lanczos(
     return search.result
 
 
+@dataclass(frozen=True)
+class Start:
+    """A normal vector whose covariance is the operator itself, and the square of its length.
+
+    It has a share λ / trace of every eigenvector instead of 1 / size: some products are saved.
+    """
+
+    vector: Tensor
+    square: float
+
+
 class LanczosSearch:
     """One run of `lanczos`, step by step."""
 
     def __init__(
         self, operator: probes.Operator, *, which: Which, tolerance: float, max_iterations: int, seed: int,
-        semidefinite: bool = False,
+        semidefinite: bool = False, start: Start | None = None,
     ) -> None:  # fmt: skip
-        self._size = probes.operator_size(operator)
+        self._size, self._start = probes.operator_size(operator), start
         if which not in ("both", "top", "norm"):
             way = "For the bottom alone pass -operator"
             raise ValueError(f"which={which!r} is unknown; choose from 'both', 'top', 'norm'. {way}.")
         self._which, self._tolerance = which, validate.check_tolerance(tolerance)
         self._most = validate.check_whole("max_iterations", max_iterations, at_least=1)
         self._semidefinite, self._limit = semidefinite, min(max_iterations, self._size)
-        self._process = krylov.LanczosProcess(operator, probes.probe_stream(operator, seed).draw())
+        first = start.vector if start is not None else probes.probe_stream(operator, seed).draw()
+        self._process = krylov.LanczosProcess(operator, first)
         self._found: LanczosResult | None = None
 
     @property
@@ -110,29 +122,43 @@ class LanczosSearch:
     ) -> krylov.RitzExtreme:
         value, unseen = float(values[index]), None
         # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest one.
-        if index == 0 and self._semidefinite and 0 <= value <= self._tolerance * norm:
+        close = value <= self._tolerance * norm or self._which == "norm"
+        if index == 0 and self._semidefinite and value >= 0 and close:
             return krylov.RitzExtreme(value, value, value, bounded=True)
         # Only an extreme that may be the norm must be certain.
         may_be_norm = abs(value) > _MAKES_THE_NORM * norm
         if may_be_norm or self._which == "norm":
-            unseen = krylov.unseen_distance(values, self._process.betas, index, self._size)
+            rare, betas = krylov.rarity(self._tolerance), self._process.betas
+            unseen = krylov.unseen_distance(values, betas, index, self._dimensions(value), rare)
         return krylov.read_extreme(values, residuals, index, unseen)
+
+    def _dimensions(self, value: float) -> float:
+        """A component of the initial vector along a unit vector has, on average, the square 1 over this."""
+        if self._start is None:
+            return self._size
+        # Along an eigenvector it is N(0, λ): of the square of its length, the share λ.
+        return min(self._start.square / max(value * self._process.scale, 1e-300), 1e300)
 
     def _has_converged(self, top: krylov.RitzExtreme, bottom: krylov.RitzExtreme, norm: float) -> bool:
         needed = {"both": (top, bottom), "top": (top,), "norm": ()}[self._which]
         if self._which == "norm":
             other, larger = sorted((bottom, top), key=lambda one: abs(one.value))
-            assert other.unseen is not None
-            if abs(other.value) + other.unseen > (1 + self._tolerance) * abs(larger.value):
+            if abs(other.value) + (other.unseen or 0.0) > (1 + self._tolerance) * abs(larger.value):
                 return False
             needed = (larger,)
         return all(one.is_converged(self._tolerance, norm) for one in needed)
+
+    def _needs(self, extreme: krylov.RitzExtreme, norm: float) -> bool:
+        return self._which != "norm" or abs(extreme.value) == norm or self._process.steps == self._limit
 
     def _conclude(
         self, top: krylov.RitzExtreme, bottom: krylov.RitzExtreme, norm: float, values: krylov.Array
     ) -> None:
         process, tolerance = self._process, self._tolerance
-        high, low = (krylov.conclude(one, process, norm, tolerance, self._most) for one in (top, bottom))
+        high, low = (
+            krylov.conclude(one, process, norm, tolerance, self._most, self._needs(one, norm))
+            for one in (top, bottom)
+        )
         ritz = tuple(float(value) * process.scale for value in values)
         larger = _larger(high, low, tolerance)
         below = low if self._which != "top" else None
@@ -211,6 +237,7 @@ def lockstep_tops(
     lockstep = _Lockstep(operators, seed)
     limit = min(max_iterations, lockstep.size)
     found: dict[int, Estimate] = {}
+    rare = krylov.rarity(tolerance)
     for step in range(1, limit + 1):
         lockstep.advance()
         over = [run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs]
@@ -223,7 +250,7 @@ def lockstep_tops(
             early = lockstep.size <= krylov.SMALL or residuals[row, -1] > 0.3 * values[row, -1]
             if early and not over[row]:
                 continue
-            unseen = krylov.unseen_distance(values[row], run.betas, -1, lockstep.size)
+            unseen = krylov.unseen_distance(values[row], run.betas, -1, lockstep.size, rare)
             top = krylov.read_extreme(values[row], residuals[row], -1, unseen)
             if over[row] or top.is_converged(tolerance, top.value):
                 finished.append(row)
