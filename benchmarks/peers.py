@@ -16,17 +16,19 @@ def pyhessian(problem: Problem, curvature: str) -> Run:
     data = (problem.inputs, problem.targets)
 
     def run() -> Norms:
-        for layer, weight in problem.weights.items():
-            for parameter in parameters:  # It measures whatever requires a gradient, all together.
-                parameter.requires_grad_(parameter is weight)
+        try:
+            for layer, weight in problem.weights.items():
+                for parameter in parameters:  # It measures whatever requires a gradient, all together.
+                    parameter.requires_grad_(parameter is weight)
+                    parameter.grad = None
+                measured = hessian(problem.model, problem.loss, data=data, cuda=problem.inputs.is_cuda)
+                (value, *_), _ = measured.eigenvalues(maxIter=POWER_STEPS, tol=TOLERANCE, top_n=1)
+                yield layer, abs(value)
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
                 parameter.grad = None
-            measured = hessian(problem.model, problem.loss, data=data, cuda=False)
-            (value, *_), _ = measured.eigenvalues(maxIter=POWER_STEPS, tol=TOLERANCE, top_n=1)
-            yield layer, abs(value)
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-            parameter.grad = None
-        problem.model.train(training)  # It switches to eval mode and leaves it so.
+            problem.model.train(training)  # It switches to eval mode and leaves it so.
 
     return run
 

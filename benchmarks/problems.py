@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -15,24 +15,30 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Problem:
-    """A model, a loss and one batch. `examples_mix` says that examples see each other (BatchNorm)."""
+    """A model, a loss and one batch.
+
+    `examples_mix` says that examples see each other (BatchNorm); `only` names the layers that are asked for,
+    all by default.
+    """
 
     name: str
-    model: nn.Sequential
+    model: nn.Module
     loss: nn.Module
     inputs: torch.Tensor
     targets: torch.Tensor
     examples_mix: bool = False
+    only: tuple[str, ...] = ()
 
     @property
     def weights(self) -> dict[str, nn.Parameter]:
         """Every parameter of two or more dimensions, under its name without a trailing `.weight`."""
         named = self.model.named_parameters()
-        return {name.removesuffix(".weight"): weight for name, weight in named if weight.ndim > 1}
+        found = {name.removesuffix(".weight"): weight for name, weight in named if weight.ndim > 1}
+        return {name: found[name] for name in self.only or found}
 
     def in_double(self) -> Problem:
-        model = copy.deepcopy(self.model).double()
-        return Problem(self.name, model, self.loss, self.inputs.double(), self.targets, self.examples_mix)
+        inputs = self.inputs.double() if self.inputs.is_floating_point() else self.inputs
+        return replace(self, model=copy.deepcopy(self.model).double(), inputs=inputs)
 
     def fingerprint(self) -> list[float]:
         """Numbers that change when weights, data or loss change: a stored truth is for these only."""

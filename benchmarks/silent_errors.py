@@ -69,7 +69,7 @@ def measure(problem: Drawn, curvature: str, precision: str) -> dict[str, Any]:
     if problem.reference is None:
         return {"outcome": "not refused", "message": f"network {report.network.norm:.4g}"}
     rows = {row.name: row for row in report.layers}
-    names = _parameters(parts.model)
+    names = parameter_names(parts.model)
     groups = {name: [names[name]] for name in rows} | {"network": [names[name] for name in rows]}
     truth = true_norms(problem.reference(), groups, curvature)
     compared = [
@@ -97,7 +97,7 @@ def _is_zero(norm: float, truth: float, error: float) -> bool:
     return norm == 0 and truth <= error
 
 
-def _parameters(model: torch.nn.Module) -> dict[str, str]:
+def parameter_names(model: torch.nn.Module) -> dict[str, str]:
     return {name.removesuffix(".weight"): name for name, _ in model.named_parameters()}
 
 

@@ -19,10 +19,12 @@ LONG_CALL_SECONDS = 6.0  # a call this long is not repeated
 def time_gradient(problem: Problem) -> float:
     """Seconds of one gradient: forward and backward of the batch, to all parameters. The unit of the race."""
     parameters = list(problem.model.parameters())
-    start = time.perf_counter()
-    value = problem.loss(problem.model(problem.inputs), problem.targets)
-    torch.autograd.grad(value, parameters)
-    return time.perf_counter() - start
+
+    def gradient() -> None:
+        value = problem.loss(problem.model(problem.inputs), problem.targets)
+        torch.autograd.grad(value, parameters)
+
+    return time_call(gradient)
 
 
 def time_gradients(problem: Problem, seconds: float = 0.5, least: int = 3) -> list[float]:
@@ -34,9 +36,17 @@ def time_gradients(problem: Problem, seconds: float = 0.5, least: int = 3) -> li
 
 
 def time_call(call: Callable[[], object]) -> float:
+    finish_kernels()
     start = time.perf_counter()
     call()
+    finish_kernels()
     return time.perf_counter() - start
+
+
+def finish_kernels() -> None:
+    """Wait for the GPU, if this process uses one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def time_interleaved(
@@ -65,6 +75,24 @@ class PeakMemory:
 
     def __exit__(self, *exception: object) -> None:
         self.mebibytes = read_status("VmHWM") - self.before
+
+
+class PeakDeviceMemory:
+    """The same on a GPU: the most that torch had allocated, above what it had allocated before."""
+
+    def __enter__(self) -> PeakDeviceMemory:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.before = torch.cuda.memory_allocated() / 2**20
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.mebibytes = torch.cuda.max_memory_allocated() / 2**20 - self.before
+
+
+def peak_memory(device: str) -> PeakMemory | PeakDeviceMemory:
+    return PeakDeviceMemory() if device == "cuda" else PeakMemory()
 
 
 def read_status(field: str, process: int | str = "self") -> float:
