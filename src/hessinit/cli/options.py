@@ -113,3 +113,5 @@ Warmup = Annotated[int | None, whole("Steps over which the learning rate rises l
 WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")]
 Folder = Annotated[Path | None, path("Keep finished runs there; the same command continues.", "DIR")]
 Workers = Annotated[int | None, whole("How many processes.  [default: one for each core]")]
+DASK_HELP = "Run on a Dask cluster: its scheduler, as tcp://host:8786. Threads of a worker take turns."
+Dask = Annotated[str | None, typer.Option(metavar="ADDRESS", help=DASK_HELP)]

@@ -236,7 +236,7 @@ def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
 
 
 class Builder:
-    """Builds the problem's model anew. A worker process gets the place and imports the file itself.
+    """Builds the problem's model anew. A worker gets the place and imports the file itself.
 
     What the file draws when it is imported is the same in every process, and it prints in the first only.
     """
@@ -247,7 +247,9 @@ class Builder:
         self.place = place
         with untouched_random_state(), contextlib.redirect_stdout(io.StringIO() if mute else sys.stdout):
             _seed(0)
-            self.function = _load_function(place)
+            # A worker can import it: it was started with our sys.path, or got the file with its work.
+            module = importlib.import_module(place.module) if mute else None
+            self.function = getattr(module, place.function) if module else _load_function(place)
 
     def load(self) -> LoadedProblem:
         """Call the function for its loss and data."""

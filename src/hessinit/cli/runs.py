@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +25,7 @@ TRACKED = 256  # examples on which the curvature is tracked, and to which the we
 # What a problem may say to `measure` that means the same to track.
 SHARED = ("forward", "layers", "curvature", "reduction", "check")
 REPRODUCTION = Path("reproduction")
+SCHEDULER, CONNECTING = "tcp://192.168.0.10:8786", 5  # an example, and the seconds until it has answered
 
 
 def compare(
@@ -42,6 +48,7 @@ def compare(
     no_curvature: options.WithoutCurvature = False,
     folder: options.Folder = None,
     workers: options.Workers = None,
+    dask: options.Dask = None,
     device: options.Device = None,
     as_json: options.AsJson = False,
     html: options.AsHtml = None,
@@ -67,7 +74,7 @@ def compare(
     _run_grid(
         "compare", problem, Output(as_json, html, save, picture), no_curvature, schemes=schemes,
         learning_rates=learning_rates, seeds=seeds, steps=steps, batch_size=batch_size, optimizer=optimizer,
-        warmup=warmup, folder=folder, workers=workers, device=device,
+        warmup=warmup, folder=folder, workers=workers, dask=dask, device=device,
     )  # fmt: skip
 
 
@@ -89,6 +96,7 @@ def sweep(
     no_curvature: options.WithoutCurvature = False,
     folder: options.Folder = None,
     workers: options.Workers = None,
+    dask: options.Dask = None,
     device: options.Device = None,
     as_json: options.AsJson = False,
     html: options.AsHtml = None,
@@ -110,7 +118,7 @@ def sweep(
     _run_grid(
         "sweep", problem, Output(as_json, html, save, picture), no_curvature, stds=stds,
         learning_rate=learning_rate, layers=layers, seeds=seeds, steps=steps, batch_size=batch_size,
-        optimizer=optimizer, warmup=warmup, folder=folder, workers=workers, device=device,
+        optimizer=optimizer, warmup=warmup, folder=folder, workers=workers, dask=dask, device=device,
     )  # fmt: skip
 
 
@@ -120,7 +128,10 @@ def _run_grid(verb: str, problem: str, output: Output, no_curvature: bool, **cho
     chosen = options.given(**chosen)
     if no_curvature:
         chosen["measure_curvature"] = False
-    with failures_explained(f"comparing initializations of {problem}", "stopped before the first run."):
+    with (
+        failures_explained(f"comparing initializations of {problem}", "stopped before the first run."),
+        _cluster(chosen.pop("dask", None), chosen.get("workers")) as chosen["executor"],
+    ):
         with progress(f"Loading {problem} …"):
             build = Builder(place)
             loaded = build.load()
@@ -128,6 +139,38 @@ def _run_grid(verb: str, problem: str, output: Output, no_curvature: bool, **cho
         with stdout_for_results():
             comparison = getattr(hessinit, verb)(build, loaded.loss, loaded.batch, **keywords, **chosen)
     output.write(comparison)
+
+
+@contextmanager
+def _cluster(address: str | None, workers: int | None) -> Iterator[Any]:
+    """The executor of the Dask cluster at that address; None without one."""
+    if address is None:
+        yield None
+        return
+    if workers is not None:
+        stop(f"--workers {workers} and --dask {address} are both given; leave out one of them.")
+    if not re.fullmatch(r"(tcp|tls|ucx|wss?)://.+:\d+", address):
+        stop(f"--dask {address} must be an address with its protocol and port, such as {SCHEDULER}.")
+    try:
+        from distributed import Client, Security, rpc
+    except ImportError:
+        stop('--dask needs Dask, which is not installed. Run pip install "hessinit[dask]".')
+
+    async def greet() -> None:  # before the client is made, which hangs where something else answers
+        async with rpc(address, connection_args=Security().get_connection_args("client")) as remote:
+            if (kind := (await remote.identity())["type"]) != "Scheduler":
+                raise ValueError(f"there is a {kind}")
+
+    for name in ("distributed", "distributed.client", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what goes wrong is told as an error
+    try:
+        asyncio.run(asyncio.wait_for(greet(), CONNECTING))
+        client = Client(address, timeout=CONNECTING, set_as_default=False)
+    except Exception as failure:
+        why = f"no Dask scheduler answers there within {CONNECTING} s ({failure!r})"
+        stop(f"--dask {address}: {why}. Start one with `dask scheduler`, and give the address it prints.")
+    with client:
+        yield client.get_executor()
 
 
 def track(
@@ -264,6 +307,7 @@ def reproduce(
     ] = None,
     folder: Annotated[Path, options.path("Keep everything here, and go on from it.", "DIR")] = REPRODUCTION,
     workers: options.Workers = None,
+    dask: options.Dask = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Make the paper's tables and figures again, beside its own.
@@ -285,14 +329,14 @@ def reproduce(
     """
     with (
         failures_explained(f"reproducing {' '.join(names)}", "the same command continues from what is kept."),
+        _cluster(dask, workers) as executor,
         stdout_for_results(),
     ):
         import_torch()
         from hessinit.paper import reproduce as verb
 
-        found = verb(
-            *names, data=data, data_dir=data_dir, seeds=seeds, variant=variant, folder=folder, workers=workers
-        )
+        where = {"data_dir": data_dir, "folder": folder, "workers": workers, "executor": executor}
+        found = verb(*names, data=data, seeds=seeds, variant=variant, **where)
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
     if data == "digits" and "all" in names:
         typer.echo("word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True)

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import random
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,9 +17,7 @@ from torch import Tensor, nn
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, map_tensors, read_batches, tensors_in
 from hessinit.problem.preserve import untouched_random_state, untouched_sources
-
-# A run uses the global generators and sets the thread count, so threads of an executor take turns.
-_ONE_AT_A_TIME = threading.RLock()
+from hessinit.training.workers import ONE_AT_A_TIME
 
 
 def derive(seed: int, purpose: str) -> int:
@@ -51,7 +48,7 @@ def reproducible() -> Iterator[None]:
     """One thread, so that sums have one order, no autocast; the caller's random state returns at the end."""
     threads = torch.get_num_threads()
     with (
-        _ONE_AT_A_TIME,
+        ONE_AT_A_TIME,
         untouched_random_state(),
         torch.inference_mode(False),
         torch.enable_grad(),

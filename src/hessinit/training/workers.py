@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import multiprocessing
 import os
 import pickle
@@ -32,6 +33,7 @@ class Job:
 Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
 Results = Generator[tuple[Job, Any], None, None]
 Advance = Callable[[str, float], None]  # of a bar: the text beside it, and by how much
+ONE_AT_A_TIME = threading.RLock()  # runs use global generators and settings, so threads take turns
 
 
 class WorkerLostError(ProblemError):
@@ -50,15 +52,19 @@ def run_jobs(
     {'a': 4, 'b': 9}
     """
     if executor is not None:
-        packed = _pack(work)
-        return _as_they_finish(lambda job: executor.submit(_run_packed, packed, job), jobs), ()
+        if type(executor).__module__.startswith("distributed."):
+            from hessinit.training.cluster import run_on_cluster
+
+            return run_on_cluster(work, jobs, executor), ()
+        packed = pack(work)
+        return _as_they_finish(lambda job: executor.submit(run_packed, packed, job), jobs), ()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(len(jobs), workers or cores)
     here = ((job, work(job)) for job in jobs)
     if count <= 1:
         return here, ()
     try:
-        packed = _pack(work)
+        packed = pack(work)
         _check_main_file(b"__main__" in packed)
     except ProblemError as refusal:
         if workers is not None:
@@ -116,7 +122,7 @@ def _as_they_finish(submit: Callable[[Job], Future[Any]], jobs: Sequence[Job]) -
             future.cancel()
 
 
-def _pack(work: Work) -> bytes:
+def pack(work: Work, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
     """The work, and the global settings of torch without which a worker's numbers would differ."""
     import torch
 
@@ -125,7 +131,7 @@ def _pack(work: Work) -> bytes:
     try:
         precision = torch.get_float32_matmul_precision()
         # Not as an argument of the process: torch would move the user's tensors to shared memory for that.
-        return pickle.dumps((work, torch.get_default_dtype(), str(default_device()), precision))
+        return dumps((work, torch.get_default_dtype(), str(default_device()), precision))
     except Exception as failure:
         raise ProblemError(
             f"the experiment cannot be sent to other processes: {failure}. Your functions must be defined at "
@@ -149,21 +155,29 @@ def _check_main_file(uses_main: bool) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _unpack(packed: bytes) -> Work:
+def _unpack(packed: bytes) -> tuple[Work, Any, str, str]:
+    stream = io.BytesIO(packed)  # the user's files may come before the work
+    return next(found for found in iter(lambda: pickle.load(stream), None) if isinstance(found, tuple))
+
+
+def run_packed(packed: bytes, job: Job) -> Any:
+    """The result under the caller's settings of torch; those of the worker return at the end."""
     import torch
 
     from hessinit.problem.double_backward import default_device
 
-    work: Work
-    work, dtype, device, precision = pickle.loads(packed)
-    torch.set_default_dtype(dtype)
-    torch.set_float32_matmul_precision(precision)
-    if torch.device(device) != default_device():
-        torch.set_default_device(device)
-    return work
+    with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
+        work, dtype, device, precision = _unpack(packed)
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(dtype)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision(precision)
+        if torch.device(device) != default_device():
+            stack.enter_context(torch.device(device))
+        return work(job)
 
 
-_received: list[Work] = []  # in a worker process: the work that it was started with
+_received: list[bytes] = []  # in a worker process: the work that it was started with
 
 
 def _begin_worker(packed: bytes, listening: Connection) -> None:
@@ -174,15 +188,12 @@ def _begin_worker(packed: bytes, listening: Connection) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent ends the workers
     threading.Thread(target=end_with_parent, daemon=True).start()
-    _received.append(_unpack(packed))
+    _unpack(packed)
+    _received.append(packed)
 
 
 def _run_received(job: Job) -> Any:
-    return _received[0](job)
-
-
-def _run_packed(packed: bytes, job: Job) -> Any:
-    return _unpack(packed)(job)
+    return run_packed(_received[0], job)
 
 
 @contextlib.contextmanager
