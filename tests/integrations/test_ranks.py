@@ -8,7 +8,9 @@ import pytest
 from torch import nn
 
 from hessinit.integrations.callback import is_first_rank, on_first_rank, share_weights
-from integrations.two_ranks import run_on_two_ranks
+from several_ranks import run_on_ranks
+
+WORK = Path(__file__).with_name("rank_work.py")
 
 
 def test_alone_the_work_is_done_and_nothing_is_sent() -> None:
@@ -22,7 +24,7 @@ def test_alone_the_work_is_done_and_nothing_is_sent() -> None:
 
 @pytest.mark.sweep
 def test_two_ranks_share_every_kind_of_weight_and_every_failure(tmp_path: Path) -> None:
-    said, told = run_on_two_ranks("share", tmp_path)
+    said, told = run_on_ranks(WORK, "share", tmp_path, 2)
     assert "IndexError: list index out of range" in said
     assert "RuntimeError: looking failed on rank 0, so that every rank stops: IndexError" in told[-1]
 
@@ -39,7 +41,7 @@ def test_ranks_of_ddp_get_the_same_weights_and_the_same_failure(
 ) -> None:
     said = [
         [line for line in lines if line.startswith(("weights ", "failed "))]
-        for lines in run_on_two_ranks(work, tmp_path)
+        for lines in run_on_ranks(WORK, work, tmp_path, 2)
     ]
     (first, failed), (second, told) = said
     assert first == second

@@ -7,7 +7,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from hessinit._version import __version__
-from hessinit.curvature import derivative_check, engines, operators, rounding_error
+from hessinit.curvature import derivative_check, engines, operators, rounding_error, shares
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
+from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Kind = TypeVar("Kind", bound=operators.WeightOperator)
+# Parts of a report beside the layers, which go by the names of parameters: these begin with no dot.
+NETWORK, JACOBIANS, DIAGNOSTICS = ".network", ".jacobians", ".diagnostics"
 SOFTWARE = {"hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
@@ -101,6 +104,16 @@ class Rows:
     def _build(self, kind: str, evaluations: list[Evaluation]) -> engines.Engine:
         return engines.build_engine(evaluations, kind, self._settings, self._estimator)
 
+    def share(self, ranks: Ranks) -> list[shares.SharedEngine]:
+        """Measure the examples of all ranks, on rank 0, where each rank has evaluated its own."""
+        own = [self.main, *([self._build("gauss-newton", self.evaluations)] if self._both else [])]
+        for curvature in {self._kind: None, "gauss-newton": None} if self._both else {self._kind: None}:
+            found = rounding_error.relative_rounding(self.evaluations, curvature, ranks.exchange)
+            self._rounding[curvature] = found
+        shared = [shares.SharedEngine(ranks, one, i, self.evaluations[0]) for i, one in enumerate(own)]
+        self.main, self._engines = shared[0], list(shared)
+        return shared
+
     @cached_property
     def _engines(self) -> list[engines.Engine]:
         found = [self.main]
@@ -150,8 +163,8 @@ class Rows:
         """The rows with what the problem and the main engine say about them."""
         return CurvatureReport(
             layers=layers, network=network, curvature=curvature, tolerance=self._settings.tolerance,
-            engine=self.main.name, **facts_of(self.problem, self.evaluations),
-            **{"engine_reason": self.main.reason, **details},
+            engine=self.main.name,
+            **{**facts_of(self.problem, self.evaluations), "engine_reason": self.main.reason, **details},
         )  # fmt: skip
 
     def _rounded(self, extremes: engines.Extremes, curvature: str, parameter: str) -> engines.Extremes:
@@ -179,6 +192,7 @@ class Rows:
         )  # fmt: skip
 
 
+@on_all_ranks
 def measure(
     model: nn.Module,
     loss: Loss,
@@ -203,6 +217,7 @@ def measure(
     diagnostics: bool = False,
     network: bool = True,
     strict: bool = False,
+    distributed: str | None = None,
 ) -> CurvatureReport:
     """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
 
@@ -218,6 +233,10 @@ def measure(
     `check=False`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
     Jacobians around each layer and the paper's Theorem 2, `diagnostics` for activations and gradients, dead
     and saturated units. `network=False` bounds the network's norm by the layers' instead of measuring it.
+
+    In a job of several processes, all of which make this call, `distributed="batch"` takes a share of the
+    examples from each rank, and "layers" the same batch from all, which share the layers out; every rank gets
+    the report of one process.
 
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together; with
     diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
@@ -250,29 +269,57 @@ def measure(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
+    ranks = distributed if isinstance(distributed, Ranks) else None
+    if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
+        asked = "jacobians" if jacobians else "diagnostics"
+        why = f'{asked}=True needs all examples in one process, and distributed="batch" spreads them'
+        raise ProblemError(f'{why}; pass the whole batch on every rank, with distributed="layers".')
     with problem.settings():
-        evaluations = evaluate(problem)
+        evaluations, facts = evaluate(problem), dict[str, Any]()
+        if ranks is not None and ranks.split == "batch":
+            facts = shares.join_shares(ranks, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
-        rows = measuring.layers(ordered)
-        whole = measuring.network() if network else measuring.bounded_network(rows)
-        further: dict[str, Mapping[str, Any]] = {}
-        if jacobians:
-            from hessinit.measurement.bounds import jacobian_bounds
 
-            further["jacobians"] = jacobian_bounds(problem, evaluations, settings)
-        if diagnostics:
-            from hessinit.measurement.diagnostics import diagnose
+        def fill(names: Collection[str]) -> dict[str, Any]:
+            """The parts of the report by name: layers, the network, what else was asked for."""
+            some = [layer for layer in ordered if layer.parameter in names]
+            found: dict[str, Any] = dict(zip([one.parameter for one in some], measuring.layers(some), strict=True))
+            if NETWORK in names:
+                found[NETWORK] = measuring.network()
+            if JACOBIANS in names:
+                from hessinit.measurement.bounds import jacobian_bounds
 
-            further["diagnostics"] = diagnose(problem, evaluations)
-        rows = tuple(
-            replace(row, **{field: found[layer.parameter] for field, found in further.items()})
-            for row, layer in zip(rows, ordered, strict=True)
-        )
-        notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
-        seconds = time.perf_counter() - started
-        report = measuring.report(rows, whole, curvature, seconds=seconds, notes=notes)
-    _complain(rows if not network else (*rows, whole), tolerance, strict)
+                found[JACOBIANS] = jacobian_bounds(problem, evaluations, settings)
+            if DIAGNOSTICS in names:
+                from hessinit.measurement.diagnostics import diagnose
+
+                found[DIAGNOSTICS] = diagnose(problem, evaluations)
+            return found
+
+        def report_on(parts: dict[str, Any]) -> CurvatureReport:
+            further = [name for name in (JACOBIANS, DIAGNOSTICS) if name in parts]
+            rows = tuple(
+                replace(parts[one.parameter], **{name[1:]: parts[name][one.parameter] for name in further})
+                for one in ordered
+            )
+            whole = parts[NETWORK] if network else measuring.bounded_network(rows)
+            notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
+            seconds = time.perf_counter() - started
+            return measuring.report(rows, whole, curvature, seconds=seconds, notes=notes, **facts)
+
+        # Rough costs: a product with a block costs about as much as with all of them.
+        total = sum(layer.size for layer in ordered)
+        costs = {layer.parameter: 1 + layer.size / total for layer in ordered} | ({NETWORK: 2.0} if network else {})
+        costs |= ({JACOBIANS: 10.0} if jacobians else {}) | ({DIAGNOSTICS: 1.0} if diagnostics else {})
+        if ranks is None:
+            report = report_on(fill(costs))
+        elif ranks.split == "layers":
+            parts = ranks.divide(costs, fill)
+            report = ranks.first(lambda: report_on(parts), last=True)
+        else:
+            report = shares.lead(ranks, measuring.share(ranks), lambda: report_on(fill(costs)))
+    _complain((*report.layers, report.network) if network else report.layers, tolerance, strict)
     return report
 
 
@@ -286,7 +333,7 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
     message = f"{shown} did not reach tolerance={tolerance:g}: {loose[0][1].reason}."
     if strict:
         raise ConvergenceError(message)
-    warnings.warn(message, ConvergenceWarning, stacklevel=3)
+    warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorator
 
 
 # --- The same matrices as operators -----------------------------------------------------------------------
