@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,11 +55,6 @@ class Difference(NamedTuple):
         squares = sum(layer.along * layer.along for layer in layers)
         return cls(*map(sum, zip(*layers, strict=True)))._replace(squares=squares)
 
-    @classmethod
-    def of_shares(cls, shares: Sequence[Difference]) -> Difference:
-        """Of the sum of products, each of other examples."""
-        return cls(*map(sum, zip(*shares, strict=True)))._replace(size=shares[0].size)
-
     def judge(self) -> RoundingError:
         """To first order an error E moves an eigenvalue by yᵀE y: only what is along the vector counts.
 
@@ -86,36 +81,36 @@ class Rounding:
         layers = {name: difference.judge() for name, difference in found.items()}
         return cls(layers, Difference.of_all(list(found.values())).judge())
 
+    @classmethod
+    def worst(cls, shares: Sequence[Rounding]) -> Rounding:
+        """Of sums over shares of the examples: at most the largest relative one, to first order."""
 
-def relative_rounding(
-    evaluations: Sequence[Evaluation], curvature: str,
-    gather: Callable[[dict[str, Difference]], list[dict[str, Difference]]] = lambda own: [own],
-) -> Rounding:  # fmt: skip
+        def of(errors: Sequence[RoundingError]) -> RoundingError:
+            return RoundingError(max(one.relative for one in errors), all(one.is_all for one in errors))
+
+        layers = {name: of([one.layers[name] for one in shares]) for name in shares[0].layers}
+        return cls(layers, of([one.network for one in shares]))
+
+
+def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Rounding:
     """The error that rounding causes, from a random product with the curvature and the same in float64.
 
     Cancellation in the forward (BatchNorm of inputs 300 ± 0.1) shows here, and nowhere in the residuals of an
-    iteration. Costs a gradient in float64 for Gauss-Newton, about three for the exact Hessian. `gather` gets
-    what other ranks found on their examples.
+    iteration. Costs a gradient in float64 for Gauss-Newton, about three for the exact Hessian.
     """
     problem = evaluations[0].problem
     if problem.dtype == torch.float64:
         # A forward that casts its output to float32 rounds it all the same.
         own = RoundingError(float(torch.finfo(torch.float32).eps) if problem.casts_output else 0.0)
         return Rounding(dict.fromkeys(problem.leaves, own), own)
-    shares = gather(_differences(evaluations, curvature))
-    return Rounding.of({name: Difference.of_shares([one[name] for one in shares]) for name in shares[0]})
-
-
-def _differences(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Difference]:
-    problem = evaluations[0].problem
     if curvature == "gauss-newton" and all(one.separable for one in evaluations):
         # Float64 convolutions are several times as slow as float32 ones.
         some = [Evaluation(problem, one.batch.take(one.batch.sample()), one.weight) for one in evaluations]
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
             found = _compare(some, curvature)
             if all(one.single > 0 and one.judge().relative < _ORDINARY for one in found.values()):
-                return found
-    return _compare(evaluations, curvature)
+                return Rounding.of(found)
+    return Rounding.of(_compare(evaluations, curvature))
 
 
 def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Difference]:

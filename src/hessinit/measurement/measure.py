@@ -7,7 +7,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
-from hessinit.problem.ranks import Ranks, on_all_ranks
+from hessinit.problem.ranks import Ranks, on_all_ranks, ranks_in
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Kind = TypeVar("Kind", bound=operators.WeightOperator)
-# Parts of a report beside the layers, which go by the names of parameters: these begin with no dot.
-NETWORK, JACOBIANS, DIAGNOSTICS = ".network", ".jacobians", ".diagnostics"
 SOFTWARE = {"hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
@@ -104,15 +102,18 @@ class Rows:
     def _build(self, kind: str, evaluations: list[Evaluation]) -> engines.Engine:
         return engines.build_engine(evaluations, kind, self._settings, self._estimator)
 
-    def share(self, ranks: Ranks) -> list[shares.SharedEngine]:
-        """Measure the examples of all ranks, on rank 0, where each rank has evaluated its own."""
+    def lead(self, ranks: Ranks, work: Callable[[], CurvatureReport]) -> CurvatureReport:
+        """The report on the examples of all ranks, of which each has evaluated its own."""
         own = [self.main, *([self._build("gauss-newton", self.evaluations)] if self._both else [])]
-        for curvature in {self._kind: None, "gauss-newton": None} if self._both else {self._kind: None}:
-            found = rounding_error.relative_rounding(self.evaluations, curvature, ranks.exchange)
-            self._rounding[curvature] = found
-        shared = [shares.SharedEngine(ranks, one, i, self.evaluations[0]) for i, one in enumerate(own)]
-        self.main, self._engines = shared[0], list(shared)
-        return shared
+        for kind in (self._kind, "gauss-newton") if self._both else (self._kind,):
+            found = ranks.exchange(rounding_error.relative_rounding(self.evaluations, kind))
+            self._rounding[kind] = rounding_error.Rounding.worst(found)
+
+        def measured(shared: list[engines.Engine]) -> CurvatureReport:
+            self.main, self._engines = shared[0], shared
+            return work()
+
+        return shares.lead(ranks, own, unused_leaves(self.evaluations), measured)
 
     @cached_property
     def _engines(self) -> list[engines.Engine]:
@@ -192,7 +193,7 @@ class Rows:
         )  # fmt: skip
 
 
-@on_all_ranks
+@on_all_ranks()
 def measure(
     model: nn.Module,
     loss: Loss,
@@ -269,7 +270,7 @@ def measure(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
-    ranks = distributed if isinstance(distributed, Ranks) else None
+    ranks = ranks_in(distributed)
     if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
         asked = "jacobians" if jacobians else "diagnostics"
         why = f'{asked}=True needs all examples in one process, and distributed="batch" spreads them'
@@ -281,44 +282,41 @@ def measure(
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
 
-        def fill(names: Collection[str]) -> dict[str, Any]:
-            """The parts of the report by name: layers, the network, what else was asked for."""
+        def fill(names: Collection[str]) -> dict[str, LayerCurvature]:
+            """Rows by the name of the parameter; "" is the network."""
             some = [layer for layer in ordered if layer.parameter in names]
-            found: dict[str, Any] = dict(zip([one.parameter for one in some], measuring.layers(some), strict=True))
-            if NETWORK in names:
-                found[NETWORK] = measuring.network()
-            if JACOBIANS in names:
+            found = dict(zip([one.parameter for one in some], measuring.layers(some), strict=True))
+            return found | ({"": measuring.network()} if "" in names else {})
+
+        def conclude(found: dict[str, LayerCurvature]) -> CurvatureReport:
+            rows = tuple(found[layer.parameter] for layer in ordered)
+            whole = found[""] if network else measuring.bounded_network(rows)
+            further: dict[str, Mapping[str, Any]] = {}
+            if jacobians:
                 from hessinit.measurement.bounds import jacobian_bounds
 
-                found[JACOBIANS] = jacobian_bounds(problem, evaluations, settings)
-            if DIAGNOSTICS in names:
+                further["jacobians"] = jacobian_bounds(problem, evaluations, settings)
+            if diagnostics:
                 from hessinit.measurement.diagnostics import diagnose
 
-                found[DIAGNOSTICS] = diagnose(problem, evaluations)
-            return found
-
-        def report_on(parts: dict[str, Any]) -> CurvatureReport:
-            further = [name for name in (JACOBIANS, DIAGNOSTICS) if name in parts]
+                further["diagnostics"] = diagnose(problem, evaluations)
             rows = tuple(
-                replace(parts[one.parameter], **{name[1:]: parts[name][one.parameter] for name in further})
-                for one in ordered
+                replace(row, **{field: found[layer.parameter] for field, found in further.items()})
+                for row, layer in zip(rows, ordered, strict=True)
             )
-            whole = parts[NETWORK] if network else measuring.bounded_network(rows)
             notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
             seconds = time.perf_counter() - started
             return measuring.report(rows, whole, curvature, seconds=seconds, notes=notes, **facts)
 
-        # Rough costs: a product with a block costs about as much as with all of them.
-        total = sum(layer.size for layer in ordered)
-        costs = {layer.parameter: 1 + layer.size / total for layer in ordered} | ({NETWORK: 2.0} if network else {})
-        costs |= ({JACOBIANS: 10.0} if jacobians else {}) | ({DIAGNOSTICS: 1.0} if diagnostics else {})
-        if ranks is None:
-            report = report_on(fill(costs))
-        elif ranks.split == "layers":
-            parts = ranks.divide(costs, fill)
-            report = ranks.first(lambda: report_on(parts), last=True)
+        sizes = {layer.parameter: layer.size for layer in ordered}
+        sizes |= {"": sum(sizes.values())} if network else {}
+        if ranks is not None and ranks.split == "batch":
+            report = measuring.lead(ranks, lambda: conclude(fill(sizes)))
+        elif ranks is not None:
+            found = ranks.divide(sizes, fill)
+            report = ranks.first(lambda: conclude(found), last=True)
         else:
-            report = shares.lead(ranks, measuring.share(ranks), lambda: report_on(fill(costs)))
+            report = conclude(fill(sizes))
     _complain((*report.layers, report.network) if network else report.layers, tolerance, strict)
     return report
 
