@@ -81,16 +81,6 @@ class Rounding:
         layers = {name: difference.judge() for name, difference in found.items()}
         return cls(layers, Difference.of_all(list(found.values())).judge())
 
-    @classmethod
-    def worst(cls, shares: Sequence[Rounding]) -> Rounding:
-        """Of sums over shares of the examples: at most the largest relative one, to first order."""
-
-        def of(errors: Sequence[RoundingError]) -> RoundingError:
-            return RoundingError(max(one.relative for one in errors), all(one.is_all for one in errors))
-
-        layers = {name: of([one.layers[name] for one in shares]) for name in shares[0].layers}
-        return cls(layers, of([one.network for one in shares]))
-
 
 def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Rounding:
     """The error that rounding causes, from a random product with the curvature and the same in float64.

@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hessinit.curvature import engines, operators, probes
 from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.errors import ProblemError
-from hessinit.problem.determinism import agree
 from hessinit.problem.ranks import Ranks
 
 T = TypeVar("T")
@@ -95,52 +94,35 @@ def lead(
 
 def _coupling(evaluation: Evaluation) -> str:
     """Which part makes the examples of a batch depend on each other; "" if none does."""
-    alone = True if evaluation.separable else _is_alone(evaluation)
-    if alone is None:  # normalization by the statistics of the batch: in train mode, or without its own
-        modules = [one for one in evaluation.problem.model.modules() if isinstance(one, _BatchNorm)]
-        alone = not any(one.training or one.running_mean is None for one in modules)
+    problem, size, output = evaluation.problem, evaluation.batch.size, evaluation.output
+    modules = [one for one in problem.model.modules() if isinstance(one, _BatchNorm)]
+    alone = evaluation.separable or not any(one.training or one.running_mean is None for one in modules)
+    if size > 1 and problem.dropout != "freeze" and output.ndim and output.shape[0] == size:
+        alone = evaluation.separable  # it was tried
     if not alone:
         return "the model's output for an example depends on others (as by BatchNorm in train mode)"
     return "" if _loss_is_apart(evaluation) else "the loss compares the examples of a batch"
 
 
-def _owners(output: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
-    """The ways to count `size` examples in an output: a dimension, and the example of each of its entries."""
+def _owners(output: Tensor, size: int) -> Iterator[Tensor]:
+    """The ways in which an output may count `size` examples: the example of each entry, to be broadcast."""
     rows = output.shape[0] if output.ndim else 0
     if rows and rows % size == 0:
-        yield 0, torch.arange(rows) // (rows // size)
-        yield 0, torch.arange(rows) % size
+        for owners in (torch.arange(rows) // (rows // size), torch.arange(rows) % size):
+            yield owners.view(-1, *[1] * (output.ndim - 1)).to(output.device)
     if output.ndim > 1 and output.shape[1] == size:
-        yield 1, torch.arange(size)
-
-
-def _is_alone(evaluation: Evaluation) -> bool | None:
-    """Whether some examples have the same output without the others; None where it cannot be tried."""
-    problem, batch, output = evaluation.problem, evaluation.batch, evaluation.output.detach()
-    if batch.size < 2 or problem.dropout == "freeze":
-        return None
-    some, compared = batch.sample(), []
-    try:
-        with torch.no_grad():
-            sample = problem.output(batch.take(some))
-    except Exception:  # the model needs the whole batch
-        return None
-    for dim, owners in _owners(output, batch.size):
-        kept = output.index_select(dim, torch.isin(owners, some).nonzero()[:, 0].to(output.device))
-        compared += [agree(sample, kept)] if sample.shape == kept.shape else []
-    return any(compared) if compared else None
+        yield torch.arange(size).view(-1, *[1] * (output.ndim - 2)).to(output.device)
 
 
 def _loss_is_apart(evaluation: Evaluation) -> bool:
     """Whether `H_z` leaves the outputs of the other examples alone where some move."""
     output, size = evaluation.output, evaluation.batch.size
-    direction, found = probes.random_like(output, evaluation.problem.seed), []
-    for dim, owners in _owners(output, size):
-        view = owners.view([-1 if one == dim else 1 for one in range(output.ndim)]).to(output.device)
-        apart = True
+    direction, ways = probes.random_like(output, evaluation.problem.seed), []
+    for owners in _owners(output, size):
+        ways.append(True)
         for bit in range((size - 1).bit_length()):  # any two examples differ in some bit of their numbers
-            moving = (view >> bit) % 2 == 0
+            moving = (owners >> bit) % 2 == 0
             product = evaluation.output_hessian(direction * moving).abs()
-            apart &= bool((product * ~moving).max() <= torch.finfo(output.dtype).eps ** 0.6 * product.max())
-        found.append(apart)
-    return any(found) if found else True
+            rounding = torch.finfo(output.dtype).eps ** 0.6 * product.max()
+            ways[-1] &= bool((product * ~moving).max() <= rounding)
+    return any(ways) or not ways

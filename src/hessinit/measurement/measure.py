@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
-from hessinit.problem.ranks import Ranks, on_all_ranks, ranks_in
+from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
 
@@ -94,7 +94,7 @@ class Rows:
     ) -> None:  # fmt: skip
         self.problem, self.evaluations = problem, evaluations
         self._spectrum, self._settings = spectrum or {}, settings
-        self._rounding: dict[str, rounding_error.Rounding] = {}
+        self._rounding: dict[str, list[rounding_error.Rounding]] = {}  # of each rank
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
         self._both, self._estimator = curvature == "both", estimator
         self.main = self._build(self._kind, evaluations)
@@ -106,8 +106,7 @@ class Rows:
         """The report on the examples of all ranks, of which each has evaluated its own."""
         own = [self.main, *([self._build("gauss-newton", self.evaluations)] if self._both else [])]
         for kind in (self._kind, "gauss-newton") if self._both else (self._kind,):
-            found = ranks.exchange(rounding_error.relative_rounding(self.evaluations, kind))
-            self._rounding[kind] = rounding_error.Rounding.worst(found)
+            self._rounding[kind] = ranks.exchange(rounding_error.relative_rounding(self.evaluations, kind))
 
         def measured(shared: list[engines.Engine]) -> CurvatureReport:
             self.main, self._engines = shared[0], shared
@@ -171,9 +170,9 @@ class Rows:
     def _rounded(self, extremes: engines.Extremes, curvature: str, parameter: str) -> engines.Extremes:
         """The extremes with the rounding error of the operator; of the whole network without a parameter."""
         if curvature not in self._rounding:
-            self._rounding[curvature] = rounding_error.relative_rounding(self.evaluations, curvature)
-        found = self._rounding[curvature]
-        error = found.layers[parameter] if parameter else found.network
+            self._rounding[curvature] = [rounding_error.relative_rounding(self.evaluations, curvature)]
+        found = [one.layers[parameter] if parameter else one.network for one in self._rounding[curvature]]
+        error = max(found, key=lambda one: (not one.is_all, one.relative))
         return engines.with_rounding(extremes, error, self._settings.tolerance)
 
     def _row(self, layer: Layer, names: Sequence[str], found: Sequence[engines.Extremes]) -> LayerCurvature:
@@ -270,7 +269,7 @@ def measure(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
-    ranks = ranks_in(distributed)
+    ranks: Ranks | None = cast(Any, distributed)  # by the decorator
     if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
         asked = "jacobians" if jacobians else "diagnostics"
         why = f'{asked}=True needs all examples in one process, and distributed="batch" spreads them'

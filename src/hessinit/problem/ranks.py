@@ -1,7 +1,6 @@
 """The ranks of a distributed job that call a verb together: agreement, messages, and who is missing.
 
-The ranks form a star: rank 0 hears from every other one, and every other one from rank 0. So whoever waits
-knows for whom, and a connection that closes names the rank that is gone.
+They form a star around rank 0: whoever waits knows for whom, and a closed connection names who is gone.
 """
 
 from __future__ import annotations
@@ -10,9 +9,11 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
+import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,10 +26,14 @@ from hessinit.problem.validate import check_model, check_present, unwrap
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_CPU = torch.device("cpu")
+_BEGINNING = 2**13  # bytes
 # A group for messages beside one that knows no CPU, as NCCL's.
 _BESIDE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _PLAIN = (str, int, float, type(None), torch.dtype)
+_GONE = "ended, or its connection was lost. Its own output says why; start the job again"
+_SLOW = (
+    "did not answer in time. Make the same calls on every rank, or init_process_group(timeout=…) wait longer"
+)
 _RULES = {
     "option": "all ranks must pass the same options; pass one value everywhere",
     "model": "all ranks must pass the same model, in the same mode; build it in the same way everywhere",
@@ -37,10 +42,8 @@ _RULES = {
 }
 
 
-class Failure(NamedTuple):
+class Failure(str):
     """Sent in place of a value: why there is none."""
-
-    text: str
 
 
 class Ranks:
@@ -80,7 +83,7 @@ class Ranks:
         """What every rank gave, on every rank; `last` says that nothing follows."""
         if self.rank:
             self._send(0, value)
-        return self._settle([] if self.rank else [value, *map(self._hear, self._others)], last)
+        return self._settle([] if self.rank else [value, *map(self._receive, self._others)], last)
 
     def first(self, work: Callable[[], T], last: bool = False) -> T:
         """What the work gives on rank 0, on every rank; the others wait."""
@@ -97,7 +100,7 @@ class Ranks:
         """Ask the other ranks; returns a function that waits for their answers."""
         for rank in self._others:
             self._send(rank, question)
-        return lambda: _checked([self._hear(rank) for rank in self._others])
+        return lambda: _checked([self._receive(rank) for rank in self._others])
 
     def divide(self, sizes: Mapping[str, int], work: Callable[[list[str]], dict[str, T]]) -> dict[str, T]:
         """Do the work by names, each on one rank: the largest first, on the rank with the least to do."""
@@ -108,19 +111,19 @@ class Ranks:
             mine += [name] if owner == self.rank else []
         return {name: one for part in self.exchange(work(mine)) for name, one in part.items()}
 
-    def _settle(self, found: list[Any], last: bool = False, answer: Callable[..., Any] | None = None) -> Any:
+    def _settle(self, found: Any, last: bool = False, answer: Callable[..., Any] | None = None) -> Any:
         """Rank 0 tells the others what was found; these answer its questions until then."""
         self._leads, failure = False, None
         for rank in () if self.rank else self._others:
-            with contextlib.suppress(RankError):  # it will be missed in the next exchange
-                self._send(rank, found)
-        while self.rank and not isinstance(found := self._receive(0), list):
+            self._send(rank, found)  # who is gone will be missed in the next exchange
+        while self.rank and isinstance(found := self._receive(0), tuple):
             assert answer is not None
             try:
                 reply = answer(*found)
             except BaseException as caught:  # rank 0 hears of it, and ends all of them
                 failure, reply = caught, self._describe(caught)
             self._send(0, reply)
+        found = [found] if isinstance(found, Failure) else found
         self._over = last or any(isinstance(one, Failure) for one in found)
         if failure is not None:
             raise failure
@@ -131,46 +134,45 @@ class Ranks:
         return Failure(str(failure) if isinstance(failure, RankError) else f"{self.doing} {text}")
 
     def _send(self, to: int, value: Any) -> None:
-        self._reach(to, lambda: dist.send_object_list([value], to, group=self._group, device=_CPU))
+        data = pickle.dumps(value)
+        # The length and the beginning go together: a message costs more than its bytes.
+        beginning = len(data).to_bytes(8, "little") + data[:_BEGINNING].ljust(_BEGINNING, b"\0")
+        for part in filter(None, (beginning, data[_BEGINNING:])):
+            self._reach(to, dist.send, torch.frombuffer(bytearray(part), dtype=torch.uint8))
 
     def _receive(self, source: int) -> Any:
-        box = [None]
-        self._reach(source, lambda: dist.recv_object_list(box, source, group=self._group, device=_CPU))
-        return box[0]
+        data, left = b"", 8 + _BEGINNING
+        while left > 0:
+            found = torch.empty(left, dtype=torch.uint8)
+            self._reach(source, dist.recv, found)
+            if source in self._lost:
+                return Failure(f"{self.doing} stopped on every rank: rank {source} {self._lost[source]}.")
+            data += found.numpy().tobytes()
+            left = 8 + int.from_bytes(data[:8], "little") - len(data)
+        return pickle.loads(data[8:])
 
-    def _hear(self, source: int) -> Any:
+    def _reach(self, rank: int, transfer: Callable[..., Any], tensor: Tensor) -> None:
         try:
-            return self._receive(source)
-        except RankError as missing:
-            return Failure(str(missing))
-
-    def _reach(self, rank: int, transfer: Callable[[], Any]) -> None:
-        if rank not in self._lost:
-            try:
-                transfer()
-                return
-            except RuntimeError as failure:
-                slow = (
-                    "did not answer in time: it is slow, or waits elsewhere. Every rank must make the same "
-                )
-                slow += "calls; init_process_group(timeout=…) waits longer"
-                gone = "ended, or its connection was lost. Its own output says why; start the job again"
-                self._lost[rank] = slow if "timed out" in str(failure).lower() else gone
-        raise RankError(f"{self.doing} stopped on every rank: rank {rank} {self._lost[rank]}.")
+            if rank not in self._lost:
+                transfer(tensor, rank, group=self._group)
+        except RuntimeError as failure:
+            self._lost[rank] = _SLOW if "timed out" in str(failure).lower() else _GONE
 
     def agree(self, given: Mapping[str, Any], *, same_weights: bool) -> list[Batch]:
         """Refuse, on every rank, options or models that differ between the ranks; returns the batches."""
         check_model(given["model"], given.get("forward"))
         model = unwrap(given["model"])
         check_present(model)
-        for name, one in model.named_modules():
-            if isinstance(one, nn.SyncBatchNorm) and one.training:
-                why = f"{name or 'the model'} is a SyncBatchNorm in train mode: its forward needs other ranks"
-                way = 'pass the model before convert_sync_batchnorm, with distributed="layers"'
-                raise ProblemError(f"{why}. Call model.eval(), or {way}.")
+        if any(isinstance(one, nn.SyncBatchNorm) and one.training for one in model.modules()):
+            way = 'call model.eval(), or pass it before convert_sync_batchnorm, with distributed="layers"'
+            raise ProblemError(f"SyncBatchNorm in train mode talks to other ranks in its forward; {way}.")
         batches = [one for _, one in read_batches(given["batch"])]
         options = {**given, **given.get("options", {}), "distributed": self.split}
-        named = [*model.named_parameters(), *model.named_buffers()]
+        still = [one for one in model.named_modules() if not one[1].training]  # others write to their buffers
+        buffers = [
+            (f"{at}.{name}", one) for at, part in still for name, one in part.named_buffers(recurse=False)
+        ]
+        named = [*model.named_parameters(), *buffers]
         facts = {("option", name): repr(one) for name, one in options.items() if _is_plain(one)}
         facts |= {("model", name): f"{tuple(one.shape)}, {one.dtype}" for name, one in named}
         modes = [one.training for one in model.modules()], [one.requires_grad for one in model.parameters()]
@@ -191,15 +193,11 @@ class Ranks:
         """The examples of all ranks as one batch, or as a list where they do not fit together."""
         if self.split == "layers":
             return _pairs(batches)
-        found = [
-            one
-            for share in self.exchange(map_tensors(lambda one: one.detach().cpu(), list(batches)))
-            for one in share
-        ]
-        counted = all(
-            one.ndim and len(one) % batch.size == 0 for batch in found for one in tensors_in(batch.__dict__)
-        )
-        joined = join_batches(found) if counted and len(found) == self.size else None
+        shares = self.exchange(map_tensors(lambda one: one.detach().cpu(), list(batches)))
+        found = list(itertools.chain(*shares))
+        tensors = [(one, batch.size) for batch in found for one in tensors_in([batch.inputs, batch.targets])]
+        counted = len(found) == self.size and all(one.ndim and len(one) % size == 0 for one, size in tensors)
+        joined = join_batches(found) if counted else None
         return _pairs(found if joined is None else [joined])
 
 
@@ -233,11 +231,6 @@ def on_all_ranks(alone: Alone | None = None) -> Callable[[Callable[P, T]], Calla
     return decorate
 
 
-def ranks_in(distributed: Any) -> Ranks | None:
-    """The ranks that a verb found in place of its option."""
-    return distributed if isinstance(distributed, Ranks) else None
-
-
 def share_weights(model: nn.Module) -> None:
     """Give every rank the first one's parameters and buffers, bit for bit and in place."""
     if not (dist.is_available() and dist.is_initialized()):
@@ -255,7 +248,7 @@ def share_weights(model: nn.Module) -> None:
 def _checked(found: list[Any]) -> list[Any]:
     for one in found:
         if isinstance(one, Failure):
-            raise RankError(one.text)
+            raise RankError(one)
     return found
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import read_batches, tensors_in
 from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.problem import Loss, Problem
-from hessinit.problem.ranks import Ranks, on_all_ranks, ranks_in
+from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
@@ -89,7 +89,7 @@ def track(
     curvature, settings, problem = rules.read_curvature_options(model, loss, given)
     if path is None and resume:
         raise ProblemError("resume=True needs the file to continue; pass its path=, or leave resume out.")
-    ranks = ranks_in(distributed)
+    ranks: Ranks | None = cast(Any, distributed)  # by the decorator
     is_first = ranks is None or not ranks.rank
     log = None if path is None or not is_first else TrackLog(path, resume)
     sinks, rate = find_sinks(log_to) if is_first else [], check_rate(lr)
