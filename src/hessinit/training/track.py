@@ -243,7 +243,8 @@ class Tracker:
         self._budget.count(time.perf_counter() - started)
         if self._crosses_limit() and self._warn:
             message = warn_of_limit(point, self._record.optimizer)
-            warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
+            # The caller of step, or of track, which is decorated.
+            warnings.warn(message, EdgeOfStabilityWarning, stacklevel=4 if must_succeed else 3)
         return point
 
     def _from_first(self, work: Callable[[], T]) -> T:
