@@ -15,7 +15,15 @@ from torch.autograd.graph import GradientEdge
 from hessinit.curvature import derivative_check, layer_uses, operators, rounding_error, stochastic
 from hessinit.curvature.evaluation import Evaluation, check_curved, factor_loss_hessian, unused_leaves
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, known_calls, trace_grams
-from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue, top_eigenpairs
+from hessinit.curvature.lanczos import (
+    LanczosSearch,
+    Which,
+    lanczos,
+    lockstep_tops,
+    run_together,
+    smallest_eigenvalue,
+    top_eigenpairs,
+)
 from hessinit.curvature.probes import Operator, random_like
 from hessinit.errors import ProblemError
 from hessinit.results.curvature_report import Estimate
@@ -52,6 +60,7 @@ class Engine(ABC):
 
     name = "lanczos"
     reason: str
+    ends: Which = "both"  # of the spectrum, that must converge in a block that may be indefinite
     _settings: LanczosSettings
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
@@ -70,15 +79,28 @@ class Engine(ABC):
         return False
 
     def _search(self, operator: Operator, rank: int | None) -> Extremes:
+        return self._search_each([operator], [rank])[0]
+
+    def _search_each(self, operators: Sequence[Operator], ranks: Sequence[int | None]) -> list[Extremes]:
         """Lanczos; a semidefinite block without full rank has the smallest eigenvalue 0."""
-        size, options = int(operator.shape[0]), self._settings.options
+        plans = [self._plan(operator, rank) for operator, rank in zip(operators, ranks, strict=True)]
+        run_together([search for search, _ in plans])
+        found = []
+        for search, below in plans:
+            top, bottom = search.result.top, below or search.result.bottom
+            assert bottom is not None
+            # One run finds both: its products are counted once.
+            found.append(Extremes(top, replace(bottom, products=0), self.name, self.reason))
+        return found
+
+    def _plan(self, operator: Operator, rank: int | None) -> tuple[LanczosSearch, Estimate | None]:
+        """The search, and the smallest eigenvalue where it is known before."""
+        size = int(operator.shape[0])
         if rank is not None and rank < size:
-            top = lanczos(operator, which="top", **options).top
-            return Extremes(top, zero_bottom(rank, size), self.name, self.reason)
-        found = lanczos(operator, which="both", semidefinite=rank is not None, **options)
-        assert found.bottom is not None
-        # One run finds both: its products are counted once.
-        return Extremes(found.top, replace(found.bottom, products=0), self.name, self.reason)
+            search = LanczosSearch(operator, which="top", **self._settings.options)
+            return search, zero_bottom(rank, size)
+        options = {**self._settings.options, "semidefinite": rank is not None}
+        return LanczosSearch(operator, which=self.ends, **options), None
 
 
 def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float) -> Extremes:
@@ -127,18 +149,44 @@ def measure_spectrum(
 
 
 class LanczosEngine(Engine):
-    """One Lanczos run per block; `rank` bounds that of a semidefinite curvature, None if it is indefinite."""
+    """One Lanczos run per block; `rank` bounds that of a semidefinite curvature, None if it is indefinite.
+
+    Where nobody looked whether it is, `ends` is "norm": its other end is left with the error that it has.
+    """
 
     def __init__(
-        self, evaluations: Sequence[Evaluation], settings: LanczosSettings, reason: str, rank: int | None
-    ) -> None:
+        self, evaluations: Sequence[Evaluation], settings: LanczosSettings, reason: str, rank: int | None,
+        ends: Which = "both",
+    ) -> None:  # fmt: skip
         self._evaluations, self._settings, self.reason, self._rank = evaluations, settings, reason, rank
+        self.ends = ends
 
     def operator(self, names: Sequence[str]) -> operators.LinearOperator:
         return operators.GaussNewtonOperator(self._evaluations, names)
 
     def extremes(self, names: Sequence[str]) -> Extremes:
         return self._search(self.operator(names), self._rank)
+
+    def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
+        """In groups: their Lanczos vectors take no more memory than those of the largest layer."""
+        sizes = {name: self._evaluations[0].leaves[name].numel() for name in names}
+        found: dict[str, Extremes] = {}
+        for group in _groups(names, sizes):
+            blocks = [self.operator([name]) for name in group]
+            found |= zip(group, self._search_each(blocks, [self._rank] * len(group)), strict=True)
+        return found
+
+
+def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
+    groups: list[list[str]] = []
+    room = 0
+    for name in names:
+        if sizes[name] > room:
+            groups.append([])
+            room = max(sizes.values())
+        groups[-1].append(name)
+        room -= sizes[name]
+    return groups
 
 
 def zero_bottom(rank: int, size: int) -> Estimate:
@@ -330,10 +378,19 @@ class GramEngine(Engine):
         # The small Gram problems run in lockstep.
         small = [name for name in names if self._is_small([name])]
         grams = [self._grams[0][name] for name in small]
-        tops = lockstep_tops(grams, **self._settings.options) if small else []
+        tops = self._tops_of(grams) if small else []
         solved = zip(small, grams, tops, strict=True)
         found = {name: self._from_gram(top, [gram]) for name, gram, top in solved}
+        unknown = [name for name in names if self._known([name]) is None]
+        found |= self._general.extremes_of_each(unknown) if unknown else {}
         return {name: found.get(name) or self.extremes([name]) for name in names}
+
+    def _tops_of(self, grams: Sequence[LayerGram]) -> list[Estimate]:
+        if grams[0].device.type == "cpu":
+            return lockstep_tops(grams, **self._settings.options)
+        searches = [LanczosSearch(gram, which="top", **self._settings.options) for gram in grams]
+        run_together(searches)
+        return [search.result.top for search in searches]
 
     def extremes(self, names: Sequence[str]) -> Extremes:
         known = self._known(names)
@@ -370,9 +427,9 @@ class GramEngine(Engine):
         return Extremes(scaled(top, grams[0].scale), bottom, self.name, self.reason)
 
 
-# Rough costs: a backward pass is less than half a gradient, a block by Lanczos a dozen products.
+# Rough costs: a backward pass is less than half a gradient, a block by Lanczos a dozen products of 0.4.
 _GRADIENTS_PER_COLUMN = 0.4
-_GRADIENTS_PER_BLOCK = 18.0
+_GRADIENTS_PER_BLOCK = 5.0
 # Lanczos keeps vectors of this length, and the rows of the inner products are squared.
 _MOST_ROWS = 16_384
 
@@ -390,9 +447,13 @@ def build_engine(
             derivative_check.check_gradients(evaluation)
     if curvature == "hessian":
         return HessianEngine(evaluations, settings)
+    ends: Which = "both"
     reason = "estimator='lanczos' was asked for"
-    if estimator != "lanczos":
-        found = _gram_engine(evaluations, settings, cost_matters=estimator == "auto")
+    costly = _too_many_outputs(evaluations) if estimator == "auto" else None
+    if costly:
+        reason, ends = costly, "norm"
+    elif estimator != "lanczos":
+        found = _gram_engine(evaluations, settings)
         if isinstance(found, GramEngine) or (estimator == "auto" and isinstance(found, Engine)):
             return found
         reason = found if isinstance(found, str) else found.reason
@@ -402,22 +463,27 @@ def build_engine(
     for evaluation in evaluations:
         check_curved(evaluation)
         derivative_check.check_outputs(evaluation)
-    return LanczosEngine(evaluations, settings, reason, None)
+    return LanczosEngine(evaluations, settings, reason, None, ends)
 
 
-def _gram_engine(
-    evaluations: Sequence[Evaluation], settings: LanczosSettings, *, cost_matters: bool
-) -> Engine | str:
+def _too_many_outputs(evaluations: Sequence[Evaluation]) -> str | None:
+    """Why Lanczos is cheaper than a backward pass for every output, or None if it is not."""
+    columns = max(
+        (evaluation.output[:1].numel() for evaluation in evaluations if evaluation.output.ndim), default=0
+    )
+    rows = sum(evaluation.output.numel() for evaluation in evaluations)
+    blocks = len(evaluations[0].problem.leaves) + 1
+    if rows > _MOST_ROWS:
+        return f"{rows} outputs in all are too many for vectors of that length"
+    if columns * _GRADIENTS_PER_COLUMN > blocks * _GRADIENTS_PER_BLOCK:
+        return f"{columns} outputs per example are too many for one backward pass each"
+    return None
+
+
+def _gram_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -> Engine | str:
     """The Gram engine, or Lanczos where it knows no layer; or why there is none."""
     if any(evaluation.output.ndim < 1 for evaluation in evaluations):
         return "the output has no dimension that counts examples"
-    columns = max(evaluation.output[0].numel() for evaluation in evaluations)
-    rows = sum(evaluation.output.numel() for evaluation in evaluations)
-    blocks = len(evaluations[0].problem.leaves) + 1
-    if cost_matters and rows > _MOST_ROWS:
-        return f"{rows} outputs in all are too many for vectors of that length"
-    if cost_matters and columns * _GRADIENTS_PER_COLUMN > blocks * _GRADIENTS_PER_BLOCK:
-        return f"{columns} outputs per example are too many for one backward pass each"
     factors = [factor_loss_hessian(evaluation) for evaluation in evaluations]
     roots = [root for root in factors if not isinstance(root, str)]
     if len(roots) < len(factors):

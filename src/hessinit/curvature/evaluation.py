@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature import krylov, layer_uses, probes
+from hessinit.curvature import krylov, layer_uses, probes, tangents
 from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch
 from hessinit.problem.determinism import check_forward
@@ -91,7 +91,7 @@ class Evaluation:
 
     def forget(self) -> None:
         """Free the graphs and most of the memory; the next use evaluates again."""
-        for name in ("output", "loss", "uses", "gradients", "adjoint", "output_gradient"):
+        for name in ("output", "loss", "uses", "gradients", "adjoint", "output_gradient", "_recorded"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -141,10 +141,22 @@ class Evaluation:
             )
         return product.to(tangent.dtype)
 
-    def push(self, names: Sequence[str], tangents: Sequence[Tensor]) -> Tensor:
-        """`J` times a change of the named leaves, by differentiating `Jᵀu` by `u` (no forward-mode gaps)."""
+    @cached_property
+    def _recorded(self) -> tangents.RecordedGraph:
+        return tangents.RecordedGraph(self.output)
+
+    def push(self, names: Sequence[str], along: Sequence[Tensor]) -> Tensor:
+        """`J` times a change of the named leaves.
+
+        Tangents pass through the recorded graph; where that cannot be, `Jᵀu` is differentiated by `u`.
+        """
+        leaves = [self.leaves[name] for name in names]
+        along = [one.to(leaf.dtype) for one, leaf in zip(along, leaves, strict=True)]
+        with contextlib.suppress(tangents.NoTangentError):
+            found = self._recorded.push(leaves, along)
+            return torch.zeros_like(self.output) if found is None else found
         placeholder, adjoint = self.adjoint
-        return _grad_along([adjoint[name] for name in names], [placeholder], tangents)[0]
+        return _grad_along([adjoint[name] for name in names], [placeholder], along)[0]
 
     def hessian(self, names: Sequence[str], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The Hessian of the loss times a change of the named leaves, reverse over reverse."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +11,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hessinit.curvature.probes import Operator, operator_size, power_of_two_scale
+from hessinit.curvature.probes import (
+    Operator,
+    largest_exponent,
+    operator_size,
+    power_of_two_of,
+    power_of_two_scale,
+)
 from hessinit.results.curvature_report import Estimate
 
 Array = npt.NDArray[np.float64]
 
-# The basis grows by blocks of about this many numbers (16 to 256 rows), without copying.
-_NUMBERS_PER_BLOCK = 2**20
+# The basis grows by blocks of about this many numbers (4 to 256 rows), without copying.
+_NUMBERS_PER_BLOCK = 2**24
 _LARGEST_FOR_NUMPY = 24
 
 
@@ -44,7 +51,9 @@ class LanczosProcess(LanczosState):
         self.operator, self.size, self.dtype = operator, operator_size(operator), operator.dtype
         self.finite = True
         self.tridiagonal = np.zeros((32, 32))  # the lower triangle
+        self.betas: list[float] = []  # one a step
         self._largest = self._beta = 0.0
+        self._limit = largest_exponent(operator.dtype)
         self._roundoff = 10 * torch.finfo(operator.dtype).eps
         self._locked = [] if locked is None or not locked.shape[1] else [locked.T.contiguous()]
         self._room = self.size - sum(len(rows) for rows in self._locked)
@@ -58,31 +67,41 @@ class LanczosProcess(LanczosState):
 
     def step(self) -> None:
         """One product: extends the basis by a vector and the tridiagonal matrix by a row."""
+        self.record(self.launch().tolist())
+
+    def launch(self) -> Tensor:
+        """The product and its orthogonalization; returns numbers for `record`, which a GPU may still compute.
+
+        Reading them is the only synchronisation of a step, so that of several runs can be one.
+        """
         product = (self.operator @ self._current).detach()
+        largest = product.abs().max()
         if not self.scale:
-            self.scale = power_of_two_scale(product)
-            if self.scale == 0.0:
-                self._record(0.0, 0.0)
-                return
-            if math.isinf(self.scale):
-                self.finite = False
-                return
+            exponent = (torch.frexp(largest).exponent - 1).clamp(-self._limit, self._limit)
+            self._inverse = torch.ldexp(torch.ones_like(largest), -exponent)  # exact: a power of two
         basis = [*self._locked, *self._blocks[:-1], self._blocks[-1][: self._rows_used]]
         candidate = self._next_row()
-        torch.mul(product, 1 / self.scale, out=candidate)
+        torch.mul(product, self._inverse, out=candidate)
         # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
         first = self._orthogonalize(candidate, basis)
         second = self._orthogonalize(candidate, basis)
         norm = torch.linalg.vector_norm(candidate)
-        along, correction, beta = torch.stack((first[-1], second[-1], norm)).tolist()
+        candidate.div_(norm)
+        self._current = candidate
+        return torch.stack((largest, first[-1], second[-1], norm)).double()
+
+    def record(self, numbers: Sequence[float]) -> None:
+        largest, along, correction, beta = numbers
+        if not self.scale:
+            self.scale = power_of_two_of(largest, self._limit)
+            if self.scale == 0.0:
+                self._record(0.0, 0.0)
+                return
         alpha = along + correction
-        if not (math.isfinite(alpha) and math.isfinite(beta)):
+        if not math.isfinite(largest + alpha + beta):
             self.finite = False
             return
         self._record(alpha, beta)
-        if not self.exhausted:
-            candidate.mul_(1 / beta)
-            self._current = candidate
 
     def ritz(self) -> tuple[Array, Array, Array]:
         """Ritz values (ascending), eigenvectors of the tridiagonal matrix, residuals; in units of `scale`."""
@@ -123,10 +142,11 @@ class LanczosProcess(LanczosState):
         # to which the initial vector has a component (a random one has one to each, with probability 1).
         self.exhausted = beta <= self._roundoff * self._largest or self.steps == self._room
         self._beta = 0.0 if self.exhausted else beta
+        self.betas.append(self._beta)
 
     def _next_row(self) -> Tensor:
         if not self._blocks or self._rows_used == len(self._blocks[-1]):
-            rows = min(self._room + 1, 256, max(16, _NUMBERS_PER_BLOCK // self.size))
+            rows = min(self._room + 1, 256, max(4, _NUMBERS_PER_BLOCK // self.size))
             self._blocks.append(torch.empty(rows, self.size, dtype=self.dtype, device=self.operator.device))
             self._rows_used = 0
         self._rows_used += 1
@@ -154,48 +174,52 @@ def worth_checking(steps: int) -> bool:
 # The residual must be below this share of √tolerance, so that the gap to the next Ritz value means something.
 CAUTION = 0.03
 # An eigenvalue beyond the value by this many tolerances would have been seen by 99 of 100 initial vectors.
-# Costs a tenth more products than without (benchmarks/unseen_eigenvalues.py counts what is still missed).
 MAX_UNSEEN = 5.0
 _RARE = 0.01
 
 
 @dataclass(frozen=True)
 class RitzExtreme:
-    """An extreme Ritz value, its residual ‖A y − θ y‖, the Kato–Temple bound, its growth in recent steps."""
+    """An extreme Ritz value, its residual ‖A y − θ y‖, and the Kato–Temple bound.
+
+    `unseen` is how far beyond it an eigenvalue may lie, as by `unseen_distance`; None for an end of the
+    spectrum that is too small to be the norm.
+    """
 
     value: float
     residual: float
     bound: float
-    change: float
-    unseen: float = 0.0  # how far beyond it an eigenvalue may lie, as by `unseen_distance`
+    unseen: float | None = None
     bounded: bool = False  # from both sides, so that the residual does not matter
 
     def is_converged(self, tolerance: float, norm: float) -> bool:
         """Within `tolerance · norm`, as far as one initial vector can tell.
 
-        The bound trusts a gap that is unknown in an unsplit cluster, or while a larger eigenvalue still grows
-        out of the initial vector. So the residual must be small, the last steps must not have moved the
-        value, and an eigenvalue further out must be unlikely.
+        The Ritz value is a lower bound of the norm, and with `unseen` an upper one with 99 % probability.
+        Near convergence the Kato–Temple bound is smaller. It trusts a gap that is unknown in an unsplit
+        cluster, or while a larger eigenvalue still grows out of the initial vector; so the residual must be
+        small, and an eigenvalue much further out unlikely.
         """
-        within = self.bound <= tolerance * norm
-        if self.bounded or not within:
-            return within
-        is_settled = self.change <= tolerance * norm and self.unseen <= MAX_UNSEEN * tolerance * norm
-        return is_settled and self.residual <= CAUTION * math.sqrt(tolerance) * norm
+        if self.bounded:
+            return self.bound <= tolerance * norm
+        if self.unseen is not None and self.unseen <= tolerance * norm:
+            return True
+        if self.unseen is None:
+            return self.residual <= tolerance * norm
+        is_certain = self.unseen <= MAX_UNSEEN * tolerance * norm
+        is_settled = self.residual <= CAUTION * math.sqrt(tolerance) * norm
+        return is_certain and is_settled and self.bound <= tolerance * norm
 
     def error(self, tolerance: float, norm: float) -> float:
-        """The residual before convergence, at most `tolerance · norm` after it."""
+        """At most `tolerance · norm` after convergence."""
+        unseen = self.unseen or 0.0
         if not self.is_converged(tolerance, norm):
-            return self.residual
-        # In an unsplit cluster the largest eigenvalue is off by the residual or a little more, not by the
-        # bound. What may be unseen counts where it is more than a trifle.
-        unseen = self.unseen if self.unseen > 1e-3 * tolerance * norm else 0.0
-        return max(self.bound, self.change, min(max(3 * self.residual, unseen), tolerance * norm))
+            return max(self.residual, unseen)
+        # In an unsplit cluster the eigenvalue is off by the residual or a little more, not by the bound.
+        return min(max(self.bound, 3 * self.residual, unseen), max(self.bound, tolerance * norm))
 
 
-def read_extreme(
-    values: Array, residuals: Array, index: int, change: float = 0.0, unseen: float = 0.0
-) -> RitzExtreme:
+def read_extreme(values: Array, residuals: Array, index: int, unseen: float | None = None) -> RitzExtreme:
     """The first (index 0) or last (index -1) of the ascending Ritz values.
 
     |θ − λ| ≤ r for some eigenvalue λ, and |θ − λ| ≤ r²/gap, gap being the distance from θ to the others
@@ -208,30 +232,44 @@ def read_extreme(
         gap = abs(value - float(values[neighbour])) - float(residuals[neighbour])
         if gap > residual:
             bound = residual * (residual / gap)
-    return RitzExtreme(value, residual, bound, change, unseen)
+    return RitzExtreme(value, residual, bound, unseen)
 
 
-def unseen_distance(residual: float, fraction: float, size: int) -> float:
-    """How far above a Ritz value θ an eigenvalue can lie unseen, for 99 of 100 random initial vectors.
+def unseen_distance(values: Array, betas: Sequence[float], index: int, size: int) -> float:
+    """How far beyond an extreme Ritz value an eigenvalue can lie unseen, for 99 of 100 initial vectors.
 
-    `fraction` is the component of the initial vector along the Ritz vector. A Lanczos vector is p(A) times
-    the initial vector. If that has the component γ along an eigenvector with eigenvalue λ, the next one has
-    γ·p(λ) ≤ 1, and above θ the polynomial p grows at least as (λ − θ) / (residual · fraction). A random
-    vector has γ below 0.01·√(π / 2 size) once in a hundred times (van Dorsselaer, Hochstenbach, van der
-    Vorst, Computing probabilistic bounds for extreme eigenvalues … with the Lanczos method, 2000).
+    The next Lanczos vector is p(A) times the initial one, p(λ) = Π(λ − θᵢ) / Πβᵢ. If the initial vector has
+    the component γ along an eigenvector with the eigenvalue λ, the next one has γ·p(λ), at most 1. A random
+    vector has |γ| below 0.01·√(π / 2 size) once in a hundred times; so λ lies where p(λ) is at most
+    100·√(2 size / π) (van Dorsselaer, Hochstenbach, van der Vorst, Computing probabilistic bounds for extreme
+    eigenvalues of symmetric matrices with the Lanczos method, 2000).
 
-    >>> round(unseen_distance(1e-5, 0.1, 100), 5)
-    0.0008
+    >>> unseen_distance(np.array([0.0, 1.0]), [0.5, 1e-4], -1, 100) < 0.04
+    True
     """
-    return residual * fraction * math.sqrt(2 * size / math.pi) / _RARE
+    if betas[-1] <= 0:
+        return 0.0
+    gaps = np.abs(values - values[index])
+    gaps = np.delete(gaps, index if index == 0 else len(gaps) - 1)
+    if gaps.size and not gaps.min() > 0:
+        gaps = np.maximum(gaps, np.finfo(np.float64).tiny)
+    limit = math.log(math.sqrt(2 * size / math.pi) / _RARE) + float(np.log(betas).sum())
+    # Newton's steps for log d in log d + Σ log(d + gapᵢ) = limit, convex and increasing: from above, every
+    # one of them is an upper bound. At first the gaps alone, or d alone.
+    place = min(limit - float(np.log(gaps).sum()), limit / len(values))
+    for _ in range(8):
+        distance = math.exp(place)
+        above = place + float(np.log(distance + gaps).sum()) - limit
+        if above <= 1e-3:
+            break
+        place -= above / (1 + float((distance / (distance + gaps)).sum()))
+    return math.exp(place)
 
 
 def spectral_norm(values: Array) -> float:
     return max(abs(float(values[0])), abs(float(values[-1])))
 
 
-# A value has settled when it has not moved over this many steps; see RitzExtreme.is_converged.
-SETTLING_STEPS = 3
 # So small an operator is searched to the end: among so few dimensions, an initial vector that hardly sees the
 # leading eigenvector is not rare.
 SMALL = 16

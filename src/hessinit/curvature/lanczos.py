@@ -15,6 +15,8 @@ from hessinit.curvature import krylov, probes
 from hessinit.problem import validate
 from hessinit.results.curvature_report import Estimate
 
+Which = Literal["both", "top", "norm"]
+
 # An extreme counts for the norm from this share of it on.
 _MAKES_THE_NORM = 0.9
 
@@ -33,7 +35,7 @@ class LanczosResult:
 def lanczos(
     operator: probes.Operator,
     *,
-    which: Literal["both", "top"] = "both",
+    which: Which = "both",
     tolerance: float = 1e-3,
     max_iterations: int = 200,
     seed: int = 0,
@@ -41,56 +43,111 @@ def lanczos(
 ) -> LanczosResult:
     """The largest and the smallest eigenvalue, each to `tolerance` times the spectral norm.
 
-    The same for 1e-30·A and 1e30·A. Costs one product per step (typically 10 to 60) and keeps one vector per
-    step. With which="top" only the largest eigenvalue has to converge.
+    The same for 1e-30·A and 1e30·A. Costs one product per step (typically 5 to 30) and keeps one vector per
+    step. With which="top" only the largest eigenvalue has to converge, with "norm" the one of largest size.
 
     >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
     >>> abs(extremes.top.value - 3) <= extremes.top.error <= 3e-3
     True
     """
-    size = probes.operator_size(operator)
-    if which not in ("both", "top"):
-        way = "For the bottom alone pass -operator"
-        raise ValueError(f"which={which!r} is unknown; choose from 'both', 'top'. {way}.")
-    validate.check_tolerance(tolerance)
-    validate.check_whole("max_iterations", max_iterations, at_least=1)
-    process = krylov.LanczosProcess(operator, probes.probe_stream(operator, seed).draw())
-    limit = min(max_iterations, size)
-    checks: list[tuple[int, float, float]] = []
-    while process.steps < limit:
-        process.step()
+    search = LanczosSearch(
+        operator, which=which, tolerance=tolerance, max_iterations=max_iterations, seed=seed,
+        semidefinite=semidefinite,
+    )  # fmt: skip
+    run_together([search])
+    return search.result
+
+
+class LanczosSearch:
+    """One run of `lanczos`, step by step."""
+
+    def __init__(
+        self, operator: probes.Operator, *, which: Which, tolerance: float, max_iterations: int, seed: int,
+        semidefinite: bool = False,
+    ) -> None:  # fmt: skip
+        self._size = probes.operator_size(operator)
+        if which not in ("both", "top", "norm"):
+            way = "For the bottom alone pass -operator"
+            raise ValueError(f"which={which!r} is unknown; choose from 'both', 'top', 'norm'. {way}.")
+        self._which, self._tolerance = which, validate.check_tolerance(tolerance)
+        self._most = validate.check_whole("max_iterations", max_iterations, at_least=1)
+        self._semidefinite, self._limit = semidefinite, min(max_iterations, self._size)
+        self._process = krylov.LanczosProcess(operator, probes.probe_stream(operator, seed).draw())
+        self._found: LanczosResult | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._found is not None
+
+    @property
+    def result(self) -> LanczosResult:
+        assert self._found is not None
+        return self._found
+
+    def launch(self) -> Tensor:
+        return self._process.launch()
+
+    def record(self, numbers: Sequence[float]) -> None:
+        """Takes a step into account, and judges whether it was the last one."""
+        process = self._process
+        process.record(numbers)
         if not process.finite:
             high, low = (krylov.not_finite(process.steps + 1, sign) for sign in (1.0, -1.0))
-            return LanczosResult(high, low if which == "both" else None, high, process.steps + 1, ())
-        if process.steps == 1:
-            alpha = float(process.tridiagonal[0, 0])
-            checks.append((1, alpha, alpha))
-        last = process.exhausted or process.steps == limit
-        if not last and (size <= krylov.SMALL or not krylov.worth_checking(process.steps)):
-            continue
-        values, small_vectors, residuals = process.ritz()
+            both = low if self._which != "top" else None
+            self._found = LanczosResult(high, both, high, process.steps + 1, ())
+            return
+        last = process.exhausted or process.steps == self._limit
+        if not last and (self._size <= krylov.SMALL or not krylov.worth_checking(process.steps)):
+            return
+        values, _, residuals = process.ritz()
         norm = krylov.spectral_norm(values)
-        earlier = [check for check in checks if check[0] <= process.steps - krylov.SETTLING_STEPS]
-        _, last_bottom, last_top = earlier[-1] if earlier else (0, -math.inf, math.inf)
-        found = []
-        for index, previous in ((-1, last_top), (0, last_bottom)):
-            value, residual = float(values[index]), float(residuals[index])
-            change, unseen = 0.0 if process.exhausted else abs(value - previous), 0.0
-            if abs(value) > _MAKES_THE_NORM * norm:  # only an extreme that may be the norm must be certain
-                unseen = krylov.unseen_distance(residual, abs(float(small_vectors[0, index])), size)
-            found.append(krylov.read_extreme(values, residuals, index, change, unseen))
-        top, bottom = found
-        checks.append((process.steps, bottom.value, top.value))
+        top, bottom = (self._read(values, residuals, index, norm) for index in (-1, 0))
+        if last or self._has_converged(top, bottom, norm):
+            self._conclude(top, bottom, norm, values)
+
+    def _read(
+        self, values: krylov.Array, residuals: krylov.Array, index: int, norm: float
+    ) -> krylov.RitzExtreme:
+        value, unseen = float(values[index]), None
         # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest one.
-        if semidefinite and 0 <= bottom.value <= tolerance * norm:
-            bottom = krylov.RitzExtreme(bottom.value, bottom.value, bottom.value, 0.0, bounded=True)
-        needed = (top, bottom) if which == "both" else (top,)
-        if last or all(extreme.is_converged(tolerance, norm) for extreme in needed):
-            break
-    high, low = (krylov.conclude(one, process, norm, tolerance, max_iterations) for one in (top, bottom))
-    ritz = tuple(float(value) * process.scale for value in values)
-    larger = _larger(high, low, tolerance)
-    return LanczosResult(high, low if which == "both" else None, larger, process.steps, ritz)
+        if index == 0 and self._semidefinite and 0 <= value <= self._tolerance * norm:
+            return krylov.RitzExtreme(value, value, value, bounded=True)
+        # Only an extreme that may be the norm must be certain.
+        may_be_norm = abs(value) > _MAKES_THE_NORM * norm
+        if may_be_norm or self._which == "norm":
+            unseen = krylov.unseen_distance(values, self._process.betas, index, self._size)
+        return krylov.read_extreme(values, residuals, index, unseen)
+
+    def _has_converged(self, top: krylov.RitzExtreme, bottom: krylov.RitzExtreme, norm: float) -> bool:
+        needed = {"both": (top, bottom), "top": (top,), "norm": ()}[self._which]
+        if self._which == "norm":
+            other, larger = sorted((bottom, top), key=lambda one: abs(one.value))
+            assert other.unseen is not None
+            if abs(other.value) + other.unseen > (1 + self._tolerance) * abs(larger.value):
+                return False
+            needed = (larger,)
+        return all(one.is_converged(self._tolerance, norm) for one in needed)
+
+    def _conclude(
+        self, top: krylov.RitzExtreme, bottom: krylov.RitzExtreme, norm: float, values: krylov.Array
+    ) -> None:
+        process, tolerance = self._process, self._tolerance
+        high, low = (krylov.conclude(one, process, norm, tolerance, self._most) for one in (top, bottom))
+        ritz = tuple(float(value) * process.scale for value in values)
+        larger = _larger(high, low, tolerance)
+        below = low if self._which != "top" else None
+        self._found = LanczosResult(high, below, larger, process.steps, ritz)
+
+
+def run_together(searches: Sequence[LanczosSearch]) -> None:
+    """Run searches in turns: what a GPU computes for all of them is waited for once a step."""
+    running = list(searches)
+    while running:
+        launched = [search.launch() for search in running]
+        numbers = torch.stack(launched).tolist()
+        for search, found in zip(running, numbers, strict=True):
+            search.record(found)
+        running = [search for search in running if not search.is_done]
 
 
 def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
@@ -139,6 +196,7 @@ _ROWS = 32
 class _LockstepRun(krylov.LanczosState):
     def __init__(self, index: int, operator: probes.Operator) -> None:
         self.index, self.operator, self.dtype = index, operator, operator.dtype
+        self.betas: list[float] = []
 
 
 def lockstep_tops(
@@ -156,20 +214,17 @@ def lockstep_tops(
     for step in range(1, limit + 1):
         lockstep.advance()
         over = [run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs]
-        if (step <= krylov.SETTLING_STEPS or lockstep.size <= krylov.SMALL) and not any(over):
+        if (not krylov.worth_checking(step) or lockstep.size <= krylov.SMALL) and not any(over):
             continue
-        values, vectors, residuals = lockstep.ritz()
-        finished, settled = [], len(lockstep.tops) > krylov.SETTLING_STEPS
+        values, residuals = lockstep.ritz()
+        finished = []
         for row, run in enumerate(lockstep.runs):
             # Most runs are far from done most of the time: one comparison tells.
-            early = lockstep.size <= krylov.SMALL or residuals[row, -1] > 0.1 * values[row, -1]
+            early = lockstep.size <= krylov.SMALL or residuals[row, -1] > 0.3 * values[row, -1]
             if early and not over[row]:
                 continue
-            earlier = lockstep.tops[-1 - krylov.SETTLING_STEPS][row] if settled else -math.inf
-            change = 0.0 if run.exhausted else abs(values[row, -1] - earlier)
-            fraction = abs(float(vectors[row, 0, -1]))
-            unseen = krylov.unseen_distance(float(residuals[row, -1]), fraction, lockstep.size)
-            top = krylov.read_extreme(values[row], residuals[row], -1, float(change), unseen)
+            unseen = krylov.unseen_distance(values[row], run.betas, -1, lockstep.size)
+            top = krylov.read_extreme(values[row], residuals[row], -1, unseen)
             if over[row] or top.is_converged(tolerance, top.value):
                 finished.append(row)
                 found[run.index] = krylov.conclude(top, run, top.value, tolerance, max_iterations)
@@ -194,7 +249,6 @@ class _Lockstep:
         self._small = np.zeros((count, rows, rows))
         self._betas, self._largest = np.zeros(count), np.zeros(count)
         self._rounding = 10 * float(torch.finfo(initial.dtype).eps)
-        self.tops: list[krylov.Array] = []  # the top Ritz values of every check
 
     def advance(self) -> None:
         step = self.runs[0].steps
@@ -228,24 +282,24 @@ class _Lockstep:
         self._largest = np.maximum(self._largest, np.maximum(np.abs(alphas), betas))
         exhausted = (betas <= self._rounding * self._largest) | (step + 1 == self.size)
         self._betas = np.where(exhausted, 0.0, betas)
-        for run, ended, good in zip(self.runs, exhausted.tolist(), finite.tolist(), strict=True):
+        states = zip(self.runs, exhausted.tolist(), finite.tolist(), self._betas.tolist(), strict=True)
+        for run, ended, good, beta in states:
             run.steps, run.exhausted = step + 1, ended
+            run.betas.append(beta)
             if not good:
                 run.scale = math.inf
 
-    def ritz(self) -> tuple[krylov.Array, krylov.Array, krylov.Array]:
-        """Values, small eigenvectors and residuals of all runs, ascending."""
+    def ritz(self) -> tuple[krylov.Array, krylov.Array]:
+        """Values and residuals of all runs, ascending."""
         steps = self.runs[0].steps
         values, vectors = krylov.small_eigenpairs(self._small[:, :steps, :steps])
-        self.tops.append(values[:, -1])
-        return values, vectors, self._betas[:, None] * np.abs(vectors[:, -1])
+        return values, self._betas[:, None] * np.abs(vectors[:, -1])
 
     def drop(self, finished: Sequence[int]) -> None:
         kept = [row for row in range(len(self.runs)) if row not in finished]
         self.runs = [self.runs[row] for row in kept]
         self._basis, self._small = self._basis[kept], self._small[kept]
         self._betas, self._largest = self._betas[kept], self._largest[kept]
-        self.tops = [tops[kept] for tops in self.tops]
 
 
 @dataclass(frozen=True)

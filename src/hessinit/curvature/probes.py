@@ -41,13 +41,19 @@ def power_of_two_scale(vector: Tensor) -> float:
     >>> power_of_two_scale(torch.tensor([3.0, -5.0])), power_of_two_scale(torch.zeros(2))
     (4.0, 0.0)
     """
-    largest = float(vector.detach().abs().max())
+    return power_of_two_of(float(vector.detach().abs().max()), largest_exponent(vector.dtype))
+
+
+def largest_exponent(dtype: torch.dtype) -> int:
+    """For a power of two that is, as its inverse, a normal number of the dtype."""
+    return 126 if dtype == torch.float32 else 1000
+
+
+def power_of_two_of(largest: float, limit: int) -> float:
     if not math.isfinite(largest):
         return math.inf
     if largest == 0:
         return 0.0
-    # The scale and its inverse must both be normal numbers of the dtype, also for subnormal entries.
-    limit = 126 if vector.dtype == torch.float32 else 1000
     return math.ldexp(1.0, max(-limit, min(limit, math.frexp(largest)[1] - 1)))
 
 

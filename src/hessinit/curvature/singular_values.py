@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import CAUTION, NOT_FINITE, SETTLING_STEPS, Array, worth_checking
+from hessinit.curvature.krylov import CAUTION, NOT_FINITE, Array, worth_checking
 from hessinit.curvature.probes import ProbeStream
 
 # The basis grows by this many vectors at a time.
@@ -56,6 +56,10 @@ class SingularValues:
         return self.values + self.errors
 
 
+# A value has settled when it has not moved over this many steps.
+_SETTLING_STEPS = 3
+
+
 def largest_singular_values(
     maps: BatchedMap, *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0,
     dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
@@ -82,7 +86,7 @@ def largest_singular_values(
         if not last and not worth_checking(process.steps):
             continue
         values, bounds, residuals = process.read()
-        earlier = [top for steps, top in tops if steps <= process.steps - SETTLING_STEPS]
+        earlier = [top for steps, top in tops if steps <= process.steps - _SETTLING_STEPS]
         tops.append((process.steps, values))
         change = np.abs(values - earlier[-1]) if earlier else np.full_like(values, math.inf)
         change = np.where(process.exhausted, 0.0, change)

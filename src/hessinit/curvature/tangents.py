@@ -1,0 +1,432 @@
+"""Products with `J` from the graph that one forward recorded, as `jax.linearize` has them.
+
+The nodes of an autograd graph keep what their derivatives need. So a tangent can pass through them in the
+order in which they ran, from a weight to the network's output, without another forward and without a second
+graph: a product costs what a vector-Jacobian product costs, and only the part of the graph after the layer.
+A symmetric node (an elementwise function, softmax) is its own tangent, others have a rule below, and of any
+other node the backward is differentiated by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Node = Any  # torch.autograd.graph.Node; its saved tensors are not typed
+Inputs = list[Tensor | None]  # the tangents of a node's inputs; None for one that does not change
+Rule = Callable[[Inputs], Tensor | Sequence[Tensor]]  # the tangents of its outputs
+Key = tuple[Node, int]  # an output of a node
+
+_aten = torch.ops.aten
+
+# Nodes with one input whose derivative is a symmetric matrix: their backward is their tangent.
+_SYMMETRIC_NAMES = (
+    "Abs Alias Celu Clamp ClampMax ClampMin Clone Cos Elu Erf Exp Expm1 Gelu Hardswish Hardtanh LeakyRelu "
+    "Log Log1P LogSigmoid MaskedFill Mish NativeDropout Neg Relu Rsqrt SafeSoftmax Sigmoid Silu Sin Softmax "
+    "Softplus Sqrt Tanh Threshold Tril Triu"
+)
+_SYMMETRIC = {
+    *(f"{name}Backward{number}" for name in _SYMMETRIC_NAMES.split() for number in (0, 1)),
+    *("AddBackward1", "DivBackward1", "MulBackward1", "PowBackward0", "RsubBackward1", "SubBackward1"),
+}
+
+
+class NoTangentError(Exception):
+    """A node's derivative cannot be had this way."""
+
+
+def signed(number: int) -> int:
+    """Autograd shows a dimension of -1 as an unsigned number."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _dimensions(node: Node) -> tuple[int, ...] | None:
+    saved = node._saved_dim
+    if saved is None:
+        return None
+    return tuple(signed(one) for one in (saved if isinstance(saved, tuple | list) else (saved,))) or None
+
+
+def _shape(node: Node, output: int = 0) -> torch.Size:
+    return torch.Size(node._input_metadata[output].shape)
+
+
+def _sum(terms: Sequence[Tensor | None]) -> Tensor:
+    first, *others = [one for one in terms if one is not None]
+    for one in others:
+        first = first + one
+    return first
+
+
+def _times(node: Node) -> Rule:
+    left, right = node._saved_self, node._saved_other
+
+    def rule(inputs: Inputs) -> Tensor:
+        first, second = inputs
+        if first is not None and second is not None:
+            return torch.addcmul(first * right, left, second)
+        return first * right if first is not None else left * second
+
+    return rule
+
+
+def _quotient(node: Node) -> Rule:
+    divisor, dividend = node._saved_other, node._saved_self
+
+    def rule(inputs: Inputs) -> Tensor:
+        first, second = inputs
+        ends = [None if first is None else first / divisor]
+        ends.append(None if second is None else -second * (dividend / divisor**2))
+        return _sum(ends)
+
+    return rule
+
+
+def _add(node: Node, sign: float = 1.0) -> Rule:
+    alpha, shape = sign * node._saved_alpha, _shape(node)
+
+    def rule(inputs: Inputs) -> Tensor:
+        first, second = inputs
+        if first is None:
+            assert second is not None
+            return (second if alpha == 1 else second * alpha).expand(shape)
+        found = first if second is None else torch.add(first, second, alpha=alpha)
+        return found.expand(shape)
+
+    return rule
+
+
+def _addmm(node: Node) -> Rule:
+    left, right, alpha, beta = node._saved_mat1, node._saved_mat2, node._saved_alpha, node._saved_beta
+    if alpha != 1 or beta != 1:
+        raise NoTangentError
+    shape = _shape(node)
+
+    def rule(inputs: Inputs) -> Tensor:
+        bias, first, second = inputs
+        ends = [None if first is None else first @ right, None if second is None else left @ second]
+        return _sum([*ends, None if bias is None else bias.expand(shape)])
+
+    return rule
+
+
+def _product(node: Node) -> Rule:
+    left, right = node._saved_self, node._saved_mat2
+
+    def rule(inputs: Inputs) -> Tensor:
+        first, second = inputs
+        return _sum([None if first is None else first @ right, None if second is None else left @ second])
+
+    return rule
+
+
+def _convolution(node: Node) -> Rule:
+    images, weight = node._saved_input, node._saved_weight
+    options = (node._saved_stride, node._saved_padding, node._saved_dilation, node._saved_transposed,
+               node._saved_output_padding, node._saved_groups)  # fmt: skip
+
+    def rule(inputs: Inputs) -> Tensor:
+        first, second, bias = inputs
+        if bias is not None:
+            raise NoTangentError
+        ends = [None if first is None else _aten.convolution(first, weight, None, *options)]
+        ends.append(None if second is None else _aten.convolution(images, second, None, *options))
+        return _sum(ends)
+
+    return rule
+
+
+def _embedding(node: Node) -> Rule:
+    words, padding = node._saved_indices, signed(node._saved_padding_idx)
+
+    def rule(inputs: Inputs) -> Tensor:
+        rows = F.embedding(words, _alone(inputs))
+        # The padding's row gets no gradient, so that its change does not count.
+        return rows if padding < 0 else rows * (words != padding).unsqueeze(-1)
+
+    return rule
+
+
+def _alone(inputs: Inputs) -> Tensor:
+    """The tangent of the first input, where no other one may change."""
+    first, *others = inputs
+    if first is None or any(one is not None for one in others):
+        raise NoTangentError
+    return first
+
+
+def _batch_norm(node: Node) -> Rule:
+    """The normalization is symmetric up to the gain, which comes before it in the backward."""
+    x, gain, mean, deviation = node._saved_input, node._saved_weight, node._saved_result1, node._saved_result2
+    statistics = (node._saved_running_mean, node._saved_running_var, mean, deviation)
+    shape = [1, -1, *[1] * (x.ndim - 2)]
+    training, epsilon = node._saved_training, getattr(node, "_saved_eps", None)
+    epsilon = node._saved_epsilon if epsilon is None else epsilon  # cuDNN's name
+
+    def rule(inputs: Inputs) -> Tensor:
+        tangent, mask = _alone(inputs).contiguous(), [True, False, False]
+        normalized = _aten.native_batch_norm_backward(tangent, x, None, *statistics, training, epsilon, mask)[
+            0
+        ]
+        return normalized if gain is None else normalized * gain.view(shape)
+
+    return rule
+
+
+def _layer_norm(node: Node) -> Rule:
+    x, gain, shape = node._saved_input, node._saved_weight, node._saved_normalized_shape
+    mean, deviation = node._saved_result1, node._saved_result2
+
+    def rule(inputs: Inputs) -> Tensor:
+        tangent, mask = _alone(inputs).contiguous(), [True, False, False]
+        normalized = _aten.native_layer_norm_backward(tangent, x, shape, mean, deviation, None, None, mask)[0]
+        return normalized if gain is None else normalized * gain
+
+    return rule
+
+
+def _group_norm(node: Node) -> Rule:
+    x, gain, mean, deviation = node._saved_input, node._saved_weight, node._saved_result1, node._saved_result2
+    sizes = (node._saved_N, node._saved_C, node._saved_HxW, node._saved_group)
+    shape = [1, -1, *[1] * (x.ndim - 2)]
+
+    def rule(inputs: Inputs) -> Tensor:
+        tangent = _alone(inputs).contiguous()
+        normalized = _aten.native_group_norm_backward(
+            tangent, x, mean, deviation, None, *sizes, [True, False, False]
+        )[0]
+        return normalized if gain is None else normalized * gain.view(shape)
+
+    return rule
+
+
+def _max_pool(node: Node, dimensions: int = 2) -> Rule:
+    places, shape = node._saved_result1.flatten(-dimensions), _shape(node)
+    return lambda inputs: _alone(inputs).flatten(-dimensions).gather(-1, places).view(shape)
+
+
+def _average_pool(node: Node) -> Rule:
+    options = (node._saved_kernel_size, node._saved_stride, node._saved_padding, node._saved_ceil_mode,
+               node._saved_count_include_pad, node._saved_divisor_override)  # fmt: skip
+    return lambda inputs: _aten.avg_pool2d(_alone(inputs), *options)
+
+
+def _log_softmax(node: Node) -> Rule:
+    probabilities, dimension = node._saved_result.exp(), signed(node._saved_dim)
+
+    def rule(inputs: Inputs) -> Tensor:
+        tangent = _alone(inputs)
+        return tangent - (probabilities * tangent).sum(dimension, keepdim=True)
+
+    return rule
+
+
+def _concatenation(node: Node) -> Rule:
+    dimension, shape, sources = signed(node._saved_dim), _shape(node), node.next_functions
+
+    def rule(inputs: Inputs) -> Tensor:
+        known = next(one for one in inputs if one is not None)
+        parts = []
+        for one, (source, number) in zip(inputs, sources, strict=True):
+            if one is None and source is None:
+                raise NoTangentError  # of an unknown size
+            if one is None and type(source).__name__ == "AccumulateGrad":
+                one = known.new_zeros(source.variable.shape)
+            parts.append(known.new_zeros(_shape(source, number)) if one is None else one)
+        found = torch.cat(parts, dimension)
+        if found.shape != shape:
+            raise NoTangentError
+        return found
+
+    return rule
+
+
+def _where(node: Node) -> Rule:
+    condition, shape = node._saved_condition, _shape(node)
+
+    def rule(inputs: Inputs) -> Tensor:
+        zero = _sum(inputs).new_zeros(())
+        first, second = (zero if one is None else one for one in inputs)
+        return torch.where(condition, first, second).expand(shape)
+
+    return rule
+
+
+def _by_output(change: Callable[[Node, Tensor], Tensor | Sequence[Tensor]]) -> Callable[[Node], Rule]:
+    """The rule of a node that moves numbers about."""
+    return lambda node: lambda inputs: change(node, _alone(inputs))
+
+
+_reshaped = _by_output(lambda node, tangent: tangent.reshape(_shape(node)))
+
+_RULES: dict[str, Callable[[Node], Rule]] = {
+    "AddBackward0": _add,
+    "SubBackward0": lambda node: _add(node, -1.0),
+    "MulBackward0": _times,
+    "DivBackward0": _quotient,
+    "AddmmBackward0": _addmm,
+    "MmBackward0": _product,
+    "BmmBackward0": _product,
+    "ConvolutionBackward0": _convolution,
+    "EmbeddingBackward0": _embedding,
+    "NativeBatchNormBackward0": _batch_norm,
+    "CudnnBatchNormBackward0": _batch_norm,
+    "NativeLayerNormBackward0": _layer_norm,
+    "NativeGroupNormBackward0": _group_norm,
+    "MaxPool2DWithIndicesBackward0": _max_pool,
+    "MaxPool3DWithIndicesBackward0": lambda node: _max_pool(node, 3),
+    "AdaptiveMaxPool2DBackward0": _max_pool,
+    "AvgPool2DBackward0": _average_pool,
+    "AdaptiveAvgPool2DBackward0": _by_output(
+        lambda node, tangent: _aten._adaptive_avg_pool2d(tangent, list(_shape(node)[-2:]))
+    ),
+    "LogSoftmaxBackward0": _log_softmax,
+    "CatBackward0": _concatenation,
+    "WhereBackward0": _where,
+    "MeanBackward0": _by_output(lambda node, tangent: tangent.mean()),
+    "MeanBackward1": _by_output(lambda node, tangent: tangent.mean(_dimensions(node), node._saved_keepdim)),
+    "SumBackward0": _by_output(lambda node, tangent: tangent.sum()),
+    "SumBackward1": _by_output(lambda node, tangent: tangent.sum(_dimensions(node), node._saved_keepdim)),
+    "ToCopyBackward0": _by_output(lambda node, tangent: tangent.to(node._input_metadata[0].dtype)),
+    "ExpandBackward0": _by_output(lambda node, tangent: tangent.expand(_shape(node))),
+    "TBackward0": _by_output(lambda node, tangent: tangent.t()),
+    "TransposeBackward0": _by_output(
+        lambda node, tangent: tangent.transpose(signed(node._saved_dim0), signed(node._saved_dim1))
+    ),
+    "PermuteBackward0": _by_output(
+        lambda node, tangent: tangent.permute([signed(one) for one in node._saved_dims])
+    ),
+    "ConstantPadNdBackward0": _by_output(
+        lambda node, tangent: F.pad(tangent, list(map(signed, node._saved_pad)))
+    ),
+    "SplitBackward0": _by_output(
+        lambda node, tangent: tangent.split(node._saved_split_size, signed(node._saved_dim))
+    ),
+    "UnbindBackward0": _by_output(lambda node, tangent: tangent.unbind(signed(node._saved_dim))),
+    "SelectBackward0": _by_output(
+        lambda node, tangent: tangent.select(signed(node._saved_dim), signed(node._saved_index))
+    ),
+    **{
+        f"{name}Backward{number}": _reshaped
+        for name in ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
+        for number in (0, 1, 2)
+    },
+}
+
+
+def _symmetric(node: Node) -> Rule:
+    def rule(inputs: Inputs) -> Tensor:
+        found = node(_alone(inputs))
+        return found if isinstance(found, Tensor) else found[0]
+
+    return rule
+
+
+def _by_itself(node: Node, inputs: Inputs) -> Sequence[Tensor]:
+    """The backward of this node alone, differentiated by the gradient that arrives: it is linear in it."""
+    with torch.enable_grad():
+        arriving = [
+            torch.zeros(tuple(one.shape), dtype=one.dtype, device=one.device, requires_grad=True)
+            for one in node._input_metadata
+        ]
+        found = node(*arriving)
+        left = (found,) if isinstance(found, Tensor) else found
+        both = [(one, along) for one, along in zip(left, inputs, strict=True) if along is not None]
+        # The derivative of a step function, as of a sign, is none or a constant zero.
+        pairs = [(one, along) for one, along in both if one is not None and one.requires_grad]
+        if not pairs:
+            return [torch.zeros_like(one) for one in arriving]
+        outputs, tangents = zip(*pairs, strict=True)
+        return torch.autograd.grad(outputs, arriving, tangents, materialize_grads=True)
+
+
+def find_rule(node: Node) -> Rule:
+    kind = type(node).__name__
+    if hasattr(node, "_forward_cls") or kind == "CopySlices":
+        raise NoTangentError(kind)  # a function written in Python, or a node that hides others
+    known = _symmetric(node) if kind in _SYMMETRIC else _RULES[kind](node) if kind in _RULES else None
+
+    def rule(inputs: Inputs) -> Tensor | Sequence[Tensor]:
+        if known is not None:
+            with contextlib.suppress(NoTangentError):
+                return known(inputs)
+        return _by_itself(node, inputs)
+
+    return rule
+
+
+@dataclass(frozen=True)
+class _Step:
+    node: Node
+    rule: Rule
+    inputs: tuple[Key | None, ...]
+    last: tuple[Key, ...]  # the tangents that no later step needs
+
+
+class RecordedGraph:
+    """The graph behind an output, through which tangents of leaves pass to it."""
+
+    def __init__(self, output: Tensor) -> None:
+        self._end = (output.grad_fn, output.output_nr)
+        self._nodes = list(_in_order(output.grad_fn))
+        leaves = [node for node in self._nodes if type(node).__name__ == "AccumulateGrad"]
+        self._starts = {id(node.variable): node for node in leaves}
+        self._rules: dict[Node, Rule] = {}
+        self._paths: dict[tuple[Key, ...], list[_Step]] = {}
+
+    @torch.no_grad()
+    def push(self, leaves: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor | None:
+        """The change of the output for these changes of leaves; None if it does not depend on them."""
+        pairs = zip(map(id, leaves), tangents, strict=True)
+        known: dict[Key, Tensor] = {(self._starts[one], 0): tan for one, tan in pairs if one in self._starts}
+        for step in self._path(tuple(known)):
+            found = step.rule([None if key is None else known.get(key) for key in step.inputs])
+            outputs = (found,) if isinstance(found, Tensor) else found
+            known |= {(step.node, number): one for number, one in enumerate(outputs)}
+            for key in step.last:
+                known.pop(key, None)
+        return known.get(self._end)
+
+    def _path(self, starts: tuple[Key, ...]) -> list[_Step]:
+        if starts not in self._paths:
+            changing = {node for node, _ in starts}
+            needed, steps = {self._end}, list[_Step]()
+            through = [node for node in self._nodes if _joins(node, changing)]
+            for node in reversed(through):
+                inputs = tuple(key if key[0] in changing else None for key in node.next_functions)
+                last = tuple({key for key in inputs if key is not None} - needed)
+                needed.update(last)
+                if node not in self._rules:
+                    self._rules[node] = find_rule(node)
+                steps.append(_Step(node, self._rules[node], inputs, last))
+            self._paths[starts] = steps[::-1]
+        return self._paths[starts]
+
+
+def _joins(node: Node, changing: set[Node]) -> bool:
+    """Whether an input of the node changes; then its output does."""
+    if not any(source in changing for source, _ in node.next_functions):
+        return False
+    changing.add(node)
+    return True
+
+
+def _in_order(top: Node) -> Iterator[Node]:
+    """The nodes below `top`, each after those that it uses."""
+    done, waiting = set[Node](), [(top, iter(top.next_functions))]
+    while waiting:
+        node, sources = waiting[-1]
+        source = next((one for one, _ in sources if one is not None and one not in done), None)
+        if source is not None:
+            waiting.append((source, iter(source.next_functions)))
+            continue
+        waiting.pop()
+        if node not in done:
+            done.add(node)
+            yield node
