@@ -29,9 +29,7 @@ def join_shares(ranks: Ranks, evaluations: Sequence[Evaluation]) -> dict[str, An
     reasons, reductions, sizes, losses, batches, uses = zip(*ranks.exchange(own), strict=True)
     way = 'pass the whole batch on every rank, with distributed="layers"'
     if any(reasons):
-        why = (
-            f'{next(filter(None, reasons))}, so a share of them, as in distributed="batch", has another loss'
-        )
+        why = f'{max(reasons)}, so a share of them, as in distributed="batch", has another loss'
         raise ProblemError(f"{why}; {way}.")
     if len(known := set(reductions) - {None}) != 1:
         why = "the values of the loss do not tell whether it adds its examples up or averages them"
@@ -51,7 +49,8 @@ class SharedEngine(engines.Engine):
 
     def __init__(self, ranks: Ranks, own: Sequence[engines.Engine], number: int, unused: set[str]) -> None:
         self._ranks, self._own, self._number, self._unused = ranks, own[number], number, unused
-        self.name, self.reason, self._settings = self._own.name, self._own.reason, self._own._settings
+        self.name, self.reason, self.ends = self._own.name, self._own.reason, self._own.ends
+        self._settings = self._own._settings
         # Bounds the rank of a semidefinite curvature; None if it may be indefinite, or is not known.
         bounds = ranks.exchange(getattr(getattr(self._own, "_general", self._own), "_rank", None))
         self._rank = None if None in bounds else sum(bounds)
