@@ -120,20 +120,24 @@ def test_a_model_that_returns_float_is_measured_in_double_with_an_error_of_float
     assert abs(found.network.norm - truth.network.norm) <= found.network.error
 
 
+def difference(single: Tensor, double: Tensor) -> Difference:
+    return Difference.of_each({"": single}, {"": double})[""]
+
+
 def test_errors_of_many_weights_cancel_in_an_eigenvalue_and_those_of_few_do_not() -> None:
     """ReLUs that switch at other weights in float64 make long errors that hardly move an eigenvalue."""
     chance = torch.Generator().manual_seed(0)
     product = torch.randn(500, 400, generator=chance, dtype=torch.float64)
     independent = 1e-3 * torch.randn(500, 400, generator=chance, dtype=torch.float64)
-    assert Difference.of(product, product + independent).judge().relative < 1e-4
-    assert Difference.of(product, product * 1.001).judge().relative == pytest.approx(1e-3, rel=0.01)
-    few = Difference.of(product[:5, :5], (product + independent)[:5, :5]).judge().relative
+    assert difference(product, product + independent).judge().relative < 1e-4
+    assert difference(product, product * 1.001).judge().relative == pytest.approx(1e-3, rel=0.01)
+    few = difference(product[:5, :5], (product + independent)[:5, :5]).judge().relative
     assert few == pytest.approx(1e-3, rel=0.3)
     by_row = product * (1 + 1e-3 * torch.randn(500, 1, generator=chance, dtype=torch.float64))
-    assert 3e-5 < Difference.of(product, by_row).judge().relative < 2e-4  # 1e-3/√500 is 4.5e-5
+    assert 3e-5 < difference(product, by_row).judge().relative < 2e-4  # 1e-3/√500 is 4.5e-5
     # Products beyond every range are no error of zero.
     one = torch.ones(3, 3, dtype=torch.float64)
-    assert Difference.of(one * math.inf, one).judge().relative == math.inf
-    assert Difference.of(one * 1e200, one * 1e200).judge().relative == math.inf
-    assert Difference.of(one, one * 1e-3).judge().is_all
-    assert Difference.of(0 * one, 0 * one).judge().relative == 0
+    assert difference(one * math.inf, one).judge().relative == math.inf
+    assert difference(one * 1e200, one * 1e200).judge().relative == math.inf
+    assert difference(one, one * 1e-3).judge().is_all
+    assert difference(0 * one, 0 * one).judge().relative == 0

@@ -23,6 +23,10 @@ def measure(
     ] = None,
     layers: options.Layers = None,
     tolerance: options.Tolerance = None,
+    precision: Annotated[
+        Literal["full", "tf32", "bf16"] | None,
+        typer.Option(help="full, or on a GPU tf32 or bf16: faster, and the stated errors include it."),
+    ] = None,
     jacobians: Annotated[
         bool, typer.Option("--jacobians", help="Also the Jacobian norms around each layer, and bounds.")
     ] = False,
@@ -54,8 +58,8 @@ def measure(
     output = Output(as_json, html, save, picture)
     output.check(reads=place.file)
     chosen = options.given(
-        curvature=curvature, layers=layers, tolerance=tolerance, seed=seed, jacobians=jacobians,
-        diagnostics=diagnostics,
+        curvature=curvature, layers=layers, tolerance=tolerance, precision=precision, seed=seed,
+        jacobians=jacobians, diagnostics=diagnostics,
     )  # fmt: skip
     unfinished = "the measurement was not finished, and nothing was written."
     with failures_explained(f"measuring {problem}", unfinished), progress(f"Measuring {problem} …"):

@@ -58,6 +58,10 @@ _LEAST_EFFECT = 1e-3
 _LEAST_SIZE = 1e-3
 # A row below this share of the whole is a difference of larger numbers, and is compared with this fraction.
 _LEAST_ROW = 1e-6
+# The derivative itself is known to so much, as a share of it.
+_ROUNDING = {"full": 0.0, "tf32": 0.01, "bf16": 0.1}
+# So many outputs are compared at most.
+_MOST_COMPARED = 2**22
 # Two steps agree if their changes differ by less than this share of the distance to the derivative.
 _AGREEMENT = 0.3
 
@@ -67,13 +71,16 @@ class GraphLinearization:
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
+        # Of a vocabulary's logits some are enough; the difference between two outputs is taken in float64.
+        output = evaluation.output
+        self._every = 1 if output.ndim < 2 else -(-output.numel() // _MOST_COMPARED)
 
     def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
         """An output of these examples in the coordinates of `push`, example by example."""
-        return output
+        return output[..., :: self._every] if self._every > 1 else output
 
     def push(self, direction: Direction) -> Tensor:
-        return self.evaluation.push(list(direction), list(direction.values())).detach()
+        return self.coordinates(self.evaluation.push(list(direction), list(direction.values())).detach())
 
     def effects(self, direction: Direction, cotangent: Tensor | None = None) -> dict[str, float]:
         """Roughly the size of the change that each layer's entries of the direction make alone.
@@ -104,10 +111,13 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
             return [_as_row(linear.coordinates(output, examples))]
 
         def derive(at: Evaluation) -> Matrices:
-            return rows(linear.coordinates(GraphLinearization(at).push(direction)))
+            return rows(linear.coordinates(at.push(list(direction), list(direction.values())).detach()))
 
         fractions = [1 / math.sqrt(len(direction))]  # an error of 5 % in one layer must be detected
-        return _Comparison("the model's output", rows(derivative), values, derive, fractions=fractions)
+        return _Comparison(
+            "the model's output", rows(derivative), values, derive, fractions=fractions,
+            precision=evaluation.problem.precision,
+        )  # fmt: skip
 
     whole, attempts = comparison(), list(_OUTPUTS)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
@@ -117,7 +127,7 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
                 return
             # It is enough if those examples agree in float64 that disagree most in float32.
             apart = _minus(tried.change, whole.derivative)[0].view(evaluation.batch.size, -1)
-            worst = comparison(apart.norm(dim=1).topk(len(evaluation.batch.sample())).indices)
+            worst = comparison(apart.norm(dim=1).topk(len(evaluation.sample())).indices)
             if worst.passes(worst.attempt(_OF_SOME)):
                 return
     whole.judge(evaluation, attempts)
@@ -132,7 +142,7 @@ def check_gradients(evaluation: Evaluation) -> None:
 
     def derive(at: Evaluation) -> Matrices:
         product = at.hessian(list(direction), list(direction.values()))
-        return [_as_row(GraphLinearization(at).push(direction)), *map(_as_row, product)]
+        return [_as_row(at.push(list(direction), list(direction.values()))), *map(_as_row, product)]
 
     def comparison(examined: Evaluation) -> _Comparison:
         def values(dtype: torch.dtype, step: float) -> Matrices:
@@ -141,15 +151,18 @@ def check_gradients(evaluation: Evaluation) -> None:
                 output, gradients = problem.output_and_gradients(examined.batch, weights, names)
             return [_as_row(output), *map(_as_row, gradients)]
 
-        return _Comparison("the loss's gradient", derive(examined), values, derive, fractions=fractions)
+        return _Comparison(
+            "the loss's gradient", derive(examined), values, derive, fractions=fractions,
+            precision=evaluation.problem.precision,
+        )  # fmt: skip
 
     whole, attempts = comparison(evaluation), list(_GRADIENTS)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
         if whole.passes(whole.attempt(attempts.pop(0))):
             return
-        batch = evaluation.batch
+        batch = evaluation.batch.take(evaluation.sample())
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
-            some = comparison(Evaluation(evaluation.problem, batch.take(batch.sample()), evaluation.weight))
+            some = comparison(Evaluation(evaluation.problem, batch, evaluation.weight))
             if some.passes(some.attempt(_OF_SOME_GRADIENTS)):
                 return
     whole.judge(evaluation, attempts)
@@ -159,7 +172,10 @@ def check_loss(evaluation: Evaluation) -> None:
     """Compare `H_z` with differences of the loss gradient by each output, and this gradient with the loss."""
     if not _is_due(evaluation, "loss"):
         return
-    cut, gradient = evaluation.output_gradient
+    loss_there = (
+        evaluation.loss_of_piece(evaluation.pieces[0][0]) if evaluation.pieces else evaluation.at_output
+    )
+    cut, gradient = loss_there.gradient
     output, slope = cut.detach(), gradient.detach()
     # A direction along which the loss rises, relative to the outputs: some losses need positive ones.
     columns = _columns(output)
@@ -167,13 +183,13 @@ def check_loss(evaluation: Evaluation) -> None:
     sizes = columns.abs() + 0.01 * torch.where(typical > 0, typical, float(typical.max()) or 1.0)
     lengths = 0.1 + random_like(output, seed_of_check(evaluation)).abs()
     direction = sizes.T.reshape(output.shape) * lengths * torch.where(slope < 0, -1.0, 1.0).to(output)
-    bend, rise = evaluation.output_hessian(direction), (slope.double() * direction.double()).sum()
+    bend, rise = loss_there.hessian(direction), (slope.double() * direction.double()).sum()
     if not bool(bend.isfinite().all()):
         return  # the engines report it
 
     def values(dtype: torch.dtype, step: float) -> Matrices:
         place = (output + step * direction).requires_grad_()
-        loss = evaluation.problem.loss_of(place, evaluation.batch)
+        loss = evaluation.problem.loss_of(place, loss_there.batch)
         (slope,) = torch.autograd.grad(loss, place, materialize_grads=True)
         return [_columns(slope.detach().double()), _as_row(loss)]
 
@@ -202,9 +218,10 @@ class _Comparison:
     def __init__(
         self, what: str, derivative: Matrices, values: Callable[[torch.dtype, float], Matrices],
         derive: Callable[[Evaluation], Matrices] | None, least: float = _LEAST_ROW,
-        fractions: Sequence[float] = (1.0,),
+        fractions: Sequence[float] = (1.0,), precision: str = "full",
     ) -> None:  # fmt: skip
         self.what, self.derivative, self.values, self.derive = what, derivative, values, derive
+        self.least_allowed = _ROUNDING[precision]
         self.sizes = _norms(derivative)
         # A row that is a difference of much larger numbers is not known better.
         self.known = self.sizes.clamp(min=least * float(torch.linalg.vector_norm(self.sizes)))
@@ -230,7 +247,7 @@ class _Comparison:
             return
         closest = torch.stack([one.off for one in best]).min(0).values if best else self.sizes
         for one in best:
-            allowed = one.attempt.allowed * self.limits
+            allowed = self.allowed(one)
             wrong = (one.off <= closest) & (one.off > allowed)
             others = [_norms(_minus(one.change, other.change)) for other in best if other is not one]
             wrong &= torch.stack(others).min(0).values <= _AGREEMENT * one.off
@@ -242,7 +259,10 @@ class _Comparison:
                 raise DerivativeError(_explain(evaluation, self.what, one.attempt.dtype, *lengths))
 
     def passes(self, found: _Try | None) -> bool:
-        return found is not None and bool((found.off <= found.attempt.allowed * self.limits).all())
+        return found is not None and bool((found.off <= self.allowed(found)).all())
+
+    def allowed(self, found: _Try) -> Tensor:
+        return max(found.attempt.allowed, self.least_allowed) * self.limits
 
     def attempt(self, attempt: Attempt) -> _Try | None:
         """None if the function does not support the precision, or is not finite at the moved weights."""

@@ -117,8 +117,11 @@ def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, to
         wider = replace(estimate, error=math.hypot(estimate.error, fraction * norm))
         if rounding.relative <= tolerance or not estimate.converged:
             return wider
-        left = f"rounding in float32 leaves an error of {fraction:.0e} of the norm"
-        return replace(wider, converged=False, reason=f"{left}; pass dtype=torch.float64")
+        left = f"rounding in {rounding.unit} leaves an error of {fraction:.0e} of the norm"
+        way = (
+            "dtype=torch.float64" if rounding.unit == "float32" else "precision='full' or a larger tolerance"
+        )
+        return replace(wider, converged=False, reason=f"{left}; pass {way}")
 
     return replace(extremes, top=widen(extremes.top), bottom=widen(extremes.bottom))
 
@@ -333,7 +336,7 @@ class GramLinearization(derivative_check.GraphLinearization):
         known, others = self._pushed(direction)
         found = [change.view(-1, len(self._columns)) for change in known.values()]
         if others:
-            found.append(self.coordinates(super().push(others)))
+            found.append(super().push(others))  # in these coordinates
         return torch.stack(found).sum(0)
 
     def effects(self, direction: Mapping[str, Tensor], cotangent: Tensor | None = None) -> dict[str, float]:

@@ -62,6 +62,65 @@ def moved(
             parameter.data = saved[name]
 
 
+# From here on a copy of the output takes memory that counts.
+_LARGE_OUTPUT = 2**23
+
+
+class OutputLoss:
+    """The loss as a function of the output of some examples, cut off from the model."""
+
+    def __init__(self, problem: Problem, output: Tensor, batch: Batch) -> None:
+        self.problem, self.batch, self._output = problem, batch, output
+
+    @cached_property
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """The detached output and the loss gradient by it, differentiable, in the dtype of the loss."""
+        cut = self._output.detach().to(self.problem.loss_dtype).requires_grad_()
+        loss = self.problem.loss_of(cut, self.batch)
+        (gradient,) = torch.autograd.grad(loss, cut, create_graph=True)
+        return cut, gradient
+
+    def hessian(self, tangent: Tensor) -> Tensor:
+        cut, gradient = self.gradient
+        if not gradient.requires_grad:
+            return torch.zeros_like(tangent)
+        with explained_derivatives(of_loss=True):
+            (product,) = torch.autograd.grad(
+                gradient, cut, tangent.to(cut.dtype), retain_graph=True, materialize_grads=True
+            )
+        return product.to(tangent.dtype)
+
+
+def _separate_pieces(
+    evaluation: Evaluation, output: Tensor, parts: Sequence[Tensor]
+) -> list[tuple[Tensor, float]]:
+    """The parts and their factors, if the loss's gradient, and its Hessian in two of them, fall apart."""
+    place = output.to(evaluation.problem.loss_dtype).requires_grad_()
+    (whole,) = torch.autograd.grad(evaluation.problem.loss_of(place, evaluation.batch), place)
+    del place
+    factors = [_factor(whole[part], evaluation.loss_of_piece(part).gradient[1].detach()) for part in parts]
+    both = torch.cat(tuple(parts[:2]))
+    joined = evaluation.loss_of_piece(both)
+    share = _factor(whole[both], joined.gradient[1].detach())
+    direction = probes.random_like(output[both], evaluation.problem.seed)
+    together = joined.hessian(direction) * share
+    del joined, whole
+    bends = [evaluation.loss_of_piece(part).hessian(some) for part, some in
+             zip(parts[:2], direction.split([len(part) for part in parts[:2]]), strict=True)]  # fmt: skip
+    apart = torch.cat([bend * factor for bend, factor in zip(bends, factors[:2], strict=True)])
+    if not float((together - apart).norm()) <= _SAME * float(together.norm()):
+        return []
+    return [] if any(map(math.isnan, factors)) else list(zip(parts, factors, strict=True))
+
+
+def _factor(found: Tensor, alone: Tensor) -> float:
+    """How many times the one tensor is the other; nan if it is not in proportion."""
+    found, alone = found.double().reshape(-1), alone.double().reshape(-1)
+    square = float(alone @ alone)
+    factor = float(found @ alone) / square if square else math.nan
+    return factor if float((found - factor * alone).norm()) <= _SAME * float(found.norm()) else math.nan
+
+
 class Evaluation:
     """A batch's output and loss with their graphs, built on first use; at the problem's weights or others."""
 
@@ -80,6 +139,8 @@ class Evaluation:
         one = cls(problem, batch)
         one.output, one.loss, one.separable = check_forward(problem, batch)
         one.loss_value = float(one.loss.detach())
+        if one.output.numel() > _LARGE_OUTPUT:
+            del one.loss  # its graph holds the output several times over; whoever needs it evaluates again
         # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.
         one.moments = {name: uses[0].moment if uses else None for name, uses in one.uses.items()}
         one.paddings = {name: {use.padding for use in uses} - {None} for name, uses in one.uses.items()}
@@ -91,7 +152,7 @@ class Evaluation:
 
     def forget(self) -> None:
         """Free the graphs and most of the memory; the next use evaluates again."""
-        for name in ("output", "loss", "uses", "gradients", "adjoint", "output_gradient", "_recorded"):
+        for name in ("output", "loss", "uses", "gradients", "adjoint", "at_output", "_recorded"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -123,23 +184,44 @@ class Evaluation:
         return dict(zip(self.leaves, found, strict=True))
 
     @cached_property
-    def output_gradient(self) -> tuple[Tensor, Tensor]:
-        """The detached output and the loss gradient by it, differentiable, in the dtype of the loss."""
-        cut = self.output.detach().to(self.problem.loss_dtype).requires_grad_()
-        loss = self.problem.loss_of(cut, self.batch)
-        (gradient,) = torch.autograd.grad(loss, cut, create_graph=True)
-        return cut, gradient
+    def at_output(self) -> OutputLoss:
+        return OutputLoss(self.problem, self.output, self.batch)
 
-    def output_hessian(self, tangent: Tensor) -> Tensor:
+    @cached_property
+    def pieces(self) -> list[tuple[Tensor, float]]:
+        """Examples whose outputs the loss treats apart, with the factor of each part's loss; or none.
+
+        Of a vocabulary's logits no more than a part is then differentiated at a time.
+        """
+        output = self.output.detach()
+        if output.numel() <= _LARGE_OUTPUT or not self.separable or len(output) != self.batch.size > 1:
+            return []
+        count = max(1, _LARGE_OUTPUT // output[0].numel())
+        parts = list(torch.arange(len(output)).split(count))
+        try:
+            return _separate_pieces(self, output, parts)
+        except Exception:  # whatever a loss that needs the whole batch raises
+            return []
+
+    def sample(self) -> Tensor:
+        """The numbers of some examples; of one, where its output is a sequence over a vocabulary."""
+        some = self.batch.sample()
+        return some[:1] if self.output[:1].numel() > _LARGE_OUTPUT // 8 else some
+
+    def loss_of_piece(self, examples: Tensor) -> OutputLoss:
+        return OutputLoss(
+            self.problem, self.output[examples.to(self.output.device)], self.batch.take(examples)
+        )
+
+    def output_hessian(self, tangent: Tensor, *, overwrite: bool = False) -> Tensor:
         """`H_z` times a tangent of the output, in the tangent's dtype; cheap, the model is not involved."""
-        cut, gradient = self.output_gradient
-        if not gradient.requires_grad:
-            return torch.zeros_like(tangent)
-        with explained_derivatives(of_loss=True):
-            (product,) = torch.autograd.grad(
-                gradient, cut, tangent.to(cut.dtype), retain_graph=True, materialize_grads=True
-            )
-        return product.to(tangent.dtype)
+        if not self.pieces:
+            return self.at_output.hessian(tangent)
+        product = tangent if overwrite else torch.empty_like(tangent)
+        for examples, factor in self.pieces:
+            part = slice(int(examples[0]), int(examples[-1]) + 1)
+            product[part] = self.loss_of_piece(examples).hessian(tangent[part]).mul_(factor)
+        return product
 
     @cached_property
     def _recorded(self) -> tangents.RecordedGraph:
@@ -243,7 +325,7 @@ def _shrinkage(one: Evaluation, other: Evaluation) -> float | None:
     except Exception:  # whatever a loss that knows its batch raises
         return None
     (gradient,) = torch.autograd.grad(loss, place)
-    found, alone = gradient[: len(outputs[0])].double(), one.output_gradient[1].detach().double()
+    found, alone = gradient[: len(outputs[0])].double(), one.at_output.gradient[1].detach().double()
     square = float((alone * alone).sum())
     if square == 0 or not math.isfinite(square):
         return None
@@ -326,7 +408,7 @@ def _blocks(evaluation: Evaluation) -> Tensor:
     """(examples, width, width): the Hessian of the loss by each example's own output."""
     output = evaluation.output
     size, width = output.shape[0], output[0].numel()
-    cut, gradient = evaluation.output_gradient
+    cut, gradient = evaluation.at_output.gradient
     if not gradient.requires_grad:
         return cut.new_zeros(size, width, width)
     unit = torch.eye(width, dtype=cut.dtype, device=cut.device).unsqueeze(1).expand(width, size, width)

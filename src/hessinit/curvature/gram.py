@@ -88,11 +88,16 @@ class WrittenGram(LayerGram):
         rows = like.shape[0] * call.weight.shape[0], call.weight[0].numel()
         self._by_example = like.new_empty(size, *rows)
         self.factor, self.matrix = self._by_example.view(-1, self.weights), None
+        self._arrived: list[Tensor] = []
         self.shape, self.dtype, self.device = (len(self.factor),) * 2, like.dtype, like.device
 
-    def add(self, call: layer_uses.Call, part: slice, gradients: Sequence[Tensor]) -> None:
+    def receive(self, column: int, part: slice, gradient: Tensor) -> None:
+        self._arrived.append(gradient)
+
+    def add(self, call: layer_uses.Call, part: slice) -> None:
         """Patches times signals, for all columns of a few examples at a time."""
         assert isinstance(call, layer_uses.ConvolutionCall)
+        gradients, self._arrived = self._arrived, []
         step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * gradients[0][0, 0].numel()))
         for first in range(0, call.rows, step):
             some = slice(first, min(first + step, call.rows))
@@ -181,12 +186,12 @@ class CallSignals:
         self.time_first, self._calls = one.time_first, list[layer_uses.Call]()
         self.signals = like.new_empty(size, like.shape[0], outputs)
 
-    def add(self, call: layer_uses.Call, part: slice, gradients: Sequence[Tensor]) -> None:
-        """What the columns of the root send to the call's output, in a part of the batch."""
+    def add(self, call: layer_uses.Call, part: slice) -> None:
         self._calls.append(call)
-        for column, gradient in enumerate(gradients):
-            rows = rows_by_example(gradient, part.stop - part.start, self.time_first)
-            self.signals[part, column] = rows
+
+    def receive(self, column: int, part: slice, gradient: Tensor) -> None:
+        """What a column of the root sends to the call's output, in a part of the batch."""
+        self.signals[part, column] = rows_by_example(gradient, part.stop - part.start, self.time_first)
 
     @cached_property
     def call(self) -> layer_uses.Call:
@@ -306,16 +311,22 @@ def _gather_piece(
     return True
 
 
+_DENSE = {"AddmmBackward0", "MmBackward0"}
+
+
 def _gather(
     output: Tensor, plan: Sequence[KnownCall], columns: Tensor, part: slice, collectors: Sequence[Collector]
 ) -> None:
-    by_call: list[tuple[Tensor, ...]] = []
     edges = [one.edge for one in plan]
-    if all(type(edge.node).__name__ in ("AddmmBackward0", "MmBackward0") for edge in edges):
-        # All columns in one pass are faster for dense networks.
-        arrived = layer_uses.batched_grad(output, edges, columns) or ()
-        by_call = [one.unbind() for one in arrived if one is not None]
-    if len(by_call) < len(plan):
-        by_call = list(zip(*[backward(output, plan, column) for column in columns], strict=True))
-    for one, collector, gradients in zip(plan, collectors, by_call, strict=True):
-        collector.add(one.call, part, gradients)
+    kinds = {type(edge.node).__name__ for edge in edges}
+    # All columns in one pass are faster for dense networks.
+    batched = layer_uses.batched_grad(output, edges, columns) if kinds <= _DENSE else None
+    for column, cotangent in enumerate(columns):
+        if batched is not None and all(one is not None for one in batched):
+            gradients = [one[column] for one in batched if one is not None]
+        else:
+            gradients = backward(output, plan, cotangent)
+        for collector, gradient in zip(collectors, gradients, strict=True):
+            collector.receive(column, part, gradient)
+    for one, collector in zip(plan, collectors, strict=True):
+        collector.add(one.call, part)

@@ -125,7 +125,8 @@ class GaussNewtonOperator(WeightOperator):
         tangents = split(vector, self.shapes)
 
         def product(one: Evaluation) -> tuple[Tensor, ...]:
-            return one.pull(self.names, one.output_hessian(one.push(self.names, tangents)))
+            moved = one.push(self.names, tangents)
+            return one.pull(self.names, one.output_hessian(moved, overwrite=True))
 
         return self._sum_over_batches(product)
 

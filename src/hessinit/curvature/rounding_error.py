@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ class RoundingError:
 
     relative: float = 0.0
     is_all: bool = False
+    unit: str = "float32"
 
 
 class Difference(NamedTuple):
@@ -43,12 +44,13 @@ class Difference(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, single: Tensor, double: Tensor) -> Difference:
-        error = double - single
-        along = (single * error).reshape(single.shape[0] if single.ndim else 1, -1)
-        rows, columns = along.sum(1), along.sum(0)
-        total, squares = float(rows.sum()), max(_square(rows), _square(columns))
-        return cls(_square(single), _square(double), _square(error), total, squares, single.numel())
+    def of_each(cls, singles: Mapping[str, Tensor], doubles: Mapping[str, Tensor]) -> dict[str, Difference]:
+        pairs = [(single, doubles[name]) for name, single in singles.items()]
+        numbers = torch.stack([_compared(single, double) for single, double in pairs]).tolist()
+        sizes = [single.numel() for single, _ in pairs]
+        return {
+            name: cls._make([*found, size]) for name, found, size in zip(singles, numbers, sizes, strict=True)
+        }
 
     @classmethod
     def of_all(cls, layers: Sequence[Difference]) -> Difference:
@@ -77,9 +79,10 @@ class Rounding:
     network: RoundingError
 
     @classmethod
-    def of(cls, found: Mapping[str, Difference]) -> Rounding:
-        layers = {name: difference.judge() for name, difference in found.items()}
-        return cls(layers, Difference.of_all(list(found.values())).judge())
+    def of(cls, found: Mapping[str, Difference], precision: str) -> Rounding:
+        unit = "float32" if precision == "full" else precision
+        layers = {name: replace(difference.judge(), unit=unit) for name, difference in found.items()}
+        return cls(layers, replace(Difference.of_all(list(found.values())).judge(), unit=unit))
 
 
 def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Rounding:
@@ -95,12 +98,13 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
         return Rounding(dict.fromkeys(problem.leaves, own), own)
     if curvature == "gauss-newton" and all(one.separable for one in evaluations):
         # Float64 convolutions are several times as slow as float32 ones.
-        some = [Evaluation(problem, one.batch.take(one.batch.sample()), one.weight) for one in evaluations]
+        some = [Evaluation(problem, one.batch.take(one.sample()), one.weight) for one in evaluations]
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
             found = _compare(some, curvature)
-            if all(one.single > 0 and one.judge().relative < _ORDINARY for one in found.values()):
-                return Rounding.of(found)
-    return Rounding.of(_compare(evaluations, curvature))
+            limit = _ORDINARY if problem.precision == "full" else math.inf
+            if all(one.single > 0 and one.judge().relative < limit for one in found.values()):
+                return Rounding.of(found, problem.precision)
+    return Rounding.of(_compare(evaluations, curvature), problem.precision)
 
 
 def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Difference]:
@@ -111,7 +115,7 @@ def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Dif
             for name, product in products.items():
                 part = evaluation.weight * product.double()
                 sums[name] = sums[name] + part if name in sums else part
-    return {name: Difference.of(single, doubles[name]) for name, single in singles.items()}
+    return Difference.of_each(singles, doubles)
 
 
 def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -147,6 +151,11 @@ def _random(like: Tensor, seed: int, number: int = 0) -> Tensor:
     return probes.random_like(like, (seed << 16) + number, torch.float32).to(like.dtype)
 
 
-def _square(tensor: Tensor) -> float:
-    length = float(torch.linalg.vector_norm(tensor))
-    return length * length  # inf, where ** 2 raises an OverflowError
+def _compared(single: Tensor, double: Tensor) -> Tensor:
+    """The five numbers of `Difference`."""
+    error = double - single
+    along = (single * error).reshape(single.shape[0] if single.ndim else 1, -1)
+    rows, columns = along.sum(1), along.sum(0)
+    squares = torch.maximum(rows.square().sum(), columns.square().sum())
+    lengths = [torch.linalg.vector_norm(one).square() for one in (single, double, error)]
+    return torch.stack([*lengths, rows.sum(), squares])

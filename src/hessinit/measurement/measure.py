@@ -209,6 +209,7 @@ def measure(
     dropout: str = "refuse",
     reduction: str = "auto",
     check: bool = True,
+    precision: str = "full",
     top: int = 0,
     trace: bool = False,
     frobenius: bool = False,
@@ -233,6 +234,7 @@ def measure(
     `check=False`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
     Jacobians around each layer and the paper's Theorem 2, `diagnostics` for activations and gradients, dead
     and saturated units. `network=False` bounds the network's norm by the layers' instead of measuring it.
+    `precision="tf32"` or "bf16" computes faster and less exactly on a GPU; the stated errors include that.
 
     In a job of several processes, all of which make this call, `distributed="batch"` takes a share of the
     examples from each rank, and "layers" the same batch from all, which share the layers out; every rank gets
@@ -267,7 +269,7 @@ def measure(
         raise ProblemError(f"{why}; pass max_iterations={top} or more.")
     problem = Problem(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
-        check=check, seed=seed,
+        check=check, seed=seed, precision=precision,
     )  # fmt: skip
     ranks: Ranks | None = cast(Any, distributed)  # by the decorator
     if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):

@@ -202,7 +202,7 @@ class SharedPass:
         self.evaluation = evaluation
         derivative_check.check_loss(evaluation)
         derivative_check.check_gradients(evaluation)
-        _, gradient = evaluation.output_gradient
+        _, gradient = evaluation.at_output.gradient
         self._leaves = evaluation.problem.leaves
         self._cotangent = gradient.detach().requires_grad_()
         output, leaves = evaluation.output, list(self._leaves.values())
@@ -228,7 +228,7 @@ class SharedPass:
             return zeros, zeros  # the forward does not use it
         changes, bent = _pull_each(adjoint, [self._cotangent, self._leaves[parameter]], directions)
         beyond = zeros if bent is None else inner_products(directions, bent)
-        cut, gradient = self.evaluation.output_gradient
+        cut, gradient = self.evaluation.at_output.gradient
         if changes is None or not gradient.requires_grad:
             return zeros, beyond  # a loss that is linear in the output
         (curved,) = _pull_each(gradient, [cut], changes)

@@ -113,8 +113,8 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def twice_differentiable(model: nn.Module) -> Iterator[None]:
-    """Run the forward with kernels that have a second derivative, in full precision, and no autocast.
+def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
+    """Run the forward with kernels that have a second derivative, in full precision or TF32, no autocast.
 
     Fused attention and cuDNN's recurrent kernels have only a first one, oneDNN's not in every version. Only
     switches of torch are set, and all are put back on leaving.
@@ -133,10 +133,10 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))  # for our own vectors; the forward gets the user's back
-        _set_full_matmul_precision(stack)
+        _set_matmul_precision(stack, tf32)
         if torch.cuda.is_available():
             cudnn = torch.backends.cudnn
-            stack.enter_context(cudnn.flags(enabled=not recurrent, deterministic=True, allow_tf32=False))
+            stack.enter_context(cudnn.flags(enabled=not recurrent, deterministic=True, allow_tf32=tf32))
         if recurrent and torch.backends.mkldnn.is_available():
             onednn: Any = torch.backends.mkldnn
             stack.callback(setattr, onednn, "enabled", onednn.enabled)
@@ -149,14 +149,14 @@ def default_device() -> torch.device:
     return torch.empty(0).device  # torch.get_default_device does not see a `with` in torch 2.6
 
 
-def _set_full_matmul_precision(stack: contextlib.ExitStack) -> None:
+def _set_matmul_precision(stack: contextlib.ExitStack, tf32: bool) -> None:
     """TF32 keeps 10 bits of the mantissa: a norm measured with it is off by up to 1e-3. CPUs have it too."""
     try:
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision("highest")
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
     except RuntimeError:
         # torch refuses to tell once the newer switches, one for each backend, have been used.
         switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
         for switch in switches:
             stack.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
-            switch.fp32_precision = "ieee"
+            switch.fp32_precision = "tf32" if tf32 else "ieee"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, choose
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch, cast, map_tensors, read_batches
 from hessinit.problem.double_backward import Substitutes, default_device, twice_differentiable
@@ -84,6 +84,8 @@ Forward = Callable[[nn.Module, Any], Tensor]
 # A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The loss is
 # cheap beside the model, so it is taken in float64, unless the output is that large.
 _MOST_FOR_DOUBLE = 2**22
+# Of the products in float32: as it is, with 10 bits of the mantissa on a GPU, and in mixed precision.
+PRECISIONS = ["full", "tf32", "bf16"]
 
 
 class ProblemOptions(TypedDict, total=False):
@@ -96,6 +98,7 @@ class ProblemOptions(TypedDict, total=False):
     reduction: str
     check: bool
     seed: int
+    precision: str
 
 
 class Problem:
@@ -121,7 +124,9 @@ class Problem:
         reduction: str = "auto",
         check: bool = True,
         seed: int = 0,
+        precision: str = "full",
     ) -> None:
+        choose("precision", precision, PRECISIONS)
         validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
         self.model = validate.unwrap(model)
         check_present(self.model)
@@ -140,7 +145,7 @@ class Problem:
         self.loss, self.forward = loss, forward
         self.seed = validate.check_whole("seed", seed, at_least=0)
         self.dropout, self.reduction, self.check = dropout, reduction, check
-        self.drew = False
+        self.drew, self.precision = False, precision
         self.batches = tuple(self._convert(place, read) for place, read in read_batches(batch))
         self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
@@ -186,7 +191,7 @@ class Problem:
         with (
             explained_memory(self),
             untouched_random_state(self.device),
-            twice_differentiable(self.model),
+            twice_differentiable(self.model, tf32=self.precision == "tf32"),
             explained_derivatives(),
         ):
             yield
@@ -261,15 +266,21 @@ class Problem:
             self._users_default_device(),
             explained(self.model, batch, self.forward, self.converts),
             contextlib.nullcontext() if plain else Substitutes(),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16(dtype)),
         ):
             result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
         self.drew = draws.happened() or self._stand_ins.drew()
+        if self._in_bf16(dtype) and isinstance(result, Tensor) and result.dtype == torch.bfloat16:
+            result = result.float()
         validate.check_output(result, self.forward)
         if result.dtype != dtype:  # Hugging Face models return logits.float()
             self.casts_output = True
             return result.to(dtype)
         # A bare weight as output has no node of its own in the graph.
         return result.clone() if result.is_leaf and result.requires_grad else result
+
+    def _in_bf16(self, dtype: torch.dtype) -> bool:
+        return self.precision == "bf16" and dtype == torch.float32
 
     def _call_loss(self, output: Tensor, batch: Batch, draw: int) -> Tensor:
         if self.loss_dtype is None:
