@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,6 @@ from hessinit.curvature import engines, operators, probes
 from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.errors import ProblemError
 from hessinit.problem.ranks import Ranks
-
-T = TypeVar("T")
 
 
 def join_shares(ranks: Ranks, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
@@ -78,17 +76,15 @@ class SumOverRanks(operators.LinearOperator):
         return operators.add_up(found)
 
 
-def lead(
-    ranks: Ranks, own: Sequence[engines.Engine], unused: set[str], work: Callable[[list[engines.Engine]], T]
-) -> T:
-    """What `work` gives on rank 0 with the engines of all examples, on every rank."""
-    shared: list[engines.Engine] = [SharedEngine(ranks, own, number, unused) for number in range(len(own))]
+def share(ranks: Ranks, own: Sequence[engines.Engine], unused: set[str]) -> list[engines.Engine]:
+    """The engines of all examples, from those of this rank's."""
+    return [SharedEngine(ranks, own, number, unused) for number in range(len(own))]
 
-    def answer(number: int, names: list[str], vector: Any) -> Any:
-        operator = own[number].operator(names)
-        return operator._product(torch.from_numpy(vector).to(operator.device)).numpy(force=True)
 
-    return ranks.lead(lambda: work(shared), answer)
+def multiply(own: Sequence[engines.Engine], number: int, names: list[str], vector: Any) -> Any:
+    """The answer of another rank to rank 0."""
+    operator = own[number].operator(names)
+    return operator._product(torch.from_numpy(vector).to(operator.device)).numpy(force=True)
 
 
 def _coupling(evaluation: Evaluation) -> str:

@@ -7,9 +7,9 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -102,18 +102,6 @@ class Rows:
     def _build(self, kind: str, evaluations: list[Evaluation]) -> engines.Engine:
         return engines.build_engine(evaluations, kind, self._settings, self._estimator)
 
-    def lead(self, ranks: Ranks, work: Callable[[], CurvatureReport]) -> CurvatureReport:
-        """The report on the examples of all ranks, of which each has evaluated its own."""
-        own = [self.main, *([self._build("gauss-newton", self.evaluations)] if self._both else [])]
-        for kind in (self._kind, "gauss-newton") if self._both else (self._kind,):
-            self._rounding[kind] = ranks.exchange(rounding_error.relative_rounding(self.evaluations, kind))
-
-        def measured(shared: list[engines.Engine]) -> CurvatureReport:
-            self.main, self._engines = shared[0], shared
-            return work()
-
-        return shares.lead(ranks, own, unused_leaves(self.evaluations), measured)
-
     @cached_property
     def _engines(self) -> list[engines.Engine]:
         found = [self.main]
@@ -141,6 +129,32 @@ class Rows:
         whole = Layer("network", "", (), (sum(layer.size for layer in self.problem.layers),))
         others = [engine.extremes(names) for engine in self._engines[1:]]
         return self._row(whole, names, [self.whole, *others])
+
+    def fill(
+        self, layers: Sequence[Layer], network: bool, ranks: Ranks | None
+    ) -> tuple[tuple[LayerCurvature, ...], LayerCurvature | None]:
+        """The rows of the layers, and of the network if asked for; with ranks, those of all of them."""
+
+        def find(names: Collection[str]) -> dict[str, LayerCurvature]:
+            some = [layer for layer in layers if layer.parameter in names]
+            found = dict(zip([one.parameter for one in some], self.layers(some), strict=True))
+            return found | ({"": self.network()} if "" in names else {})
+
+        sizes = {layer.parameter: layer.size for layer in layers}
+        sizes |= {"": sum(sizes.values())} if network else {}
+        if ranks is None:
+            found = find(sizes)
+        elif ranks.split == "layers":
+            found = ranks.divide(sizes, find)
+        else:
+            own = self._engines[: 1 + self._both]
+            for kind in (self._kind, "gauss-newton")[: len(own)]:
+                rounding = rounding_error.relative_rounding(self.evaluations, kind)
+                self._rounding[kind] = ranks.exchange(rounding)
+            self._engines = shares.share(ranks, own, unused_leaves(self.evaluations))
+            self.main = self._engines[0]
+            found = ranks.lead(lambda: find(sizes), partial(shares.multiply, own))
+        return tuple(found[layer.parameter] for layer in layers), found.get("")
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
@@ -282,42 +296,25 @@ def measure(
             facts = shares.join_shares(ranks, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
+        rows, measured = measuring.fill(ordered, network, ranks)
+        whole = measured or measuring.bounded_network(rows)
+        further: dict[str, Mapping[str, Any]] = {}
+        if jacobians:
+            from hessinit.measurement.bounds import jacobian_bounds
 
-        def fill(names: Collection[str]) -> dict[str, LayerCurvature]:
-            """Rows by the name of the parameter; "" is the network."""
-            some = [layer for layer in ordered if layer.parameter in names]
-            found = dict(zip([one.parameter for one in some], measuring.layers(some), strict=True))
-            return found | ({"": measuring.network()} if "" in names else {})
+            further["jacobians"] = jacobian_bounds(problem, evaluations, settings)
+        if diagnostics:
+            from hessinit.measurement.diagnostics import diagnose
 
-        def conclude(found: dict[str, LayerCurvature]) -> CurvatureReport:
-            rows = tuple(found[layer.parameter] for layer in ordered)
-            whole = found[""] if network else measuring.bounded_network(rows)
-            further: dict[str, Mapping[str, Any]] = {}
-            if jacobians:
-                from hessinit.measurement.bounds import jacobian_bounds
-
-                further["jacobians"] = jacobian_bounds(problem, evaluations, settings)
-            if diagnostics:
-                from hessinit.measurement.diagnostics import diagnose
-
-                further["diagnostics"] = diagnose(problem, evaluations)
-            rows = tuple(
-                replace(row, **{field: found[layer.parameter] for field, found in further.items()})
-                for row, layer in zip(rows, ordered, strict=True)
-            )
-            notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
-            seconds = time.perf_counter() - started
-            return measuring.report(rows, whole, curvature, seconds=seconds, notes=notes, **facts)
-
-        sizes = {layer.parameter: layer.size for layer in ordered}
-        sizes |= {"": sum(sizes.values())} if network else {}
-        if ranks is not None and ranks.split == "batch":
-            report = measuring.lead(ranks, lambda: conclude(fill(sizes)))
-        elif ranks is not None:
-            found = ranks.divide(sizes, fill)
-            report = ranks.first(lambda: conclude(found), last=True)
-        else:
-            report = conclude(fill(sizes))
+            further["diagnostics"] = diagnose(problem, evaluations)
+        rows = tuple(
+            replace(row, **{field: found[layer.parameter] for field, found in further.items()})
+            for row, layer in zip(rows, ordered, strict=True)
+        )
+        notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
+        seconds = time.perf_counter() - started
+        report = measuring.report(rows, whole, curvature, seconds=seconds, notes=notes, **facts)
+        report = report if ranks is None else ranks.first(lambda: report, last=True)
     _complain((*report.layers, report.network) if network else report.layers, tolerance, strict)
     return report
 

@@ -29,11 +29,12 @@ T = TypeVar("T")
 _BEGINNING = 2**13  # bytes
 # A group for messages beside one that knows no CPU, as NCCL's.
 _BESIDE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_PLAIN = (str, int, float, type(None), torch.dtype)
+_PLAIN = (str, int, float, type(None), torch.dtype, list, tuple)
 _GONE = "ended, or its connection was lost. Its own output says why; start the job again"
 _SLOW = (
     "did not answer in time. Make the same calls on every rank, or init_process_group(timeout=…) wait longer"
 )
+_PRINTS = dict.fromkeys(("batch", "data", "log_to"))  # what these print says little
 _RULES = {
     "option": "all ranks must pass the same options; pass one value everywhere",
     "model": "all ranks must pass the same model, in the same mode; build it in the same way everywhere",
@@ -58,8 +59,7 @@ class Ranks:
         self.doing, self.split = doing, split
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._others, self._lost = range(1, self.size), dict[int, str]()
-        self._leads = False  # the others wait for questions
-        self._over = False  # nobody waits for this rank any more
+        self._leads = self._over = False  # the others wait for questions; nobody waits for this rank
         world: Any = dist.group.WORLD
         if "cpu:gloo" not in dist.get_backend_config() and world not in _BESIDE:
             _BESIDE[world] = dist.new_group(backend="gloo")
@@ -93,7 +93,7 @@ class Ranks:
     def lead(self, work: Callable[[], T], answer: Callable[..., Any]) -> T:
         """What the work gives on rank 0, on every rank; the others answer the questions that it asks."""
         self._leads = not self.rank
-        found: T = self._settle([] if self.rank else [work()], True, answer)[0]
+        found: T = self._settle([] if self.rank else [work()], answer=answer)[0]
         return found
 
     def ask(self, *question: Any) -> Callable[[], list[Any]]:
@@ -111,13 +111,12 @@ class Ranks:
             mine += [name] if owner == self.rank else []
         return {name: one for part in self.exchange(work(mine)) for name, one in part.items()}
 
-    def _settle(self, found: Any, last: bool = False, answer: Callable[..., Any] | None = None) -> Any:
+    def _settle(self, found: Any, last: bool = False, answer: Callable[..., Any] = tuple) -> Any:
         """Rank 0 tells the others what was found; these answer its questions until then."""
         self._leads, failure = False, None
         for rank in () if self.rank else self._others:
             self._send(rank, found)  # who is gone will be missed in the next exchange
         while self.rank and isinstance(found := self._receive(0), tuple):
-            assert answer is not None
             try:
                 reply = answer(*found)
             except BaseException as caught:  # rank 0 hears of it, and ends all of them
@@ -167,16 +166,17 @@ class Ranks:
             way = 'call model.eval(), or pass it before convert_sync_batchnorm, with distributed="layers"'
             raise ProblemError(f"SyncBatchNorm in train mode talks to other ranks in its forward; {way}.")
         batches = [one for _, one in read_batches(given["batch"])]
-        options = {**given, **given.get("options", {}), "distributed": self.split}
-        still = [one for one in model.named_modules() if not one[1].training]  # others write to their buffers
-        buffers = [
-            (f"{at}.{name}", one) for at, part in still for name, one in part.named_buffers(recurse=False)
-        ]
-        named = [*model.named_parameters(), *buffers]
-        facts = {("option", name): repr(one) for name, one in options.items() if _is_plain(one)}
-        facts |= {("model", name): f"{tuple(one.shape)}, {one.dtype}" for name, one in named}
-        modes = [one.training for one in model.modules()], [one.requires_grad for one in model.parameters()]
-        facts["model", "the list of what is in train mode, and what is trained,"] = str(modes)
+        options = {**given, **given.get("options", {}), **_PRINTS, "distributed": self.split}
+        named, modules = [*model.named_parameters()], dict(model.named_modules())
+        for place, one in modules.items():
+            kept = () if one.training else one.named_buffers(recurse=False)  # in training they are written to
+            named += [(f"{place}.{name}", buffer) for name, buffer in kept]
+        facts = {("option", name): repr(one) for name, one in options.items() if isinstance(one, _PLAIN)}
+        facts |= {("model", name or "the model"): f"training={one.training}" for name, one in modules.items()}
+        facts |= {
+            ("model", name): f"{tuple(one.shape)}, {one.dtype}, trained={one.requires_grad}"
+            for name, one in named
+        }
         facts |= {("values", name): _digest([one]) for name, one in named if same_weights}
         if self.split == "layers":
             facts["batch", "the batch"] = _digest(tensors_in([(one.inputs, one.targets) for one in batches]))
@@ -201,13 +201,12 @@ class Ranks:
         return _pairs(found if joined is None else [joined])
 
 
-Alone = Callable[[Ranks, Any, Callable[[], Any]], Any]  # runs a verb on rank 0, for the model
+def on_all_ranks(
+    alone: Callable[[Ranks, Any, Callable[[], Any]], Any] | None = None,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let the ranks of a job call a verb together, which finds the `Ranks` in place of `distributed`.
 
-
-def on_all_ranks(alone: Alone | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let the ranks of a job call a verb together.
-
-    The verb finds the `Ranks` in place of `distributed`; or `alone` runs it on the examples of all ranks.
+    Or `alone`, which gets ranks, model and verb, runs it on rank 0, on the examples of all ranks.
     """
 
     def decorate(verb: Callable[P, T]) -> Callable[P, T]:
@@ -255,11 +254,6 @@ def _checked(found: list[Any]) -> list[Any]:
 def _pairs(batches: Sequence[Batch]) -> Any:
     found = [(one.inputs, one.targets) for one in batches]
     return found if len(found) > 1 else found[0]
-
-
-def _is_plain(option: Any) -> bool:
-    several = isinstance(option, (list, tuple)) and all(isinstance(one, _PLAIN) for one in option)
-    return several or isinstance(option, _PLAIN)
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
@@ -107,10 +108,10 @@ def track(
     pairs = [(one.inputs, one.targets) for one in batches]
     pairs = copy.deepcopy(pairs, {id(tensor): tensor.clone() for tensor in tensors_in(pairs)})
     examples: Any = pairs[0] if len(pairs) == 1 else pairs
-    subject = _Subject(model, loss, examples, steps, rate, curvature, each_layer, settings, problem)
-    facts = subject.check() if ranks is None else ranks.first(subject.check)
+    subject = _Subject(model, loss, examples, steps, rate, curvature, each_layer, settings, problem, ranks)
+    facts = subject.on_first_rank(subject.check)
     facts |= {"curvature": curvature, "every": every, "max_overhead": max_overhead, "seed": settings.seed}
-    tracker = Tracker(subject, Tracking(**facts), log, sinks, warn and is_first, ranks)
+    tracker = Tracker(subject, Tracking(**facts), log, sinks, warn and is_first)
     if at_start and not tracker.steps:
         tracker._measure(must_succeed=True)
     return tracker
@@ -123,13 +124,12 @@ class Tracker:
     """
 
     def __init__(
-        self, subject: _Subject, record: Tracking, log: TrackLog | None, sinks: list[Sink], warn: bool,
-        ranks: Ranks | None = None,
-    ) -> None:  # fmt: skip
-        self._subject, self._log, self._sinks, self._warn, self._ranks = subject, log, sinks, warn, ranks
+        self, subject: _Subject, record: Tracking, log: TrackLog | None, sinks: list[Sink], warn: bool
+    ) -> None:
+        self._subject, self._log, self._sinks, self._warn = subject, log, sinks, warn
         if log is not None and log.earlier is not None:
             record = _continue_record(log.earlier, record, log.path)
-        record = self._from_first(lambda: record)
+        record = subject.on_first_rank(lambda: record)
         self._record = record
         self._points: list[TrackedPoint] = list(record.points)
         self._losses = Losses(record.losses)
@@ -158,7 +158,7 @@ class Tracker:
         self._steps += 1
         if loss is not None:
             self._losses.add(self.steps, loss)
-        if self.steps < self._due or not self._from_first(self._budget.affords):
+        if self.steps < self._due or not self._subject.on_first_rank(self._budget.affords):
             return None
         return self._measure()
 
@@ -229,7 +229,7 @@ class Tracker:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # what training still has to compute is not our time
         started = time.perf_counter()
-        point = self._from_first(lambda: self._make_point(started, must_succeed))
+        point = self._subject.on_first_rank(lambda: self._make_point(started, must_succeed))
         self._points = [one for one in self._points if one.step < point.step]
         self._due = self._next_due()
         self._write(to_plain(point))
@@ -246,13 +246,6 @@ class Tracker:
             # The caller of step, or of track, which is decorated.
             warnings.warn(message, EdgeOfStabilityWarning, stacklevel=4 if must_succeed else 3)
         return point
-
-    def _from_first(self, work: Callable[[], T]) -> T:
-        """What rank 0 finds, where several ranks track together."""
-        if self._ranks is None:
-            return work()
-        with self._ranks.together():
-            return self._ranks.first(work)
 
     def _make_point(self, started: float, must_succeed: bool) -> TrackedPoint:
         """The point of this step; one of nan with a note where measuring fails."""
@@ -340,6 +333,12 @@ class _Subject:
     each_layer: bool
     settings: LanczosSettings
     options: dict[str, Any]  # of a Problem
+    ranks: Ranks | None
+
+    def on_first_rank(self, work: Callable[[], T]) -> T:
+        """What rank 0 finds, on all ranks that track together."""
+        with self.ranks.together() if self.ranks else contextlib.nullcontext():
+            return self.ranks.first(work) if self.ranks else work()
 
     def read_optimizer(self) -> rules.OptimizerRule:
         """The optimizer as it is now: schedules, freezing and added groups change it."""
