@@ -17,6 +17,7 @@ from torch import nn
 
 import hessinit
 from hessinit.curvature.operators import GaussNewtonOperator
+from hessinit.problem.ranks import _BESIDE
 
 NUMBERS = ("norm", "top_eigenvalue")
 
@@ -245,6 +246,23 @@ def refuse() -> Callable[[], None]:
         measure()
 
     return on_ranks(work)
+
+
+def talk_beside() -> Callable[[], None]:
+    """A group that knows no CPU, as NCCL's, gets one for messages beside it, once."""
+
+    def work() -> None:
+        dist.init_process_group("cuda:gloo")
+        model, batch, loss = network(torch.float64), whole_batch(torch.float64), nn.CrossEntropyLoss()
+        truth = hessinit.measure(model, loss, batch, tolerance=1e-7)
+        own = share(batch, dist.get_rank(), dist.get_world_size())
+        for _ in range(2):
+            found = hessinit.measure(model, loss, own, distributed="batch", tolerance=1e-7)
+            assert abs(found.network.norm / truth.network.norm - 1) < 1e-6
+        assert len(_BESIDE) == 1
+        dist.destroy_process_group()
+
+    return work
 
 
 def lose_a_rank() -> Callable[[], None]:

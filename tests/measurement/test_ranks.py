@@ -38,7 +38,7 @@ REFUSALS = [
     "the batch is empty (it holds a tensor of shape (0,)); pass at least one example",
     "the inputs hold 30 NaN or inf among 30 values; clean them first",
     "distributed='examples' is unknown; choose from 'batch', 'layers'",
-    'diagnostics=True needs all examples in one process, and distributed="batch" spreads them',
+    'diagnostics=True with distributed="batch": they need all examples in one process',
     f"depends on others (as by BatchNorm in train mode), {COUPLED}",
     "measured 22 examples",  # in eval mode, and by layers
     "measured 22 examples",
@@ -59,6 +59,10 @@ def test_every_rank_refuses_what_one_rank_must_refuse(tmp_path: Path) -> None:
             assert refusal in line
             told = "RankError: measure failed on rank 1, so that every rank stops: "
             assert line.startswith(told) == (number in ON_RANK_1 and rank != 1), line
+
+
+def test_a_group_that_knows_no_cpu_gets_one_for_messages_beside_it(tmp_path: Path) -> None:
+    run_on_ranks(WORK, "talk_beside", tmp_path, 2)
 
 
 def test_a_killed_rank_ends_the_others_with_its_name(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,11 +76,6 @@ class SumOverRanks(operators.LinearOperator):
         return operators.add_up(found)
 
 
-def share(ranks: Ranks, own: Sequence[engines.Engine], unused: set[str]) -> list[engines.Engine]:
-    """The engines of all examples, from those of this rank's."""
-    return [SharedEngine(ranks, own, number, unused) for number in range(len(own))]
-
-
 def multiply(own: Sequence[engines.Engine], number: int, names: list[str], vector: Any) -> Any:
     """The answer of another rank to rank 0."""
     operator = own[number].operator(names)
@@ -99,25 +94,21 @@ def _coupling(evaluation: Evaluation) -> str:
     return "" if _loss_is_apart(evaluation) else "the loss compares the examples of a batch"
 
 
-def _owners(output: Tensor, size: int) -> Iterator[Tensor]:
-    """The ways in which an output may count `size` examples: the example of each entry, to be broadcast."""
-    rows = output.shape[0] if output.ndim else 0
-    if rows and rows % size == 0:
-        for owners in (torch.arange(rows) // (rows // size), torch.arange(rows) % size):
-            yield owners.view(-1, *[1] * (output.ndim - 1)).to(output.device)
-    if output.ndim > 1 and output.shape[1] == size:
-        yield torch.arange(size).view(-1, *[1] * (output.ndim - 2)).to(output.device)
-
-
 def _loss_is_apart(evaluation: Evaluation) -> bool:
-    """Whether `H_z` leaves the outputs of the other examples alone where some move."""
+    """Whether `H_z` leaves the outputs of the other examples alone where some move.
+
+    The first dimension counts examples, perhaps times positions in either order, or the second one does.
+    """
     output, size = evaluation.output, evaluation.batch.size
-    direction, ways = probes.random_like(output, evaluation.problem.seed), []
-    for owners in _owners(output, size):
-        ways.append(True)
-        for bit in range((size - 1).bit_length()):  # any two examples differ in some bit of their numbers
-            moving = (owners >> bit) % 2 == 0
-            product = evaluation.output_hessian(direction * moving).abs()
-            rounding = torch.finfo(output.dtype).eps ** 0.6 * product.max()
-            ways[-1] &= bool((product * ~moving).max() <= rounding)
-    return any(ways) or not ways
+    rows, *others = output.shape or (1,)
+    numbers = torch.arange(rows, device=output.device).view(-1, *[1] * len(others))
+    ways = [numbers // (rows // size), numbers % size] if rows % size == 0 else []
+    ways += [torch.arange(size).to(numbers).view(-1, *[1] * len(others[1:]))] if others[:1] == [size] else []
+    direction = probes.random_like(output, evaluation.problem.seed)
+
+    def is_apart(moving: Tensor) -> bool:
+        product = evaluation.output_hessian(direction * moving).abs()
+        return bool((product * ~moving).max() <= torch.finfo(output.dtype).eps ** 0.6 * product.max())
+
+    bits = range((size - 1).bit_length())  # any two examples differ in some bit of their numbers
+    return not ways or any(all(is_apart((way >> bit) % 2 == 0) for bit in bits) for way in ways)

@@ -130,10 +130,8 @@ class Rows:
         others = [engine.extremes(names) for engine in self._engines[1:]]
         return self._row(whole, names, [self.whole, *others])
 
-    def fill(
-        self, layers: Sequence[Layer], network: bool, ranks: Ranks | None
-    ) -> tuple[tuple[LayerCurvature, ...], LayerCurvature | None]:
-        """The rows of the layers, and of the network if asked for; with ranks, those of all of them."""
+    def fill(self, layers: Sequence[Layer], network: bool, ranks: Ranks | None) -> dict[str, LayerCurvature]:
+        """The rows by parameter; "" is the network, if asked for. With ranks, those of all of them."""
 
         def find(names: Collection[str]) -> dict[str, LayerCurvature]:
             some = [layer for layer in layers if layer.parameter in names]
@@ -143,18 +141,16 @@ class Rows:
         sizes = {layer.parameter: layer.size for layer in layers}
         sizes |= {"": sum(sizes.values())} if network else {}
         if ranks is None:
-            found = find(sizes)
-        elif ranks.split == "layers":
-            found = ranks.divide(sizes, find)
-        else:
-            own = self._engines[: 1 + self._both]
-            for kind in (self._kind, "gauss-newton")[: len(own)]:
-                rounding = rounding_error.relative_rounding(self.evaluations, kind)
-                self._rounding[kind] = ranks.exchange(rounding)
-            self._engines = shares.share(ranks, own, unused_leaves(self.evaluations))
-            self.main = self._engines[0]
-            found = ranks.lead(lambda: find(sizes), partial(shares.multiply, own))
-        return tuple(found[layer.parameter] for layer in layers), found.get("")
+            return find(sizes)
+        if ranks.split == "layers":
+            return ranks.divide(sizes, find)
+        own = self._engines[: 1 + self._both]
+        for kind in (self._kind, "gauss-newton")[: len(own)]:
+            self._rounding[kind] = ranks.exchange(rounding_error.relative_rounding(self.evaluations, kind))
+        unused = unused_leaves(self.evaluations)
+        shared = [shares.SharedEngine(ranks, own, number, unused) for number in range(len(own))]
+        self.main, self._engines = shared[0], [*shared]
+        return ranks.lead(lambda: find(sizes), partial(shares.multiply, own))
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
@@ -250,9 +246,8 @@ def measure(
     and saturated units. `network=False` bounds the network's norm by the layers' instead of measuring it.
     `precision="tf32"` or "bf16" computes faster and less exactly on a GPU; the stated errors include that.
 
-    In a job of several processes, all of which make this call, `distributed="batch"` takes a share of the
-    examples from each rank, and "layers" the same batch from all, which share the layers out; every rank gets
-    the report of one process.
+    In a job of several processes, each makes the call: distributed="batch" takes its share of the examples,
+    "layers" the same batch from all, which share the layers out. Every rank gets the report of one process.
 
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together; with
     diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
@@ -287,8 +282,9 @@ def measure(
     )  # fmt: skip
     ranks: Ranks | None = cast(Any, distributed)  # by the decorator
     if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
-        asked = "jacobians" if jacobians else "diagnostics"
-        why = f'{asked}=True needs all examples in one process, and distributed="batch" spreads them'
+        why = (
+            f'{jacobians=} and {diagnostics=} with distributed="batch": they need all examples in one process'
+        )
         raise ProblemError(f'{why}; pass the whole batch on every rank, with distributed="layers".')
     with problem.settings():
         evaluations, facts = evaluate(problem), dict[str, Any]()
@@ -296,8 +292,9 @@ def measure(
             facts = shares.join_shares(ranks, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
-        rows, measured = measuring.fill(ordered, network, ranks)
-        whole = measured or measuring.bounded_network(rows)
+        found = measuring.fill(ordered, network, ranks)
+        rows = tuple(found[layer.parameter] for layer in ordered)
+        whole = found[""] if network else measuring.bounded_network(rows)
         further: dict[str, Mapping[str, Any]] = {}
         if jacobians:
             from hessinit.measurement.bounds import jacobian_bounds

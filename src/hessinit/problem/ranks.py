@@ -12,7 +12,7 @@ import inspect
 import itertools
 import pickle
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -31,9 +31,7 @@ _BEGINNING = 2**13  # bytes
 _BESIDE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _PLAIN = (str, int, float, type(None), torch.dtype, list, tuple)
 _GONE = "ended, or its connection was lost. Its own output says why; start the job again"
-_SLOW = (
-    "did not answer in time. Make the same calls on every rank, or init_process_group(timeout=…) wait longer"
-)
+_SLOW = "did not answer in time. Make the same calls on every rank, or raise init_process_group's timeout"
 _PRINTS = dict.fromkeys(("batch", "data", "log_to"))  # what these print says little
 _RULES = {
     "option": "all ranks must pass the same options; pass one value everywhere",
@@ -87,14 +85,12 @@ class Ranks:
 
     def first(self, work: Callable[[], T], last: bool = False) -> T:
         """What the work gives on rank 0, on every rank; the others wait."""
-        found: T = self.exchange(None if self.rank else work(), last)[0]
-        return found
+        return self.exchange(None if self.rank else work(), last)[0]
 
     def lead(self, work: Callable[[], T], answer: Callable[..., Any]) -> T:
         """What the work gives on rank 0, on every rank; the others answer the questions that it asks."""
         self._leads = not self.rank
-        found: T = self._settle([] if self.rank else [work()], answer=answer)[0]
-        return found
+        return self._settle([] if self.rank else [work()], answer=answer)[0]
 
     def ask(self, *question: Any) -> Callable[[], list[Any]]:
         """Ask the other ranks; returns a function that waits for their answers."""
@@ -173,10 +169,7 @@ class Ranks:
             named += [(f"{place}.{name}", buffer) for name, buffer in kept]
         facts = {("option", name): repr(one) for name, one in options.items() if isinstance(one, _PLAIN)}
         facts |= {("model", name or "the model"): f"training={one.training}" for name, one in modules.items()}
-        facts |= {
-            ("model", name): f"{tuple(one.shape)}, {one.dtype}, trained={one.requires_grad}"
-            for name, one in named
-        }
+        facts |= {("model", n): f"{tuple(p.shape)}, {p.dtype}, trained={p.requires_grad}" for n, p in named}
         facts |= {("values", name): _digest([one]) for name, one in named if same_weights}
         if self.split == "layers":
             facts["batch", "the batch"] = _digest(tensors_in([(one.inputs, one.targets) for one in batches]))
@@ -189,16 +182,16 @@ class Ranks:
                     raise ProblemError(f"{why}: {_RULES[kind]}.")
         return batches
 
-    def join(self, batches: Sequence[Batch]) -> Any:
-        """The examples of all ranks as one batch, or as a list where they do not fit together."""
+    def join(self, batches: list[Batch]) -> list[Batch]:
+        """The examples of all ranks as one batch, or as several where they do not fit together."""
         if self.split == "layers":
-            return _pairs(batches)
-        shares = self.exchange(map_tensors(lambda one: one.detach().cpu(), list(batches)))
+            return batches
+        shares = self.exchange(map_tensors(lambda one: one.detach().cpu(), batches))
         found = list(itertools.chain(*shares))
         tensors = [(one, batch.size) for batch in found for one in tensors_in([batch.inputs, batch.targets])]
         counted = len(found) == self.size and all(one.ndim and len(one) % size == 0 for one, size in tensors)
         joined = join_batches(found) if counted else None
-        return _pairs(found if joined is None else [joined])
+        return found if joined is None else [joined]
 
 
 def on_all_ranks(
@@ -219,11 +212,11 @@ def on_all_ranks(
             given, ranks = bound.arguments, Ranks(verb.__name__, kwargs["distributed"])
             with ranks.together():
                 batches = ranks.agree(given, same_weights=not verb.__name__.endswith("_"))
-                given["batch"] = ranks.join(batches) if alone else _pairs(batches)
+                batches = ranks.join(batches) if alone else batches
+                given["batch"] = [(one.inputs, one.targets) for one in batches]
                 given["distributed"] = None if alone else ranks
                 work = functools.partial(verb, *bound.args, **bound.kwargs)
-                found: T = alone(ranks, given["model"], work) if alone else work()
-                return found
+                return alone(ranks, given["model"], work) if alone else work()
 
         return called
 
@@ -249,11 +242,6 @@ def _checked(found: list[Any]) -> list[Any]:
         if isinstance(one, Failure):
             raise RankError(one)
     return found
-
-
-def _pairs(batches: Sequence[Batch]) -> Any:
-    found = [(one.inputs, one.targets) for one in batches]
-    return found if len(found) > 1 else found[0]
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:

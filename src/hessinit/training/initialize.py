@@ -50,9 +50,8 @@ def _on_first_rank(ranks: Ranks, model: nn.Module, work: Callable[[], Initializa
     old = weights.snapshot([], (*inside.parameters(), *inside.buffers()))  # type: ignore[arg-type]
     result, applied = ranks.first(lambda: (found := work(), found.applied), last=True)
     share_weights(inside)
-    if not applied:
-        return result
-    return replace(result, _go_back=old, _save_weights=partial(_save_weights, inside))
+    save = partial(_save_weights, inside)
+    return replace(result, _go_back=old, _save_weights=save) if applied else result
 
 
 @on_all_ranks(_on_first_rank)
@@ -120,9 +119,8 @@ def initialize_(
     is raised, the model is then as it was found. `undo()` restores the old weights; `dry_run=True` does so at
     once. `report` asks for the curvature of every layer before and after, by default only where it is cheap.
 
-    In a job of several processes, all of which make this call, rank 0 works and every rank gets its weights,
-    bit for bit, and its result: with distributed="batch" on the examples of all ranks, with "layers" on the
-    batch that all pass. The race is on the `data` of rank 0.
+    In a job of several processes, each makes the call: rank 0 works on the examples of all ranks
+    (distributed="batch"), or on the batch that all pass ("layers"), and on its `data`; all get its weights.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>

@@ -103,8 +103,7 @@ def track(
     # Copied: an iterator gives its batches once, and a loader may reuse its tensors. Those with a graph are
     # known to deepcopy beforehand, as it refuses them.
     batches = [one for _, one in read_batches(batch)]
-    if ranks is not None:
-        batches = [one for _, one in read_batches(ranks.join(batches))]
+    batches = batches if ranks is None else ranks.join(batches)
     pairs = [(one.inputs, one.targets) for one in batches]
     pairs = copy.deepcopy(pairs, {id(tensor): tensor.clone() for tensor in tensors_in(pairs)})
     examples: Any = pairs[0] if len(pairs) == 1 else pairs
