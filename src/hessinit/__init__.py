@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hessinit.errors import ConvergenceWarning as ConvergenceWarning
     from hessinit.errors import EdgeOfStabilityWarning as EdgeOfStabilityWarning
     from hessinit.errors import ProblemError as ProblemError
+    from hessinit.errors import RankError as RankError
     from hessinit.init.apply_scheme import apply_scheme_ as apply_scheme_
     from hessinit.init.gain import gain as gain
     from hessinit.integrations.logits import logits_problem as logits_problem

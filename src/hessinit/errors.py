@@ -26,6 +26,10 @@ class ConvergenceError(RuntimeError):
     """The same as `ConvergenceWarning`, raised because `strict=True` was asked for."""
 
 
+class RankError(RuntimeError):
+    """Another process of a distributed job failed or ended; the message names its rank."""
+
+
 class EdgeOfStabilityWarning(UserWarning):
     """While training, the learning rate came to where steps along the sharpest direction no longer shrink."""
 

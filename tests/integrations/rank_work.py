@@ -38,9 +38,9 @@ def share() -> Callable[[], None]:
             raw = [one.contiguous().reshape(-1).view(torch.uint8) for one in (tensor, truth[name])]
             assert torch.equal(*raw), name
         assert [parameter.data_ptr() for parameter in model.parameters()] == kept
-        assert on_first_rank(lambda: 42, model, doing="counting") == (42 if rank == 0 else None)
+        assert on_first_rank(lambda: 42, doing="counting") == (42 if rank == 0 else None)
         try:
-            on_first_rank(lambda: [][3], model, doing="looking")
+            on_first_rank(lambda: [][3], doing="looking")
         except Exception as failure:
             print(f"{type(failure).__name__}: {failure}")
         torch.distributed.destroy_process_group()

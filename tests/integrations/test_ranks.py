@@ -8,23 +8,25 @@ import pytest
 from torch import nn
 
 from hessinit.integrations.callback import is_first_rank, on_first_rank, share_weights
-from integrations.two_ranks import run_on_two_ranks
+from several_ranks import run_on_ranks
+
+WORK = Path(__file__).with_name("rank_work.py")
 
 
 def test_alone_the_work_is_done_and_nothing_is_sent() -> None:
     model = nn.Linear(2, 2)
     assert is_first_rank()
-    assert on_first_rank(lambda: 42, model, doing="counting") == 42
+    assert on_first_rank(lambda: 42, doing="counting") == 42
     with pytest.raises(ZeroDivisionError, match="division by zero"):
-        on_first_rank(lambda: 1 / 0, model, doing="dividing")
+        on_first_rank(lambda: 1 / 0, doing="dividing")
     share_weights(model)
 
 
 @pytest.mark.sweep
 def test_two_ranks_share_every_kind_of_weight_and_every_failure(tmp_path: Path) -> None:
-    said, told = run_on_two_ranks("share", tmp_path)
+    said, told = run_on_ranks(WORK, "share", tmp_path, 2)
     assert "IndexError: list index out of range" in said
-    assert "RuntimeError: looking failed on rank 0, so that every rank stops: IndexError" in told[-1]
+    assert "RankError: looking failed on rank 0, so that every rank stops: IndexError" in told[-1]
 
 
 @pytest.mark.parametrize(
@@ -39,12 +41,12 @@ def test_ranks_of_ddp_get_the_same_weights_and_the_same_failure(
 ) -> None:
     said = [
         [line for line in lines if line.startswith(("weights ", "failed "))]
-        for lines in run_on_two_ranks(work, tmp_path)
+        for lines in run_on_ranks(WORK, work, tmp_path, 2)
     ]
     (first, failed), (second, told) = said
     assert first == second
     assert failed.startswith(f"failed {failure}")
     assert told.startswith(
-        f"failed RuntimeError: initializing failed on rank 0, so that every rank stops: {failure}"
+        f"failed RankError: initializing failed on rank 0, so that every rank stops: {failure}"
     )
     assert (tmp_path / "curvature.jsonl").exists()

@@ -19,6 +19,7 @@ from torch import nn
 import hessinit
 from hessinit.errors import ProblemError
 from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.ranks import Ranks, share_weights
 from hessinit.problem.validate import check_present, find_layers, unwrap
 
 T = TypeVar("T")
@@ -82,12 +83,12 @@ class TrackedRun:
         self._first_step, self._is_compared = steps, False
         model = unwrap(model)
         check_present(model)
-        problem: Any = on_first_rank(make_problem, model, doing="reading the batch")
+        problem: Any = on_first_rank(make_problem, doing="reading the batch")
         if self._initialize is not None and not steps:
-            self.initialization = on_first_rank(lambda: self._draw(**problem), model, doing="initializing")
+            self.initialization = on_first_rank(lambda: self._draw(**problem), doing="initializing")
             share_weights(model)
         self._tracker = on_first_rank(
-            lambda: self._track(problem, Path(folder), log_to, steps), model, doing="the first measurement"
+            lambda: self._track(problem, Path(folder), log_to, steps), doing="the first measurement"
         )
 
     def step(self, steps: int, loss: Any = None) -> None:
@@ -256,38 +257,14 @@ def is_first_rank() -> bool:
     return not _is_distributed() or torch.distributed.get_rank() == 0
 
 
-def on_first_rank(work: Callable[[], T], model: nn.Module, *, doing: str) -> T | None:
+def on_first_rank(work: Callable[[], T], *, doing: str) -> T | None:
     """Do the `work` on the first rank while the others wait; its exception is raised on every rank."""
     if not _is_distributed():
         return work()
-    outcome: T | None = None
-    failure: BaseException | None = None
-    if is_first_rank():
-        try:
-            outcome = work()
-        except BaseException as caught:
-            failure = caught
-    message = ["" if failure is None else f"{type(failure).__name__}: {failure}"]
-    torch.distributed.broadcast_object_list(message, src=0, device=next(model.parameters()).device)
-    if failure is not None:
-        raise failure
-    if message[0]:
-        raise RuntimeError(f"{doing} failed on rank 0, so that every rank stops: {message[0]}")
-    return outcome
-
-
-def share_weights(model: nn.Module) -> None:
-    """Give every rank the first one's parameters and buffers, bit for bit and in place."""
-    if not _is_distributed():
-        return
-    device = next(model.parameters()).device  # NCCL sends nothing from the CPU, where a buffer may well be
-    for tensor in (*model.parameters(), *model.buffers()):
-        own = tensor.detach()
-        # As bytes: backends do not know every dtype, and no bit of a nan may change.
-        sent = own.contiguous().reshape(-1).view(torch.uint8).to(device)
-        torch.distributed.broadcast(sent, src=0)
-        if sent.data_ptr() != own.data_ptr():
-            own.copy_(sent.view(own.dtype).view_as(own))
+    ranks, outcome = Ranks(doing), list[T]()
+    with ranks.together():
+        ranks.first(lambda: outcome.append(work()), last=True)
+    return outcome[0] if outcome else None
 
 
 def _is_distributed() -> bool:

@@ -7,20 +7,21 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from hessinit._version import __version__
-from hessinit.curvature import derivative_check, engines, operators, rounding_error
+from hessinit.curvature import derivative_check, engines, operators, rounding_error, shares
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
+from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
 
@@ -93,7 +94,7 @@ class Rows:
     ) -> None:  # fmt: skip
         self.problem, self.evaluations = problem, evaluations
         self._spectrum, self._settings = spectrum or {}, settings
-        self._rounding: dict[str, rounding_error.Rounding] = {}
+        self._rounding: dict[str, list[rounding_error.Rounding]] = {}  # of each rank
         self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
         self._both, self._estimator = curvature == "both", estimator
         self.main = self._build(self._kind, evaluations)
@@ -129,6 +130,28 @@ class Rows:
         others = [engine.extremes(names) for engine in self._engines[1:]]
         return self._row(whole, names, [self.whole, *others])
 
+    def fill(self, layers: Sequence[Layer], network: bool, ranks: Ranks | None) -> dict[str, LayerCurvature]:
+        """The rows by parameter; "" is the network, if asked for. With ranks, those of all of them."""
+
+        def find(names: Collection[str]) -> dict[str, LayerCurvature]:
+            some = [layer for layer in layers if layer.parameter in names]
+            found = dict(zip([one.parameter for one in some], self.layers(some), strict=True))
+            return found | ({"": self.network()} if "" in names else {})
+
+        sizes = {layer.parameter: layer.size for layer in layers}
+        sizes |= {"": sum(sizes.values())} if network else {}
+        if ranks is None:
+            return find(sizes)
+        if ranks.split == "layers":
+            return ranks.divide(sizes, find)
+        own = self._engines[: 1 + self._both]
+        for kind in (self._kind, "gauss-newton")[: len(own)]:
+            self._rounding[kind] = ranks.exchange(rounding_error.relative_rounding(self.evaluations, kind))
+        unused = unused_leaves(self.evaluations)
+        shared = [shares.SharedEngine(ranks, own, number, unused) for number in range(len(own))]
+        self.main, self._engines = shared[0], [*shared]
+        return ranks.lead(lambda: find(sizes), partial(shares.multiply, own))
+
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
         if len(rows) == 1:  # it is the network
@@ -150,16 +173,16 @@ class Rows:
         """The rows with what the problem and the main engine say about them."""
         return CurvatureReport(
             layers=layers, network=network, curvature=curvature, tolerance=self._settings.tolerance,
-            engine=self.main.name, **facts_of(self.problem, self.evaluations),
-            **{"engine_reason": self.main.reason, **details},
+            engine=self.main.name,
+            **{**facts_of(self.problem, self.evaluations), "engine_reason": self.main.reason, **details},
         )  # fmt: skip
 
     def _rounded(self, extremes: engines.Extremes, curvature: str, parameter: str) -> engines.Extremes:
         """The extremes with the rounding error of the operator; of the whole network without a parameter."""
         if curvature not in self._rounding:
-            self._rounding[curvature] = rounding_error.relative_rounding(self.evaluations, curvature)
-        found = self._rounding[curvature]
-        error = found.layers[parameter] if parameter else found.network
+            self._rounding[curvature] = [rounding_error.relative_rounding(self.evaluations, curvature)]
+        found = [one.layers[parameter] if parameter else one.network for one in self._rounding[curvature]]
+        error = max(found, key=lambda one: (not one.is_all, one.relative))
         return engines.with_rounding(extremes, error, self._settings.tolerance)
 
     def _row(self, layer: Layer, names: Sequence[str], found: Sequence[engines.Extremes]) -> LayerCurvature:
@@ -179,6 +202,7 @@ class Rows:
         )  # fmt: skip
 
 
+@on_all_ranks()
 def measure(
     model: nn.Module,
     loss: Loss,
@@ -204,6 +228,7 @@ def measure(
     diagnostics: bool = False,
     network: bool = True,
     strict: bool = False,
+    distributed: str | None = None,
 ) -> CurvatureReport:
     """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
 
@@ -220,6 +245,9 @@ def measure(
     Jacobians around each layer and the paper's Theorem 2, `diagnostics` for activations and gradients, dead
     and saturated units. `network=False` bounds the network's norm by the layers' instead of measuring it.
     `precision="tf32"` or "bf16" computes faster and less exactly on a GPU; the stated errors include that.
+
+    In a job of several processes, each makes the call: distributed="batch" takes its share of the examples,
+    "layers" the same batch from all, which share the layers out. Every rank gets the report of one process.
 
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together; with
     diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
@@ -252,12 +280,21 @@ def measure(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed, precision=precision,
     )  # fmt: skip
+    ranks: Ranks | None = cast(Any, distributed)  # by the decorator
+    if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
+        why = (
+            f'{jacobians=} and {diagnostics=} with distributed="batch": they need all examples in one process'
+        )
+        raise ProblemError(f'{why}; pass the whole batch on every rank, with distributed="layers".')
     with problem.settings():
-        evaluations = evaluate(problem)
+        evaluations, facts = evaluate(problem), dict[str, Any]()
+        if ranks is not None and ranks.split == "batch":
+            facts = shares.join_shares(ranks, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
-        rows = measuring.layers(ordered)
-        whole = measuring.network() if network else measuring.bounded_network(rows)
+        found = measuring.fill(ordered, network, ranks)
+        rows = tuple(found[layer.parameter] for layer in ordered)
+        whole = found[""] if network else measuring.bounded_network(rows)
         further: dict[str, Mapping[str, Any]] = {}
         if jacobians:
             from hessinit.measurement.bounds import jacobian_bounds
@@ -273,8 +310,9 @@ def measure(
         )
         notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
         seconds = time.perf_counter() - started
-        report = measuring.report(rows, whole, curvature, seconds=seconds, notes=notes)
-    _complain(rows if not network else (*rows, whole), tolerance, strict)
+        report = measuring.report(rows, whole, curvature, seconds=seconds, notes=notes, **facts)
+        report = report if ranks is None else ranks.first(lambda: report, last=True)
+    _complain((*report.layers, report.network) if network else report.layers, tolerance, strict)
     return report
 
 
@@ -288,7 +326,7 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
     message = f"{shown} did not reach tolerance={tolerance:g}: {loose[0][1].reason}."
     if strict:
         raise ConvergenceError(message)
-    warnings.warn(message, ConvergenceWarning, stacklevel=3)
+    warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorator
 
 
 # --- The same matrices as operators -----------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,12 +86,20 @@ class Batch:
 
     def joined_targets(self, other: Batch) -> Batch | None:
         """The targets of both, one after the other, without inputs; None where they do not fit together."""
-        own, others = list(tensors_in(self.targets)), list(tensors_in(other.targets))
-        try:
-            joined = iter([torch.cat(both) for both in zip(own, others, strict=True)])
-        except (RuntimeError, ValueError):
-            return None
-        return Batch(None, map_tensors(lambda _: next(joined), self.targets), self.size + other.size)
+        return join_batches([Batch(None, one.targets, one.size) for one in (self, other)])
+
+
+def join_batches(batches: Sequence[Batch]) -> Batch | None:
+    """The examples of all batches, one after the other; None where they do not fit together."""
+    content = [(one.inputs, one.targets) for one in batches]
+    try:
+        joined = iter([torch.cat(column) for column in zip(*map(tensors_in, content), strict=True)])
+    except (RuntimeError, ValueError):
+        return None
+    inputs, targets = map_tensors(lambda _: next(joined), content[0])
+    if next(joined, None) is not None:  # packed sequences hold more than is mapped
+        return None
+    return Batch(inputs, targets, sum(one.size for one in batches))
 
 
 def read_batches(batch: Any) -> list[tuple[str, Batch]]:

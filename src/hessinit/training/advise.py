@@ -19,6 +19,7 @@ from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
 from hessinit.problem.problem import Loss, Problem
+from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import check_switches, find_layers, unwrap
 from hessinit.results import advice as results
 from hessinit.training import optimizer_rules as rules
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@on_all_ranks(lambda ranks, _, work: ranks.first(work, last=True))
 def advise(
     model: nn.Module,
     loss: Loss,
@@ -39,6 +41,7 @@ def advise(
     eps: float | None = None,
     weight_decay: float | None = None,
     strict: bool = False,
+    distributed: str | None = None,
     **options: Unpack[rules.CurvatureOptions],
 ) -> results.LearningRateAdvice:
     """The learning rate of the largest guaranteed decrease, the stability limit, and whether to warm up.
@@ -49,7 +52,7 @@ def advise(
     For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P the root mean square of mini-batch
     gradients, so `batch` should be what one training step sees. The other options are those of `measure`:
     curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout,
-    reduction, check.
+    reduction, check. `distributed` is that of `initialize_`: rank 0 works, and every rank gets its advice.
 
     The numbers are exact for a quadratic with the curvature of these weights. Costs what `measure` takes for
     the network alone; for Adam and AdamW about ten products and a few gradients.
@@ -92,7 +95,7 @@ def advise(
         message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
         if strict:
             raise ConvergenceError(message)
-        warnings.warn(message, ConvergenceWarning, stacklevel=2)
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)  # past the decorator
     return advice
 
 

@@ -21,6 +21,7 @@ from hessinit.measurement.measure import note_unchecked
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
 from hessinit.problem.problem import Forward, Loss, ProblemOptions
+from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
 from hessinit.results.initialization import Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
@@ -43,6 +44,17 @@ _HALF_DECADES = 2
 LONGER = 4
 
 
+def _on_first_rank(ranks: Ranks, model: nn.Module, work: Callable[[], Initialization]) -> Initialization:
+    """Initialize on rank 0, and give every rank its weights and a way back of its own."""
+    inside = validate.unwrap(model)
+    old = weights.snapshot([], (*inside.parameters(), *inside.buffers()))  # type: ignore[arg-type]
+    result, applied = ranks.first(lambda: (found := work(), found.applied), last=True)
+    share_weights(inside)
+    save = partial(_save_weights, inside)
+    return replace(result, _go_back=old, _save_weights=save) if applied else result
+
+
+@on_all_ranks(_on_first_rank)
 @torch.inference_mode(False)
 def initialize_(
     model: nn.Module,
@@ -74,6 +86,7 @@ def initialize_(
     dry_run: bool = False,
     strict: bool = False,
     progress: bool | OnStep = True,
+    distributed: str | None = None,
 ) -> Initialization:
     """Draw new weights and scale them until the curvature fits the step; in place, on the same Parameters.
 
@@ -105,6 +118,9 @@ def initialize_(
     target that is not met to `tolerance` warns, or raises with `strict=True`; the result says why. Whatever
     is raised, the model is then as it was found. `undo()` restores the old weights; `dry_run=True` does so at
     once. `report` asks for the curvature of every layer before and after, by default only where it is cheap.
+
+    In a job of several processes, each makes the call: rank 0 works on the examples of all ranks
+    (distributed="batch"), or on the batch that all pass ("layers"), and on its `data`; all get its weights.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>
@@ -171,7 +187,7 @@ def initialize_(
     else:
         result = replace(result, _go_back=restore, _save_weights=partial(_save_weights, inside))
     if missed:
-        warnings.warn(result.reason, ConvergenceWarning, stacklevel=3)  # past the decorator
+        warnings.warn(result.reason, ConvergenceWarning, stacklevel=4)  # past the decorators
     return result
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import read_batches, tensors_in
 from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.problem import Loss, Problem
+from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
@@ -33,7 +36,10 @@ from hessinit.training.track_log import Losses, Sink, TrackLog, find_sinks, scal
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+T = TypeVar("T")
 
+
+@on_all_ranks()
 def track(
     model: nn.Module,
     loss: Loss,
@@ -49,6 +55,7 @@ def track(
     log_to: Any = "auto",
     at_start: bool = True,
     warn: bool = True,
+    distributed: str | None = None,
     **options: Unpack[rules.CurvatureOptions],
 ) -> Tracker:
     """Measure the curvature now and then every so many steps; call `tracker.step(loss)` after each of yours.
@@ -63,6 +70,9 @@ def track(
     Every point is written to `path` as a line of JSON; `resume` continues an earlier file, which is otherwise
     renamed to `PATH.bak`. Its scalars go to `log_to`: a SummaryWriter, a W&B run, a function of a dict and a
     step, or several. An `EdgeOfStabilityWarning` says when the learning rate reaches the stability limit.
+
+    With `distributed`, as in `initialize_`, every rank makes the same calls and gets the same points, which
+    rank 0 measures, writes and logs.
 
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.5)
@@ -80,8 +90,10 @@ def track(
     curvature, settings, problem = rules.read_curvature_options(model, loss, given)
     if path is None and resume:
         raise ProblemError("resume=True needs the file to continue; pass its path=, or leave resume out.")
-    log = None if path is None else TrackLog(path, resume)
-    sinks, rate = find_sinks(log_to), check_rate(lr)
+    ranks: Ranks | None = cast(Any, distributed)  # by the decorator
+    is_first = ranks is None or not ranks.rank
+    log = None if path is None or not is_first else TrackLog(path, resume)
+    sinks, rate = find_sinks(log_to) if is_first else [], check_rate(lr)
     steps: Any = optimizer
     if optimizer is None:
         steps = rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
@@ -90,13 +102,15 @@ def track(
         steps = rules.name_optimizer(optimizer, None, {}) if isinstance(optimizer, str) else optimizer
     # Copied: an iterator gives its batches once, and a loader may reuse its tensors. Those with a graph are
     # known to deepcopy beforehand, as it refuses them.
-    pairs = [(one.inputs, one.targets) for _, one in read_batches(batch)]
+    batches = [one for _, one in read_batches(batch)]
+    batches = batches if ranks is None else ranks.join(batches)
+    pairs = [(one.inputs, one.targets) for one in batches]
     pairs = copy.deepcopy(pairs, {id(tensor): tensor.clone() for tensor in tensors_in(pairs)})
     examples: Any = pairs[0] if len(pairs) == 1 else pairs
-    subject = _Subject(model, loss, examples, steps, rate, curvature, each_layer, settings, problem)
-    facts = subject.check()
+    subject = _Subject(model, loss, examples, steps, rate, curvature, each_layer, settings, problem, ranks)
+    facts = subject.on_first_rank(subject.check)
     facts |= {"curvature": curvature, "every": every, "max_overhead": max_overhead, "seed": settings.seed}
-    tracker = Tracker(subject, Tracking(**facts), log, sinks, warn)
+    tracker = Tracker(subject, Tracking(**facts), log, sinks, warn and is_first)
     if at_start and not tracker.steps:
         tracker._measure(must_succeed=True)
     return tracker
@@ -114,6 +128,7 @@ class Tracker:
         self._subject, self._log, self._sinks, self._warn = subject, log, sinks, warn
         if log is not None and log.earlier is not None:
             record = _continue_record(log.earlier, record, log.path)
+        record = subject.on_first_rank(lambda: record)
         self._record = record
         self._points: list[TrackedPoint] = list(record.points)
         self._losses = Losses(record.losses)
@@ -142,7 +157,7 @@ class Tracker:
         self._steps += 1
         if loss is not None:
             self._losses.add(self.steps, loss)
-        if self.steps < self._due or not self._budget.affords():
+        if self.steps < self._due or not self._subject.on_first_rank(self._budget.affords):
             return None
         return self._measure()
 
@@ -213,7 +228,7 @@ class Tracker:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # what training still has to compute is not our time
         started = time.perf_counter()
-        point = self._make_point(started, must_succeed)
+        point = self._subject.on_first_rank(lambda: self._make_point(started, must_succeed))
         self._points = [one for one in self._points if one.step < point.step]
         self._due = self._next_due()
         self._write(to_plain(point))
@@ -227,7 +242,8 @@ class Tracker:
         self._budget.count(time.perf_counter() - started)
         if self._crosses_limit() and self._warn:
             message = warn_of_limit(point, self._record.optimizer)
-            warnings.warn(message, EdgeOfStabilityWarning, stacklevel=3)  # the caller of track or step
+            # The caller of step, or of track, which is decorated.
+            warnings.warn(message, EdgeOfStabilityWarning, stacklevel=4 if must_succeed else 3)
         return point
 
     def _make_point(self, started: float, must_succeed: bool) -> TrackedPoint:
@@ -316,6 +332,12 @@ class _Subject:
     each_layer: bool
     settings: LanczosSettings
     options: dict[str, Any]  # of a Problem
+    ranks: Ranks | None
+
+    def on_first_rank(self, work: Callable[[], T]) -> T:
+        """What rank 0 finds, on all ranks that track together."""
+        with self.ranks.together() if self.ranks else contextlib.nullcontext():
+            return self.ranks.first(work) if self.ranks else work()
 
     def read_optimizer(self) -> rules.OptimizerRule:
         """The optimizer as it is now: schedules, freezing and added groups change it."""
