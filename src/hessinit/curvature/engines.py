@@ -120,6 +120,8 @@ class Engine(ABC):
         if rank is not None and rank < size:
             return LanczosSearch(operator, which="top", **options), zero_bottom(rank, size)
         options |= {"semidefinite": rank is not None}
+        if self.ends == "both":
+            options["start"] = None  # it has no part in the null space, and would not see an eigenvalue 0
         return LanczosSearch(operator, which=self.ends, **options), None
 
 

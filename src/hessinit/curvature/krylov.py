@@ -301,11 +301,12 @@ def conclude(
     rounding = 8 * torch.finfo(state.dtype).eps
     error = extreme.error(tolerance, norm)
     reachable = tolerance >= rounding
-    converged = reachable and (state.exhausted or extreme.is_converged(tolerance, norm))
+    is_exact = state.exhausted and not extreme.bounded
+    converged = reachable and (is_exact or extreme.is_converged(tolerance, norm))
     if not reachable:
         level = f"the rounding level {rounding:.0e} of {state.dtype}"
         reason = f"tolerance={tolerance:g} is below {level}; use torch.float64 or a larger tolerance"
-    elif state.exhausted:
+    elif is_exact:
         reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
     elif converged:
         reason = f"settled, error {error / norm:.0e} of the norm, within tolerance={tolerance:g}"

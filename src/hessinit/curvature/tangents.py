@@ -9,7 +9,6 @@ other node the backward is differentiated by itself.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,8 +154,8 @@ def _embedding(node: Node) -> Rule:
 
 def _alone(inputs: Inputs) -> Tensor:
     """The tangent of the first input, where no other one may change."""
-    first, *others = inputs
-    if first is None or any(one is not None for one in others):
+    first = inputs[0]
+    if first is None or (len(inputs) > 1 and any(one is not None for one in inputs[1:])):
         raise NoTangentError
     return first
 
@@ -258,12 +257,22 @@ def _where(node: Node) -> Rule:
     return rule
 
 
-def _by_output(change: Callable[[Node, Tensor], Tensor | Sequence[Tensor]]) -> Callable[[Node], Rule]:
-    """The rule of a node that moves numbers about."""
-    return lambda node: lambda inputs: change(node, _alone(inputs))
+def _moves(function: Callable[..., Any], *read: Callable[[Node], Any]) -> Callable[[Node], Rule]:
+    """The rule of a node that moves numbers about: a function of the tangent and of what is read off it."""
+
+    def find(node: Node) -> Rule:
+        arguments = [one(node) for one in read]
+        return lambda inputs: function(_alone(inputs), *arguments)
+
+    return find
 
 
-_reshaped = _by_output(lambda node, tangent: tangent.reshape(_shape(node)))
+def _dimension(name: str) -> Callable[[Node], int]:
+    return lambda node: signed(getattr(node, f"_saved_{name}"))
+
+
+_reshaped = _moves(Tensor.reshape, _shape)
+_keeps = lambda node: node._saved_keepdim  # noqa: E731
 
 _RULES: dict[str, Callable[[Node], Rule]] = {
     "AddBackward0": _add,
@@ -283,35 +292,23 @@ _RULES: dict[str, Callable[[Node], Rule]] = {
     "MaxPool3DWithIndicesBackward0": lambda node: _max_pool(node, 3),
     "AdaptiveMaxPool2DBackward0": _max_pool,
     "AvgPool2DBackward0": _average_pool,
-    "AdaptiveAvgPool2DBackward0": _by_output(
-        lambda node, tangent: _aten._adaptive_avg_pool2d(tangent, list(_shape(node)[-2:]))
-    ),
+    "AdaptiveAvgPool2DBackward0": _moves(_aten._adaptive_avg_pool2d, lambda node: list(_shape(node)[-2:])),
     "LogSoftmaxBackward0": _log_softmax,
     "CatBackward0": _concatenation,
     "WhereBackward0": _where,
-    "MeanBackward0": _by_output(lambda node, tangent: tangent.mean()),
-    "MeanBackward1": _by_output(lambda node, tangent: tangent.mean(_dimensions(node), node._saved_keepdim)),
-    "SumBackward0": _by_output(lambda node, tangent: tangent.sum()),
-    "SumBackward1": _by_output(lambda node, tangent: tangent.sum(_dimensions(node), node._saved_keepdim)),
-    "ToCopyBackward0": _by_output(lambda node, tangent: tangent.to(node._input_metadata[0].dtype)),
-    "ExpandBackward0": _by_output(lambda node, tangent: tangent.expand(_shape(node))),
-    "TBackward0": _by_output(lambda node, tangent: tangent.t()),
-    "TransposeBackward0": _by_output(
-        lambda node, tangent: tangent.transpose(signed(node._saved_dim0), signed(node._saved_dim1))
-    ),
-    "PermuteBackward0": _by_output(
-        lambda node, tangent: tangent.permute([signed(one) for one in node._saved_dims])
-    ),
-    "ConstantPadNdBackward0": _by_output(
-        lambda node, tangent: F.pad(tangent, list(map(signed, node._saved_pad)))
-    ),
-    "SplitBackward0": _by_output(
-        lambda node, tangent: tangent.split(node._saved_split_size, signed(node._saved_dim))
-    ),
-    "UnbindBackward0": _by_output(lambda node, tangent: tangent.unbind(signed(node._saved_dim))),
-    "SelectBackward0": _by_output(
-        lambda node, tangent: tangent.select(signed(node._saved_dim), signed(node._saved_index))
-    ),
+    "MeanBackward0": _moves(torch.mean),
+    "MeanBackward1": _moves(torch.mean, _dimensions, _keeps),
+    "SumBackward0": _moves(torch.sum),
+    "SumBackward1": _moves(torch.sum, _dimensions, _keeps),
+    "ToCopyBackward0": _moves(Tensor.to, lambda node: node._input_metadata[0].dtype),
+    "ExpandBackward0": _moves(Tensor.expand, _shape),
+    "TBackward0": _moves(Tensor.t),
+    "TransposeBackward0": _moves(Tensor.transpose, _dimension("dim0"), _dimension("dim1")),
+    "PermuteBackward0": _moves(Tensor.permute, lambda node: [signed(one) for one in node._saved_dims]),
+    "ConstantPadNdBackward0": _moves(F.pad, lambda node: [signed(one) for one in node._saved_pad]),
+    "SplitBackward0": _moves(Tensor.split, lambda node: node._saved_split_size, _dimension("dim")),
+    "UnbindBackward0": _moves(Tensor.unbind, _dimension("dim")),
+    "SelectBackward0": _moves(Tensor.select, _dimension("dim"), _dimension("index")),
     **{
         f"{name}Backward{number}": _reshaped
         for name in ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
@@ -354,8 +351,10 @@ def find_rule(node: Node) -> Rule:
 
     def rule(inputs: Inputs) -> Tensor | Sequence[Tensor]:
         if known is not None:
-            with contextlib.suppress(NoTangentError):
+            try:  # a context manager would take as long as the launch of a kernel
                 return known(inputs)
+            except NoTangentError:
+                pass
         return _by_itself(node, inputs)
 
     return rule
@@ -387,8 +386,10 @@ class RecordedGraph:
         known: dict[Key, Tensor] = {(self._starts[one], 0): tan for one, tan in pairs if one in self._starts}
         for step in self._path(tuple(known)):
             found = step.rule([None if key is None else known.get(key) for key in step.inputs])
-            outputs = (found,) if isinstance(found, Tensor) else found
-            known |= {(step.node, number): one for number, one in enumerate(outputs)}
+            if isinstance(found, Tensor):
+                known[step.node, 0] = found
+            else:
+                known |= {(step.node, number): one for number, one in enumerate(found)}
             for key in step.last:
                 known.pop(key, None)
         return known.get(self._end)
