@@ -10,19 +10,27 @@ import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch import nn
 
 from hessinit._version import __version__
 from hessinit.curvature import derivative_check, engines, operators, rounding_error
+from hessinit.curvature import progress as progress_of
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
-from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
+from hessinit.results.curvature_report import (
+    ONLY_BOUNDED,
+    CurvatureReport,
+    Estimate,
+    LayerCurvature,
+    MeasurementPlan,
+    Spread,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -126,8 +134,11 @@ class Rows:
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self.problem.layers]
         whole = Layer("network", "", (), (sum(layer.size for layer in self.problem.layers),))
-        others = [engine.extremes(names) for engine in self._engines[1:]]
-        return self._row(whole, names, [self.whole, *others])
+        found = [self.whole]
+        for engine in self._engines[1:]:
+            self._settings.done(progress_of.NETWORK)
+            found.append(engine.extremes(names))
+        return self._row(whole, names, found)
 
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
@@ -169,7 +180,7 @@ class Rows:
         norms = tuple(single.norm.value for single in found[2 if self._both else 1 :])
         spectrum: dict[str, Any] = {}
         if any(self._spectrum.values()):
-            operator = self.main.operator(names)
+            operator = self._settings.watched(self.main.operator(names), [progress_of.SPECTRUM])
             spectrum = engines.measure_spectrum(operator, self._settings, **self._spectrum)
         return LayerCurvature(
             name=layer.name, aliases=layer.aliases, shape=layer.shape, curvature=self._kind, top=extremes.top,
@@ -179,7 +190,20 @@ class Rows:
         )  # fmt: skip
 
 
+@overload
 def measure(
+    model: nn.Module, loss: Loss, batch: Any, *, plan: Literal[True], **options: Any
+) -> MeasurementPlan: ...
+@overload
+def measure(
+    model: nn.Module, loss: Loss, batch: Any, *, curvature: str = ...,
+    layers: str | Iterable[str] | None = ..., estimator: str = ..., tolerance: float = ..., max_iterations: int = ..., seed: int = ...,
+    forward: Forward | None = ..., dtype: torch.dtype | None = ..., dropout: str = ..., reduction: str = ...,
+    check: bool = ..., top: int = ..., trace: bool = ..., frobenius: bool = ..., density: bool = ...,
+    jacobians: bool = ..., diagnostics: bool = ..., network: bool = ..., strict: bool = ...,
+    progress: progress_of.OnProgress | None = ..., plan: Literal[False] = ...,
+) -> CurvatureReport: ...  # fmt: skip
+def measure(  # type: ignore[misc]  # the options of the first are those of the second
     model: nn.Module,
     loss: Loss,
     batch: Any,
@@ -203,7 +227,9 @@ def measure(
     diagnostics: bool = False,
     network: bool = True,
     strict: bool = False,
-) -> CurvatureReport:
+    progress: progress_of.OnProgress | None = None,
+    plan: bool = False,
+) -> CurvatureReport | MeasurementPlan:
     """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
 
     `loss(output, target)` is any callable; `batch` is `(inputs, targets)` or an iterable of such pairs, which
@@ -218,6 +244,10 @@ def measure(
     `check=False`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
     Jacobians around each layer and the paper's Theorem 2, `diagnostics` for activations and gradients, dead
     and saturated units. `network=False` bounds the network's norm by the layers' instead of measuring it.
+
+    `progress` is called with a `ProgressState` (layers done, products, seconds, seconds left) a few times a
+    second, if it takes longer than two; what it raises ends the measurement. `plan=True` measures nothing and
+    returns a `MeasurementPlan`: engine, expected gradients, seconds and memory.
 
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together; with
     diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
@@ -236,13 +266,15 @@ def measure(
         raise ProblemError(f"estimator='gram' measures Gauss-Newton curvature only; {way}.")
     check_switches(
         trace=trace, frobenius=frobenius, density=density, jacobians=jacobians, diagnostics=diagnostics,
-        network=network, strict=strict,
+        network=network, strict=strict, plan=plan,
     )  # fmt: skip
+    if progress is not None and not callable(progress):
+        raise ProblemError(f"progress={progress!r} must be a function that takes a ProgressState, or None.")
     settings = engines.LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
     top = check_whole("top", top, at_least=0)
-    spectrum = {"top": top, "trace": trace, "frobenius": frobenius, "density": density}
+    spectrum: dict[str, Any] = {"top": top, "trace": trace, "frobenius": frobenius, "density": density}
     if top > max_iterations:
         why = f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step"
         raise ProblemError(f"{why}; pass max_iterations={top} or more.")
@@ -250,8 +282,22 @@ def measure(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
         check=check, seed=seed,
     )  # fmt: skip
+    each_row, batches = progress_of.spectrum_products(**spectrum), len(problem.batches)
+    if progress is not None:
+        watching = progress_of.Progress(
+            progress, len(problem.layers), network=network,
+            passes=1 + (curvature == "both") + (batches if batches > 1 else 0),
+            typical=progress_of.expected_products(tolerance, max_iterations),
+            further=each_row * (len(problem.layers) + network),
+        )  # fmt: skip
+        settings = replace(settings, progress=watching)
     with problem.settings():
         evaluations = evaluate(problem)
+        if plan:
+            from hessinit.measurement.plan import plan_measurement
+
+            beside = ("jacobians",) * jacobians + ("diagnostics",) * diagnostics
+            return plan_measurement(evaluations, curvature, estimator, settings, each_row, network, beside)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
         rows = measuring.layers(ordered)
@@ -270,8 +316,11 @@ def measure(
             for row, layer in zip(rows, ordered, strict=True)
         )
         notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
-        seconds = time.perf_counter() - started
-        report = measuring.report(rows, whole, curvature, seconds=seconds, notes=notes)
+        report = measuring.report(rows, whole, curvature, notes=notes)
+        del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
+        report = replace(report, **progress_of.cost_of(problem, evaluations, started))
+        if settings.progress is not None:
+            settings.progress.finish()
     _complain(rows if not network else (*rows, whole), tolerance, strict)
     return report
 

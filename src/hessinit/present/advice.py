@@ -32,7 +32,7 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     measured = (
         f"{advice.optimizer} on {w.join_names(advice.weights)} ({w.count(advice.parameters, 'parameter')}"
         f"{frozen}); {MATRICES[advice.curvature]} on {w.count(advice.examples, 'example')}; "
-        f"loss {w.format_number(advice.loss)}."
+        f"loss {w.format_number(advice.loss)}{w.tell_time(advice.seconds, advice.gradients)}."
     )
     verdict = [measured]
     if not advice.converged:

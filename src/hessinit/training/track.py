@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hessinit.curvature.engines import LanczosSettings, build_engine
 from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.progress import in_gradients, time_gradient
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number
 from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit
@@ -249,9 +250,10 @@ class Tracker:
             unknown = ("loss", "norm", "error", "stable_learning_rate")
             fields = {**dict.fromkeys(unknown, math.nan), "converged": False}
             note = str(failure) or type(failure).__name__
-        stable = fields["stable_learning_rate"]
+        stable, seconds = fields["stable_learning_rate"], time.perf_counter() - started
         return TrackedPoint(
-            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=time.perf_counter() - started,
+            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=seconds,
+            gradients=in_gradients(seconds, subject.gradient_seconds),
             training_loss=self._losses.latest, lr=lr, note=note,
             lr_times_norm=None if lr is None else lr * fields["norm"],
             lr_over_limit=None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf,
@@ -316,6 +318,7 @@ class _Subject:
     each_layer: bool
     settings: LanczosSettings
     options: dict[str, Any]  # of a Problem
+    gradient_seconds: float = 0.0
 
     def read_optimizer(self) -> rules.OptimizerRule:
         """The optimizer as it is now: schedules, freezing and added groups change it."""
@@ -343,6 +346,9 @@ class _Subject:
                 build_engine(evaluations, self.curvature, self.settings)
             notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
             uncounted = measure.note_uncounted(problem, steps.moved) if steps.name else ()
+            for one in evaluations:
+                one.forget()
+            self.gradient_seconds = time_gradient(problem)
             return {
                 "optimizer": steps.name, "examples": problem.examples,
                 "notes": (*notes, *steps.notes, *uncounted), "versions": measure.versions_of(problem),

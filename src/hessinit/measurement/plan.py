@@ -1,0 +1,139 @@
+"""What a measurement will cost, from one forward and backward: engine, gradients and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from hessinit.curvature import engines, gram
+from hessinit.curvature.evaluation import Evaluation, LossFactor, unused_leaves
+from hessinit.curvature.progress import expected_products, time_gradient
+from hessinit.measurement.measure import versions_of
+from hessinit.problem.batches import tensors_in
+from hessinit.problem.determinism import graph_nodes
+from hessinit.results.curvature_report import MeasurementPlan
+
+# In gradients, fitted to the networks of benchmarks/plan_accuracy.py. What every measurement does: the checks
+# of the forward and of the derivatives, the estimate of the rounding error.
+CHECKS = 8.0
+# A backward pass for each column of the loss Hessian's root.
+PER_COLUMN = 0.4
+# A product with all layers' Gram matrices, or with the network's.
+PER_GRAM_PRODUCT = 0.6
+# A product by Lanczos passes a tangent forward and a cotangent back through the part behind the layer: the
+# first for a layer at the very end, the sum for one at the very beginning, and for the network.
+AT_THE_END, THE_REST = 0.1, 0.8
+# An exact Hessian differentiates the backward pass, and both ends of its spectrum have to converge.
+EXACT_PRODUCT, EXACT_PRODUCTS = 1.5, 2.0
+# Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the tangents or
+# cotangents of a pass; the exact Hessian has that of the gradient beside it.
+GRAPHS, EXACT_GRAPHS = 1.5, 4.0
+VECTORS_AT_ONCE = 16  # the basis of a Lanczos run grows by so many
+MORE = {"jacobians": "6 to 25 times as much again", "diagnostics": "up to half as much again"}
+
+
+def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = False) -> float:
+    """Gradients of one Lanczos run for each block, of which `shares` of the network lie behind.
+
+    >>> lanczos_gradients([1.0, 0.5], products=10)  # 10 · 0.9 + 10 · 0.5
+    14.0
+    """
+    each = products * (EXACT_PRODUCTS * EXACT_PRODUCT if exact else 1.0)
+    return sum(each * (AT_THE_END + THE_REST * share) for share in shares)
+
+
+def gram_gradients(columns: int, products: float, network: bool) -> float:
+    """Gradients of the Gram engine: the backward passes, and the products for layers and network.
+
+    >>> gram_gradients(columns=10, products=10, network=True)  # 10 · 0.4 + 2 · 10 · 0.6
+    16.0
+    """
+    return columns * PER_COLUMN + (1 + network) * products * PER_GRAM_PRODUCT
+
+
+def plan_measurement(
+    evaluations: Sequence[Evaluation], curvature: str, estimator: str, settings: engines.LanczosSettings,
+    each_row: int, network: bool, uncounted: Sequence[str],
+) -> MeasurementPlan:  # fmt: skip
+    """The plan; `each_row` are products for more of the spectrum, `uncounted` what else is asked for."""
+    problem, products = evaluations[0].problem, expected_products(settings.tolerance, settings.max_iterations)
+    shares = _shares_behind(evaluations)
+    blocks = [*shares.values(), *[1.0] * network]
+    engine, reason, graphs, work = "lanczos", engines.HessianEngine.reason, EXACT_GRAPHS, 0.0
+    exact, columns, others = curvature != "gauss-newton", 0, list(shares)
+    if exact:
+        work += lanczos_gradients(blocks, products, exact=True)
+    if curvature != "hessian":
+        columns, others, why = _gram_columns(evaluations, estimator)
+        work += gram_gradients(columns, products, network) if columns else 0.0
+        alone = [1.0] * (network and bool(others))
+        work += lanczos_gradients([*(shares[name] for name in others), *alone], products)
+    if not exact:
+        engine, reason, graphs = "gram" if len(others) < len(shares) else "lanczos", why, GRAPHS
+    work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
+    work += lanczos_gradients(blocks, each_row, exact)
+    saved = [_saved_bytes(one) for one in evaluations]
+    sizes = {name: leaf.numel() for name, leaf in problem.leaves.items()}
+    weights = sum(problem.model.get_parameter(name).nbytes for name in (*sizes, *problem.constants))
+    each = torch.finfo(problem.dtype).bits // 8
+    longest = max([0, *(sizes[name] for name in others), *[sum(sizes.values())] * (network and bool(others))])
+    vectors = VECTORS_AT_ONCE * math.ceil(products / VECTORS_AT_ONCE) * longest
+    held = each * (sum(sizes.values()) + vectors + columns * _numbers_between(evaluations))
+    notes = [f"{name}=True is not counted; it costs {MORE[name]}." for name in uncounted]
+    return MeasurementPlan(
+        engine=engine, engine_reason=reason, curvature=curvature, layers=len(sizes),
+        examples=problem.examples, parameters=sum(sizes.values()), batches=len(evaluations), tolerance=settings.tolerance,
+        gradients=CHECKS + work, gradient_seconds=time_gradient(problem), notes=tuple(notes), versions=versions_of(problem),
+        memory=int(weights + held + graphs * sum(saved)), training_memory=2 * weights + max(saved),
+    )  # fmt: skip
+
+
+def _shares_behind(evaluations: Sequence[Evaluation]) -> dict[str, float]:
+    """The share of the forward that runs after each leaf, counted in operations; 0 for an unused one."""
+    moments = {name: one for name, one in evaluations[0].moments.items() if one is not None}
+    last = int(evaluations[0].loss.grad_fn._sequence_nr())  # type: ignore[union-attr]
+    span = max(1, last - min(moments.values(), default=0))
+    return {name: (last - moments.get(name, last)) / span for name in evaluations[0].moments}
+
+
+def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[int, list[str], str]:
+    """The backward passes of the Gram engine, 0 without it; the leaves that go by Lanczos; and why."""
+    unused = unused_leaves(evaluations)
+    others = [name for name in evaluations[0].problem.leaves if name not in unused]
+    roots: list[LossFactor] | str | None = "estimator='lanczos' was asked for"
+    if estimator != "lanczos":
+        roots = engines.too_many_outputs(evaluations) if estimator == "auto" else None
+        roots = roots or engines.loss_roots(evaluations)
+    if isinstance(roots, str):
+        return 0, others, roots
+    columns, lost = roots[0].columns.shape[0], set[str]()
+    for one in evaluations:
+        calls = gram.known_calls(one.uses, one.problem.leaves, one.output.shape[0])
+        layouts = gram.find_layouts(one.output, calls, one.problem.seed) if calls else []
+        mixed = {call.name for call, layout in zip(calls, layouts, strict=True) if layout is None}
+        known = {call.name for call in calls} - mixed
+        lost |= {name for name in others if name not in known}
+    reason = engines.gram_reason(columns, len(lost), len(others))
+    return columns if len(lost) < len(others) else 0, [name for name in others if name in lost], reason
+
+
+def _numbers_between(evaluations: Sequence[Evaluation]) -> int:
+    """The numbers in the outputs of all calls that use a weight."""
+    nodes = {use.node for one in evaluations for uses in one.uses.values() for use in uses}
+    return sum(math.prod(node._input_metadata[0].shape) for node in nodes)
+
+
+def _saved_bytes(evaluation: Evaluation) -> int:
+    """What the graph of a batch saved for the backward, without weights and copies."""
+    sizes: dict[int, int] = {}
+    for node in graph_nodes(evaluation.loss.grad_fn):
+        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        for tensor in tensors_in([*saved, *getattr(node, "saved_tensors", ())]):
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    problem = evaluation.problem
+    for weight in (*problem.leaves.values(), *problem.constants.values()):
+        sizes.pop(weight.untyped_storage().data_ptr(), None)
+    return sum(sizes.values())
