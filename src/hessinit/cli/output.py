@@ -40,7 +40,7 @@ def progress(doing: str) -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def measuring(doing: str) -> Iterator[Callable[[Any], None]]:
-    """A spinner while someone watches, and a bar from the first progress that the yielded function is told."""
+    """The same for a measurement: what is yielded is its `progress`."""
     from hessinit.training.workers import measuring_bar
 
     import_torch()

@@ -64,8 +64,9 @@ class LanczosSettings:
         return operator if self.progress is None else Watched(operator, self.progress, name)
 
     def done(self, *names: str) -> None:
-        for name in names if self.progress is not None else ():
-            self.progress.layer_done(name)
+        for name in names:
+            if self.progress is not None:
+                self.progress.layer_done(name)
 
     @property
     def options(self) -> dict[str, Any]:

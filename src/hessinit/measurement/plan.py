@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
 from hessinit.curvature import engines, gram
-from hessinit.curvature.evaluation import Evaluation, LossFactor, unused_leaves
+from hessinit.curvature.evaluation import Evaluation, unused_leaves
 from hessinit.curvature.progress import expected_products, time_gradient
 from hessinit.measurement.measure import versions_of
 from hessinit.problem.batches import tensors_in
@@ -17,20 +15,23 @@ from hessinit.results.curvature_report import MeasurementPlan
 
 # In gradients, fitted to the networks of benchmarks/plan_accuracy.py. What every measurement does: the checks
 # of the forward and of the derivatives, the estimate of the rounding error.
-CHECKS = 8.0
+CHECKS = 6.0
 # A backward pass for each column of the loss Hessian's root.
 PER_COLUMN = 0.4
 # A product with all layers' Gram matrices, or with the network's.
-PER_GRAM_PRODUCT = 0.6
+PER_GRAM_PRODUCT = 0.4
 # A product by Lanczos passes a tangent forward and a cotangent back through the part behind the layer: the
 # first for a layer at the very end, the sum for one at the very beginning, and for the network.
 AT_THE_END, THE_REST = 0.1, 0.8
 # An exact Hessian differentiates the backward pass, and both ends of its spectrum have to converge.
-EXACT_PRODUCT, EXACT_PRODUCTS = 1.5, 2.0
+EXACT_PRODUCT, EXACT_PRODUCTS = 1.2, 1.7
+# How fast a Lanczos run reads its vectors: four times each at every step.
+BYTES_PER_SECOND = {"cpu": 8e9, "cuda": 1e12}
 # Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the tangents or
-# cotangents of a pass; the exact Hessian has that of the gradient beside it.
-GRAPHS, EXACT_GRAPHS = 1.5, 4.0
+# cotangents of a pass; for the exact Hessian that of the gradient, and its derivative.
+GRAPHS, EXACT_GRAPHS = 1.5, 12.0
 VECTORS_AT_ONCE = 16  # the basis of a Lanczos run grows by so many
+FIXED_BYTES = 16_000_000  # that the smallest network takes
 MORE = {"jacobians": "6 to 25 times as much again", "diagnostics": "up to half as much again"}
 
 
@@ -42,6 +43,15 @@ def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = Fa
     """
     each = products * (EXACT_PRODUCTS * EXACT_PRODUCT if exact else 1.0)
     return sum(each * (AT_THE_END + THE_REST * share) for share in shares)
+
+
+def vector_bytes(size: int, products: float, number: int) -> float:
+    """Bytes that a Lanczos run reads to keep its vectors orthogonal: step j reads j of them four times.
+
+    >>> vector_bytes(1000, products=10, number=4)  # 4 · 10²/2 vectors of 4,000 bytes
+    800000.0
+    """
+    return 2.0 * products**2 * size * number
 
 
 def gram_gradients(columns: int, products: float, network: bool) -> float:
@@ -59,34 +69,35 @@ def plan_measurement(
 ) -> MeasurementPlan:  # fmt: skip
     """The plan; `each_row` are products for more of the spectrum, `uncounted` what else is asked for."""
     problem, products = evaluations[0].problem, expected_products(settings.tolerance, settings.max_iterations)
-    shares = _shares_behind(evaluations)
-    blocks = [*shares.values(), *[1.0] * network]
-    engine, reason, graphs, work = "lanczos", engines.HessianEngine.reason, EXACT_GRAPHS, 0.0
-    exact, columns, others = curvature != "gauss-newton", 0, list(shares)
-    if exact:
-        work += lanczos_gradients(blocks, products, exact=True)
-    if curvature != "hessian":
-        columns, others, why = _gram_columns(evaluations, estimator)
-        work += gram_gradients(columns, products, network) if columns else 0.0
-        alone = [1.0] * (network and bool(others))
-        work += lanczos_gradients([*(shares[name] for name in others), *alone], products)
-    if not exact:
-        engine, reason, graphs = "gram" if len(others) < len(shares) else "lanczos", why, GRAPHS
-    work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
-    work += lanczos_gradients(blocks, each_row, exact)
-    saved = [_saved_bytes(one) for one in evaluations]
+    shares, gradient = _shares_behind(evaluations), time_gradient(problem)
     sizes = {name: leaf.numel() for name, leaf in problem.leaves.items()}
-    weights = sum(problem.model.get_parameter(name).nbytes for name in (*sizes, *problem.constants))
-    each = torch.finfo(problem.dtype).bits // 8
-    longest = max([0, *(sizes[name] for name in others), *[sum(sizes.values())] * (network and bool(others))])
+    total, number = sum(sizes.values()), problem.dtype.itemsize
+    exact, columns, others, why = curvature != "gauss-newton", 0, list(sizes), engines.HessianEngine.reason
+    work = lanczos_gradients([*shares.values(), *[1.0] * network], products, exact=True) if exact else 0.0
+    if curvature != "hessian":
+        columns, others, reason = _gram_columns(evaluations, estimator)
+        why = why if exact else reason
+    whole = [total] * (network and bool(others))
+    if curvature != "hessian":
+        work += gram_gradients(columns, products, network) if columns else 0.0
+        work += lanczos_gradients([*(shares[name] for name in others), *[1.0] * len(whole)], products)
+    read = sum(vector_bytes(size, products, number) for size in [*(sizes[name] for name in others), *whole])
+    work += read / BYTES_PER_SECOND.get(problem.device.type, 1e12) / gradient if gradient else 0.0
+    work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
+    work += lanczos_gradients([*shares.values(), *[1.0] * network], each_row, exact)
+    saved = [_saved_bytes(one) for one in evaluations]
+    weights = sum(one.nbytes for one in problem.model.parameters())
+    longest = max([0, *(sizes[name] for name in others), *whole])
     vectors = VECTORS_AT_ONCE * math.ceil(products / VECTORS_AT_ONCE) * longest
-    held = each * (sum(sizes.values()) + vectors + columns * _numbers_between(evaluations))
+    held = number * (total + vectors + columns * _numbers_between(evaluations)) + FIXED_BYTES
+    held += int((EXACT_GRAPHS if exact else GRAPHS) * sum(saved))
     notes = [f"{name}=True is not counted; it costs {MORE[name]}." for name in uncounted]
     return MeasurementPlan(
-        engine=engine, engine_reason=reason, curvature=curvature, layers=len(sizes),
-        examples=problem.examples, parameters=sum(sizes.values()), batches=len(evaluations), tolerance=settings.tolerance,
-        gradients=CHECKS + work, gradient_seconds=time_gradient(problem), notes=tuple(notes), versions=versions_of(problem),
-        memory=int(weights + held + graphs * sum(saved)), training_memory=2 * weights + max(saved),
+        engine="gram" if columns and not exact else "lanczos", engine_reason=why, curvature=curvature,
+        layers=len(sizes), parameters=total, examples=problem.examples, batches=len(evaluations),
+        tolerance=settings.tolerance, gradients=CHECKS + work, gradient_seconds=gradient,
+        memory=weights + held, training_memory=2 * weights + max(saved), notes=tuple(notes),
+        versions=versions_of(problem),
     )  # fmt: skip
 
 
@@ -102,10 +113,9 @@ def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[in
     """The backward passes of the Gram engine, 0 without it; the leaves that go by Lanczos; and why."""
     unused = unused_leaves(evaluations)
     others = [name for name in evaluations[0].problem.leaves if name not in unused]
-    roots: list[LossFactor] | str | None = "estimator='lanczos' was asked for"
-    if estimator != "lanczos":
-        roots = engines.too_many_outputs(evaluations) if estimator == "auto" else None
-        roots = roots or engines.loss_roots(evaluations)
+    refused = "estimator='lanczos' was asked for" if estimator == "lanczos" else None
+    refused = engines.too_many_outputs(evaluations) if estimator == "auto" else refused
+    roots = refused or engines.loss_roots(evaluations)
     if isinstance(roots, str):
         return 0, others, roots
     columns, lost = roots[0].columns.shape[0], set[str]()

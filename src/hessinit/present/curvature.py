@@ -188,14 +188,11 @@ def describe_cost(report: CurvatureReport) -> str:
 
 def describe_expected(plan: MeasurementPlan) -> doc.Document:
     """Return what a measurement is expected to cost, and what that is a guess from."""
-    steps = (
-        "" if plan.training_steps is None else f", {w.format_number(plan.training_steps, 2)} training steps"
-    )
-    memory = "" if plan.memory is None else f" and {w.format_bytes(plan.memory)} of memory{steps}"
     engine = ENGINE_NAMES.get(plan.engine, plan.engine)
     expected = (
-        f"About {w.format_number(plan.gradients, 2)} gradients, {w.format_number(plan.seconds, 2)} s{memory}"
-        f", by the {engine} engine: {w.unstopped(plan.engine_reason)}."
+        f"About {w.format_number(plan.gradients, 2)} gradients, or {w.format_number(plan.seconds, 2)} s, and "
+        f"{w.format_bytes(plan.memory)} of memory, that of {w.format_number(plan.training_steps, 2)} "
+        f"training steps. By the {engine} engine: {w.unstopped(plan.engine_reason)}."
     )
     what = (
         f"{w.count(plan.layers, 'layer')} with {w.count(plan.parameters, 'parameter')}; "
