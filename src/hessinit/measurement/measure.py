@@ -199,10 +199,10 @@ def measure(
     model: nn.Module, loss: Loss, batch: Any, *, curvature: str = ...,
     layers: str | Iterable[str] | None = ..., estimator: str = ..., tolerance: float = ...,
     max_iterations: int = ..., seed: int = ..., forward: Forward | None = ...,
-    dtype: torch.dtype | None = ..., dropout: str = ..., reduction: str = ..., check: bool = ..., top: int = ..., trace: bool = ...,
-    frobenius: bool = ..., density: bool = ..., jacobians: bool = ..., diagnostics: bool = ...,
-    network: bool = ..., strict: bool = ..., progress: progress_of.OnProgress | None = ...,
-    plan: Literal[False] = ...,
+    dtype: torch.dtype | None = ..., dropout: str = ..., reduction: str = ..., check: bool = ...,
+    top: int = ..., trace: bool = ..., frobenius: bool = ..., density: bool = ..., jacobians: bool = ...,
+    diagnostics: bool = ..., network: bool = ..., strict: bool = ...,
+    progress: progress_of.OnProgress | None = ..., plan: Literal[False] = ...,
 ) -> CurvatureReport: ...  # fmt: skip
 def measure(  # type: ignore[misc]  # the options of the first are those of the second
     model: nn.Module,

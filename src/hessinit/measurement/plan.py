@@ -15,7 +15,7 @@ from hessinit.results.curvature_report import MeasurementPlan
 
 # In gradients, fitted to the networks of benchmarks/plan_accuracy.py. What every measurement does: the checks
 # of the forward and of the derivatives, the estimate of the rounding error.
-CHECKS = 6.0
+CHECKS = 8.0
 # A backward pass for each column of the loss Hessian's root.
 PER_COLUMN = 0.4
 # A product with all layers' Gram matrices, or with the network's.
@@ -26,7 +26,7 @@ AT_THE_END, THE_REST = 0.1, 0.8
 # An exact Hessian differentiates the backward pass, and both ends of its spectrum have to converge.
 EXACT_PRODUCT, EXACT_PRODUCTS = 1.2, 1.7
 # How fast a Lanczos run reads its vectors: four times each at every step.
-BYTES_PER_SECOND = {"cpu": 8e9, "cuda": 1e12}
+BYTES_PER_SECOND = {"cpu": 4e9, "cuda": 1e12}
 # Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the tangents or
 # cotangents of a pass; for the exact Hessian that of the gradient, and its derivative.
 GRAPHS, EXACT_GRAPHS = 1.5, 12.0
@@ -57,8 +57,8 @@ def vector_bytes(size: int, products: float, number: int) -> float:
 def gram_gradients(columns: int, products: float, network: bool) -> float:
     """Gradients of the Gram engine: the backward passes, and the products for layers and network.
 
-    >>> gram_gradients(columns=10, products=10, network=True)  # 10 · 0.4 + 2 · 10 · 0.6
-    16.0
+    >>> gram_gradients(columns=10, products=10, network=True)  # 10 · 0.4 + 2 · 10 · 0.4
+    12.0
     """
     return columns * PER_COLUMN + (1 + network) * products * PER_GRAM_PRODUCT
 
