@@ -31,7 +31,7 @@ BYTES_PER_SECOND = {"cpu": 4e9, "cuda": 1e12}
 # cotangents of a pass; for the exact Hessian that of the gradient, and its derivative.
 GRAPHS, EXACT_GRAPHS = 1.5, 12.0
 VECTORS_AT_ONCE = 16  # the basis of a Lanczos run grows by so many
-FIXED_BYTES = 16_000_000  # that the smallest network takes
+FIXED_BYTES = 16_000_000  # that the smallest network takes, to measure or to train
 MORE = {"jacobians": "6 to 25 times as much again", "diagnostics": "up to half as much again"}
 
 
@@ -96,7 +96,7 @@ def plan_measurement(
         engine="gram" if columns and not exact else "lanczos", engine_reason=why, curvature=curvature,
         layers=len(sizes), parameters=total, examples=problem.examples, batches=len(evaluations),
         tolerance=settings.tolerance, gradients=CHECKS + work, gradient_seconds=gradient,
-        memory=weights + held, training_memory=2 * weights + max(saved), notes=tuple(notes),
+        memory=weights + held, training_memory=2 * weights + max(saved) + FIXED_BYTES, notes=tuple(notes),
         versions=versions_of(problem),
     )  # fmt: skip
 

@@ -191,14 +191,14 @@ def describe_expected(plan: MeasurementPlan) -> doc.Document:
     engine = ENGINE_NAMES.get(plan.engine, plan.engine)
     expected = (
         f"About {w.format_number(plan.gradients, 2)} gradients, or {w.format_number(plan.seconds, 2)} s, and "
-        f"{w.format_bytes(plan.memory)} of memory, that of {w.format_number(plan.training_steps, 2)} "
-        f"training steps. By the {engine} engine: {w.unstopped(plan.engine_reason)}."
+        f"{w.format_bytes(plan.memory)} of memory, {w.format_times(plan.training_steps)} times that of a "
+        f"training step. By the {engine} engine: {w.unstopped(plan.engine_reason)}."
     )
     what = (
         f"{w.count(plan.layers, 'layer')} with {w.count(plan.parameters, 'parameter')}; "
         f"{MATRIX_NAMES[plan.curvature]} on {w.count(plan.examples, 'example')}{w.tell_batches(plan.batches)}"
         f", tolerance {plan.tolerance:g}. One gradient took {w.format_number(plan.gradient_seconds, 2)} s. "
-        "Nothing was measured; the measurement may take half or twice as much."
+        "Nothing was measured; the measurement may take a third or three times as much."
     )
     facts = doc.Facts("Versions", w.write_pairs(plan.versions))
     section = doc.Section("Expected cost", [*w.note_paragraphs(plan.notes), facts], "cost")
