@@ -43,7 +43,9 @@ ABORTS_AT_EXIT = "terminate called without an active exception"
 # A number, but not the digits of a name such as fc1; rules of a table; the seconds that a run took.
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
 RULE = re.compile("─+")
-SECONDS = re.compile(r"(?<=in )[\d.,]+(?: min)?(?= ?s\b)|(?<=took )\S+ % of \S+(?= s\b)")
+SECONDS = re.compile(
+    r"(?<=in )[\d.,]+(?: min)?(?= ?s\b)|(?<=took )\S+ % of \S+(?= s\b)|[\d.]+(?=\s+gradients(?:\)| each))"
+)
 AGREEMENT = 0.02  # the last figure may differ between machines; the second must not
 
 
@@ -140,7 +142,7 @@ def run_command(command: str, where: str) -> str:
 
 
 def differences(shown: str, printed: str) -> list[str]:
-    """Where `shown` and `printed` differ: in words, or in numbers by more than 2 %; seconds do not count.
+    """Where `shown` and `printed` differ: in words, or in numbers by more than 2 %; costs do not count.
 
     >>> differences("fc1  0.311 in 2 s", "fc1 0.312 in 9 s"), differences("fc1 0.31", "fc2 0.33")
     ([], ["'fc1' is 'fc2'", "'0.31' is '0.33'"])

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hessinit.results.curvature_report import Estimate as Estimate
     from hessinit.results.curvature_report import JacobianBounds as JacobianBounds
     from hessinit.results.curvature_report import LayerCurvature as LayerCurvature
+    from hessinit.results.curvature_report import MeasurementPlan as MeasurementPlan
     from hessinit.results.initialization import Initialization as Initialization
     from hessinit.results.initialization import PlannedWeight as PlannedWeight
     from hessinit.results.initialization import SchemePlan as SchemePlan

@@ -121,5 +121,6 @@ def without_seconds(data: Any) -> Any:
     if isinstance(data, list):
         return [without_seconds(each) for each in data]
     if isinstance(data, dict):
-        return {key: without_seconds(value) for key, value in data.items() if "seconds" not in key}
+        timed = [key for key in data if "seconds" in key or key == "gradients"]
+        return {key: without_seconds(value) for key, value in data.items() if key not in timed}
     return data

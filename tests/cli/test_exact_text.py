@@ -4,7 +4,7 @@ After a change that is meant, write them anew and read the difference:
 
     HESSINIT_REFRESH=1 .venv/bin/pytest tests/cli/test_exact_text.py && git diff tests/cli/expected
 
-Nothing is masked but seconds, which are 0: the clock stands still.
+Nothing is masked but seconds, which are 0, and gradients, which are left out: the clock stands still.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ RUNS = f"{TRAINED} --seeds 2 --workers 1"
 MEASURE = "measure net.py:problem"
 COMMANDS = {
     "measure": [MEASURE],
+    "measure-dry-run": [f"{MEASURE} --dry-run"],
     "measure-both": [f"{MEASURE} --curvature both --layers 2"],
     "measure-stable": ["measure net.py:regression --lr 0.1"],
     "measure-unstable": ["measure net.py:regression --lr 0.5"],

@@ -27,6 +27,18 @@ def test_json_is_exactly_what_the_library_measures_with_the_fourth_value_s_keywo
     assert json.loads(result.stdout)["curvature"] == "both"
 
 
+def test_a_dry_run_says_what_it_would_cost_and_measures_nothing(run, net):
+    plan = json.loads(run("measure", "net.py:problem", "--dry-run", "--json", "--save", "p.json").stdout)
+    expected = measure(*net.problem(), plan=True)
+    assert without_seconds(plan) == without_seconds(expected.to_dict())
+    assert run("show", "p.json").stdout.startswith("About ")
+    refused = run("measure", "net.py:problem", "--dry-run", "--lr", 0.1)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        "Error: --lr 0.1 is judged by ‖H‖, which --dry-run does not measure; leave out one of them.\n"
+    )
+
+
 def test_options_win_over_the_fourth_value(run, net):
     options = "--curvature hessian --layers 1,2 --tolerance 1e-5 --seed 7 --jacobians --diagnostics"
     result = run("measure", "net.py:with_keywords", "--json", *options.split())

@@ -19,6 +19,7 @@ import hessinit
 from hessinit.results.curvature_report import Estimate
 from hessinit.results.result import Result, write_text
 from result_examples import (
+    ADVICE,
     COMPARISON,
     EVERY_KIND,
     FORMS,
@@ -52,6 +53,22 @@ def test_every_kind_comes_back_equal_from_strict_json(result: Result, tmp_path: 
     assert repr(result) == f"<{result.KIND}: print() shows it>"
     result.to_html(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("result", [INITIALIZATION, ADVICE, FORMS, TRACKING], ids=lambda one: one.KIND)
+def test_a_file_from_before_costs_were_counted_in_gradients_is_read(result: Result) -> None:
+    def without(data: Any) -> Any:
+        if isinstance(data, list):
+            return [without(one) for one in data]
+        if not isinstance(data, dict):
+            return data
+        # Reports had the field from the first.
+        dropped = {"gradients"} if data.get("kind") != REPORT.KIND else set()
+        return {key: without(value) for key, value in data.items() if key not in dropped}
+
+    old = json.dumps(without(result.to_dict()))
+    assert old.count('"gradients"') < result.to_json().count('"gradients"')
+    assert type(result).from_json(old) == result
 
 
 def test_every_bit_of_a_number_survives_and_rows_have_a_line_each() -> None:

@@ -10,7 +10,7 @@ import typer
 import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
-from hessinit.cli.output import Output, progress
+from hessinit.cli.output import Output, measuring
 from hessinit.cli.problem_file import find_problem, load_problem
 
 
@@ -33,6 +33,9 @@ def measure(
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Also activations, gradients, dead and saturated units.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would cost: engine, gradients and memory.")
+    ] = False,
     seed: options.Seed = None,
     device: options.Device = None,
     as_json: options.AsJson = False,
@@ -48,6 +51,7 @@ def measure(
       hessinit measure net.py:problem --lr 0.1 --html report.html
       hessinit measure net.py:problem --curvature both --layers 'conv*'
       hessinit measure net.py:problem --jacobians --diagnostics
+      hessinit measure net.py:problem --dry-run
       hessinit measure package.module:problem --json > report.json
 
     `hessinit new` writes a file with such a function.
@@ -57,14 +61,20 @@ def measure(
     place = find_problem(problem)
     output = Output(as_json, html, save, picture)
     output.check(reads=place.file)
+    if dry_run and lr is not None:
+        stop(f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of them.")
     chosen = options.given(
         curvature=curvature, layers=layers, tolerance=tolerance, precision=precision, seed=seed,
-        jacobians=jacobians, diagnostics=diagnostics,
+        jacobians=jacobians, diagnostics=diagnostics, plan=dry_run,
     )  # fmt: skip
     unfinished = "the measurement was not finished, and nothing was written."
-    with failures_explained(f"measuring {problem}", unfinished), progress(f"Measuring {problem} …"):
+    with failures_explained(f"measuring {problem}", unfinished), measuring(f"Measuring {problem} …") as show:
         loaded = load_problem(place, seed=seed, device=device)
-        report = hessinit.measure(loaded.model, loaded.loss, loaded.batch, **{**loaded.keywords, **chosen})
+        given = {"progress": show, **loaded.keywords, **chosen}
+        report = hessinit.measure(loaded.model, loaded.loss, loaded.batch, **given)
+    if dry_run:
+        output.write(report)
+        return
     output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
     if not report.converged:
         missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."

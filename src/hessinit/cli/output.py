@@ -39,6 +39,16 @@ def progress(doing: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 @contextmanager
+def measuring(doing: str) -> Iterator[Callable[[Any], None]]:
+    """The same for a measurement: what is yielded is its `progress`."""
+    from hessinit.training.workers import measuring_bar
+
+    import_torch()
+    with measuring_bar(doing) as on_progress, stdout_for_results():
+        yield on_progress
+
+
+@contextmanager
 def stdout_for_results() -> Iterator[None]:
     """Send what the user's code prints to stderr, and leave warnings of convergence to the result."""
     with redirect_stdout(sys.stderr), warnings.catch_warnings():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +41,7 @@ from hessinit.curvature.lanczos import (
     top_eigenpairs,
 )
 from hessinit.curvature.probes import Operator, random_like
+from hessinit.curvature.progress import NETWORK, Progress, Watched
 from hessinit.errors import ProblemError
 from hessinit.results.curvature_report import Estimate
 
@@ -65,6 +66,17 @@ class LanczosSettings:
     tolerance: float
     max_iterations: int
     seed: int
+    progress: Progress | None = field(default=None, compare=False)
+
+    def watched(self, operator: Operator, names: Sequence[str]) -> Operator:
+        """The block of these leaves, its products counted where somebody wants to know."""
+        name = names[0] if len(names) == 1 else NETWORK
+        return operator if self.progress is None else Watched(operator, self.progress, name)
+
+    def done(self, *names: str) -> None:
+        for name in names:
+            if self.progress is not None:
+                self.progress.layer_done(name)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -80,7 +92,12 @@ class Engine(ABC):
     _settings: LanczosSettings
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
-        return {name: self.extremes([name]) for name in names}
+        return {name: self._measured(name) for name in names}
+
+    def _measured(self, name: str) -> Extremes:
+        found = self.extremes([name])
+        self._settings.done(name)
+        return found
 
     @abstractmethod
     def extremes(self, names: Sequence[str]) -> Extremes:
@@ -156,8 +173,7 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
 
 
 def measure_spectrum(
-    operator: operators.LinearOperator, settings: LanczosSettings, *, top: int, trace: bool, frobenius: bool,
-    density: bool,
+    operator: Operator, settings: LanczosSettings, *, top: int, trace: bool, frobenius: bool, density: bool
 ) -> dict[str, Any]:  # fmt: skip
     """The numbers asked for, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
@@ -190,7 +206,8 @@ class LanczosEngine(Engine):
         return operators.GaussNewtonOperator(self._evaluations, names)
 
     def extremes(self, names: Sequence[str]) -> Extremes:
-        return self._search(self.operator(names), self._rank, self._start(names))
+        block = self._settings.watched(self.operator(names), names)
+        return self._search(block, self._rank, self._start(names))
 
     def _start(self, names: Sequence[str]) -> Start | None:
         """`Jᵀ S w` of random numbers w, where `S Sᵀ` is the loss's Hessian by the output."""
@@ -204,20 +221,12 @@ class LanczosEngine(Engine):
     def _starts(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         names, sums = list(self._evaluations[0].leaves), dict[str, Tensor]()
         for number, evaluation in enumerate(self._evaluations):
-            stream = probes.ProbeStream(
-                evaluation.output.numel(), seed=self._settings.seed + number, dtype=evaluation.output.dtype,
-                device=evaluation.output.device,
-            )  # fmt: skip
-            if self._roots:
-                root = self._roots[number]
-                columns = root.columns
-                noise = stream.draw()[: columns.shape[0] * columns.shape[1]].view(columns.shape[:2])
-                sample = torch.einsum("cn,cn...->n...", noise, columns) * math.sqrt(root.scale)
-            elif evaluation.softmax is not None:
-                sample = evaluation.softmax.sample(stream.draw().view_as(evaluation.output))
-            else:
+            output, root = evaluation.output, self._roots[number] if self._roots else evaluation.softmax
+            if root is None:
                 return {}, {}
-            pulled = evaluation.pull(names, sample)
+            seed = self._settings.seed + number
+            stream = probes.ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device)
+            pulled = evaluation.pull(names, root.sample(stream.draw().view_as(output)))
             for name, one in zip(names, pulled, strict=True):
                 part = one * math.sqrt(evaluation.weight)
                 sums[name] = sums[name] + part if name in sums else part
@@ -229,8 +238,11 @@ class LanczosEngine(Engine):
         sizes = {name: self._evaluations[0].leaves[name].numel() for name in names}
         found: dict[str, Extremes] = {}
         for group in _groups(names, sizes):
-            blocks = [(self.operator([name]), self._start([name])) for name in group]
+            blocks = [
+                (self._settings.watched(self.operator([name]), [name]), self._start([name])) for name in group
+            ]
             found |= zip(group, self._search_each(blocks, self._rank), strict=True)
+            self._settings.done(*group)
         return found
 
 
@@ -313,7 +325,7 @@ class HessianEngine(Engine):
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
         through = self._through_output(names[0]) if len(names) == 1 else None
         operator = through or self.operator(names)
-        found = self._search(operator, None)
+        found = self._search(self._settings.watched(operator, names), None)
         weights = sum(self._evaluations[0].problem.leaves[name].numel() for name in names)
         if operator.shape[0] == weights:
             return found
@@ -435,17 +447,19 @@ class GramEngine(Engine):
         # The small Gram problems run in lockstep.
         small = [name for name in names if self._is_small([name])]
         grams = [self._grams[0][name] for name in small]
-        tops = self._tops_of(grams) if small else []
+        tops = self._tops_of(small, grams) if small else []
+        self._settings.done(*small)
         solved = zip(small, grams, tops, strict=True)
         found = {name: self._from_gram(top, [gram]) for name, gram, top in solved}
         unknown = [name for name in names if self._known([name]) is None]
         found |= self._general.extremes_of_each(unknown) if unknown else {}
-        return {name: found.get(name) or self.extremes([name]) for name in names}
+        return {name: found.get(name) or self._measured(name) for name in names}
 
-    def _tops_of(self, grams: Sequence[LayerGram]) -> list[Estimate]:
+    def _tops_of(self, names: Sequence[str], grams: Sequence[LayerGram]) -> list[Estimate]:
+        watched = [self._settings.watched(gram, [name]) for name, gram in zip(names, grams, strict=True)]
         if grams[0].device.type == "cpu":
-            return lockstep_tops(grams, **self._settings.options)
-        searches = [LanczosSearch(gram, which="top", **self._settings.options) for gram in grams]
+            return lockstep_tops(watched, **self._settings.options)
+        searches = [LanczosSearch(gram, which="top", **self._settings.options) for gram in watched]
         run_together(searches)
         return [search.result.top for search in searches]
 
@@ -460,10 +474,12 @@ class GramEngine(Engine):
         first, *others = [gram for grams in per_batch for gram in grams]
         if self._is_small(known):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
-            return self._from_gram(lanczos(gram, which="top", **options).top, [first, *others])
+            top = lanczos(self._settings.watched(gram, names), which="top", **options).top
+            return self._from_gram(top, [first, *others])
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
-            top = lanczos(GramCurvature(per_batch), which="top", **options).top
+            block = self._settings.watched(GramCurvature(per_batch), names)
+            top = lanczos(block, which="top", **options).top
             return Extremes(top, UNUSED, self.name, self.reason)
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
             matrix = first.factor.T @ first.factor
@@ -471,7 +487,7 @@ class GramEngine(Engine):
             bottom = smallest_eigenvalue(matrix, tolerance=self._settings.tolerance, seed=self._settings.seed)
             return Extremes(top, scaled(bottom, first.scale), self.name, self.reason)
         rows = sum(grams[0].shape[0] for grams in per_batch)
-        return self._search(GramCurvature(per_batch), rows)
+        return self._search(self._settings.watched(GramCurvature(per_batch), names), rows)
 
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
@@ -506,7 +522,7 @@ def build_engine(
         return HessianEngine(evaluations, settings)
     ends: Which = "both"
     reason = "estimator='lanczos' was asked for"
-    costly = _too_many_outputs(evaluations) if estimator == "auto" else None
+    costly = too_many_outputs(evaluations) if estimator == "auto" else None
     if costly:
         reason, ends = costly, "norm"
     elif estimator != "lanczos":
@@ -526,7 +542,7 @@ def build_engine(
     return LanczosEngine(evaluations, settings, reason, rank, ends)
 
 
-def _too_many_outputs(evaluations: Sequence[Evaluation]) -> str | None:
+def too_many_outputs(evaluations: Sequence[Evaluation]) -> str | None:
     """Why Lanczos is cheaper than a backward pass for every output, or None if it is not."""
     columns = max(
         (evaluation.output[:1].numel() for evaluation in evaluations if evaluation.output.ndim), default=0
@@ -540,31 +556,42 @@ def _too_many_outputs(evaluations: Sequence[Evaluation]) -> str | None:
     return None
 
 
-def _gram_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -> Engine | str:
-    """The Gram engine, or Lanczos where it knows no layer; or why there is none."""
+def loss_roots(evaluations: Sequence[Evaluation]) -> list[LossFactor] | str:
+    """The root of each batch's loss Hessian, which the Gram engine needs; or why there is none."""
     if any(evaluation.output.ndim < 1 for evaluation in evaluations):
         return "the output has no dimension that counts examples"
     factors = [factor_loss_hessian(evaluation) for evaluation in evaluations]
-    roots = [root for root in factors if not isinstance(root, str)]
-    if len(roots) < len(factors):
-        return next(reason for reason in factors if isinstance(reason, str))
+    refusals = [one for one in factors if isinstance(one, str)]
+    return refusals[0] if refusals else [one for one in factors if not isinstance(one, str)]
+
+
+def _gram_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -> Engine | str:
+    """The Gram engine, or Lanczos where it knows no layer; or why there is none."""
+    roots = loss_roots(evaluations)
+    if isinstance(roots, str):
+        return roots
     grams = [trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)]
     rank = sum(root.columns.shape[0] * root.columns.shape[1] for root in roots)
     unused = unused_leaves(evaluations)
     leaves = [name for name in evaluations[0].problem.leaves if name not in unused]
     others = [name for name in leaves if not all(name in found for found in grams)]
     alone = len(others) == len(leaves)
-    cause = "calls mix the examples, or are none of dense, convolution, embedding"
-    reason = f"{'no layer is known: their' if alone else 'its'} {cause}"
-    general = LanczosEngine(evaluations, settings, reason, rank, roots=roots)
+    reason = gram_reason(roots[0].columns.shape[0], len(others), len(leaves))
+    why = reason if alone else f"its {_UNKNOWN_CALLS}"
+    general = LanczosEngine(evaluations, settings, why, rank, roots=roots)
     for evaluation, root, gram in zip(evaluations, roots, grams, strict=True):
         known = {name: one for name, one in gram.items() if name not in others}
         linear = None if alone else GramLinearization(evaluation, root.columns, known)
         derivative_check.check_outputs(evaluation, linear)
-    if alone:
-        return general
-    columns = roots[0].columns.shape[0]
-    reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
-    if others:
-        reason += f"; {len(others)} of {len(leaves)} layers by Lanczos"
-    return GramEngine(grams, unused, general, reason)
+    return general if alone else GramEngine(grams, unused, general, reason)
+
+
+_UNKNOWN_CALLS = "calls mix the examples, or are none of dense, convolution, embedding"
+
+
+def gram_reason(columns: int, others: int, leaves: int) -> str:
+    """Why the Gram engine, or why Lanczos where it knows no layer."""
+    if others == leaves:
+        return f"no layer is known: their {_UNKNOWN_CALLS}"
+    few = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
+    return f"{few}; {others} of {leaves} layers by Lanczos" if others else few

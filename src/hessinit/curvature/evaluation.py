@@ -381,6 +381,12 @@ class LossFactor:
     columns: Tensor
     scale: float
 
+    def sample(self, noise: Tensor) -> Tensor:
+        """Normal numbers that have `H_z` as their covariance, from standard normal ones like the output."""
+        count = self.columns.shape[:2]
+        factors = noise.reshape(-1)[: count.numel()].view(count)
+        return torch.einsum("cn,cn...->n...", factors, self.columns) * math.sqrt(self.scale)
+
 
 def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     """The root of `H_z`, or one sentence that says why there is none of this form."""

@@ -17,13 +17,20 @@ from torch import nn
 
 from hessinit._version import __version__
 from hessinit.curvature import derivative_check, engines, operators, rounding_error, shares
+from hessinit.curvature import progress as progress_of
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
-from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
+from hessinit.results.curvature_report import (
+    ONLY_BOUNDED,
+    CurvatureReport,
+    Estimate,
+    LayerCurvature,
+    Spread,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -127,8 +134,11 @@ class Rows:
     def network(self) -> LayerCurvature:
         names = [layer.parameter for layer in self.problem.layers]
         whole = Layer("network", "", (), (sum(layer.size for layer in self.problem.layers),))
-        others = [engine.extremes(names) for engine in self._engines[1:]]
-        return self._row(whole, names, [self.whole, *others])
+        found = [self.whole]
+        for engine in self._engines[1:]:
+            self._settings.done(progress_of.NETWORK)
+            found.append(engine.extremes(names))
+        return self._row(whole, names, found)
 
     def fill(self, layers: Sequence[Layer], network: bool, ranks: Ranks | None) -> dict[str, LayerCurvature]:
         """The rows by parameter; "" is the network, if asked for. With ranks, those of all of them."""
@@ -192,7 +202,7 @@ class Rows:
         norms = tuple(single.norm.value for single in found[2 if self._both else 1 :])
         spectrum: dict[str, Any] = {}
         if any(self._spectrum.values()):
-            operator = self.main.operator(names)
+            operator = self._settings.watched(self.main.operator(names), [progress_of.SPECTRUM])
             spectrum = engines.measure_spectrum(operator, self._settings, **self._spectrum)
         return LayerCurvature(
             name=layer.name, aliases=layer.aliases, shape=layer.shape, curvature=self._kind, top=extremes.top,
@@ -229,6 +239,8 @@ def measure(
     network: bool = True,
     strict: bool = False,
     distributed: str | None = None,
+    progress: progress_of.OnProgress | None = None,
+    plan: bool = False,
 ) -> CurvatureReport:
     """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
 
@@ -249,6 +261,10 @@ def measure(
     In a job of several processes, each makes the call: distributed="batch" takes its share of the examples,
     "layers" the same batch from all, which share the layers out. Every rank gets the report of one process.
 
+    `progress` is called with a `ProgressState` (layers done, products, seconds, seconds left) a few times a
+    second, if it takes longer than two; what it raises ends the measurement. `plan=True` measures nothing and
+    returns a `MeasurementPlan`: engine, expected gradients, seconds and memory.
+
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together; with
     diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
 
@@ -266,13 +282,15 @@ def measure(
         raise ProblemError(f"estimator='gram' measures Gauss-Newton curvature only; {way}.")
     check_switches(
         trace=trace, frobenius=frobenius, density=density, jacobians=jacobians, diagnostics=diagnostics,
-        network=network, strict=strict,
+        network=network, strict=strict, plan=plan,
     )  # fmt: skip
+    if progress is not None and not callable(progress):
+        raise ProblemError(f"progress={progress!r} must be a function that takes a ProgressState, or None.")
     settings = engines.LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
     top = check_whole("top", top, at_least=0)
-    spectrum = {"top": top, "trace": trace, "frobenius": frobenius, "density": density}
+    spectrum: dict[str, Any] = {"top": top, "trace": trace, "frobenius": frobenius, "density": density}
     if top > max_iterations:
         why = f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step"
         raise ProblemError(f"{why}; pass max_iterations={top} or more.")
@@ -282,12 +300,24 @@ def measure(
     )  # fmt: skip
     ranks: Ranks | None = cast(Any, distributed)  # by the decorator
     if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
-        why = (
-            f'{jacobians=} and {diagnostics=} with distributed="batch": they need all examples in one process'
-        )
+        why = f'{jacobians=} and {diagnostics=} with distributed="batch": they need all examples at once'
         raise ProblemError(f'{why}; pass the whole batch on every rank, with distributed="layers".')
+    if progress is not None:
+        passes = 1 + (curvature == "both") + (len(problem.batches) if len(problem.batches) > 1 else 0)
+        watching = progress_of.Progress(
+            progress, len(problem.layers), network=network, passes=passes,
+            typical=progress_of.expected_products(tolerance, max_iterations),
+        )  # fmt: skip
+        settings = replace(settings, progress=watching)
     with problem.settings():
         evaluations, facts = evaluate(problem), dict[str, Any]()
+        if plan:
+            from hessinit.measurement.plan import plan_measurement
+
+            asked = {**spectrum, "jacobians": jacobians, "diagnostics": diagnostics}
+            more = [name for name, wanted in asked.items() if wanted]
+            planned = plan_measurement(evaluations, curvature, estimator, settings, network)
+            return cast(Any, replace(planned, notes=(f"Not counted: {', '.join(more)}.",) if more else ()))
         if ranks is not None and ranks.split == "batch":
             facts = shares.join_shares(ranks, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
@@ -309,9 +339,12 @@ def measure(
             for row, layer in zip(rows, ordered, strict=True)
         )
         notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
-        seconds = time.perf_counter() - started
-        report = measuring.report(rows, whole, curvature, seconds=seconds, notes=notes, **facts)
+        report = measuring.report(rows, whole, curvature, notes=notes, **facts)
+        del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
+        report = replace(report, **progress_of.cost_of(problem, evaluations, started))
         report = report if ranks is None else ranks.first(lambda: report, last=True)
+        if settings.progress is not None:
+            settings.progress.finish()
     _complain((*report.layers, report.network) if network else report.layers, tolerance, strict)
     return report
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hessinit.curvature import derivative_check, layer_uses
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.probes import ProbeKind, ProbeStream
+from hessinit.curvature.progress import cost_of
 from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.problem import Loss, Problem, ProblemOptions
@@ -187,7 +188,8 @@ def quadratic_form(
         layers = tuple(_form(passes, layer, along(layer)) for layer in in_running_order(problem, evaluations))
         kind = directions if isinstance(directions, str) else "given"
         notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check))
-        facts = {**facts_of(problem, evaluations), "notes": notes, "seconds": time.perf_counter() - started}
+        passes.clear()  # their graphs
+        facts = {**facts_of(problem, evaluations), **cost_of(problem, evaluations, started), "notes": notes}
         return QuadraticForms(layers=layers, directions=kind, draws=draws, **facts)
 
 

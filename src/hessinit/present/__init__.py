@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # The class of a result → the module of hessinit.present that describes it, and its function.
 DESCRIPTIONS = {
     "CurvatureReport": ("curvature", "describe_report"),
+    "MeasurementPlan": ("curvature", "describe_expected"),
     "Initialization": ("initialization", "describe_initialization"),
     "SchemePlan": ("initialization", "describe_plan"),
     "LearningRateAdvice": ("advice", "describe_advice"),

@@ -34,7 +34,8 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
         f"{frozen}); {MATRICES[advice.curvature]} on {w.count(advice.examples, 'example')}; "
         f"loss {w.format_number(advice.loss)}."
     )
-    verdict = [measured]
+    cost = w.tell_time(advice.seconds, advice.gradients)
+    verdict = [measured, *([f"Measured{cost}."] if cost else [])]
     if not advice.converged:
         verdict.append(f"Not converged (marked ~): {w.unstopped(advice.norm.reason)}.")
     section = doc.Section("Advice", [table, *w.note_paragraphs(advice.notes)], "advice")

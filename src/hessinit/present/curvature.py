@@ -10,7 +10,7 @@ from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
 from hessinit.results import curvature_report as thresholds
-from hessinit.results.curvature_report import CurvatureReport, LayerCurvature, Spread
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature, MeasurementPlan, Spread
 
 if TYPE_CHECKING:
     from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
@@ -177,14 +177,32 @@ def rate_section(report: CurvatureReport, marks: Sequence[doc.ReferenceLine] = (
 
 def describe_cost(report: CurvatureReport) -> str:
     """Return what was measured, by which engine and why, and the time it took."""
-    gradients = "" if report.gradients is None else f" ({w.format_number(report.gradients, 2)} gradients)"
     engine = ENGINE_NAMES.get(report.engine, report.engine)
     why = f": {w.unstopped(report.engine_reason)}" if report.engine_reason else ""
     return (
-        f"{w.count(len(report), 'layer')}{w.tell_time(report.seconds)}{gradients} by the {engine} engine"
-        f"{why}. {MATRIX_NAMES[report.curvature]} on {w.count(report.examples, 'example')}"
+        f"{w.count(len(report), 'layer')}{w.tell_time(report.seconds, report.gradients)} by the {engine} "
+        f"engine{why}. {MATRIX_NAMES[report.curvature]} on {w.count(report.examples, 'example')}"
         f"{w.tell_batches(report.batches)}; loss {w.format_number(report.loss)}."
     )
+
+
+def describe_expected(plan: MeasurementPlan) -> doc.Document:
+    """Return what a measurement is expected to cost, and what that is a guess from."""
+    engine = ENGINE_NAMES.get(plan.engine, plan.engine)
+    expected = (
+        f"About {w.format_number(plan.gradients, 2)} gradients, or {w.format_number(plan.seconds, 2)} s, and "
+        f"{w.format_bytes(plan.memory)} of memory, {w.format_times(plan.training_steps)} times that of a "
+        f"training step. By the {engine} engine: {w.unstopped(plan.engine_reason)}."
+    )
+    what = (
+        f"{w.count(plan.layers, 'layer')} with {w.count(plan.parameters, 'parameter')}; "
+        f"{MATRIX_NAMES[plan.curvature]} on {w.count(plan.examples, 'example')}{w.tell_batches(plan.batches)}"
+        f", tolerance {plan.tolerance:g}. One gradient took {w.format_number(plan.gradient_seconds, 2)} s. "
+        "Nothing was measured; the measurement may take a third or three times as much."
+    )
+    facts = doc.Facts("Versions", w.write_pairs(plan.versions))
+    section = doc.Section("Expected cost", [*w.note_paragraphs(plan.notes), facts], "cost")
+    return doc.Document(title="Plan of a measurement", verdict=[expected, what], sections=[section])
 
 
 def conclude(report: CurvatureReport) -> str:
@@ -303,8 +321,9 @@ GOOD = 0.01  # "agree": within 1 %
 
 def describe_forms(forms: QuadraticForms) -> doc.Document:
     cost = (
-        f"{w.count(len(forms), 'layer')}{w.tell_time(forms.seconds)} on {w.count(forms.examples, 'example')}"
-        f"{w.tell_batches(forms.batches)}; loss {w.format_number(forms.loss)}."
+        f"{w.count(len(forms), 'layer')}{w.tell_time(forms.seconds, forms.gradients)} on "
+        f"{w.count(forms.examples, 'example')}{w.tell_batches(forms.batches)}; "
+        f"loss {w.format_number(forms.loss)}."
     )
     explained = _explain_forms(forms)
     table, paragraph = doc.Table(explained, _form_columns(forms)), doc.Paragraph(cost, "small")

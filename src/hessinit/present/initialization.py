@@ -80,7 +80,7 @@ def _sections(result: Initialization) -> list[doc.Section]:
 
 
 def _tell_work(result: Initialization) -> str:
-    time = w.tell_time(result.seconds)
+    time = w.tell_time(result.seconds, result.gradients)
     if result.trials:
         steps = w.count(sum(trial.steps for trial in result.trials), "training step")
         score = "the mean loss of the last third of the steps, on held-out batches where batches repeat"

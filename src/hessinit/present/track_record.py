@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
+from statistics import median
 from typing import Any, TypeAlias
 
 from hessinit.present import document as doc
@@ -113,8 +114,10 @@ def _compare_with_limit(tracking: Tracking, measured: list[TrackedPoint]) -> lis
 
 def _describe_cost(tracking: Tracking) -> str:
     kind = "the Gauss-Newton matrix" if tracking.curvature == "gauss-newton" else "the Hessian"
+    known = [point.gradients for point in tracking.points if point.gradients is not None]
+    each = f" (about {w.format_number(median(known), 2)} gradients each)" if known else ""
     said = (
-        f"{w.count(len(tracking.points), 'measurement')} of {kind} on "
+        f"{w.count(len(tracking.points), 'measurement')} of {kind}{each} on "
         f"{w.count(tracking.examples, 'example')} took {w.format_percent(tracking.overhead, 2)} of "
         f"{w.format_number(tracking.seconds, 2)} s"
     )

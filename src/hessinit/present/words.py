@@ -115,8 +115,16 @@ def agree(some: Sequence[object], singular: str, plural: str) -> str:
     return singular if len(some) == 1 else plural
 
 
-def tell_time(seconds: float | None) -> str:
-    return "" if seconds is None else f" in {format_number(seconds, 2)} s"
+def tell_time(seconds: float | None, gradients: float | None = None) -> str:
+    """Write the cost, as " in 0.09 s (4.1 gradients)"."""
+    unit = "" if gradients is None else f" ({format_number(gradients, 2)} gradients)"
+    return "" if seconds is None else f" in {format_number(seconds, 2)} s{unit}"
+
+
+def format_bytes(number: float) -> str:
+    """Write bytes in the largest unit that fits: "3 kB", "1.2 GB"."""
+    power = min(4, int(math.log10(max(number, 1)) // 3))
+    return f"{format_number(number / 1000**power, 2)} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def tell_batches(batches: int) -> str:

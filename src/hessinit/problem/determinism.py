@@ -25,14 +25,14 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
         )
     own = {name: problem.model.get_parameter(name) for name in problem.leaves}
     for who, end in (("the forward", output), ("the loss", loss)):
-        name = _first_of(_nodes(end.grad_fn), own)
+        name = _first_of(graph_nodes(end.grad_fn), own)
         if name is not None:
             raise ProblemError(
                 f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a variable "
                 "of another module, an earlier view, TorchScript), so that its derivative would be missing. "
                 "Keep the weight in an attribute of the model, and make views of it inside the forward."
             )
-    after = list(_nodes(loss.grad_fn, stop=output.grad_fn))
+    after = list(graph_nodes(loss.grad_fn, stop=output.grad_fn))
     if output.grad_fn not in after:
         why = "the loss is not a function of the model's output (it was detached, or the loss ignores it)"
         raise ProblemError(f"{why}; compute it from its first argument.")
@@ -55,7 +55,7 @@ def _first_of(nodes: Iterable[Any], tensors: Mapping[str, Tensor]) -> str | None
 
 def check_no_reentrant_checkpoints(output: Tensor) -> None:
     """They recompute the forward inside `backward()`, and refuse `autograd.grad`."""
-    if any(type(node).__name__ == "CheckpointFunctionBackward" for node in _nodes(output.grad_fn)):
+    if any(type(node).__name__ == "CheckpointFunctionBackward" for node in graph_nodes(output.grad_fn)):
         raise ProblemError(
             "the model recomputes activations by reentrant checkpoints, which have no second derivative. "
             "Turn them off while measuring, or pass use_reentrant=False to torch.utils.checkpoint.checkpoint."
@@ -64,13 +64,13 @@ def check_no_reentrant_checkpoints(output: Tensor) -> None:
 
 def custom_functions(output: Tensor, stop: Tensor | None = None) -> list[str]:
     """The names of the user's own `torch.autograd.Function`s between `stop` and `output`."""
-    nodes = _nodes(output.grad_fn, None if stop is None else stop.grad_fn)
+    nodes = graph_nodes(output.grad_fn, None if stop is None else stop.grad_fn)
     found = [getattr(node, "_forward_cls", None) for node in nodes]
     own = [one for one in found if one is not None and not one.__module__.startswith("hessinit.")]
     return sorted({function.__name__ for function in own})
 
 
-def _nodes(top: Any, stop: Any = None) -> Iterator[Any]:
+def graph_nodes(top: Any, stop: Any = None) -> Iterator[Any]:
     seen, waiting = {top}, [top]
     while waiting:
         node = waiting.pop()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hessinit.errors import ProblemError, check_number, check_positive, choose
 from hessinit.results.curvature_report import Estimate, largest_magnitude
-from hessinit.results.result import Result, presenter
+from hessinit.results.result import LATER, Result, presenter
 
 DESCENTS = ("sgd", "momentum", "nesterov")
 
@@ -146,6 +146,7 @@ class LearningRateAdvice(Result):
     parameters: int
     frozen: int = 0
     seconds: float | None = None
+    gradients: float | None = field(default=None, metadata=LATER)
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
 

@@ -354,3 +354,45 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         facts |= {"weights": self.names, "parameters": self.network.parameters, "lr": check_rate(lr)}
         descent = named_descent(optimizer, momentum, weight_decay)
         return advise_descent(descent, self.network.top, self.network.bottom, **facts)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MeasurementPlan(Result):
+    """What `measure(…, plan=True)` expects a measurement to cost; nothing was measured but one gradient.
+
+    `gradients` are expected, and `seconds` are these times `gradient_seconds`, which one gradient took.
+    `memory` is the expected peak in bytes, with the model's own weights; `training_memory` is that of one
+    gradient on the largest batch.
+
+    >>> plan = MeasurementPlan(engine="gram", engine_reason="few outputs", curvature="gauss-newton", layers=3,
+    ...                        parameters=940, examples=32, tolerance=1e-3, gradients=20.0,
+    ...                        gradient_seconds=0.01, memory=3_000_000, training_memory=2_000_000)
+    >>> plan.seconds, plan.training_steps
+    (0.2, 1.5)
+    """
+
+    KIND: ClassVar[str] = "hessinit measurement plan"
+
+    engine: str
+    engine_reason: str
+    curvature: str
+    layers: int
+    parameters: int
+    examples: int
+    batches: int = 1
+    tolerance: float
+    gradients: float
+    gradient_seconds: float
+    memory: int
+    training_memory: int
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return self.gradients * self.gradient_seconds
+
+    @property
+    def training_steps(self) -> float:
+        """The expected peak memory over that of one training step without the optimizer's state."""
+        return self.memory / self.training_memory

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hessinit.results.curvature_report import CurvatureReport
-from hessinit.results.result import TRANSIENT, ByName, Result
+from hessinit.results.result import LATER, TRANSIENT, ByName, Result
 
 
 class _Applied(Result):
@@ -161,6 +161,7 @@ class Initialization(_Applied):
     notes: tuple[str, ...] = ()
     seed: int = 0
     seconds: float | None = None
+    gradients: float | None = field(default=None, metadata=LATER)
     # These belong to the model, not to the data: they are neither compared, shown, stored nor pickled.
     _go_back: Callable[[], None] | None = field(default=None, compare=False, metadata=TRANSIENT)
     _save_weights: Callable[[str | os.PathLike[str]], None] | None = field(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hessinit.errors import choose
-from hessinit.results.result import ByName, Result
+from hessinit.results.result import LATER, ByName, Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,7 @@ class QuadraticForms(ByName[QuadraticForm], Result):
     batches: int = 1
     seed: int
     seconds: float | None = None
+    gradients: float | None = field(default=None, metadata=LATER)
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
 

@@ -28,6 +28,8 @@ Row = TypeVar("Row", covariant=True)
 
 # Metadata of a field that belongs to the live model and is not stored. {"key": …} is a field's name in JSON.
 TRANSIENT = {"transient": True}
+# Of a field that files of an earlier version do not have; it then has its default.
+LATER = {"later": True}
 # The modules that define the kinds of results, for `load`.
 MODULES = (
     "curvature_report", "initialization", "comparison", "track_record", "advice", "quadratic_forms",
@@ -98,7 +100,11 @@ def _read_dataclass(kind: Any, data: dict[str, Plain], where: str) -> Any:
     if issubclass(kind, Result):
         kind.check_kind(data, where)
         data = {key: value for key, value in data.items() if key not in ("kind", "schema")}
-    stored, hints = _stored_fields(kind), _type_hints(kind)
+    later = {
+        key for key, one in _stored_fields(kind).items() if one.metadata.get("later") and key not in data
+    }
+    stored = {key: one for key, one in _stored_fields(kind).items() if key not in later}
+    hints = _type_hints(kind)
     for key in (*stored, *data):
         if key not in data or key not in stored:
             raise ValueError(f"{key!r} is {'missing' if key in stored else 'unknown'} in {where}")

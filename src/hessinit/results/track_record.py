@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hessinit.results.initialization import Initialization
-from hessinit.results.result import Plain, Result, read_number
+from hessinit.results.result import LATER, Plain, Result, read_number
 
 MOST_LOSSES = 1000  # as many as a picture can show
 # At the limit the sharpness hovers: only after falling below this fraction of it does a new crossing count.
@@ -33,6 +33,7 @@ class TrackedPoint:
     step: int
     seconds: float  # since tracking began, at the end of this measurement
     measuring_seconds: float
+    gradients: float | None = field(default=None, metadata=LATER)  # the same, in gradients
     loss: float
     training_loss: float | None = None
     lr: float | None = None

@@ -14,6 +14,7 @@ from torch import nn
 from hessinit.curvature.engines import build_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import AdamRule
+from hessinit.curvature.progress import cost_of
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.measurement import measure
 from hessinit.present import advice as say
@@ -90,7 +91,9 @@ def advise(
         facts["weights"] = tuple(layer.name for layer in measure.in_running_order(problem, evaluations))
         facts["parameters"] = sum(layer.size for layer in problem.layers)
         facts["notes"] = (*notes, *steps.notes, *measure.note_uncounted(problem, steps.moved), *limit.notes)
-    advice = replace(_advice(steps, limit, flat, facts), seconds=time.perf_counter() - started)
+        del engine  # a gradient is timed: what the engine holds must not stand beside its graph
+        facts |= cost_of(problem, evaluations, started)
+    advice = _advice(steps, limit, flat, facts)
     if not advice.converged:
         message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
         if strict:

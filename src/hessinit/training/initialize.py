@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hessinit.curvature.progress import in_gradients, time_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, defaults, fit, scales, weights
 from hessinit.init.defaults import NOT_SCALED, Config
@@ -22,6 +24,7 @@ from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
 from hessinit.problem.problem import Forward, Loss, ProblemOptions
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
+from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
@@ -181,7 +184,7 @@ def initialize_(
         restore()
         raise
     notes = (*result.notes, *note_unchecked(check))
-    result = replace(result, notes=notes, seconds=time.perf_counter() - started)
+    result = _priced(replace(result, notes=notes, seconds=time.perf_counter() - started), factory)
     if dry_run:
         restore()
     else:
@@ -189,6 +192,21 @@ def initialize_(
     if missed:
         warnings.warn(result.reason, ConvergenceWarning, stacklevel=4)  # past the decorators
     return result
+
+
+def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initialization:
+    """The result and its reports with their cost in gradients; without, for weights that are not finite."""
+    gradient = None
+    with contextlib.suppress(ProblemError):
+        problem = factory.problem()
+        with problem.settings():
+            gradient = time_gradient(problem)
+
+    def priced(report: CurvatureReport | None) -> CurvatureReport | None:
+        return report and replace(report, gradients=in_gradients(report.seconds, gradient))
+
+    cost = in_gradients(result.seconds, gradient)
+    return replace(result, gradients=cost, before=priced(result.before), after=priced(result.after))
 
 
 def _read_rule(optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: float) -> tuple[str, float]:

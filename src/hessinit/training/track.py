@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hessinit.curvature.engines import LanczosSettings, build_engine
 from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.progress import in_gradients, time_gradient
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number
 from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit
@@ -265,9 +266,10 @@ class Tracker:
             unknown = ("loss", "norm", "error", "stable_learning_rate")
             fields = {**dict.fromkeys(unknown, math.nan), "converged": False}
             note = str(failure) or type(failure).__name__
-        stable = fields["stable_learning_rate"]
+        stable, seconds = fields["stable_learning_rate"], time.perf_counter() - started
         return TrackedPoint(
-            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=time.perf_counter() - started,
+            step=self.steps, seconds=self._budget.elapsed, measuring_seconds=seconds,
+            gradients=in_gradients(seconds, subject.gradient_seconds),
             training_loss=self._losses.latest, lr=lr, note=note,
             lr_times_norm=None if lr is None else lr * fields["norm"],
             lr_over_limit=None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf,
@@ -333,6 +335,7 @@ class _Subject:
     settings: LanczosSettings
     options: dict[str, Any]  # of a Problem
     ranks: Ranks | None
+    gradient_seconds: float = 0.0
 
     def on_first_rank(self, work: Callable[[], T]) -> T:
         """What rank 0 finds, on all ranks that track together."""
@@ -365,6 +368,9 @@ class _Subject:
                 build_engine(evaluations, self.curvature, self.settings)
             notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
             uncounted = measure.note_uncounted(problem, steps.moved) if steps.name else ()
+            for one in evaluations:
+                one.forget()
+            self.gradient_seconds = time_gradient(problem)
             return {
                 "optimizer": steps.name, "examples": problem.examples,
                 "notes": (*notes, *steps.notes, *uncounted), "versions": measure.versions_of(problem),

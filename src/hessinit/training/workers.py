@@ -17,9 +17,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hessinit.errors import ProblemError
+
+if TYPE_CHECKING:
+    from hessinit.curvature.progress import ProgressState
 
 
 @dataclass(frozen=True)
@@ -197,8 +200,13 @@ def _run_received(job: Job) -> Any:
 
 
 @contextlib.contextmanager
-def progress_bar(label: str, total: float, done: float, wanted: bool) -> Iterator[Advance]:
-    """A bar on stderr, where that is a terminal, at `done` of `total`; `advance(latest, amount)` moves it."""
+def progress_bar(
+    label: str, total: float, done: float, wanted: bool, counted: bool = True
+) -> Iterator[Advance]:
+    """A bar on stderr, where that is a terminal, at `done` of `total`; `advance(latest, amount)` moves it.
+
+    Unless `counted`, `latest` has to tell the numbers and the time left.
+    """
     # Not rich's is_terminal: FORCE_COLOR asks for colours, not for a bar in a file.
     if not wanted or not sys.stderr.isatty() or done == total:
         yield lambda latest, amount: None
@@ -207,8 +215,9 @@ def progress_bar(label: str, total: float, done: float, wanted: bool) -> Iterato
     from rich.console import Console
 
     columns = (
-        progress.TextColumn(label, markup=False), progress.BarColumn(), progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(), progress.TextColumn("{task.fields[latest]}", markup=False),
+        progress.TextColumn(label, markup=False), progress.BarColumn(),
+        *((progress.MofNCompleteColumn(), progress.TimeRemainingColumn()) if counted else ()),
+        progress.TextColumn("{task.fields[latest]}", markup=False),
     )  # fmt: skip
     # The speed of the last minutes: the first runs may be unlike the later ones.
     console = Console(stderr=True)
@@ -232,6 +241,27 @@ def race_bar(wanted: bool, waiting: str = "") -> Iterator[Callable[[int, int, st
             advance(name, 1)
 
         yield on_step
+
+
+@contextlib.contextmanager
+def measuring_bar(waiting: str) -> Iterator[Callable[[ProgressState], None]]:
+    """A spinner, and from the first state on a bar by time, with layers, products and time left beside it."""
+    with contextlib.ExitStack() as display:
+        display.enter_context(spinner(waiting, True))
+        advance: Advance | None = None
+        shown = 0.0
+
+        def show(state: ProgressState) -> None:
+            nonlocal advance, shown
+            if advance is None:
+                display.close()  # a terminal shows one at a time
+                advance = display.enter_context(progress_bar(waiting, 1.0, 0.0, True, counted=False))
+            share = state.seconds / (state.seconds + state.seconds_left)
+            done = f"{state.layers_done} of {state.layers} layers, {state.products} products"
+            advance(f"{done}, {state.seconds_left:.0f} s left  {state.layer}", share - shown)
+            shown = share
+
+        yield show
 
 
 @contextlib.contextmanager

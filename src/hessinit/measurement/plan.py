@@ -1,0 +1,128 @@
+"""What a measurement will cost, from one forward and backward: engine, gradients and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hessinit.curvature import engines, gram
+from hessinit.curvature.evaluation import Evaluation, unused_leaves
+from hessinit.curvature.progress import expected_products, time_gradient
+from hessinit.measurement.measure import versions_of
+from hessinit.problem.batches import tensors_in
+from hessinit.problem.determinism import graph_nodes
+from hessinit.results.curvature_report import MeasurementPlan
+
+# In gradients, fitted to the networks of benchmarks/plan_accuracy.py. What every measurement does: the checks
+# of the forward and of the derivatives, the estimate of the rounding error.
+CHECKS = 8.0
+# A backward pass for each column of the loss Hessian's root; a product with all layers' Gram matrices, or
+# with the network's.
+PER_COLUMN = PER_GRAM_PRODUCT = 0.4
+# A product by Lanczos passes a tangent forward and a cotangent back through the part behind the layer: the
+# first for a layer at the very end, the sum for one at the very beginning, and for the network.
+AT_THE_END, THE_REST = 0.1, 0.8
+# An exact Hessian differentiates the backward pass, and both ends of its spectrum have to converge.
+EXACT = 2.0
+# Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the tangents or
+# cotangents of a pass; for the exact Hessian that of the gradient, and its derivative.
+GRAPHS, EXACT_GRAPHS = 1.5, 12.0
+
+
+def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = False) -> float:
+    """Gradients of one Lanczos run for each block, of which `shares` of the network lie behind.
+
+    >>> lanczos_gradients([1.0, 0.5], products=10)  # 10 · 0.9 + 10 · 0.5
+    14.0
+    """
+    each = products * (EXACT if exact else 1.0)
+    return sum(each * (AT_THE_END + THE_REST * share) for share in shares)
+
+
+def gram_gradients(columns: int, products: float, network: bool) -> float:
+    """Gradients of the Gram engine: the backward passes, and the products for layers and network.
+
+    >>> gram_gradients(columns=10, products=10, network=True)  # 10 · 0.4 + 2 · 10 · 0.4
+    12.0
+    """
+    return columns * PER_COLUMN + (1 + network) * products * PER_GRAM_PRODUCT
+
+
+def plan_measurement(
+    evaluations: Sequence[Evaluation], curvature: str, estimator: str, settings: engines.LanczosSettings,
+    network: bool,
+) -> MeasurementPlan:  # fmt: skip
+    problem, products = evaluations[0].problem, expected_products(settings.tolerance, settings.max_iterations)
+    shares, gradient = _shares_behind(evaluations), time_gradient(problem)
+    sizes = {name: leaf.numel() for name, leaf in problem.leaves.items()}
+    exact, columns, others, why = curvature != "gauss-newton", 0, list(sizes), engines.HessianEngine.reason
+    work = lanczos_gradients([*shares.values(), *[1.0] * network], products, exact=True) if exact else 0.0
+    if curvature != "hessian":
+        columns, others, reason = _gram_columns(evaluations, estimator)
+        why = why if exact else reason
+        blocks = [*(shares[name] for name in others), *[1.0] * (network and bool(others))]
+        work += lanczos_gradients(blocks, products)
+        work += gram_gradients(columns, products, network) if columns else 0.0
+    work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
+    saved = [_saved_bytes(one) for one in evaluations]
+    weights = sum(one.nbytes for one in problem.model.parameters())
+    longest = max([0, *(sizes[name] for name in others)], default=0) * math.ceil(products)
+    if network and others:
+        longest = max(longest, sum(sizes.values()) * math.ceil(products))
+    held = problem.dtype.itemsize * (sum(sizes.values()) + longest + columns * _numbers_between(evaluations))
+    return MeasurementPlan(
+        engine="gram" if columns and not exact else "lanczos", engine_reason=why, curvature=curvature,
+        layers=len(sizes), parameters=sum(sizes.values()), examples=problem.examples,
+        batches=len(evaluations), tolerance=settings.tolerance, gradients=CHECKS + work,
+        gradient_seconds=gradient, versions=versions_of(problem),
+        memory=weights + held + int((EXACT_GRAPHS if exact else GRAPHS) * sum(saved)),
+        training_memory=2 * weights + max(saved),
+    )  # fmt: skip
+
+
+def _shares_behind(evaluations: Sequence[Evaluation]) -> dict[str, float]:
+    """The share of the forward that runs after each leaf, counted in operations; 0 for an unused one."""
+    moments = {name: one for name, one in evaluations[0].moments.items() if one is not None}
+    last = int(evaluations[0].loss.grad_fn._sequence_nr())  # type: ignore[union-attr]
+    span = max(1, last - min(moments.values(), default=0))
+    return {name: (last - moments.get(name, last)) / span for name in evaluations[0].moments}
+
+
+def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[int, list[str], str]:
+    """The backward passes of the Gram engine, 0 without it; the leaves that go by Lanczos; and why."""
+    unused = unused_leaves(evaluations)
+    others = [name for name in evaluations[0].problem.leaves if name not in unused]
+    refused = "estimator='lanczos' was asked for" if estimator == "lanczos" else None
+    refused = engines.too_many_outputs(evaluations) if estimator == "auto" else refused
+    roots = refused or engines.loss_roots(evaluations)
+    if isinstance(roots, str):
+        return 0, others, roots
+    columns, lost = roots[0].columns.shape[0], set[str]()
+    for one in evaluations:
+        calls = gram.known_calls(one.uses, one.problem.leaves, one.output.shape[0])
+        layouts = gram.find_layouts(one.output, calls, one.problem.seed) if calls else []
+        mixed = {call.name for call, layout in zip(calls, layouts, strict=True) if layout is None}
+        known = {call.name for call in calls} - mixed
+        lost |= {name for name in others if name not in known}
+    reason = engines.gram_reason(columns, len(lost), len(others))
+    return columns if len(lost) < len(others) else 0, [name for name in others if name in lost], reason
+
+
+def _numbers_between(evaluations: Sequence[Evaluation]) -> int:
+    """The numbers in the outputs of all calls that use a weight."""
+    nodes = {use.node for one in evaluations for uses in one.uses.values() for use in uses}
+    return sum(math.prod(node._input_metadata[0].shape) for node in nodes)
+
+
+def _saved_bytes(evaluation: Evaluation) -> int:
+    """What the graph of a batch saved for the backward, without weights and copies."""
+    sizes: dict[int, int] = {}
+    for node in graph_nodes(evaluation.loss.grad_fn):
+        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        for tensor in tensors_in([*saved, *getattr(node, "saved_tensors", ())]):
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    problem = evaluation.problem
+    for weight in (*problem.leaves.values(), *problem.constants.values()):
+        sizes.pop(weight.untyped_storage().data_ptr(), None)
+    return sum(sizes.values())
