@@ -75,10 +75,10 @@ class LanczosProcess(LanczosState):
         Reading them is the only synchronisation of a step, so that of several runs can be one.
         """
         product = (self.operator @ self._current).detach()
-        largest = product.abs().max()
         if not self.scale:
-            exponent = (torch.frexp(largest).exponent - 1).clamp(-self._limit, self._limit)
-            self._inverse = torch.ldexp(torch.ones_like(largest), -exponent)  # exact: a power of two
+            self._most = product.abs().max()
+            exponent = (torch.frexp(self._most).exponent - 1).clamp(-self._limit, self._limit)
+            self._inverse = torch.ldexp(torch.ones_like(self._most), -exponent)  # exact: a power of two
         basis = [*self._locked, *self._blocks[:-1], self._blocks[-1][: self._rows_used]]
         candidate = self._next_row()
         torch.mul(product, self._inverse, out=candidate)
@@ -88,7 +88,7 @@ class LanczosProcess(LanczosState):
         norm = torch.linalg.vector_norm(candidate)
         candidate.div_(norm)
         self._current = candidate
-        return torch.stack((largest, first[-1], second[-1], norm)).double()
+        return torch.stack((self._most, first[-1], second[-1], norm)).double()
 
     def record(self, numbers: Sequence[float]) -> None:
         largest, along, correction, beta = numbers
