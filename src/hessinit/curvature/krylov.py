@@ -37,7 +37,8 @@ class LanczosProcess(LanczosState):
 
     All numbers are in units of `scale`, a power of two chosen from the first product, so the iteration is the
     same for 1e-30·A and 1e30·A. `exhausted` means that the Krylov space is invariant, `finite` turns False
-    when a product is not finite; after either there is nothing left to do.
+    when a product is not finite; after either there is nothing left to do. With `most_blocks`, only the last
+    vectors are kept, for the Ritz values alone: orthogonality fades where an eigenvalue has converged.
 
     >>> process = LanczosProcess(torch.diag(torch.tensor([1.0, 2.0, 5.0])), torch.ones(3))
     >>> while not process.exhausted:
@@ -47,9 +48,15 @@ class LanczosProcess(LanczosState):
     [1.0, 2.0, 5.0]
     """
 
-    def __init__(self, operator: Operator, initial: Tensor, locked: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        operator: Operator,
+        initial: Tensor,
+        locked: Tensor | None = None,
+        most_blocks: int | None = None,
+    ) -> None:
         self.operator, self.size, self.dtype = operator, operator_size(operator), operator.dtype
-        self.finite = True
+        self.finite, self._most_blocks = True, most_blocks
         self.tridiagonal = np.zeros((32, 32))  # the lower triangle
         self.betas: list[float] = []  # one a step
         self._largest = self._beta = 0.0
@@ -149,6 +156,8 @@ class LanczosProcess(LanczosState):
             rows = min(self._room + 1, 256, max(4, _NUMBERS_PER_BLOCK // self.size))
             self._blocks.append(torch.empty(rows, self.size, dtype=self.dtype, device=self.operator.device))
             self._rows_used = 0
+            if self._most_blocks is not None:
+                del self._blocks[: -self._most_blocks]
         self._rows_used += 1
         return self._blocks[-1][self._rows_used - 1]
 

@@ -17,6 +17,8 @@ from hessinit.results.curvature_report import Estimate
 
 Which = Literal["both", "top", "norm"]
 
+# Of an operator with so many rows, as the embedding of a vocabulary, some vectors are kept, not all.
+_LARGE, _BLOCKS_OF_LARGE = 2**24, 3
 # An extreme counts for the norm from this share of it on.
 _MAKES_THE_NORM = 0.9
 
@@ -84,7 +86,8 @@ class LanczosSearch:
         self._most = validate.check_whole("max_iterations", max_iterations, at_least=1)
         self._semidefinite, self._limit = semidefinite, min(max_iterations, self._size)
         first = start.vector if start is not None else probes.probe_stream(operator, seed).draw()
-        self._process = krylov.LanczosProcess(operator, first)
+        most = _BLOCKS_OF_LARGE if self._size >= _LARGE else None
+        self._process = krylov.LanczosProcess(operator, first, most_blocks=most)
         self._found: LanczosResult | None = None
 
     @property

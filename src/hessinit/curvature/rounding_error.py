@@ -46,7 +46,7 @@ class Difference(NamedTuple):
     @classmethod
     def of_each(cls, singles: Mapping[str, Tensor], doubles: Mapping[str, Tensor]) -> dict[str, Difference]:
         pairs = [(single, doubles[name]) for name, single in singles.items()]
-        numbers = torch.stack([_compared(single, double) for single, double in pairs]).tolist()
+        numbers = torch.stack([_compared(single.double(), double) for single, double in pairs]).tolist()
         sizes = [single.numel() for single, _ in pairs]
         return {
             name: cls._make([*found, size]) for name, found, size in zip(singles, numbers, sizes, strict=True)
@@ -97,8 +97,10 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
         own = RoundingError(float(torch.finfo(torch.float32).eps) if problem.casts_output else 0.0)
         return Rounding(dict.fromkeys(problem.leaves, own), own)
     if curvature == "gauss-newton" and all(one.separable for one in evaluations):
-        # Float64 convolutions are several times as slow as float32 ones.
+        # Float64 convolutions are several times as slow as float32 ones, and take more memory.
         some = [Evaluation(problem, one.batch.take(one.sample()), one.weight) for one in evaluations]
+        for one in evaluations if problem.device.type == "cuda" else ():
+            one.forget()
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
             found = _compare(some, curvature)
             limit = _ORDINARY if problem.precision == "full" else math.inf
@@ -108,14 +110,16 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
 
 
 def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Difference]:
-    singles: dict[str, Tensor] = {}
-    doubles: dict[str, Tensor] = {}
-    for evaluation in evaluations:
-        for sums, products in zip((singles, doubles), _repeat(evaluation, curvature), strict=True):
+    found = [_repeat(evaluation, curvature) for evaluation in evaluations]
+    if len(found) == 1:
+        return Difference.of_each(*found[0])
+    sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+    for evaluation, both in zip(evaluations, found, strict=True):
+        for total, products in zip(sums, both, strict=True):
             for name, product in products.items():
                 part = evaluation.weight * product.double()
-                sums[name] = sums[name] + part if name in sums else part
-    return Difference.of_each(singles, doubles)
+                total[name] = total[name] + part if name in total else part
+    return Difference.of_each(*sums)
 
 
 def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
