@@ -87,8 +87,9 @@ def describe(problem: Problem) -> Cell:
 
 
 def hessinit_cell(
-    problem: Problem, device: str, tolerance: float, network: bool = False, progress: bool = False
-) -> Cell:
+    problem: Problem, device: str, tolerance: float, network: bool = False, progress: bool = False,
+    precision: str = "full",
+) -> Cell:  # fmt: skip
     """Cost and memory of `measure`; gradients before, between and after the calls."""
     reports: list[hessinit.CurvatureReport] = []
     options = {"progress": show_progress()} if progress and accepts_progress() else {}
@@ -99,7 +100,7 @@ def hessinit_cell(
 
     def whole() -> None:
         wanted = list(problem.only) or None
-        call(wanted, tolerance=tolerance, network=network, **options)
+        call(wanted, tolerance=tolerance, network=network, precision=precision, **options)
 
     names = list(problem.weights)
     call(
@@ -126,6 +127,7 @@ def hessinit_cell(
         "peak_mib": round(memory.mebibytes, 1),
         "step_mib": round(step, 1),
         "products": sum(row.products for row in rows),
+        "own_gradients": report.gradients,
         "engine": report.engine,
         "engine_reason": report.engine_reason,
         "engines": sorted({row.engine for row in rows}),

@@ -38,7 +38,7 @@ class Attempt:
 # tried in float64: steps that cross hardly any kink, and longer ones for a forward that rounds inside.
 _OUTPUTS = (
     Attempt(torch.float32, 2e-3, 0.01),
-    *(Attempt(torch.float64, step, 1e-3) for step in (1e-6, 1e-8, 1e-4, 2e-3)),
+    *(Attempt(torch.float64, step, 1e-3) for step in (1e-8, 1e-6, 1e-4, 2e-3)),
 )
 # Short enough for the millions of kinks of a convolutional network.
 _OF_SOME = Attempt(torch.float64, 1e-8, 0.01)

@@ -234,7 +234,7 @@ class LanczosEngine(Engine):
         return sums, dict(zip(names, squares.tolist(), strict=True))
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
-        """In groups: their Lanczos vectors take no more memory than those of the largest layer."""
+        """In groups, whose Lanczos vectors take less memory than those of the largest layer."""
         sizes = {name: self._evaluations[0].leaves[name].numel() for name in names}
         found: dict[str, Extremes] = {}
         for group in _groups(names, sizes):
@@ -246,13 +246,16 @@ class LanczosEngine(Engine):
         return found
 
 
+_LEAST_TOGETHER = 2**20
+
+
 def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
     groups: list[list[str]] = []
     room = 0
     for name in names:
         if sizes[name] > room:
             groups.append([])
-            room = max(sizes.values())
+            room = max(max(sizes.values()) // 4, _LEAST_TOGETHER)
         groups[-1].append(name)
         room -= sizes[name]
     return groups

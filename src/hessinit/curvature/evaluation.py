@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessinit.curvature import krylov, layer_uses, probes, tangents
 from hessinit.errors import ProblemError, WeightsError
-from hessinit.problem.batches import Batch
+from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.determinism import check_forward
 from hessinit.problem.problem import Problem, explained_derivatives
 
@@ -224,8 +224,10 @@ class Evaluation:
         return found
 
     def sample(self) -> Tensor:
-        """The numbers of some examples; of one, where its output is a sequence over a vocabulary."""
+        """The numbers of some examples; of one or two, where they are large."""
         some = self.batch.sample()
+        numbers = sum(one.numel() for one in tensors_in(self.batch.inputs)) // self.batch.size
+        some = some[:2] if numbers > 2**16 else some  # an image of 224², with all that its layers make of it
         return some[:1] if self.output[:1].numel() > _LARGE_OUTPUT // 8 else some
 
     def loss_of_some(self) -> OutputLoss:

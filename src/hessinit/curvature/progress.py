@@ -114,7 +114,7 @@ class Watched:
         return found
 
 
-# A gradient shorter than this is timed three times, and the shortest counts: a cold start or another process
+# A gradient shorter than this is timed twice, and the shorter one counts: a cold start or another process
 # may have doubled it.
 _SHORT_SECONDS = 0.05
 
@@ -125,7 +125,7 @@ def time_gradient(problem: Problem) -> float:
     The model runs as in every evaluation of the problem, on copies of the weights; nothing of it changes.
     """
     times: list[float] = []
-    while not times or (len(times) < 3 and times[-1] < _SHORT_SECONDS):
+    while not times or (len(times) < 2 and times[-1] < _SHORT_SECONDS):
         started = _now(problem)
         for batch in problem.batches:
             problem.output_and_gradients(batch, {**problem.leaves, **problem.constants}, list(problem.leaves))
