@@ -336,7 +336,9 @@ def _by_itself(node: Node, inputs: Inputs) -> Sequence[Tensor]:
         left = (found,) if isinstance(found, Tensor) else found
         both = [(one, along) for one, along in zip(left, inputs, strict=True) if along is not None]
         # The derivative of a step function, as of a sign, is none or a constant zero.
-        pairs = [(one, along) for one, along in both if one is not None and one.requires_grad]
+        # A gradient that was broadcast is added up by the engine, not by the node.
+        pairs = [(one.sum_to_size(along.shape), along) for one, along in both if one is not None]
+        pairs = [(one, along) for one, along in pairs if one.requires_grad]
         if not pairs:
             return [torch.zeros_like(one) for one in arriving]
         outputs, tangents = zip(*pairs, strict=True)

@@ -1,0 +1,186 @@
+"""Tangents through the recorded graph, against the derivative of the backward pass, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hessinit.curvature import evaluation as evaluations
+from hessinit.curvature import tangents
+from hessinit.curvature.evaluation import Evaluation, SoftmaxHessian, evaluate
+from hessinit.curvature.probes import random_like
+from hessinit.problem.problem import Problem
+
+IMAGES = (3, 8, 8)
+
+
+def flat(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(6, 8), *layers, nn.Flatten(), nn.Linear(8, 3))
+
+
+def images(*layers: nn.Module, channels: int = 4) -> Callable[[], nn.Module]:
+    head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 3)]
+    return lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *layers, *head)
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    **{
+        type(one).__name__: flat(one)
+        for one in (
+            nn.ReLU(), nn.Tanh(), nn.GELU(), nn.GELU(approximate="tanh"), nn.SiLU(), nn.ELU(), nn.LeakyReLU(),
+            nn.Softplus(), nn.Hardtanh(), nn.Mish(), nn.Softmax(dim=1), nn.LogSoftmax(dim=1), nn.LayerNorm(8),
+            nn.BatchNorm1d(8), nn.PReLU(),
+        )
+    },
+    "BatchNorm2d": images(nn.BatchNorm2d(4), nn.ReLU()),
+    "BatchNorm2d in eval mode": lambda: images(nn.BatchNorm2d(4), nn.ReLU())().eval(),
+    "GroupNorm": images(nn.GroupNorm(2, 4), nn.ReLU()),
+    "MaxPool2d": images(nn.MaxPool2d(3, stride=2, padding=1)),
+    "AvgPool2d": images(nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False)),
+    "AdaptiveMaxPool2d": images(nn.AdaptiveMaxPool2d(4)),
+    "ConvTranspose2d": images(nn.ConvTranspose2d(4, 4, 3, stride=2, output_padding=1)),
+    "grouped and dilated": images(nn.Conv2d(4, 4, 3, dilation=2, groups=2)),
+    "Upsample": images(nn.Upsample(scale_factor=2, mode="bilinear")),  # by the node's own backward
+    "pad and cat": images(Function(lambda x: torch.cat([F.pad(x, (1, 0)), torch.zeros(len(x), 4, 8, 9)]))),
+    "split, stack, where": flat(
+        Function(lambda x: torch.stack(x.split(4, dim=1), 1).transpose(1, 2).flatten(1)),
+        Function(lambda x: torch.where(x > 0, x * x, x / (1 + x * x))),
+    ),
+    "reductions": flat(Function(lambda x: x - x.mean(1, keepdim=True) + x.sum() - x.mean())),
+    "select, unbind, expand": flat(
+        Function(lambda x: torch.stack([x.select(1, -1), *x.unbind(1)[:-1]], 1)),
+        Function(lambda x: x + x[:1].expand(len(x), -1) - 2 * x.permute(1, 0).t()),
+    ),
+    "attention": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 2)), nn.Linear(2, 8), nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+        nn.Flatten(), nn.Linear(24, 3),
+    ),
+    "weight_norm": lambda: nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 3)
+    ),
+}  # fmt: skip
+
+
+def problem_of(model: nn.Module, **options: Any) -> Problem:
+    torch.manual_seed(1)
+    first = next(model.parameters())
+    shape = IMAGES if first.ndim == 4 else (6,)
+    batch = torch.randn(5, *shape), torch.randint(3, (5,))
+    return Problem(model, Summed(), batch, dtype=torch.float64, **options)
+
+
+class Summed(nn.Module):
+    """Takes outputs of any number of rows."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output[:5], target)
+
+
+def by_double_backward(one: Evaluation, names: list[str], along: list[Tensor]) -> Tensor:
+    placeholder, adjoint = one.adjoint
+    return evaluations._grad_along([adjoint[name] for name in names], [placeholder], along)[0]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_tangent_is_the_derivative_of_the_backward_pass(name: str) -> None:
+    torch.manual_seed(0)
+    problem = problem_of(NETWORKS[name](), layers="**")
+    with problem.settings():
+        (one,) = evaluate(problem)
+        for names in [[leaf] for leaf in one.leaves] + [list(one.leaves)]:
+            along = [random_like(one.leaves[leaf], number) for number, leaf in enumerate(names)]
+            found, truth = one.push(names, along), by_double_backward(one, names, along)
+            assert float((found - truth).abs().max()) <= 1e-12 * max(1.0, float(truth.abs().max())), names
+
+
+def test_the_common_nodes_have_rules_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(node: Any, inputs: Any) -> Any:
+        raise AssertionError(type(node).__name__)
+
+    monkeypatch.setattr(tangents, "_by_itself", refuse)
+    for name in ("BatchNorm2d", "GroupNorm", "MaxPool2d", "AvgPool2d", "attention", "grouped and dilated"):
+        problem = problem_of(NETWORKS[name]())
+        with problem.settings():
+            (one,) = evaluate(problem)
+            one.push(list(one.leaves), [torch.ones_like(leaf) for leaf in one.leaves.values()])
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * gradient
+
+
+def test_a_function_written_in_python_goes_by_the_backward_pass() -> None:
+    problem = problem_of(nn.Sequential(nn.Linear(6, 8), Function(Cube.apply), nn.Linear(8, 3)))
+    with problem.settings():
+        (one,) = evaluate(problem)
+        with pytest.raises(tangents.NoTangentError, match="CubeBackward"):
+            one._recorded.push([one.leaves["0.weight"]], [torch.ones(8, 6, dtype=torch.float64)])
+        along = [torch.ones_like(one.leaves["0.weight"])]
+        truth = by_double_backward(one, ["0.weight"], along)
+        assert torch.allclose(one.push(["0.weight"], along), truth, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "flatten"), [((6, 5, 7), True), ((6, 7, 4, 4), False), ((6, 7), False)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_hessian_of_a_cross_entropy_is_found_in_closed_form(
+    shape: tuple[int, ...], flatten: bool, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluations, "_LARGE_OUTPUT", 40)  # several parts
+    torch.manual_seed(0)
+    places = shape[:-1] if flatten else (shape[0], *shape[2:])
+    target = torch.randint(7, places)
+    target.view(-1)[0] = -100  # ignored
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        flat = (output.flatten(0, -2), target.flatten()) if flatten else (output, target)
+        return F.cross_entropy(*flat, label_smoothing=smoothing)
+
+    class Bias(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(shape[1:] if len(shape) > 2 else (1, shape[1])))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.weight
+
+    problem = Problem(Bias(), loss, (torch.randn(shape), target), dtype=torch.float64)
+    with problem.settings():
+        (one,) = evaluate(problem)
+        assert one.softmax is not None
+        tangent = random_like(one.output, 3)
+        truth = evaluations.OutputLoss(problem, one.output, one.batch).hessian(tangent)
+        assert torch.allclose(one.output_hessian(tangent), truth, rtol=1e-6, atol=1e-12)
+        # Samples have it as their covariance.
+        noise = torch.randn(20_000, *shape, dtype=torch.float64)
+        samples = torch.stack([one.softmax.sample(some.clone()) for some in noise])
+        along = (samples * tangent).flatten(1).sum(1)
+        expected = float((tangent * truth).sum())
+        assert abs(float(along.square().mean()) / expected - 1) < 0.05
+
+
+def test_another_loss_is_not_taken_for_a_cross_entropy() -> None:
+    problem = Problem(nn.Linear(6, 7), nn.MSELoss(), (torch.randn(5, 6), torch.randn(5, 7)))
+    with problem.settings():
+        (one,) = evaluate(problem)
+        assert SoftmaxHessian.found(one.at_output.gradient[0].detach(), one.at_output, 0) is None
