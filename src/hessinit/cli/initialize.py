@@ -113,8 +113,7 @@ def initialize(
     Exit status: 0 done, 1 target not met or no candidate survived, 2 wrong usage, 130 interrupted.
     """
     place = find_problem(problem)
-    output = Output(as_json, html, save, picture, weights)
-    output.check(reads=place.file)
+    output = Output(as_json, html, save, picture, weights, reads=place.file)
     if momentum is not None and optimizer not in ("momentum", "nesterov"):
         stop(f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of them.")
     if weights is not None and dry_run:

@@ -10,8 +10,9 @@ import typer
 import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
-from hessinit.cli.output import Output, measuring
+from hessinit.cli.output import Output, progress
 from hessinit.cli.problem_file import find_problem, load_problem
+from hessinit.present.words import format_number
 
 
 def measure(
@@ -59,8 +60,7 @@ def measure(
     Exit status: 0 done, 1 not converged, 2 wrong usage, 130 interrupted.
     """
     place = find_problem(problem)
-    output = Output(as_json, html, save, picture)
-    output.check(reads=place.file)
+    output = Output(as_json, html, save, picture, reads=place.file)
     if dry_run and lr is not None:
         stop(f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of them.")
     chosen = options.given(
@@ -68,23 +68,21 @@ def measure(
         jacobians=jacobians, diagnostics=diagnostics, plan=dry_run,
     )  # fmt: skip
     unfinished = "the measurement was not finished, and nothing was written."
-    with failures_explained(f"measuring {problem}", unfinished), measuring(f"Measuring {problem} …") as show:
+    with (
+        failures_explained(f"measuring {problem}", unfinished),
+        progress(f"Measuring {problem} …", measuring=True) as show,
+    ):
         loaded = load_problem(place, seed=seed, device=device)
         given = {"progress": show, **loaded.keywords, **chosen}
         report = hessinit.measure(loaded.model, loaded.loss, loaded.batch, **given)
-    if dry_run:
-        output.write(report)
-        return
     output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
-    if not report.converged:
+    if not dry_run and not report.converged:
         missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."
         stop(missed, NOT_CONVERGED)
 
 
 def judge_rate(report: hessinit.CurvatureReport, lr: float, problem: str) -> str:
     """Return lr·‖H‖, what the advice says of this learning rate, and the command that helps."""
-    from hessinit.present.words import format_number
-
     if not report.network_measured:
         return f"lr = {lr:g}: the network's ‖H‖ was not measured, only bounded (network=False)."
     advice = report.advice("sgd", lr=lr)
@@ -118,8 +116,7 @@ def show(
 
     Exit status: 0 done, 2 wrong usage.
     """
-    output = Output(as_json, html, picture=picture)
-    output.check(reads=path)
+    output = Output(as_json, html, picture=picture, reads=path)
     try:
         loaded = hessinit.load(path)
     except OSError as failure:
