@@ -72,11 +72,7 @@ def compare(
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
-    _run_grid(
-        "compare", problem, no_curvature, as_json, html, save, picture, schemes=schemes,
-        learning_rates=learning_rates, seeds=seeds, steps=steps, batch_size=batch_size, optimizer=optimizer,
-        warmup=warmup, folder=folder, workers=workers, dask=dask, device=device,
-    )  # fmt: skip
+    _run_grid("compare", **locals())  # every option under its own name
 
 
 def sweep(
@@ -116,21 +112,15 @@ def sweep(
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
-    _run_grid(
-        "sweep", problem, no_curvature, as_json, html, save, picture, stds=stds,
-        learning_rate=learning_rate, layers=layers, seeds=seeds, steps=steps, batch_size=batch_size,
-        optimizer=optimizer, warmup=warmup, folder=folder, workers=workers, dask=dask, device=device,
-    )  # fmt: skip
+    _run_grid("sweep", **locals())
 
 
-def _run_grid(
-    verb: str, problem: str, no_curvature: bool, as_json: bool, *files: Path | None, **chosen: Any
-) -> None:
+def _run_grid(verb: str, problem: str, **chosen: Any) -> None:
     place = find_problem(problem)
-    html, save, picture = files
-    output = Output(as_json, html, save, picture, reads=place.file)
+    files = {name: chosen.pop(name) for name in ("html", "save", "picture")}
+    output = Output(chosen.pop("as_json"), **files, reads=place.file)
     chosen = options.given(**chosen)
-    if no_curvature:
+    if chosen.pop("no_curvature", False):
         chosen["measure_curvature"] = False
     with (
         failures_explained(f"comparing initializations of {problem}", "stopped before the first run."),

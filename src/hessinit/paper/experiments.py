@@ -105,8 +105,7 @@ def find_experiment(name: str) -> Experiment:
     ('mnist', 'fashion-mnist', 'digits')
     """
     module = importlib.import_module(f"hessinit.paper.{MODULES[name]}")
-    found: Experiment = next(each for each in module.EXPERIMENTS if each.name == name)
-    return found
+    return next(each for each in module.EXPERIMENTS if each.name == name)
 
 
 def reproduce(
