@@ -69,7 +69,14 @@ def moment(activation: Activation, *, slope: bool = False) -> float:
         if forward is nn.Identity.forward:
             return 1.0
         if forward is nn.PReLU.forward:
-            return _prelu_moment(cast(nn.PReLU, function))
+            # In closed form, because several slopes go to the channels of its input: the mean over channels.
+            # The same for values and slopes, as it is linear on either side of 0.
+            slopes = cast(nn.PReLU, function).weight.detach()
+            found = math.nan if slopes.is_meta else (1 + float(slopes.cpu().double().square().mean())) / 2
+            if not math.isfinite(found):
+                why = "its slopes are not finite. Give them values first"
+                raise ProblemError(f"{name} has no gain: {why}.")
+            return found
     # `CPU` is the default device for tensors that `function` makes.
     with torch.inference_mode(False), torch.no_grad(), untouched_random_state(CPU), CPU:
         evaluate = _evaluation(function, name)
@@ -105,23 +112,10 @@ def _resolve(activation: Activation) -> Function | nn.Module:
     return activation
 
 
-def _prelu_moment(module: nn.PReLU) -> float:
-    # In closed form, because several slopes go to the channels of its input: the mean over channels. The same
-    # for values and slopes, as it is linear on either side of 0.
-    slopes = module.weight.detach()
-    found = math.nan if slopes.is_meta else (1 + float(slopes.cpu().double().square().mean())) / 2
-    if not math.isfinite(found):
-        why = "its slopes are not finite. Give them values first"
-        raise ProblemError(f"{_name_of(module)} has no gain: {why}.")
-    return found
-
-
 # --- A user's activation as a function of fp64 vectors, checked to be elementwise -------------------------
 
 
 def _slope_of(function: Function) -> Function:
-    """The derivative of an elementwise function, by autograd."""
-
     def slope(z: Tensor) -> Tensor:
         with torch.enable_grad():
             z = z.clone().requires_grad_()
@@ -236,7 +230,6 @@ _WEIGHTS[:10, 0], _WEIGHTS[10:, 1] = torch.from_numpy(_COARSE[1]) / 2, torch.fro
 
 
 def _integrals(function: Callable[[Tensor], Tensor], left: Tensor, width: float) -> tuple[Tensor, Tensor]:
-    """The integral over each panel, by the coarse rule and by the fine one."""
     points = (left[:, None] + width * _NODES).flatten()
     # Weighted before it is squared: exp(z) and its like overflow later.
     amplitude = function(points) * torch.exp(points.square() / -4)

@@ -173,7 +173,6 @@ class Recorder(TorchFunctionMode):
         return self.trace.add("part", "rearrange", (whole.index,), call=call, shape=shape)
 
     def _call(self, name: str, function: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """What stands for the result of a call on what stands for its arguments."""
         leaves = trace.leaves_of([args, kwargs])
         signals = [leaf for leaf in leaves if isinstance(leaf, trace.Signal)]
         parameters = [leaf for leaf in leaves if isinstance(leaf, trace.Derived)]
@@ -261,7 +260,6 @@ def _elementwise(add: Add, name: str, call: trace.ReplayableCall, sources: tuple
 
 
 def _derive(name: str, parameters: list[trace.Derived], result: Any) -> trace.Derived:
-    """The result of a call on parameters and constants alone."""
     first = parameters[0]
     names = frozenset().union(*(parameter.parameters for parameter in parameters))
     how, transposed = first.how, first.transposed
@@ -436,7 +434,6 @@ def _call_on_symbols(model: nn.Module, recorder: Recorder) -> Any:
 
 
 def _composite(module: Any, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-    """The forward of a module that asks for shapes, on symbols."""
     if isinstance(module, nn.MultiheadAttention):
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
         given = {name: getattr(module, name) for name in names}

@@ -72,7 +72,6 @@ class ProblemFactory:
         return found
 
     def digest(self) -> bytes:
-        """A digest of the present weights, bit for bit."""
         found = hashlib.sha256()
         for one in self.model.parameters():
             found.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -343,7 +342,6 @@ def small_and_large(
 
 
 def _is_proportional(model: ScaledModel, size: float, logs: Mapping[str, float]) -> bool:
-    """Whether the output shrinks by as much as the weights together, by one forward."""
     model.scale_(logs)
     found = model.output().size
     model.scale_({})

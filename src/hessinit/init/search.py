@@ -121,7 +121,12 @@ class GainSearch:
         longest = max(_LONGEST_POWER_STEP, 2 * high.distance)
         change = min(high.distance / (slope if slope > _FLAT else 1.0), longest)
         t = high.t if flat else self._find(high, high.log_power - change)
-        return max(t, self.lowest) if t < high.t else Found(self._least_moved().t, _FLAT_BELOW)
+        if t < high.t:
+            return max(t, self.lowest)
+        # Hardly farther from the target than the nearest, and moved the least.
+        least = min(abs(point.distance) for point in self.points)
+        near = [point.t for point in self.points if abs(point.distance) <= 1.1 * least]
+        return Found(min(near, key=abs), _FLAT_BELOW)
 
     def _upwards(self, low: SearchPoint) -> float | Found:
         slope, known = self._slope(low)
@@ -198,15 +203,8 @@ class GainSearch:
                 low, first, last = t, here, last / 2
         return t
 
-    def _least_moved(self) -> SearchPoint:
-        """Hardly farther from the target than the nearest, and moved the least."""
-        least = min(abs(point.distance) for point in self.points)
-        near = [point for point in self.points if abs(point.distance) <= 1.1 * least]
-        return min(near, key=lambda point: abs(point.t))
-
 
 def _first_admissible(is_admissible: Callable[[float], bool], t: float) -> float | None:
-    """A smaller t that is admissible."""
     step = _FIRST_STEP
     for _ in range(_MOST_STEPS):
         t -= step
@@ -299,7 +297,6 @@ class CoupledSolve:
         return self.measure(at)
 
     def _admissible_step(self, at: Vector, step: Vector) -> Vector:
-        """As much of it as stays finite and does not saturate."""
         self.capped = not self.is_admissible(at + step)
         if not self.capped:
             return step

@@ -40,25 +40,14 @@ Key = tuple[str, float, int]  # scheme, learning rate, seed
 
 
 def compare(
-    build: Build,
-    loss: Loss,
-    data: Any,
-    *,
+    build: Build, loss: Loss, data: Any, *,
     schemes: str | Iterable[str | Initializer] | Mapping[str, str | WriteWeights] = DEFAULT_SCHEMES,
-    learning_rates: Iterable[float] = LEARNING_RATES,
-    seeds: int | Iterable[int] = 3,
-    steps: int = 200,
-    batch_size: int = 64,
-    optimizer: str | loop.MakeOptimizer = "sgd",
-    warmup: int | None = None,
-    forward: Forward | None = None,
-    measure_curvature: bool = True,
-    folder: str | os.PathLike[str] | None = None,
-    workers: int | None = None,
-    executor: Executor | None = None,
-    device: str | torch.device | None = None,
-    progress: bool = True,
-) -> Comparison:
+    learning_rates: Iterable[float] = LEARNING_RATES, seeds: int | Iterable[int] = 3,
+    steps: int = 200, batch_size: int = 64, optimizer: str | loop.MakeOptimizer = "sgd",
+    warmup: int | None = None, forward: Forward | None = None, measure_curvature: bool = True,
+    folder: str | os.PathLike[str] | None = None, workers: int | None = None,
+    executor: Executor | None = None, device: str | torch.device | None = None, progress: bool = True,
+) -> Comparison:  # fmt: skip
     """Train briefly from several initializations, at several learning rates, with several seeds.
 
     `build()` makes a new model, which is trained in train mode. `data` is `(inputs, targets)` with all
@@ -147,17 +136,10 @@ def compare(
 
 
 def sweep(
-    build: Build,
-    loss: Loss,
-    data: Any,
-    *,
-    stds: Iterable[float] = STDS,
-    learning_rate: float = 0.01,
-    layers: str | Iterable[str] | None = None,
-    steps: int = 200,
-    warmup: int | None = None,
-    **options: Any,
-) -> Comparison:
+    build: Build, loss: Loss, data: Any, *,
+    stds: Iterable[float] = STDS, learning_rate: float = 0.01, layers: str | Iterable[str] | None = None,
+    steps: int = 200, warmup: int | None = None, **options: Any,
+) -> Comparison:  # fmt: skip
     """Draw the weights from N(0, std²) for each of `stds`, measure the curvature, train briefly.
 
     The experiment of the paper's Tables 4 and 5. Biases are 0; every std scales the same random numbers.

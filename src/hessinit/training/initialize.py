@@ -387,7 +387,6 @@ class _Work:
     def _candidates(
         self, lr: float, results: dict[tuple[str, float], Initialization], first: Initialization
     ) -> list[Candidate]:
-        """The fitted weights, flatter ones, other schemes, and the user's own weights."""
 
         def fitted(name: str, config: Config) -> Candidate:
             def write_() -> None:
@@ -443,7 +442,6 @@ def _has_branches(result: Initialization) -> bool:
 
 
 def _tell_race(trials: Sequence[Trial], steps: int) -> str:
-    """Who won, and by how much."""
     winner, *others = trials
     many = len({trial.lr for trial in trials}) > 1
 

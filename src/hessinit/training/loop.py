@@ -84,7 +84,6 @@ def train(
 
 
 def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward: Forward | None) -> Tensor:
-    """The loss of a mini-batch, as training calls it."""
     inputs, targets = batch
     output = model(inputs) if forward is None else forward(model, inputs)
     value: Tensor = loss(output, targets)
@@ -106,22 +105,11 @@ def _caused_by_weights(
 
 
 def train_and_track(
-    model: nn.Module,
-    loss: Loss,
-    data: Any,
-    *,
-    lr: float,
-    steps: int = 200,
-    batch_size: int = 64,
-    optimizer: str | MakeOptimizer = "sgd",
-    warmup: int = 0,
-    examples: int = 256,
-    forward: Forward | None = None,
-    seed: int = 0,
-    name: str = "",
-    progress: Callable[[int, float], object] | None = None,
-    **options: Any,
-) -> Tracking:
+    model: nn.Module, loss: Loss, data: Any, *, lr: float, steps: int = 200, batch_size: int = 64,
+    optimizer: str | MakeOptimizer = "sgd", warmup: int = 0, examples: int = 256,
+    forward: Forward | None = None, seed: int = 0, name: str = "",
+    progress: Callable[[int, float], object] | None = None, **options: Any,
+) -> Tracking:  # fmt: skip
     """Train `model` in place on mini-batches of `data`, and track its curvature on `examples` of them.
 
     `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of `track`. Start

@@ -89,7 +89,6 @@ class OptimizerRule:
         return _flat({name: rate / largest for name, rate in self.rates.items()}, leaves)
 
     def decay(self, leaves: Mapping[str, Tensor]) -> Tensor:
-        """Each weight's decay, flat."""
         common = 0.0 if self.rule is None else self.rule.weight_decay
         return _flat({name: self.decays.get(name, common) for name in leaves}, leaves)
 

@@ -182,8 +182,6 @@ def survives(
 
 @dataclass(eq=False)
 class _Run:
-    """A candidate, and how far its training has come."""
-
     candidate: Candidate
     initial: list[Tensor]
     reason: str = ""

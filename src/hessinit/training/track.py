@@ -248,7 +248,6 @@ class Tracker:
         return point
 
     def _make_point(self, started: float, must_succeed: bool) -> TrackedPoint:
-        """The point of this step; one of nan with a note where measuring fails."""
         subject, lr, note = self._subject, None, ""
         try:
             steps = subject.read_optimizer()
