@@ -251,7 +251,6 @@ class Builder:
             self.function = getattr(module, place.function) if module else _load_function(place)
 
     def load(self) -> LoadedProblem:
-        """Call the function for its loss and data."""
         _seed(0)
         return _call(self.function, self.place)
 

@@ -56,9 +56,8 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
         return {str(key): to_plain(item, compared=compared) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item, compared=compared) for item in value]
-    kind = type(value).__name__
     way = "convert it to a float, an int or a str first"
-    raise TypeError(f"a result cannot hold {value!r}, a {kind}; {way}.")
+    raise TypeError(f"a result cannot hold {value!r}, a {type(value).__name__}; {way}.")
 
 
 def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
