@@ -112,8 +112,8 @@ def _solve(
         goal = config.goal(traits.kappa, norm, unscaled=True)
         assert goal.target is not None
         met = {use.parameter for use in uses}
-        names = [one.name for one in targets if not met or one.key in met]
-        outcome = search.solve_layers(model, names, goal.target, config)
+        layers = [one.name for one in targets if not met or one.key in met]
+        outcome = search.solve_layers(model, layers, goal.target, config)
         return Solution(goal, None, outcome.measurements, outcome.reason, outcome.unreachable)
     if config.fits_symmetries and model.output().is_finite:
         names = {id(one): name for name, one in model.factory.model.named_parameters()}

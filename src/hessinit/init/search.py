@@ -285,7 +285,13 @@ class CoupledSolve:
             if not np.isfinite(trial.distances).all():
                 longest = float(np.abs(step).max()) / 4
                 continue
-            jacobian = _learned(jacobian, step, trial.distances - best.distances)
+            # First what all layers have in common, then the rest by Broyden's rule.
+            missed = trial.distances - best.distances - jacobian @ step
+            total = float(step.sum())
+            if abs(total) > 0.1 * float(np.abs(step).sum()):
+                jacobian = jacobian + missed.mean() / total
+                missed = missed - missed.mean()
+            jacobian = jacobian + np.outer(missed, step) / float(step @ step)
             if trial.is_better_than(best):
                 best, longest = trial, min(2 * longest, _LONGEST_SCALE_STEP)
             else:
@@ -307,16 +313,6 @@ class CoupledSolve:
             if low and high - low < 0.02:
                 break
         return low * step
-
-
-def _learned(jacobian: Vector, step: Vector, change: Vector) -> Vector:
-    """First what all layers have in common, then the rest by Broyden's rule."""
-    missed = change - jacobian @ step
-    total = float(step.sum())
-    if abs(total) > 0.1 * float(np.abs(step).sum()):
-        jacobian = jacobian + missed.mean() / total
-        missed = missed - missed.mean()
-    return jacobian + np.outer(missed, step) / float(step @ step)
 
 
 # --- The two rules ----------------------------------------------------------------------------------------

@@ -128,18 +128,15 @@ def fans_of(use: WeightUse) -> tuple[Fans, ...]:
             f"{layer_name(use.parameter)} has shape {shape}: a fan is zero, so no variance can be right for "
             "it. Remove the layer, or leave it out with layers=."
         )
-    kernel, positions = math.prod(shape[2:]), math.prod(use.stride)
     if use.kind == "embedding":
         return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry
-    if use.kind == "bilinear":
-        return (Fans(float(shape[1] * shape[2]), float(shape[0])),)
-    if use.kind == "transposed convolution":
-        return (Fans(shape[0] // use.groups * kernel / positions, float(shape[1] * kernel)),)
-    if use.kind == "convolution":
-        inputs = float(shape[1] * kernel)
-        return tuple(Fans(inputs, block // use.groups * kernel / positions) for block in _block_sizes(use))
-    inputs = float(shape[0] if use.outputs_last else shape[1])
-    return tuple(Fans(inputs, float(block)) for block in _block_sizes(use))
+    found, positions = [], math.prod(use.stride)
+    for first, *_ in block_views(use, torch.empty(shape, device="meta")):
+        inputs = float(math.prod(first.shape[1:]))
+        outputs = float(first.shape[0] * math.prod(first.shape[2:]))
+        transposed = use.kind == "transposed convolution"
+        found.append(Fans(inputs / positions, outputs) if transposed else Fans(inputs, outputs / positions))
+    return tuple(found)
 
 
 def block_views(use: WeightUse, weight: Tensor) -> list[list[Tensor]]:

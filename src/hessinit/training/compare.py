@@ -179,7 +179,7 @@ class Trainer:
 
     def __call__(self, job: Job) -> Run:
         (name, rate, seed), measures = job.parameters
-        started = time.perf_counter()
+        run, started = partial(Run, scheme=name, learning_rate=rate, seed=seed), time.perf_counter()
         with reproducible(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first model's warnings were shown when it was checked
             model = self.build_model(seed)
@@ -190,10 +190,10 @@ class Trainer:
                 batch = copy_to(chosen, device)
                 remark = scheme.initialize_(model, loss, batch, rate, seed, self.forward, self.optimizer)
             except Exception as failure:  # a scheme may refuse this model
-                return Run(
-                    scheme=name, learning_rate=rate, seed=seed, losses=(), first_loss=math.nan,
-                    final_loss=math.nan, steps_done=0, diverged=False, norms=None,
-                    seconds=time.perf_counter() - started, note=str(failure) or type(failure).__name__,
+                return run(
+                    losses=(), first_loss=math.nan, final_loss=math.nan, steps_done=0, diverged=False,
+                    norms=None, seconds=time.perf_counter() - started,
+                    note=str(failure) or type(failure).__name__,
                 )  # fmt: skip
             model.train()
             norms, trouble = None, ""
@@ -208,8 +208,7 @@ class Trainer:
                 build=lambda: self.build_model(seed),
             )  # fmt: skip
         last = window(self.steps)
-        return Run(
-            scheme=name, learning_rate=rate, seed=seed,
+        return run(
             losses=tuple(map(round_loss, loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS)))),
             first_loss=losses[0], final_loss=loop.final_loss(losses, last),
             steps_done=len(losses) - (not math.isfinite(losses[-1])),

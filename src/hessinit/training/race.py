@@ -69,7 +69,17 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
     >>> len(read.batches), read.different, len(read.held_out)
     (48, 10, 2)
     """
-    _check_repeatable(data)
+    source = data.dataset if isinstance(data, DataLoader) else data
+    if hasattr(source, "__iter__") and not isinstance(source, (Sequence, Tensor)):
+        with untouched_random_state():
+            once = iter(source) is iter(source)
+        if once:  # training would find it used up
+            what = "data" if source is data else "the dataset of data"
+            raise ProblemError(
+                f"{what}, a {type(source).__name__}, can be read only once: the race would use up batches "
+                "that training needs. Pass a DataLoader over a dataset that can be read again, or a list of "
+                "batches."
+            )
     read, held_out = read_data(data, 1, steps), tuple[Batch, ...]()
     if not read.ready:
         read = replace(read, batch_size=min(read_batches(batch)[0][1].size, read.examples))
@@ -78,21 +88,6 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
         held_out = scoring.parts
     batches = tuple(itertools.islice(read.minibatches(seed), steps))
     return RaceData(batches, min(read.different, steps), held_out)
-
-
-def _check_repeatable(data: Any) -> None:
-    """Refuse what can be read once only: training would find it used up."""
-    source = data.dataset if isinstance(data, DataLoader) else data
-    if isinstance(source, (Sequence, Tensor)) or not hasattr(source, "__iter__"):
-        return
-    with untouched_random_state():
-        once = iter(source) is iter(source)
-    if once:
-        what = "data" if source is data else "the dataset of data"
-        raise ProblemError(
-            f"{what}, a {type(source).__name__}, can be read only once: the race would use up batches that "
-            "training needs. Pass a DataLoader over a dataset that can be read again, or a list of batches."
-        )
 
 
 @torch.inference_mode(False)
