@@ -148,9 +148,6 @@ def write_scheme_(
     return replace(plan, notes=(*plan.notes, note) if changed else plan.notes, _go_back=restore)
 
 
-# --- The rules --------------------------------------------------------------------------------------------
-
-
 def variance(scheme: str, fans: weights.Fans, gains: Pair = (1.0, 1.0), keeps: Pair = (1.0, 1.0)) -> float:
     """The variance of the weight's entries under one of the closed forms.
 

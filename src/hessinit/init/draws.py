@@ -101,9 +101,6 @@ def _device(generator: torch.Generator | None) -> torch.device:
     return torch.device("cpu") if generator is None else generator.device
 
 
-# --- The values of a whole plan ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Draft:
     """A weight with its plan, and the use that decides about it; None for a weight that stays unchanged.

@@ -181,8 +181,6 @@ def _not_elementwise(name: str, reason: str) -> ProblemError:
     return ProblemError(f"{why}; pass the elementwise function alone, and treat the rest as a layer.")
 
 
-# --- Quadrature -------------------------------------------------------------------------------------------
-
 REACH = 12.0  # the normal density has fallen to 1e-32 of its peak there
 WIDTH = 0.5  # puts the usual kinks (0, ±1/2, ±1, ±3, 6) on the edges of panels, where they do no harm
 SPLIT = 16

@@ -273,9 +273,6 @@ def _derive(name: str, parameters: list[trace.Derived], result: Any) -> trace.De
     return trace.Derived(names, first.value, transposed, how)
 
 
-# --- Constants among the arguments of a call --------------------------------------------------------------
-
-
 def _is_vector(value: Tensor) -> bool:
     """At most one number for each channel, as a bias or a gain; (1, C, 1, 1) counts."""
     return value.numel() <= max(value.shape, default=1)
@@ -309,9 +306,6 @@ def _is_norm(module: nn.Module) -> bool:
     kind = type(module)
     vectors = all(one.ndim < 2 or one.numel() == max(one.shape) for one in module.parameters())
     return bool(_NORM.search(kind.__name__)) and not kind.__module__.startswith("torch.nn.utils") and vectors
-
-
-# --- Running the model with other weights -----------------------------------------------------------------
 
 
 def prepare_sample(model: nn.Module, sample: Any) -> Any:
@@ -390,9 +384,6 @@ def _plain_transformers() -> Iterator[None]:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         transformer._get_seq_len = length
-
-
-# --- Tracing ----------------------------------------------------------------------------------------------
 
 
 def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Trace:

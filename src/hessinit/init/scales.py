@@ -269,9 +269,6 @@ def finite_or_inf(norm: float) -> float:
     return norm if math.isfinite(norm) else math.inf
 
 
-# --- Scaling paths ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ScalingPath:
     """At the number `t`, the log of a weight's factor is its offset plus `t` times its exponent.

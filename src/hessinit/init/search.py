@@ -315,9 +315,6 @@ class CoupledSolve:
         return low * step
 
 
-# --- The two rules ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The weights are where the search left them; `reason` is empty where it met the target."""

@@ -98,9 +98,6 @@ def find_weight_uses(
     return TracedWeights(uses, unmet, tuple(dict.fromkeys(notes)))
 
 
-# --- Fans and blocks --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Fans:
     """How many inputs an output sums over, and how many outputs an input feeds.
@@ -226,9 +223,6 @@ def _arrivals(
             yield numbers(value)
     if not consumers:
         yield numbers(value)
-
-
-# --- Weights as things to write ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

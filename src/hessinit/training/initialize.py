@@ -241,8 +241,6 @@ class _Work:
         self.restore()
         return fit.fit_(self.factory, self.targets, config, self.restore)
 
-    # --- Trials ---
-
     def _trial(self, lr: float, margin: float = SURVIVAL_MARGIN) -> Trial:
         """24 steps from the present weights on the batch, a little above the rate; everything is put back."""
         return survives(
@@ -324,8 +322,6 @@ class _Work:
             result, after=after, scales=scale, scheme=scheme, scaling=NOT_SCALED, symmetries=(), plan=None,
             measurements=(), kappa=None, target=None,
         )  # fmt: skip
-
-    # --- The race ---
 
     def race_(self, result: Initialization, data: RaceData, steps: int) -> Initialization:
         """Train every candidate; the result is that of the winner, whose initial weights are written."""
