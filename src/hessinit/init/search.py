@@ -80,13 +80,7 @@ class GainSearch:
     _forbidden: float = math.inf  # the smallest t known to be inadmissible
 
     def run(self) -> Found:
-        """Find the smallest root from t = 0, or what comes nearest to it.
-
-        >>> search = GainSearch(lambda t: 4 * t - 1, lambda t: True, lambda t: 2 * t, 0.01, 5)
-        >>> found = search.run()
-        >>> abs(found.t - 0.25) < 0.01, found.reason, len(search.points)
-        (True, '', 3)
-        """
+        """Find the smallest root from t = 0, or what comes nearest to it."""
         step: float | Found = 0.0 if self._allowed(0.0) else self._retreat(0.0)
         while not isinstance(step, Found):
             point = SearchPoint(step, self.log_power(step), self.measure(step))
@@ -256,15 +250,7 @@ class CoupledSolve:
     capped: bool = False  # whether the last step was cut short
 
     def run(self, origin: Vector | None = None) -> Solved:
-        """The best point met by damped quasi-Newton steps from `origin` (zeros).
-
-        >>> powers = np.ones(3)  # a homogeneous network of three layers
-        >>> measure = lambda x: 2 * (x.sum() - x) + np.array([1.0, -2.0, 3.0])
-        >>> solve = CoupledSolve(measure, lambda x: True, powers, 0.05, 6)
-        >>> solved = solve.run()
-        >>> bool(solved.worst < 1e-9), len(solve.visited)
-        (True, 2)
-        """
+        """The best point met by damped quasi-Newton steps from `origin` (zeros)."""
         count = len(self.powers)
         jacobian = 2 * np.outer(np.ones(count), self.powers) - 2 * np.eye(count)
         at = np.zeros(count) if origin is None else origin

@@ -293,10 +293,6 @@ def _attention(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degre
     return mode.of(given["value"])
 
 
-def _choice(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    return mode.require_equal([mode.of(given["self"]), mode.of(given["other"])])
-
-
 def _filled(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
     value = float(given["value"])
     scales = value == 0 or np.isinf(value)
@@ -341,7 +337,7 @@ _RULES = _table(
     (_normalization, "cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update _fused_rms_norm"),
     (_attention, "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"),
     (_attention, "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"),
-    (_choice, "where"),
+    (lambda mode, given, _: mode.require_equal([mode.of(given["self"]), mode.of(given["other"])]), "where"),
     (_filled, "masked_fill"),
     (_clamped, "clamp clamp_min clamp_max"),
 )

@@ -50,12 +50,6 @@ def find_weight_uses(
     A weight that is used several times, or is tied, has several uses under one name. The model, its buffers
     and the random state are left as found. Costs at most one forward. Without `dropout`, dropout is named and
     counts for nothing.
-
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
-    >>> for use in find_weight_uses(model).uses:
-    ...     print(use.parameter, "|", use.upstream.words, "|", use.upstream.moment, use.upstream.keep)
-    0.weight |  | 1.0 1.0
-    3.weight | relu, dropout 0.4 | 0.5 0.6
     """
     model = unwrap(model)
     if next(model.parameters(), None) is None:

@@ -103,13 +103,7 @@ def join_batches(batches: Sequence[Batch]) -> Batch | None:
 
 
 def read_batches(batch: Any) -> list[tuple[str, Batch]]:
-    """`(inputs, targets)`, or any finite iterable of such pairs, as batches with their names in errors.
-
-    >>> import torch
-    >>> pairs = [(torch.ones(4, 2), torch.ones(4)), (torch.ones(1, 2), torch.ones(1))]
-    >>> [batch.size for _, batch in read_batches(pairs)]
-    [4, 1]
-    """
+    """`(inputs, targets)`, or any finite iterable of such pairs, as batches with their names in errors."""
     if _is_pair(batch):
         return [("", _count(batch[0], batch[1], ""))]
     if isinstance(batch, (Tensor, Mapping, str)) or not isinstance(batch, Iterable):

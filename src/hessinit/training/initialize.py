@@ -210,10 +210,7 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
 
 
 def _read_rule(optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: float) -> tuple[str, float]:
-    """The name of the rule and its momentum; a user's function builds an optimizer that tells them.
-
-    A rule that is not known counts as gradient descent.
-    """
+    """The name of the rule and its momentum; a user's function builds an optimizer that tells them."""
     if isinstance(optimizer, str):
         return optimizer, momentum
     loop.check_optimizer(optimizer)
@@ -223,7 +220,7 @@ def _read_rule(optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: 
         return "nesterov" if group["nesterov"] else "momentum", group["momentum"]
     if isinstance(made, torch.optim.Adam):  # AdamW derives from it
         return "adamw" if group.get("decoupled_weight_decay") else "adam", momentum
-    return "sgd", momentum
+    return "sgd", momentum  # a rule that is not known counts as gradient descent
 
 
 @dataclass

@@ -48,12 +48,6 @@ def train(
     At most `steps` of the `batches` are used. A loss that is not finite is the last, and no step is made with
     it. An exception counts as a loss of nan if the weights are its cause: some are not finite, or a new model
     from `build` accepts the same batch. `on_step(number, loss)` is called after every step, counted from 1.
-
-    >>> _ = torch.manual_seed(0)
-    >>> model, x = nn.Linear(2, 1), torch.eye(2)
-    >>> losses, failure = train(model, nn.MSELoss(), [(x, x[:, :1])] * 50, make_optimizer("sgd", model, 0.5))
-    >>> len(losses), losses[-1] < 0.01 * losses[0], failure
-    (50, True, '')
     """
     losses: list[float] = []
     for step, batch in enumerate(itertools.islice(batches, steps)):
