@@ -123,8 +123,7 @@ def print_result(result: Any) -> None:
 
     document = result if isinstance(result, Document) else present.describe(result)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    color = sys.stdout.isatty() and not plain
-    sys.stdout.write(render_text(document, color=color) + "\n")
+    sys.stdout.write(render_text(document, color=sys.stdout.isatty() and not plain) + "\n")
 
 
 def print_text(text: str) -> None:

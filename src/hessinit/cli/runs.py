@@ -332,5 +332,5 @@ def reproduce(
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
     if data == "digits" and "all" in names:
         typer.echo("word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True)
-    page = folder / "reproduce.html"
-    typer.echo(f"Wrote {count(len(found), 'record')} and the page {page}.", err=True)
+    records = count(len(found), "record")
+    typer.echo(f"Wrote {records} and the page {folder / 'reproduce.html'}.", err=True)
