@@ -206,7 +206,6 @@ class Recorder(TorchFunctionMode):
 
 
 def _step(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> Signal:
-    """The step of a call that gets signals, and no weight to map them with."""
     kind = trace.kind_of(name)
     constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
     if kind == "mix" and len(sources) == 1 and constants:

@@ -28,7 +28,7 @@ from hessinit.init import defaults
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
-from hessinit.problem.batches import Batch, read_batches
+from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Loss, Problem, ProblemOptions
 from hessinit.problem.validate import Layer, all_finite, layer_name
 from hessinit.results.curvature_report import CurvatureReport
@@ -79,16 +79,7 @@ class ProblemFactory:
 
     @property
     def sample(self) -> Any:
-        """The inputs of the first batch, as the model gets them."""
         return self.batch[0] if isinstance(self.batch, tuple) else self.batch[0][0]
-
-
-def read_once(batch: Any) -> Any:
-    """A batch that can be read repeatedly, also from an iterator that can be read only once."""
-    found = read_batches(batch)
-    if len(found) == 1 and not found[0][0]:
-        return (found[0][1].inputs, found[0][1].targets)
-    return [(one.inputs, one.targets) for _, one in found]
 
 
 @dataclass(frozen=True)

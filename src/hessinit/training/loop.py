@@ -151,7 +151,6 @@ def train_and_track(
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse what is neither a name nor a function that makes an optimizer."""
     if isinstance(optimizer, Optimizer):
         raise ProblemError(
             f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new one; pass "

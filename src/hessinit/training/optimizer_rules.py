@@ -217,7 +217,6 @@ def name_optimizer(optimizer: str, lr: float | None, settings: Mapping[str, Any]
 
 
 def require_known_optimizer(optimizer: Any) -> None:
-    """Refuse what is neither a known name nor a torch optimizer."""
     if isinstance(optimizer, str):
         choose("optimizer", optimizer, OPTIMIZER_NAMES, {"gd": "sgd", "heavy ball": "momentum"})
     elif not isinstance(optimizer, Optimizer):

@@ -73,7 +73,6 @@ def run_jobs(
 
 
 def check_workers(workers: Any, executor: Any) -> None:
-    """Refuse a wrong number of workers, a wrong executor, or both at once."""
     from hessinit.problem.validate import check_whole
 
     if workers is not None:
