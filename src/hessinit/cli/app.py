@@ -9,8 +9,7 @@ import typer
 
 from hessinit._version import __version__
 from hessinit.cli.demo import demo
-from hessinit.cli.initialize import initialize
-from hessinit.cli.measure import measure, show
+from hessinit.cli.measure import initialize, measure, show
 from hessinit.cli.problem_file import new
 from hessinit.cli.runs import compare, reproduce, sweep, track
 

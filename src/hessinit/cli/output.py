@@ -26,26 +26,16 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 @contextmanager
-def progress(doing: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A spinner while someone watches, and a bar from the first step of a race on: `on_step` is yielded.
+def progress(doing: str, *, measuring: bool = False) -> Iterator[Callable[..., None]]:
+    """A spinner while someone watches, then the bar of a race or of a measurement: its `progress` is yielded.
 
     What the user's code prints goes to stderr: stdout is for results.
     """
-    from hessinit.training.workers import race_bar
+    from hessinit.training.workers import measuring_bar, race_bar
 
     import_torch()
-    with race_bar(True, doing) as on_step, stdout_for_results():
-        yield on_step
-
-
-@contextmanager
-def measuring(doing: str) -> Iterator[Callable[[Any], None]]:
-    """The same for a measurement: what is yielded is its `progress`."""
-    from hessinit.training.workers import measuring_bar
-
-    import_torch()
-    with measuring_bar(doing) as on_progress, stdout_for_results():
-        yield on_progress
+    with measuring_bar(doing) if measuring else race_bar(True, doing) as show, stdout_for_results():
+        yield show
 
 
 @contextmanager
@@ -58,7 +48,10 @@ def stdout_for_results() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Output:
-    """The output options of a command; the log of a training is written while it runs."""
+    """The output options of a command; the log of a training is written while it runs.
+
+    A file that cannot be written, or that the command `reads`, is refused before any work is done.
+    """
 
     json: bool = False
     html: Path | None = None
@@ -66,10 +59,10 @@ class Output:
     picture: Path | None = None
     weights: Path | None = None
     log: Path | None = None
+    reads: Path | None = None
 
-    def check(self, reads: Path) -> None:
-        """Refuse a file that cannot be written, or that the command `reads`, before any work is done."""
-        taken = {reads.resolve(): "the file that this command reads"}
+    def __post_init__(self) -> None:
+        taken = {self.reads and self.reads.resolve(): "the file that this command reads"}
         for option in ("save", "weights", "html", "picture", "log"):
             path = getattr(self, option)
             if path is None:
@@ -130,8 +123,7 @@ def print_result(result: Any) -> None:
 
     document = result if isinstance(result, Document) else present.describe(result)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    color = sys.stdout.isatty() and not plain
-    sys.stdout.write(render_text(document, color=color) + "\n")
+    sys.stdout.write(render_text(document, color=sys.stdout.isatty() and not plain) + "\n")
 
 
 def print_text(text: str) -> None:

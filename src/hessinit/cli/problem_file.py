@@ -20,7 +20,6 @@ from hessinit.cli.failures import UserCodeError, stop
 from hessinit.errors import ProblemError, choose, did_you_mean
 from hessinit.results.result import write_text
 
-EXAMPLE = "net.py:problem"
 USUAL_NAME = Path("problem.py")
 
 STARTER = '''\
@@ -131,7 +130,7 @@ def find_problem(text: str) -> Place:
     source, _, function = text.rpartition(":")
     is_file = source.endswith(".py") or "/" in source or os.sep in source
     if not function.isidentifier() or not (is_file or all(map(str.isidentifier, source.split(".")))):
-        way = f"{text}:problem" if text.endswith(".py") else EXAMPLE
+        way = f"{text}:problem" if text.endswith(".py") else "net.py:problem"
         stop(f"{text!r} is not of the form file.py:function or package.module:function, such as {way}.")
     if not is_file:
         file = Path(*source.split(".")).with_suffix(".py")
@@ -252,7 +251,6 @@ class Builder:
             self.function = getattr(module, place.function) if module else _load_function(place)
 
     def load(self) -> LoadedProblem:
-        """Call the function for its loss and data."""
         _seed(0)
         return _call(self.function, self.place)
 

@@ -20,6 +20,7 @@ from hessinit.cli import options
 from hessinit.cli.failures import INTERRUPTED, failures_explained, import_torch, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
 from hessinit.cli.problem_file import Builder, LoadedProblem, find_problem, load_problem, shared_keywords
+from hessinit.present.words import count, format_number
 
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
 # What a problem may say to `measure` that means the same to track.
@@ -71,11 +72,7 @@ def compare(
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
-    _run_grid(
-        "compare", problem, Output(as_json, html, save, picture), no_curvature, schemes=schemes,
-        learning_rates=learning_rates, seeds=seeds, steps=steps, batch_size=batch_size, optimizer=optimizer,
-        warmup=warmup, folder=folder, workers=workers, dask=dask, device=device,
-    )  # fmt: skip
+    _run_grid("compare", **locals())  # every option under its own name
 
 
 def sweep(
@@ -115,18 +112,15 @@ def sweep(
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
-    _run_grid(
-        "sweep", problem, Output(as_json, html, save, picture), no_curvature, stds=stds,
-        learning_rate=learning_rate, layers=layers, seeds=seeds, steps=steps, batch_size=batch_size,
-        optimizer=optimizer, warmup=warmup, folder=folder, workers=workers, dask=dask, device=device,
-    )  # fmt: skip
+    _run_grid("sweep", **locals())
 
 
-def _run_grid(verb: str, problem: str, output: Output, no_curvature: bool, **chosen: Any) -> None:
+def _run_grid(verb: str, problem: str, **chosen: Any) -> None:
     place = find_problem(problem)
-    output.check(reads=place.file)
+    files = {name: chosen.pop(name) for name in ("html", "save", "picture")}
+    output = Output(chosen.pop("as_json"), **files, reads=place.file)
     chosen = options.given(**chosen)
-    if no_curvature:
+    if chosen.pop("no_curvature", False):
         chosen["measure_curvature"] = False
     with (
         failures_explained(f"comparing initializations of {problem}", "stopped before the first run."),
@@ -217,8 +211,7 @@ def track(
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
     place = find_problem(problem)
-    output = Output(as_json, html, save, picture, log=log)
-    output.check(reads=place.file)
+    output = Output(as_json, html, save, picture, log=log, reads=place.file)
     if log is not None and log.exists():
         stop(f"--log {log} exists and was left as it is; give another name, or remove it first.")
     chosen = options.given(
@@ -265,7 +258,6 @@ def _fit(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[hessinit.Initia
 
 
 def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessinit.Tracking:
-    from hessinit.present.words import format_number
     from hessinit.training.loop import train_and_track
     from hessinit.training.workers import progress_bar
 
@@ -340,5 +332,5 @@ def reproduce(
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
     if data == "digits" and "all" in names:
         typer.echo("word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True)
-    records = f"{len(found)} record{'' if len(found) == 1 else 's'}"
+    records = count(len(found), "record")
     typer.echo(f"Wrote {records} and the page {folder / 'reproduce.html'}.", err=True)

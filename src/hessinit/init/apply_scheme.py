@@ -11,7 +11,7 @@ import fnmatch
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,20 +44,11 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @torch.inference_mode(False)
 def apply_scheme_(
-    model: nn.Module,
-    scheme: str,
-    *,
-    sample: Any = None,
-    forward: Forward | None = None,
-    layers: str | Iterable[str] | None = None,
-    distribution: str | None = None,
-    gains: Mapping[str, float] | None = None,
-    dropout: bool = True,
-    residual: str = "plain",
-    biases: str = "auto",
-    generator: torch.Generator | None = None,
-    dry_run: bool = False,
-) -> SchemePlan:
+    model: nn.Module, scheme: str, *, sample: Any = None, forward: Forward | None = None,
+    layers: str | Iterable[str] | None = None, distribution: str | None = None,
+    gains: Mapping[str, float] | None = None, dropout: bool = True, residual: str = "plain",
+    biases: str = "auto", generator: torch.Generator | None = None, dry_run: bool = False,
+) -> SchemePlan:  # fmt: skip
     """Draw new weights by a closed form, in place on the same Parameters; returns what each weight got.
 
     By norms: "forward", "backward", "compromise" (the paper's). By units: "lecun" and "glorot" (bare), "he"
@@ -138,14 +129,8 @@ def write_scheme_(
     plan = SchemePlan(scheme=scheme, distribution=name, layers=drawn.planned, notes=(*notes, *drawn.notes))
     if dry_run:
         return plan
-    go_back = _write_(drawn)
-    return replace(plan, notes=(*plan.notes, *_notes_on_parametrized(drawn)), _go_back=go_back)
-
-
-def _write_(drawn: draws.Drawn) -> Callable[[], None]:
-    """All or nothing: a parametrization may refuse a value. Returns the way back."""
     restore = weights.snapshot([target for target, _ in drawn.weights])
-    try:
+    try:  # all or nothing: a parametrization may refuse a value
         for target, value in drawn.weights:
             target.write_(value)
         with torch.no_grad():
@@ -154,21 +139,13 @@ def _write_(drawn: draws.Drawn) -> Callable[[], None]:
     except BaseException:
         restore()
         raise
-    return restore
-
-
-def _notes_on_parametrized(drawn: draws.Drawn) -> tuple[str, ...]:
-    """Some parametrizations change the value that they are given, as a spectral norm does."""
     changed = []
-    for target, given in drawn.weights:
+    for target, given in drawn.weights:  # some parametrizations change a value, as a spectral norm does
         error = (target.value.to(given) - given).abs().max() if target.is_parametrized else torch.zeros(())
         if not bool(error <= max(4 * torch.finfo(target.value.dtype).eps, 1e-4) * given.abs().max()):
             changed.append(target.name)
     note = f"{', '.join(changed)}: the parametrization changes its value; the plan shows what was given."
-    return (note,) if changed else ()
-
-
-# --- The rules --------------------------------------------------------------------------------------------
+    return replace(plan, notes=(*plan.notes, note) if changed else plan.notes, _go_back=restore)
 
 
 def variance(scheme: str, fans: weights.Fans, gains: Pair = (1.0, 1.0), keeps: Pair = (1.0, 1.0)) -> float:

@@ -25,8 +25,6 @@ _ENDS = {"gates": "state", "gate": "product", "split": "parts", "pool": "unknown
 _FUNCTIONS = ("elementwise", "dropout")
 
 
-# --- Functions between two weights ------------------------------------------------------------------------
-
 Function = Callable[[Tensor], Tensor]
 # A function, once for each outcome of the dropouts inside, with its probability; () is the identity.
 Outcomes = tuple[tuple[float, Function], ...]
@@ -84,9 +82,6 @@ def moment_of(outcomes: Outcomes, scale: float = 1.0, *, slope: bool = False) ->
         return sum(chance * moment(one, slope=slope) for chance, one in scaled)
     except ProblemError:  # not elementwise after all, or not finite: whoever needs the gain says so
         return math.nan
-
-
-# --- Upstream ---------------------------------------------------------------------------------------------
 
 
 def upstream_of(trace: Trace, step: Step) -> Context:
@@ -182,9 +177,6 @@ def _joined(trace: Trace, step: Step, branches: list[Context]) -> Context:
         end="unknown" if any(branch.end == "unknown" for branch in branches) else "cat",
         trouble=next((branch.trouble for branch in branches if branch.trouble), ""),
     )
-
-
-# --- Downstream -------------------------------------------------------------------------------------------
 
 
 class Downstream:

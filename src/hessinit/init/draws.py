@@ -42,11 +42,6 @@ def draw_(
 
     "truncated normal" ends at two standard deviations of its parent (2.27 `std`), "uniform" at √3 `std`.
     Without a generator, the global one of the CPU is drawn from.
-
-    >>> weight = torch.empty(1000, 100)
-    >>> draw_(weight, 0.5, "truncated normal", torch.Generator().manual_seed(0))
-    >>> round(float(weight.std()), 2), round(float(weight.max()), 2)
-    (0.5, 1.14)
     """
     choose("distribution", distribution, list(DISTRIBUTIONS))
     dtype, device = torch.float64 if view.dtype == torch.float64 else torch.float32, _device(generator)
@@ -69,11 +64,6 @@ def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | Non
 
     Its rows are orthonormal, or its columns where it has more rows than columns, and it is uniform among
     such matrices (Haar). Costs a QR decomposition in fp64.
-
-    >>> weight = torch.empty(3, 8, dtype=torch.bfloat16)
-    >>> draw_orthogonal_(weight, 2.0, torch.Generator().manual_seed(0))
-    >>> torch.allclose(weight.double() @ weight.double().T, 4 * torch.eye(3).double(), atol=0.05)
-    True
     """
     rows, columns = view.shape[0], math.prod(view.shape[1:])
     shape, device = (max(rows, columns), min(rows, columns)), _device(generator)
@@ -99,9 +89,6 @@ def draw_delta_orthogonal_(view: Tensor, gain: float, generator: torch.Generator
 def _device(generator: torch.Generator | None) -> torch.device:
     # Named, because torch.set_default_device may have chosen another.
     return torch.device("cpu") if generator is None else generator.device
-
-
-# --- The values of a whole plan ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

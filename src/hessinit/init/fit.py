@@ -51,7 +51,7 @@ def fit_(
         factory.old[kind] = _measure_old(factory, every_layer, config)
     old, old_loss, found_old = factory.old[kind]
     notes = [*found_old]
-    sizes = _sizes(targets)
+    sizes = _root_mean_squares(targets)
     try:
         traced = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"])
     except ProblemError as failure:
@@ -87,7 +87,7 @@ def fit_(
     for name, factor in (pair for symmetry in found.symmetries for pair in symmetry.factors.items()):
         layer = layer_name(parametrized_name(name))
         factors |= {layer: factors[layer] * factor} if layer in factors else {}
-    changes = (sizes, _sizes(targets)), (old_loss, model.output().loss)
+    changes = (sizes, _root_mean_squares(targets)), (old_loss, model.output().loss)
     worse = _reason_to_restore(old, after, found, asked, *changes)
     if worse:
         restore()
@@ -108,7 +108,13 @@ def _solve(
     model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
 ) -> Solution:
     if config.rule == "layers":
-        return _solve_layers(model, targets, uses, traits, config)
+        norm = model.network_norm() if config.lr == "auto" else math.inf
+        goal = config.goal(traits.kappa, norm, unscaled=True)
+        assert goal.target is not None
+        met = {use.parameter for use in uses}
+        layers = [one.name for one in targets if not met or one.key in met]
+        outcome = search.solve_layers(model, layers, goal.target, config)
+        return Solution(goal, None, outcome.measurements, outcome.reason, outcome.unreachable)
     if config.fits_symmetries and model.output().is_finite:
         names = {id(one): name for name, one in model.factory.model.named_parameters()}
         stored = [names[id(one)] for target in targets for one in target.stored]
@@ -211,22 +217,9 @@ def _solve_network(
     return Solution(goal, path.name, tuple(dict.fromkeys(rows)), outcome.reason, met=met)
 
 
-def _solve_layers(
-    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
-) -> Solution:
-    norm = model.network_norm() if config.lr == "auto" else math.inf
-    goal = config.goal(traits.kappa, norm, unscaled=True)
-    assert goal.target is not None
-    met = {use.parameter for use in uses}
-    names = [one.name for one in targets if not met or one.key in met]
-    outcome = search.solve_layers(model, names, goal.target, config)
-    return Solution(goal, None, outcome.measurements, outcome.reason, outcome.unreachable)
-
-
 def _draw_scheme_(
     factory: ProblemFactory, targets: list[Target], traced: TracedWeights, config: Config
 ) -> SchemePlan | None:
-    """Write the scheme's weights and biases; None for scheme="keep"."""
     if config.scheme == "keep":
         if config.biases == "zero":
             with torch.no_grad():
@@ -287,8 +280,7 @@ def _measure_old(
     return None, math.nan, ["before: the old weights, or the network's output with them, are not finite."]
 
 
-def _sizes(targets: list[Target]) -> dict[str, float]:
-    """The root mean square of every weight."""
+def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
     return {one.name: float(one.value.double().square().mean().sqrt()) for one in targets}
 
 
@@ -320,7 +312,6 @@ def _reason_to_restore(
 
 
 def _judge(after: CurvatureReport | None, config: Config, found: Solution) -> tuple[bool, str]:
-    """Whether the final report meets the target, and a sentence with the numbers."""
     target = found.goal.target
     if after is None or target is None or found.scaling == SYMMETRIES:
         return not found.reason, found.reason or found.met
@@ -343,7 +334,6 @@ def _judge(after: CurvatureReport | None, config: Config, found: Solution) -> tu
 
 
 def _judged(report: CurvatureReport, config: Config, found: Solution) -> Sequence[Any]:
-    """The rows of a report that must meet the target."""
     if config.rule == "network":
         return [report.network]
     return [row for row in report if row.name not in found.unreachable]

@@ -58,9 +58,6 @@ def moment(activation: Activation, *, slope: bool = False) -> float:
     """E f(z)² for z ~ N(0, 1), or E f'(z)²: what is left of the mean square of a signal, or of a gradient.
 
     Refuses what is random or not elementwise. A module is copied; it and the generators stay as they were.
-
-    >>> moment(nn.Identity()), round(moment(nn.ReLU()), 9)
-    (1.0, 0.5)
     """
     function = _resolve(activation)
     name = _name_of(function)
@@ -69,7 +66,14 @@ def moment(activation: Activation, *, slope: bool = False) -> float:
         if forward is nn.Identity.forward:
             return 1.0
         if forward is nn.PReLU.forward:
-            return _prelu_moment(cast(nn.PReLU, function))
+            # In closed form, because several slopes go to the channels of its input: the mean over channels.
+            # The same for values and slopes, as it is linear on either side of 0.
+            slopes = cast(nn.PReLU, function).weight.detach()
+            found = math.nan if slopes.is_meta else (1 + float(slopes.cpu().double().square().mean())) / 2
+            if not math.isfinite(found):
+                why = "its slopes are not finite. Give them values first"
+                raise ProblemError(f"{name} has no gain: {why}.")
+            return found
     # `CPU` is the default device for tensors that `function` makes.
     with torch.inference_mode(False), torch.no_grad(), untouched_random_state(CPU), CPU:
         evaluate = _evaluation(function, name)
@@ -105,23 +109,10 @@ def _resolve(activation: Activation) -> Function | nn.Module:
     return activation
 
 
-def _prelu_moment(module: nn.PReLU) -> float:
-    # In closed form, because several slopes go to the channels of its input: the mean over channels. The same
-    # for values and slopes, as it is linear on either side of 0.
-    slopes = module.weight.detach()
-    found = math.nan if slopes.is_meta else (1 + float(slopes.cpu().double().square().mean())) / 2
-    if not math.isfinite(found):
-        why = "its slopes are not finite. Give them values first"
-        raise ProblemError(f"{_name_of(module)} has no gain: {why}.")
-    return found
-
-
 # --- A user's activation as a function of fp64 vectors, checked to be elementwise -------------------------
 
 
 def _slope_of(function: Function) -> Function:
-    """The derivative of an elementwise function, by autograd."""
-
     def slope(z: Tensor) -> Tensor:
         with torch.enable_grad():
             z = z.clone().requires_grad_()
@@ -187,8 +178,6 @@ def _not_elementwise(name: str, reason: str) -> ProblemError:
     return ProblemError(f"{why}; pass the elementwise function alone, and treat the rest as a layer.")
 
 
-# --- Quadrature -------------------------------------------------------------------------------------------
-
 REACH = 12.0  # the normal density has fallen to 1e-32 of its peak there
 WIDTH = 0.5  # puts the usual kinks (0, ±1/2, ±1, ±3, 6) on the edges of panels, where they do no harm
 SPLIT = 16
@@ -204,9 +193,6 @@ def normal_mean_square(function: Callable[[Tensor], Tensor]) -> float:
     Right to 1e-9, also across kinks and jumps; to 1e-7 for a function that computes in fp32. Costs one call
     on 1248 points, and about ten more for a kink that lies in an odd place. Raises `ArithmeticError` when
     there is no finite answer, or none can be found.
-
-    >>> round(normal_mean_square(torch.relu), 12), round(normal_mean_square(torch.exp) / math.e**2, 9)
-    (0.5, 1.0)
     """
     left = torch.arange(-REACH, REACH, WIDTH, dtype=torch.float64, device="cpu")
     width, settled = WIDTH, 0.0
@@ -236,7 +222,6 @@ _WEIGHTS[:10, 0], _WEIGHTS[10:, 1] = torch.from_numpy(_COARSE[1]) / 2, torch.fro
 
 
 def _integrals(function: Callable[[Tensor], Tensor], left: Tensor, width: float) -> tuple[Tensor, Tensor]:
-    """The integral over each panel, by the coarse rule and by the fine one."""
     points = (left[:, None] + width * _NODES).flatten()
     # Weighted before it is squared: exp(z) and its like overflow later.
     amplitude = function(points) * torch.exp(points.square() / -4)

@@ -25,7 +25,6 @@ _ACTIVATIONS = {"rnn_tanh": torch.tanh, "rnn_relu": torch.relu}
 
 
 def arguments(args: tuple[Any, ...], kwargs: Any, names: str) -> dict[str, Any]:
-    """Positional and keyword arguments together, by name."""
     return {**dict(zip(names.split(), args, strict=False)), **kwargs}
 
 

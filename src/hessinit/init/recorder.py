@@ -173,7 +173,6 @@ class Recorder(TorchFunctionMode):
         return self.trace.add("part", "rearrange", (whole.index,), call=call, shape=shape)
 
     def _call(self, name: str, function: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """What stands for the result of a call on what stands for its arguments."""
         leaves = trace.leaves_of([args, kwargs])
         signals = [leaf for leaf in leaves if isinstance(leaf, trace.Signal)]
         parameters = [leaf for leaf in leaves if isinstance(leaf, trace.Derived)]
@@ -207,7 +206,6 @@ class Recorder(TorchFunctionMode):
 
 
 def _step(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> Signal:
-    """The step of a call that gets signals, and no weight to map them with."""
     kind = trace.kind_of(name)
     constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
     if kind == "mix" and len(sources) == 1 and constants:
@@ -261,7 +259,6 @@ def _elementwise(add: Add, name: str, call: trace.ReplayableCall, sources: tuple
 
 
 def _derive(name: str, parameters: list[trace.Derived], result: Any) -> trace.Derived:
-    """The result of a call on parameters and constants alone."""
     first = parameters[0]
     names = frozenset().union(*(parameter.parameters for parameter in parameters))
     how, transposed = first.how, first.transposed
@@ -273,9 +270,6 @@ def _derive(name: str, parameters: list[trace.Derived], result: Any) -> trace.De
     elif name not in trace.CASTS and not (name in trace.REARRANGING and same_shape):
         how = "computed"
     return trace.Derived(names, first.value, transposed, how)
-
-
-# --- Constants among the arguments of a call --------------------------------------------------------------
 
 
 def _is_vector(value: Tensor) -> bool:
@@ -311,9 +305,6 @@ def _is_norm(module: nn.Module) -> bool:
     kind = type(module)
     vectors = all(one.ndim < 2 or one.numel() == max(one.shape) for one in module.parameters())
     return bool(_NORM.search(kind.__name__)) and not kind.__module__.startswith("torch.nn.utils") and vectors
-
-
-# --- Running the model with other weights -----------------------------------------------------------------
 
 
 def prepare_sample(model: nn.Module, sample: Any) -> Any:
@@ -394,9 +385,6 @@ def _plain_transformers() -> Iterator[None]:
         transformer._get_seq_len = length
 
 
-# --- Tracing ----------------------------------------------------------------------------------------------
-
-
 def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Trace:
     """Run the forward once on copies of the weights, the buffers and the sample, and record every call.
 
@@ -436,7 +424,6 @@ def _call_on_symbols(model: nn.Module, recorder: Recorder) -> Any:
 
 
 def _composite(module: Any, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-    """The forward of a module that asks for shapes, on symbols."""
     if isinstance(module, nn.MultiheadAttention):
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
         given = {name: getattr(module, name) for name in names}

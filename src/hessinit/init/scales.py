@@ -28,7 +28,7 @@ from hessinit.init import defaults
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
-from hessinit.problem.batches import Batch, read_batches
+from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Loss, Problem, ProblemOptions
 from hessinit.problem.validate import Layer, all_finite, layer_name
 from hessinit.results.curvature_report import CurvatureReport
@@ -72,7 +72,6 @@ class ProblemFactory:
         return found
 
     def digest(self) -> bytes:
-        """A digest of the present weights, bit for bit."""
         found = hashlib.sha256()
         for one in self.model.parameters():
             found.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -80,16 +79,7 @@ class ProblemFactory:
 
     @property
     def sample(self) -> Any:
-        """The inputs of the first batch, as the model gets them."""
         return self.batch[0] if isinstance(self.batch, tuple) else self.batch[0][0]
-
-
-def read_once(batch: Any) -> Any:
-    """A batch that can be read repeatedly, also from an iterator that can be read only once."""
-    found = read_batches(batch)
-    if len(found) == 1 and not found[0][0]:
-        return (found[0][1].inputs, found[0][1].targets)
-    return [(one.inputs, one.targets) for _, one in found]
 
 
 @dataclass(frozen=True)
@@ -270,9 +260,6 @@ def finite_or_inf(norm: float) -> float:
     return norm if math.isfinite(norm) else math.inf
 
 
-# --- Scaling paths ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ScalingPath:
     """At the number `t`, the log of a weight's factor is its offset plus `t` times its exponent.
@@ -343,7 +330,6 @@ def small_and_large(
 
 
 def _is_proportional(model: ScaledModel, size: float, logs: Mapping[str, float]) -> bool:
-    """Whether the output shrinks by as much as the weights together, by one forward."""
     model.scale_(logs)
     found = model.output().size
     model.scale_({})

@@ -80,13 +80,7 @@ class GainSearch:
     _forbidden: float = math.inf  # the smallest t known to be inadmissible
 
     def run(self) -> Found:
-        """Find the smallest root from t = 0, or what comes nearest to it.
-
-        >>> search = GainSearch(lambda t: 4 * t - 1, lambda t: True, lambda t: 2 * t, 0.01, 5)
-        >>> found = search.run()
-        >>> abs(found.t - 0.25) < 0.01, found.reason, len(search.points)
-        (True, '', 3)
-        """
+        """Find the smallest root from t = 0, or what comes nearest to it."""
         step: float | Found = 0.0 if self._allowed(0.0) else self._retreat(0.0)
         while not isinstance(step, Found):
             point = SearchPoint(step, self.log_power(step), self.measure(step))
@@ -121,7 +115,12 @@ class GainSearch:
         longest = max(_LONGEST_POWER_STEP, 2 * high.distance)
         change = min(high.distance / (slope if slope > _FLAT else 1.0), longest)
         t = high.t if flat else self._find(high, high.log_power - change)
-        return max(t, self.lowest) if t < high.t else Found(self._least_moved().t, _FLAT_BELOW)
+        if t < high.t:
+            return max(t, self.lowest)
+        # Hardly farther from the target than the nearest, and moved the least.
+        least = min(abs(point.distance) for point in self.points)
+        near = [point.t for point in self.points if abs(point.distance) <= 1.1 * least]
+        return Found(min(near, key=abs), _FLAT_BELOW)
 
     def _upwards(self, low: SearchPoint) -> float | Found:
         slope, known = self._slope(low)
@@ -198,15 +197,8 @@ class GainSearch:
                 low, first, last = t, here, last / 2
         return t
 
-    def _least_moved(self) -> SearchPoint:
-        """Hardly farther from the target than the nearest, and moved the least."""
-        least = min(abs(point.distance) for point in self.points)
-        near = [point for point in self.points if abs(point.distance) <= 1.1 * least]
-        return min(near, key=lambda point: abs(point.t))
-
 
 def _first_admissible(is_admissible: Callable[[float], bool], t: float) -> float | None:
-    """A smaller t that is admissible."""
     step = _FIRST_STEP
     for _ in range(_MOST_STEPS):
         t -= step
@@ -258,15 +250,7 @@ class CoupledSolve:
     capped: bool = False  # whether the last step was cut short
 
     def run(self, origin: Vector | None = None) -> Solved:
-        """The best point met by damped quasi-Newton steps from `origin` (zeros).
-
-        >>> powers = np.ones(3)  # a homogeneous network of three layers
-        >>> measure = lambda x: 2 * (x.sum() - x) + np.array([1.0, -2.0, 3.0])
-        >>> solve = CoupledSolve(measure, lambda x: True, powers, 0.05, 6)
-        >>> solved = solve.run()
-        >>> bool(solved.worst < 1e-9), len(solve.visited)
-        (True, 2)
-        """
+        """The best point met by damped quasi-Newton steps from `origin` (zeros)."""
         count = len(self.powers)
         jacobian = 2 * np.outer(np.ones(count), self.powers) - 2 * np.eye(count)
         at = np.zeros(count) if origin is None else origin
@@ -287,7 +271,13 @@ class CoupledSolve:
             if not np.isfinite(trial.distances).all():
                 longest = float(np.abs(step).max()) / 4
                 continue
-            jacobian = _learned(jacobian, step, trial.distances - best.distances)
+            # First what all layers have in common, then the rest by Broyden's rule.
+            missed = trial.distances - best.distances - jacobian @ step
+            total = float(step.sum())
+            if abs(total) > 0.1 * float(np.abs(step).sum()):
+                jacobian = jacobian + missed.mean() / total
+                missed = missed - missed.mean()
+            jacobian = jacobian + np.outer(missed, step) / float(step @ step)
             if trial.is_better_than(best):
                 best, longest = trial, min(2 * longest, _LONGEST_SCALE_STEP)
             else:
@@ -299,7 +289,6 @@ class CoupledSolve:
         return self.measure(at)
 
     def _admissible_step(self, at: Vector, step: Vector) -> Vector:
-        """As much of it as stays finite and does not saturate."""
         self.capped = not self.is_admissible(at + step)
         if not self.capped:
             return step
@@ -310,19 +299,6 @@ class CoupledSolve:
             if low and high - low < 0.02:
                 break
         return low * step
-
-
-def _learned(jacobian: Vector, step: Vector, change: Vector) -> Vector:
-    """First what all layers have in common, then the rest by Broyden's rule."""
-    missed = change - jacobian @ step
-    total = float(step.sum())
-    if abs(total) > 0.1 * float(np.abs(step).sum()):
-        jacobian = jacobian + missed.mean() / total
-        missed = missed - missed.mean()
-    return jacobian + np.outer(missed, step) / float(step @ step)
-
-
-# --- The two rules ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

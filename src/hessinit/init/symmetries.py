@@ -272,8 +272,7 @@ def _product_and_term(mode: _Degrees, given: Arguments, degrees: list[Degree]) -
     return mode.require_equal([_sum(degrees[1], degrees[2]), degrees[0]])
 
 
-def _weighted(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    """A convolution: input, weight and perhaps a bias."""
+def _convolution(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
     product = _sum(mode.of(given["input"]), mode.of(given["weight"]))
     return product if given["bias"] is None else mode.require_equal([product, mode.of(given["bias"])])
 
@@ -292,10 +291,6 @@ def _normalization(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> D
 def _attention(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
     mode.require_zero(_sum(mode.of(given["query"]), mode.of(given["key"])))
     return mode.of(given["value"])
-
-
-def _choice(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    return mode.require_equal([mode.of(given["self"]), mode.of(given["other"])])
 
 
 def _filled(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
@@ -337,12 +332,12 @@ _RULES = _table(
     (_sum_of_terms, "add sub rsub"),
     (lambda mode, given, degrees: mode.require_equal(degrees), "cat stack copy"),
     (_product_and_term, "addmm baddbmm addmv"),
-    (_weighted, "convolution cudnn_convolution"),
+    (_convolution, "convolution cudnn_convolution"),
     (_normalization, "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit"),
     (_normalization, "cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update _fused_rms_norm"),
     (_attention, "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"),
     (_attention, "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"),
-    (_choice, "where"),
+    (lambda mode, given, _: mode.require_equal([mode.of(given["self"]), mode.of(given["other"])]), "where"),
     (_filled, "masked_fill"),
     (_clamped, "clamp clamp_min clamp_max"),
 )

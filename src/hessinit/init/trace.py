@@ -113,9 +113,6 @@ def kind_of(name: str) -> str:
     return _KIND_BY_NAME.get(name) or next(found, "unknown")
 
 
-# --- What stands for the tensors of a forward pass --------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Signal:
     """The result of a step; stands for the tensor in the arguments of later calls."""
@@ -195,9 +192,6 @@ def leaves_of(structure: Any) -> list[Any]:
     found: list[Any] = []
     map_leaves(found.append, structure)
     return found
-
-
-# --- The trace --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,6 @@ def find_weight_uses(
     A weight that is used several times, or is tied, has several uses under one name. The model, its buffers
     and the random state are left as found. Costs at most one forward. Without `dropout`, dropout is named and
     counts for nothing.
-
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
-    >>> for use in find_weight_uses(model).uses:
-    ...     print(use.parameter, "|", use.upstream.words, "|", use.upstream.moment, use.upstream.keep)
-    0.weight |  | 1.0 1.0
-    3.weight | relu, dropout 0.4 | 0.5 0.6
     """
     model = unwrap(model)
     if next(model.parameters(), None) is None:
@@ -98,9 +92,6 @@ def find_weight_uses(
     return TracedWeights(uses, unmet, tuple(dict.fromkeys(notes)))
 
 
-# --- Fans and blocks --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Fans:
     """How many inputs an output sums over, and how many outputs an input feeds.
@@ -128,18 +119,15 @@ def fans_of(use: WeightUse) -> tuple[Fans, ...]:
             f"{layer_name(use.parameter)} has shape {shape}: a fan is zero, so no variance can be right for "
             "it. Remove the layer, or leave it out with layers=."
         )
-    kernel, positions = math.prod(shape[2:]), math.prod(use.stride)
     if use.kind == "embedding":
         return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry
-    if use.kind == "bilinear":
-        return (Fans(float(shape[1] * shape[2]), float(shape[0])),)
-    if use.kind == "transposed convolution":
-        return (Fans(shape[0] // use.groups * kernel / positions, float(shape[1] * kernel)),)
-    if use.kind == "convolution":
-        inputs = float(shape[1] * kernel)
-        return tuple(Fans(inputs, block // use.groups * kernel / positions) for block in _block_sizes(use))
-    inputs = float(shape[0] if use.outputs_last else shape[1])
-    return tuple(Fans(inputs, float(block)) for block in _block_sizes(use))
+    found, positions = [], math.prod(use.stride)
+    for first, *_ in block_views(use, torch.empty(shape, device="meta")):
+        inputs = float(math.prod(first.shape[1:]))
+        outputs = float(first.shape[0] * math.prod(first.shape[2:]))
+        transposed = use.kind == "transposed convolution"
+        found.append(Fans(inputs / positions, outputs) if transposed else Fans(inputs, outputs / positions))
+    return tuple(found)
 
 
 def block_views(use: WeightUse, weight: Tensor) -> list[list[Tensor]]:
@@ -229,9 +217,6 @@ def _arrivals(
             yield numbers(value)
     if not consumers:
         yield numbers(value)
-
-
-# --- Weights as things to write ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -68,11 +68,15 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
             function = {"model": pl_module, "loss": self._loss, "forward": self._forward}
             return {**function, "batch": measured, "optimizer": only}
 
+        def log(values: dict[str, float], step: int) -> None:
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=step)
+
         self._run.begin(
             trainer.model,  # with what a strategy has wrapped around the module
             make_problem,
             folder=trainer.log_dir or trainer.default_root_dir,  # read on every rank, for it is broadcast
-            log_to=_to_loggers(trainer) if self._log_to == "loggers" else self._log_to,
+            log_to=log if self._log_to == "loggers" else self._log_to,
             steps=self._steps,
         )
         if only is None:
@@ -122,11 +126,3 @@ def _random_state(module: Any) -> Tensor:
     """The state of the generators that a training step draws from."""
     own = [torch.cuda.get_rng_state(module.device)] if module.device.type == "cuda" else []
     return torch.cat([torch.get_rng_state(), *own])
-
-
-def _to_loggers(trainer: Any) -> Callable[[dict[str, float], int], None]:
-    def log(values: dict[str, float], step: int) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=step)
-
-    return log

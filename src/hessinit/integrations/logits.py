@@ -86,7 +86,6 @@ def call_for_logits(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def _list_batches(batch: Any) -> tuple[list[Any], bool]:
-    """The batches, and whether several were given."""
     several = not (isinstance(batch, Mapping) or _is_pair(batch))
     is_iterable = isinstance(batch, Iterable) and not isinstance(batch, Tensor | str)
     batches = read_few(batch, "one dict or pair") if several and is_iterable else [batch]
@@ -134,7 +133,6 @@ def _read_inputs(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
 
 
 def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None) -> tuple[Any, Tensor]:
-    """The model's inputs and labels, as its own loss takes them."""
     if labels is None and task == "causal-lm" and isinstance(inputs, dict):
         labels, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if labels is not None and mask is not None and mask.shape == labels.shape:
@@ -151,7 +149,6 @@ def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None
 
 
 def _targets(task: str, labels: Tensor) -> Tensor:
-    """What each output is trained on."""
     if task == "causal-lm":  # each position predicts the next one, and the last nothing
         labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
     if bool((labels == IGNORED).all()):

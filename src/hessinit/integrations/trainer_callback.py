@@ -133,5 +133,4 @@ def _first_examples(loader: Any, count: int) -> Any:
 
 def _stored(state: Any) -> dict[str, Any]:
     """A place in the Trainer's state, which is written to every checkpoint."""
-    stored: dict[str, Any] = state.stateful_callbacks.setdefault(shared.KEY, {})
-    return stored
+    return state.stateful_callbacks.setdefault(shared.KEY, {})

@@ -105,8 +105,7 @@ def find_experiment(name: str) -> Experiment:
     ('mnist', 'fashion-mnist', 'digits')
     """
     module = importlib.import_module(f"hessinit.paper.{MODULES[name]}")
-    found: Experiment = next(each for each in module.EXPERIMENTS if each.name == name)
-    return found
+    return next(each for each in module.EXPERIMENTS if each.name == name)
 
 
 def reproduce(
@@ -180,7 +179,11 @@ def reproduce(
         )  # fmt: skip
         if root is not None:
             reproduction.save(root / f"{setting.name}.json")
-            write_figures(reproduction, root)
+            rest = setting.name.removeprefix(experiment.name)
+            for figure in reproduction.findings.figures:
+                (axes,) = presenter().draw(reproduction, figure.name)
+                with replacing(root / f"{figure.name}{rest}.png") as temporary:  # such as figure-1-mnist.png
+                    axes.figure.savefig(temporary, format="png", dpi=200)
             write_text(root / "reproduce.html", presenter().to_page(load_records(root)))
         found.append(reproduction)
     return tuple(found)
@@ -238,16 +241,6 @@ def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
     return found
 
 
-def write_figures(reproduction: Reproduction, folder: Path) -> None:
-    """Draw every figure into a file of its own, such as figure-1-mnist.png."""
-    rest = reproduction.name.removeprefix(reproduction.experiment)
-    for figure in reproduction.findings.figures:
-        with replacing(folder / f"{figure.name}{rest}.png") as temporary:
-            chart = presenter("reproduction").figure_chart(figure)
-            drawn = presenter("figures").draw_charts([chart])[0].figure
-            drawn.savefig(temporary, format="png", dpi=200)
-
-
 def round_numbers(value: Any) -> Plain:
     """Plain data with seven significant digits, which is what float32 carries.
 
@@ -262,7 +255,6 @@ def round_numbers(value: Any) -> Plain:
 
 
 def versions() -> dict[str, str]:
-    """The versions that the numbers may depend on."""
     packages = [name for name in ("torch", "numpy", "scipy") if importlib.util.find_spec(name)]
     found = {name: metadata.version(name) for name in packages}
     return {"hessinit": __version__, **found, "python": platform.python_version()}

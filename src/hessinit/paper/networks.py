@@ -25,13 +25,23 @@ def build(described: Mapping[str, Plain], shape: tuple[int, int, int], activatio
     return lenet(shape, **sizes, head=described.get("head", described.get("dense")), activation=activation)
 
 
-def dense(widths: Sequence[int], activation: str) -> nn.Sequential:
+def dense(widths: Sequence[int], activation: str, before: nn.Sequential | None = None) -> nn.Sequential:
     """Fully connected layers dense1, dense2, …, the activation between them and none after the last.
+
+    They are added to what comes `before` them, and all weights are set to zero.
 
     >>> [name for name, _ in dense([784, 64, 10], "relu").named_children()]
     ['dense1', 'activation1', 'dense2']
     """
-    return _add_dense(nn.Sequential(), widths, activation)
+    model = nn.Sequential() if before is None else before
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(widths), start=1):
+        model.add_module(f"dense{number}", nn.utils.skip_init(nn.Linear, inputs, outputs))
+        if number < len(widths) - 1:
+            model.add_module(f"activation{number}", ACTIVATIONS[activation]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
 
 
 def lenet(
@@ -57,18 +67,7 @@ def lenet(
             model.add_module(f"{name}{number}", after_it[name])
         sides = [(side + 2 * padding - kernel + 1) // 2 for side in sides]
     model.add_module("flatten", nn.Flatten())
-    return _add_dense(model, [channels[-1] * sides[0] * sides[1], *head, 10], activation)
-
-
-def _add_dense(model: nn.Sequential, widths: Sequence[int], activation: str) -> nn.Sequential:
-    for number, (before, after) in enumerate(itertools.pairwise(widths), start=1):
-        model.add_module(f"dense{number}", nn.utils.skip_init(nn.Linear, before, after))
-        if number < len(widths) - 1:
-            model.add_module(f"activation{number}", ACTIVATIONS[activation]())
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    return model
+    return dense([channels[-1] * sides[0] * sides[1], *head, 10], activation, model)
 
 
 def glorot_(model: nn.Module, generator: torch.Generator) -> None:

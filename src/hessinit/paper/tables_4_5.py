@@ -65,8 +65,7 @@ class TrainedNetwork(Variant):
 
     @property
     def loss(self) -> Loss:
-        clipped = "clipped" in self.network["loss"]
-        return clipped_cross_entropy if clipped else nn.functional.cross_entropy
+        return clipped_cross_entropy if "clipped" in self.network["loss"] else nn.functional.cross_entropy
 
     def initialize(self, images: ImageSet, row: str, seed: int) -> nn.Sequential:
         """A new network whose weights are drawn with the std of the row, or written by hessinit."""

@@ -164,8 +164,7 @@ class Word2Vec(Experiment):
         """Initial norms and losses by rate; hessinit's weights depend on the rate, the others do not."""
         model, row, seed = (parameters[key] for key in ("model", "row", "seed"))
         # As many pairs as are trained on: a loss is always that of new pairs.
-        pairs = self.steps * BATCH
-        text = load_text(setting.data_dir, vocabulary=self.vocabulary[model], pairs=pairs)
+        text = load_text(setting.data_dir, vocabulary=self.vocabulary[model], pairs=self.steps * BATCH)
         batches = list(draw_batches(model, text, steps=self.steps, seed=seed))
         runs: dict[str, Plain] = {}
         initial: dict[str, Plain] = {}

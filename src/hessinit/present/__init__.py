@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hessinit.results.result import presenter
@@ -10,7 +10,6 @@ from hessinit.results.result import presenter
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.console import RenderableType
 
     from hessinit.present.document import Document
 
@@ -42,11 +41,6 @@ def describe(result: Any) -> Document:
 def to_text(result: Any, width: int | None = None, *, color: bool = False) -> str:
     """Return the result as text of at most `width` columns (None: the terminal's, or 100)."""
     return presenter("terminal").render_text(describe(result), width, color=color)
-
-
-def to_rich(result: Any, width: int) -> Iterable[RenderableType]:
-    """Return the same for a rich console."""
-    return presenter("terminal").renderables(describe(result), width)
 
 
 def to_notebook(result: Any) -> str:

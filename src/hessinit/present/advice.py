@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-
-if TYPE_CHECKING:
-    from hessinit.results.advice import Descent, LearningRateAdvice
+from hessinit.results.advice import Descent, LearningRateAdvice
 
 FLAT = "The curvature is 0, so it sets no limit."
 OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."

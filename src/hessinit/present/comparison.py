@@ -77,7 +77,6 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
 
 
 def _ties(comparison: Comparison, one: str, other: str) -> bool:
-    """Return whether the losses differ by at most two standard errors of their difference."""
     rates = [(scheme, comparison.best_rate(scheme)) for scheme in (one, other)]
     difference = abs(comparison.loss(*rates[0]) - comparison.loss(*rates[1]))
     return difference <= 2 * math.hypot(*(comparison.error(*pair) for pair in rates))  # False for nan

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
 from hessinit.results import curvature_report as thresholds
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature, MeasurementPlan, Spread
-
-if TYPE_CHECKING:
-    from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
+from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
 MATRIX_NAMES["both"] = "Exact Hessian and Gauss-Newton"
@@ -320,19 +317,16 @@ GOOD = 0.01  # "agree": within 1 %
 
 
 def describe_forms(forms: QuadraticForms) -> doc.Document:
+    """Return the forms of every layer, exact and by Theorem 1, and how well the two agree."""
+    along = f"{forms.draws} {forms.directions} direction{'' if forms.draws == 1 else 's'} g"
+    meaning = "exact, and by Theorem 1 (vᵀH_z v, v the first-order change of the output along g)"
+    several = "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative error"
+    explained = f"gᵀHg in each layer along {along}: {meaning}{several if forms.draws > 1 else ''}."
     cost = (
         f"{w.count(len(forms), 'layer')}{w.tell_time(forms.seconds, forms.gradients)} on "
         f"{w.count(forms.examples, 'example')}{w.tell_batches(forms.batches)}; "
         f"loss {w.format_number(forms.loss)}."
     )
-    explained = _explain_forms(forms)
-    table, paragraph = doc.Table(explained, _form_columns(forms)), doc.Paragraph(cost, "small")
-    section = doc.Section("Layers", [table, paragraph, *w.note_paragraphs(forms.notes)], "layers")
-    verdict = [explained, _conclude_forms(forms)]
-    return doc.Document(title="Quadratic forms", verdict=verdict, sections=[section])
-
-
-def _form_columns(forms: QuadraticForms) -> list[doc.Column]:
     columns = [
         w.name_column("layer", w.name_rows(forms)),
         w.name_column("weight", [str(row.shape) for row in forms], 4),
@@ -342,20 +336,16 @@ def _form_columns(forms: QuadraticForms) -> list[doc.Column]:
     ]
     for rtol in ERRORS if forms.draws > 1 else ():
         columns.append(doc.Column(f"≤{rtol:g}", [f"{100 * row.within(rtol):.0f} %" for row in forms], 7))
-    return columns
+    table, paragraph = doc.Table(explained, columns), doc.Paragraph(cost, "small")
+    section = doc.Section("Layers", [table, paragraph, *w.note_paragraphs(forms.notes)], "layers")
+    verdict = [explained, _conclude_forms(forms)]
+    return doc.Document(title="Quadratic forms", verdict=verdict, sections=[section])
 
 
 def _write_mean(values: Sequence[float]) -> str:
     spread = Spread(tuple(values))
     error, mean = spread.standard_error, w.format_number(spread.mean)
     return mean if math.isnan(error) else f"{mean} ± {w.format_number(error, 2)}"
-
-
-def _explain_forms(forms: QuadraticForms) -> str:
-    along = f"{forms.draws} {forms.directions} direction{'' if forms.draws == 1 else 's'} g"
-    meaning = "exact, and by Theorem 1 (vᵀH_z v, v the first-order change of the output along g)"
-    several = "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative error"
-    return f"gᵀHg in each layer along {along}: {meaning}{several if forms.draws > 1 else ''}."
 
 
 def _conclude_forms(forms: QuadraticForms) -> str:

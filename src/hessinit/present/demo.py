@@ -85,7 +85,6 @@ def _write_excess(grid: Comparison, start: str) -> str:
 
 
 def _where_we_lose(name: str, grid: Comparison) -> str:
-    """Return at which rates another start ends lower, and by how much."""
     behind, network = [], f"{name} network: "
     for rate in grid.learning_rates:
         best, ours = best_scheme(grid, rate), _loss(grid, OURS, rate)

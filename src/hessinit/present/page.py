@@ -72,7 +72,7 @@ def group_blocks(blocks: Sequence[doc.Block]) -> list[tuple[str, list[doc.Block]
     return found
 
 
-def write_island(chart: doc.Chart) -> str:
+def write_island(chart: doc.Chart) -> Markup:
     """Return a chart as JSON for the script; no text can leave it, as `</script>` or `<!--` would."""
     kind = {doc.HeatMap: "heat", doc.RateLine: "rates", doc.LineChart: "lines"}[type(chart)]
     is_depth = isinstance(chart, doc.LineChart) and chart.layers is not None
@@ -80,7 +80,7 @@ def write_island(chart: doc.Chart) -> str:
     for written in ("name", "caption", "description"):  # these are in the page itself
         del data[written]
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII: U+2028 is escaped as well
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _plain(value: Any) -> Any:
@@ -167,10 +167,8 @@ def _templates() -> Environment:
     blanks = {"trim_blocks": True, "lstrip_blocks": True}
     strict = {"autoescape": True, "undefined": StrictUndefined, "finalize": _printable_text}
     templates = Environment(loader=PackageLoader("hessinit.present"), **strict, **blanks)  # type: ignore[arg-type]
-    helpers = (breakable, brief, group_blocks, legend, rows, shorten)
-    templates.globals.update({helper.__name__: helper for helper in helpers})
-    island = {"island": lambda chart: Markup(write_island(chart))}
-    templates.globals.update(long_from=LONG_FROM, **island)
+    helpers = (breakable, brief, group_blocks, legend, rows, shorten, write_island)
+    templates.globals.update({helper.__name__: helper for helper in helpers}, long_from=LONG_FROM)
     return templates
 
 

@@ -63,7 +63,6 @@ def _count_claims(reproductions: Sequence[Reproduction]) -> str:
 
 
 def _conclude(reproduction: Reproduction) -> str:
-    """Say how many of the claims hold, and which do not."""
     tables = reproduction.findings.tables
     if not reproduction.judged:
         is_printed = any(cell.paper is not None for table in tables for cell in table.cells)

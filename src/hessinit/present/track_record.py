@@ -137,7 +137,6 @@ def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
 
 
 def _step_charts(tracking: Tracking) -> list[doc.LineChart]:
-    """Return ‖H‖ with its stability limit, the loss, and lr over its limit."""
     norms = _series("‖H‖", _values(tracking, "norm"))
     stable = [value for value in _values(tracking, "stable_norm") if math.isfinite(value[1])]
     limits, rules = [limit for _, limit, _ in stable], []
@@ -173,7 +172,6 @@ def _values(tracking: Tracking, field: str) -> list[Value]:
 
 
 def _series(name: str, values: Sequence[Value]) -> list[doc.Series]:
-    """Return the curve, if there are values."""
     if not values:
         return []
     steps, numbers, details = zip(*values, strict=True)
@@ -222,7 +220,6 @@ def spread_out(points: Sequence[TrackedPoint], most: int) -> Sequence[TrackedPoi
 
 
 def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
-    """Return the columns that have a number."""
     columns = []
     for heading, field, importance in COLUMNS:
         values = [getattr(point, field) for point in points]

@@ -17,12 +17,7 @@ from hessinit.problem.preserve import untouched_random_state, untouched_sources
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
-    """The same structure with `function` applied to every tensor in it; anything else is passed through.
-
-    >>> import torch
-    >>> map_tensors(lambda t: t * 2, {"x": torch.ones(1), "name": "kept"})
-    {'x': tensor([2.]), 'name': 'kept'}
-    """
+    """The same structure with `function` applied to every tensor in it; anything else is passed through."""
     if isinstance(structure, Tensor):
         return function(structure)
     if isinstance(structure, Mapping):
@@ -103,13 +98,7 @@ def join_batches(batches: Sequence[Batch]) -> Batch | None:
 
 
 def read_batches(batch: Any) -> list[tuple[str, Batch]]:
-    """`(inputs, targets)`, or any finite iterable of such pairs, as batches with their names in errors.
-
-    >>> import torch
-    >>> pairs = [(torch.ones(4, 2), torch.ones(4)), (torch.ones(1, 2), torch.ones(1))]
-    >>> [batch.size for _, batch in read_batches(pairs)]
-    [4, 1]
-    """
+    """`(inputs, targets)`, or any finite iterable of such pairs, as batches with their names in errors."""
     if _is_pair(batch):
         return [("", _count(batch[0], batch[1], ""))]
     if isinstance(batch, (Tensor, Mapping, str)) or not isinstance(batch, Iterable):
@@ -119,8 +108,17 @@ def read_batches(batch: Any) -> list[tuple[str, Batch]]:
         )
     pairs = read_few(batch, "one (inputs, targets) pair")
     for index, pair in enumerate(pairs):
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise ProblemError(_not_a_pair(batch, index, pair))
+        if isinstance(pair, (tuple, list)) and len(pair) == 2:
+            continue
+        if isinstance(batch, (tuple, list)) and all(isinstance(item, Tensor) for item in batch):
+            why = f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets)"
+            way = "Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)"
+            raise ProblemError(f"{why}. {way}.")
+        raise ProblemError(
+            f"batch {index} is a {type(pair).__name__}; every batch must be a pair (inputs, targets). Make "
+            "pairs of dicts: ((b, b['labels']) for b in loader), with forward= for a model that takes inputs "
+            "by name."
+        )
     places = [f"batch {index}: " for index in range(len(pairs))]
     return [(place, _count(pair[0], pair[1], place)) for place, pair in zip(places, pairs, strict=True)]
 
@@ -146,16 +144,6 @@ def _is_pair(batch: Any) -> bool:
     # ((x1, x2), y) is one batch with two inputs; ((x, y), (x, y)) can only be two batches if it is a list.
     batches = isinstance(batch, list) and all(isinstance(one, Mapping) or has_two(one) for one in batch)
     return has_two(batch) and not batches
-
-
-def _not_a_pair(batch: Any, index: int, pair: Any) -> str:
-    if isinstance(batch, (tuple, list)) and all(isinstance(item, Tensor) for item in batch):
-        why = f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets)"
-        return f"{why}. Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)."
-    return (
-        f"batch {index} is a {type(pair).__name__}; every batch must be a pair (inputs, targets). Make pairs "
-        "of dicts: ((b, b['labels']) for b in loader), with forward= for a model that takes inputs by name."
-    )
 
 
 def _count(inputs: Any, targets: Any, place: str) -> Batch:

@@ -170,16 +170,9 @@ def agree(one: Tensor, other: Tensor) -> bool:
 
 
 def _check_finite_output(problem: Problem, batch: Batch, output: Tensor) -> None:
-    if not all_finite(output.detach()):
-        raise WeightsError(
-            f"the model's output holds NaN or inf{first_not_finite(problem, batch)}. If it overflows, scale "
-            "its weights down or measure with dtype=torch.float64; if not, look for a division or a "
-            "logarithm of zero there."
-        )
-
-
-def first_not_finite(problem: Problem, batch: Batch) -> str:
-    """Names the first module whose output is not finite, by running once more with temporary hooks."""
+    """The refusal names the first module at fault, by running once more with temporary hooks."""
+    if all_finite(output.detach()):
+        return
     found: list[str] = []
     leaves = {module: name for name, module in problem.model.named_modules() if not any(module.children())}
 
@@ -193,7 +186,11 @@ def first_not_finite(problem: Problem, batch: Batch) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return f" ({found[0]} is the first layer whose output does)" if found else ""
+    where = f" ({found[0]} is the first layer whose output does)" if found else ""
+    raise WeightsError(
+        f"the model's output holds NaN or inf{where}. If it overflows, scale its weights down or measure "
+        "with dtype=torch.float64; if not, look for a division or a logarithm of zero there."
+    )
 
 
 def find_bad_buffer(model: nn.Module) -> str | None:

@@ -133,7 +133,16 @@ def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[No
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))  # for our own vectors; the forward gets the user's back
-        _set_matmul_precision(stack, tf32)
+        # TF32 keeps 10 bits of the mantissa: a norm is off by up to 1e-3. CPUs have it too.
+        try:
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        except RuntimeError:
+            # torch refuses to tell once the newer switches, one for each backend, have been used.
+            switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+            for switch in switches:
+                stack.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
+                switch.fp32_precision = "tf32" if tf32 else "ieee"
         if torch.cuda.is_available():
             cudnn = torch.backends.cudnn
             stack.enter_context(cudnn.flags(enabled=not recurrent, deterministic=True, allow_tf32=tf32))
@@ -147,16 +156,3 @@ def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[No
 def default_device() -> torch.device:
     """Where new tensors go, also inside of `with torch.device(...)`."""
     return torch.empty(0).device  # torch.get_default_device does not see a `with` in torch 2.6
-
-
-def _set_matmul_precision(stack: contextlib.ExitStack, tf32: bool) -> None:
-    """TF32 keeps 10 bits of the mantissa: a norm measured with it is off by up to 1e-3. CPUs have it too."""
-    try:
-        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    except RuntimeError:
-        # torch refuses to tell once the newer switches, one for each backend, have been used.
-        switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
-        for switch in switches:
-            stack.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
-            switch.fp32_precision = "tf32" if tf32 else "ieee"

@@ -177,7 +177,6 @@ class Problem:
 
     @property
     def examples(self) -> int:
-        """How many examples the batches hold together."""
         return sum(batch.size for batch in self.batches)
 
     def _convert(self, place: str, read: Batch) -> Batch:

@@ -55,8 +55,17 @@ def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) 
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if selection is None:
         chosen = [layer for layer in everything if len(layer.shape) >= 2 and layer.parameter in trainable]
+        frozen = [one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable]
+        if not chosen and frozen:
+            why = f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False)"
+            way = f"Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}"
+            raise ProblemError(f"{why}. {way}.")
+        if not chosen and everything:
+            named = f"layers={[layer.name for layer in everything[:3]]!r}"
+            why = "the model has no parameter of two or more dimensions"
+            raise ProblemError(f"{why}; its vectors are measured when named: {named}.")
         if not chosen:
-            raise ProblemError(_nothing_to_measure(everything, trainable))
+            raise ProblemError("the model has no parameters, so there is no curvature to measure.")
         return tuple(chosen)
     given: Any = [selection] if isinstance(selection, str) else selection
     patterns = list(given) if isinstance(given, Iterable) else []
@@ -99,18 +108,6 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
 
     matrices = [layer for layer in layers if len(layer.shape) >= 2 and fits(layer)]
     return matrices or [layer for layer in layers if fits(layer)]
-
-
-def _nothing_to_measure(everything: list[Layer], trainable: set[str]) -> str:
-    frozen = [one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable]
-    if frozen:
-        why = f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False)"
-        return f"{why}. Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}."
-    if everything:
-        named = f"layers={[layer.name for layer in everything[:3]]!r}"
-        why = "the model has no parameter of two or more dimensions"
-        return f"{why}; its vectors are measured when named: {named}."
-    return "the model has no parameters, so there is no curvature to measure."
 
 
 def check_present(model: nn.Module) -> None:
@@ -181,7 +178,6 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 def check_model(model: Any, forward: Any) -> None:
-    """Refuse a model that is no module, and a `forward` that is not callable."""
     if not isinstance(model, nn.Module):
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
@@ -279,7 +275,6 @@ def _is_mask(tensor: Tensor) -> bool:
 
 
 def check_output(output: Any, forward: Any) -> None:
-    """Refuse an output that is not one real tensor."""
     if not isinstance(output, Tensor):
         who = "forward=" if forward is not None else "the model"
         found, way = f"a {type(output).__name__}", "model(**x).logits"
@@ -298,7 +293,6 @@ def check_output(output: Any, forward: Any) -> None:
 
 
 def check_loss_value(value: Any) -> None:
-    """Refuse a loss that is not one real number."""
     if not (isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()):
         shown = f"a {type(value).__name__}"
         if isinstance(value, Tensor):

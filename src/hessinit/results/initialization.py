@@ -11,10 +11,12 @@ from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.result import LATER, TRANSIENT, ByName, Result
 
 
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class _Applied(Result):
     """A result that may have written weights."""
 
-    _go_back: Callable[[], None] | None
+    # The way back belongs to the model, not to the data: it is neither compared, shown, stored nor pickled.
+    _go_back: Callable[[], None] | None = field(default=None, compare=False, metadata=TRANSIENT)
 
     @property
     def applied(self) -> bool:
@@ -71,8 +73,6 @@ class SchemePlan(ByName[PlannedWeight], _Applied):
     layers: tuple[PlannedWeight, ...]
     distribution: str | None = None
     notes: tuple[str, ...] = ()
-    # The way back belongs to the model, not to the data: it is neither compared, shown, stored nor pickled.
-    _go_back: Callable[[], None] | None = field(default=None, compare=False, metadata=TRANSIENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +162,6 @@ class Initialization(_Applied):
     seed: int = 0
     seconds: float | None = None
     gradients: float | None = field(default=None, metadata=LATER)
-    # These belong to the model, not to the data: they are neither compared, shown, stored nor pickled.
-    _go_back: Callable[[], None] | None = field(default=None, compare=False, metadata=TRANSIENT)
     _save_weights: Callable[[str | os.PathLike[str]], None] | None = field(
         default=None, compare=False, metadata=TRANSIENT
     )

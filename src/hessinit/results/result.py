@@ -56,9 +56,8 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
         return {str(key): to_plain(item, compared=compared) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item, compared=compared) for item in value]
-    kind = type(value).__name__
     way = "convert it to a float, an int or a str first"
-    raise TypeError(f"a result cannot hold {value!r}, a {kind}; {way}.")
+    raise TypeError(f"a result cannot hold {value!r}, a {type(value).__name__}; {way}.")
 
 
 def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
@@ -100,11 +99,8 @@ def _read_dataclass(kind: Any, data: dict[str, Plain], where: str) -> Any:
     if issubclass(kind, Result):
         kind.check_kind(data, where)
         data = {key: value for key, value in data.items() if key not in ("kind", "schema")}
-    later = {
-        key for key, one in _stored_fields(kind).items() if one.metadata.get("later") and key not in data
-    }
-    stored = {key: one for key, one in _stored_fields(kind).items() if key not in later}
-    hints = _type_hints(kind)
+    known, hints = _stored_fields(kind), _type_hints(kind)
+    stored = {key: one for key, one in known.items() if key in data or not one.metadata.get("later")}
     for key in (*stored, *data):
         if key not in data or key not in stored:
             raise ValueError(f"{key!r} is {'missing' if key in stored else 'unknown'} in {where}")
@@ -182,11 +178,10 @@ class Result(PlainData):
         """Return the result that `to_dict` described; a ValueError says what is missing, unknown or wrong."""
         cls.check_kind(data, source)
         try:
-            result: Self = from_plain(cls, data)
+            return from_plain(cls, data)
         except (ValueError, RecursionError) as problem:
             what = f"cannot be read as {cls.KIND!r}: {str(problem).rstrip('.')}"
             raise ValueError(f"{source} {what}. Was the file edited or cut?") from problem
-        return result
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = "the text") -> Self:
@@ -228,7 +223,7 @@ class Result(PlainData):
         return presenter().to_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from presenter().to_rich(self, options.max_width)
+        yield from presenter("terminal").renderables(presenter().describe(self), options.max_width)
 
     def _repr_html_(self) -> str:
         return presenter().to_notebook(self)

@@ -118,7 +118,6 @@ def _judge_layers(
 
 
 def _name_rows(report: reports.CurvatureReport, rows: list[reports.LayerCurvature]) -> str:
-    """Their names, and ‖H‖ of one or the range of several."""
     names = ["the network" if row is report.network else words.call_layer(row.name) for row in rows]
     by_size = sorted(rows, key=lambda row: (math.isnan(row.norm), row.norm))
     low, high = (words.format_estimate(row.estimate) for row in (by_size[0], by_size[-1]))

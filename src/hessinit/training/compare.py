@@ -40,25 +40,14 @@ Key = tuple[str, float, int]  # scheme, learning rate, seed
 
 
 def compare(
-    build: Build,
-    loss: Loss,
-    data: Any,
-    *,
+    build: Build, loss: Loss, data: Any, *,
     schemes: str | Iterable[str | Initializer] | Mapping[str, str | WriteWeights] = DEFAULT_SCHEMES,
-    learning_rates: Iterable[float] = LEARNING_RATES,
-    seeds: int | Iterable[int] = 3,
-    steps: int = 200,
-    batch_size: int = 64,
-    optimizer: str | loop.MakeOptimizer = "sgd",
-    warmup: int | None = None,
-    forward: Forward | None = None,
-    measure_curvature: bool = True,
-    folder: str | os.PathLike[str] | None = None,
-    workers: int | None = None,
-    executor: Executor | None = None,
-    device: str | torch.device | None = None,
-    progress: bool = True,
-) -> Comparison:
+    learning_rates: Iterable[float] = LEARNING_RATES, seeds: int | Iterable[int] = 3,
+    steps: int = 200, batch_size: int = 64, optimizer: str | loop.MakeOptimizer = "sgd",
+    warmup: int | None = None, forward: Forward | None = None, measure_curvature: bool = True,
+    folder: str | os.PathLike[str] | None = None, workers: int | None = None,
+    executor: Executor | None = None, device: str | torch.device | None = None, progress: bool = True,
+) -> Comparison:  # fmt: skip
     """Train briefly from several initializations, at several learning rates, with several seeds.
 
     `build()` makes a new model, which is trained in train mode. `data` is `(inputs, targets)` with all
@@ -147,17 +136,10 @@ def compare(
 
 
 def sweep(
-    build: Build,
-    loss: Loss,
-    data: Any,
-    *,
-    stds: Iterable[float] = STDS,
-    learning_rate: float = 0.01,
-    layers: str | Iterable[str] | None = None,
-    steps: int = 200,
-    warmup: int | None = None,
-    **options: Any,
-) -> Comparison:
+    build: Build, loss: Loss, data: Any, *,
+    stds: Iterable[float] = STDS, learning_rate: float = 0.01, layers: str | Iterable[str] | None = None,
+    steps: int = 200, warmup: int | None = None, **options: Any,
+) -> Comparison:  # fmt: skip
     """Draw the weights from N(0, std²) for each of `stds`, measure the curvature, train briefly.
 
     The experiment of the paper's Tables 4 and 5. Biases are 0; every std scales the same random numbers.
@@ -197,7 +179,7 @@ class Trainer:
 
     def __call__(self, job: Job) -> Run:
         (name, rate, seed), measures = job.parameters
-        started = time.perf_counter()
+        run, started = partial(Run, scheme=name, learning_rate=rate, seed=seed), time.perf_counter()
         with reproducible(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first model's warnings were shown when it was checked
             model = self.build_model(seed)
@@ -208,10 +190,10 @@ class Trainer:
                 batch = copy_to(chosen, device)
                 remark = scheme.initialize_(model, loss, batch, rate, seed, self.forward, self.optimizer)
             except Exception as failure:  # a scheme may refuse this model
-                return Run(
-                    scheme=name, learning_rate=rate, seed=seed, losses=(), first_loss=math.nan,
-                    final_loss=math.nan, steps_done=0, diverged=False, norms=None,
-                    seconds=time.perf_counter() - started, note=str(failure) or type(failure).__name__,
+                return run(
+                    losses=(), first_loss=math.nan, final_loss=math.nan, steps_done=0, diverged=False,
+                    norms=None, seconds=time.perf_counter() - started,
+                    note=str(failure) or type(failure).__name__,
                 )  # fmt: skip
             model.train()
             norms, trouble = None, ""
@@ -226,8 +208,7 @@ class Trainer:
                 build=lambda: self.build_model(seed),
             )  # fmt: skip
         last = window(self.steps)
-        return Run(
-            scheme=name, learning_rate=rate, seed=seed,
+        return run(
             losses=tuple(map(round_loss, loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS)))),
             first_loss=losses[0], final_loss=loop.final_loss(losses, last),
             steps_done=len(losses) - (not math.isfinite(losses[-1])),

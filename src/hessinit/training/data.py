@@ -123,7 +123,6 @@ class Data:
         return chosen
 
     def digest(self) -> str:
-        """A hash of every value, type and shape."""
         found = hashlib.sha256()
         for tensor in (tensor for part in self.parts for tensor in tensors_in((part.inputs, part.targets))):
             found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

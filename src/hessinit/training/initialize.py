@@ -153,8 +153,11 @@ def initialize_(
     named = layers if layers is None or isinstance(layers, str) else list(layers)
     options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
     options |= {"reduction": reduction, "seed": seed}
-    factory = scales.ProblemFactory(inside, loss, scales.read_once(batch), options, curvature, check)
-    for place, one in read_batches(factory.batch):  # before a scheme meets them in some layer
+    found = read_batches(batch)
+    pairs = [(one.inputs, one.targets) for _, one in found]  # an iterator can be read only once
+    is_one = len(found) == 1 and not found[0][0]
+    factory = scales.ProblemFactory(inside, loss, pairs[0] if is_one else pairs, options, curvature, check)
+    for place, one in found:  # before a scheme meets them in some layer
         validate.check_finite_inputs(one.inputs, place)
     steps = trial_steps * (LONGER if config.lr == "auto" else 1)
     raced = None if data is None else read_race_data(data, factory.batch, steps, seed)
@@ -166,9 +169,8 @@ def initialize_(
             f"no weight of two or more dimensions can be set ({reasons}); unfreeze one, or name others with "
             "layers=."
         )
-    free = named is None
-    others = [one for one in inside.parameters() if one.ndim < 2 and one.requires_grad and free]
-    restore = weights.snapshot(writable, others)
+    others = [one for one in inside.parameters() if one.ndim < 2 and one.requires_grad]
+    restore = weights.snapshot(writable, others if named is None else ())
     work = _Work(factory, writable, config, restore, optimizer, progress)
     try:
         result = work.fit_(config)
@@ -210,10 +212,7 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
 
 
 def _read_rule(optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: float) -> tuple[str, float]:
-    """The name of the rule and its momentum; a user's function builds an optimizer that tells them.
-
-    A rule that is not known counts as gradient descent.
-    """
+    """The name of the rule and its momentum; a user's function builds an optimizer that tells them."""
     if isinstance(optimizer, str):
         return optimizer, momentum
     loop.check_optimizer(optimizer)
@@ -223,7 +222,7 @@ def _read_rule(optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: 
         return "nesterov" if group["nesterov"] else "momentum", group["momentum"]
     if isinstance(made, torch.optim.Adam):  # AdamW derives from it
         return "adamw" if group.get("decoupled_weight_decay") else "adam", momentum
-    return "sgd", momentum
+    return "sgd", momentum  # a rule that is not known counts as gradient descent
 
 
 @dataclass
@@ -240,8 +239,6 @@ class _Work:
     def fit_(self, config: Config) -> Initialization:
         self.restore()
         return fit.fit_(self.factory, self.targets, config, self.restore)
-
-    # --- Trials ---
 
     def _trial(self, lr: float, margin: float = SURVIVAL_MARGIN) -> Trial:
         """24 steps from the present weights on the batch, a little above the rate; everything is put back."""
@@ -325,8 +322,6 @@ class _Work:
             measurements=(), kappa=None, target=None,
         )  # fmt: skip
 
-    # --- The race ---
-
     def race_(self, result: Initialization, data: RaceData, steps: int) -> Initialization:
         """Train every candidate; the result is that of the winner, whose initial weights are written."""
         results: dict[tuple[str, float], Initialization] = {}
@@ -367,10 +362,7 @@ class _Work:
     def _survivor_first_(
         self, trials: list[Trial], candidates: dict[tuple[str, float], Candidate]
     ) -> list[Trial]:
-        """The best finalist that survives a trial above its rate, whose weights are written, then the rest.
-
-        If none does, the best one stays.
-        """
+        """The best finalist that survives a trial above its rate, whose weights are written, then others."""
         finalists = [trial for trial in trials if trial.survived and trial.steps == trials[0].steps]
         for place, winner in enumerate(finalists):
             if place:
@@ -382,12 +374,11 @@ class _Work:
                 return [winner, *passed, *(trial for trial in trials if trial not in finalists[: place + 1])]
         self.restore()
         candidates[finalists[0].name, finalists[0].lr].write_()
-        return trials
+        return trials  # none does: the best one stays
 
     def _candidates(
         self, lr: float, results: dict[tuple[str, float], Initialization], first: Initialization
     ) -> list[Candidate]:
-        """The fitted weights, flatter ones, other schemes, and the user's own weights."""
 
         def fitted(name: str, config: Config) -> Candidate:
             def write_() -> None:
@@ -443,7 +434,6 @@ def _has_branches(result: Initialization) -> bool:
 
 
 def _tell_race(trials: Sequence[Trial], steps: int) -> str:
-    """Who won, and by how much."""
     winner, *others = trials
     many = len({trial.lr for trial in trials}) > 1
 

@@ -96,23 +96,23 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
     named = list(schemes.items()) if isinstance(schemes, Mapping) else [(each, each) for each in schemes]
     if len({name for name, _ in named}) < len(named):
         raise ProblemError(f"schemes={schemes!r} must hold every scheme once.")
-    return tuple(_read_scheme(name, scheme, warmup) for name, scheme in named)
-
-
-def _read_scheme(name: Any, scheme: Any, warmup: int) -> Initializer:
-    if isinstance(scheme, Initializer):
-        return scheme
-    steps = warmup if any(str(each).endswith(WARMUP) for each in (name, scheme)) else 0
-    if isinstance(scheme, str):
-        base = scheme.removesuffix(WARMUP)
-        choose("schemes", base, KNOWN, SYNONYMS)
-        return Initializer(name, base, steps)
-    if not callable(scheme) or isinstance(scheme, (type, nn.Module)) or not isinstance(name, str):
-        raise ProblemError(
-            f"schemes holds {scheme!r}; a scheme is a name, such as 'he', or in a mapping a function "
-            "scheme(model, loss, batch, lr, seed) that writes the weights in place: {'mine': function}."
-        )
-    return Initializer(name, scheme, steps)
+    found = []
+    for name, scheme in named:
+        steps = warmup if any(str(each).endswith(WARMUP) for each in (name, scheme)) else 0
+        if isinstance(scheme, Initializer):
+            found.append(scheme)
+        elif isinstance(scheme, str):
+            base = scheme.removesuffix(WARMUP)
+            choose("schemes", base, KNOWN, SYNONYMS)
+            found.append(Initializer(name, base, steps))
+        elif not callable(scheme) or isinstance(scheme, (type, nn.Module)) or not isinstance(name, str):
+            raise ProblemError(
+                f"schemes holds {scheme!r}; a scheme is a name, such as 'he', or in a mapping a function "
+                "scheme(model, loss, batch, lr, seed) that writes the weights in place: {'mine': function}."
+            )
+        else:
+            found.append(Initializer(name, scheme, steps))
+    return tuple(found)
 
 
 def describe(thing: Any) -> str:

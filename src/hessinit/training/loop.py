@@ -48,12 +48,6 @@ def train(
     At most `steps` of the `batches` are used. A loss that is not finite is the last, and no step is made with
     it. An exception counts as a loss of nan if the weights are its cause: some are not finite, or a new model
     from `build` accepts the same batch. `on_step(number, loss)` is called after every step, counted from 1.
-
-    >>> _ = torch.manual_seed(0)
-    >>> model, x = nn.Linear(2, 1), torch.eye(2)
-    >>> losses, failure = train(model, nn.MSELoss(), [(x, x[:, :1])] * 50, make_optimizer("sgd", model, 0.5))
-    >>> len(losses), losses[-1] < 0.01 * losses[0], failure
-    (50, True, '')
     """
     losses: list[float] = []
     for step, batch in enumerate(itertools.islice(batches, steps)):
@@ -84,7 +78,6 @@ def train(
 
 
 def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward: Forward | None) -> Tensor:
-    """The loss of a mini-batch, as training calls it."""
     inputs, targets = batch
     output = model(inputs) if forward is None else forward(model, inputs)
     value: Tensor = loss(output, targets)
@@ -106,22 +99,11 @@ def _caused_by_weights(
 
 
 def train_and_track(
-    model: nn.Module,
-    loss: Loss,
-    data: Any,
-    *,
-    lr: float,
-    steps: int = 200,
-    batch_size: int = 64,
-    optimizer: str | MakeOptimizer = "sgd",
-    warmup: int = 0,
-    examples: int = 256,
-    forward: Forward | None = None,
-    seed: int = 0,
-    name: str = "",
-    progress: Callable[[int, float], object] | None = None,
-    **options: Any,
-) -> Tracking:
+    model: nn.Module, loss: Loss, data: Any, *, lr: float, steps: int = 200, batch_size: int = 64,
+    optimizer: str | MakeOptimizer = "sgd", warmup: int = 0, examples: int = 256,
+    forward: Forward | None = None, seed: int = 0, name: str = "",
+    progress: Callable[[int, float], object] | None = None, **options: Any,
+) -> Tracking:  # fmt: skip
     """Train `model` in place on mini-batches of `data`, and track its curvature on `examples` of them.
 
     `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of `track`. Start
@@ -169,7 +151,6 @@ def train_and_track(
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse what is neither a name nor a function that makes an optimizer."""
     if isinstance(optimizer, Optimizer):
         raise ProblemError(
             f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new one; pass "

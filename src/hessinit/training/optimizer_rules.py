@@ -89,7 +89,6 @@ class OptimizerRule:
         return _flat({name: rate / largest for name, rate in self.rates.items()}, leaves)
 
     def decay(self, leaves: Mapping[str, Tensor]) -> Tensor:
-        """Each weight's decay, flat."""
         common = 0.0 if self.rule is None else self.rule.weight_decay
         return _flat({name: self.decays.get(name, common) for name in leaves}, leaves)
 
@@ -218,7 +217,6 @@ def name_optimizer(optimizer: str, lr: float | None, settings: Mapping[str, Any]
 
 
 def require_known_optimizer(optimizer: Any) -> None:
-    """Refuse what is neither a known name nor a torch optimizer."""
     if isinstance(optimizer, str):
         choose("optimizer", optimizer, OPTIMIZER_NAMES, {"gd": "sgd", "heavy ball": "momentum"})
     elif not isinstance(optimizer, Optimizer):

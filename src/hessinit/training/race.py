@@ -63,13 +63,18 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
     `data` is a DataLoader, a list of ready batches, or `(inputs, targets)` with all examples, which are cut
     into batches of the size of `batch`. Where there are at least five batches, but fewer than steps, a fifth
     of them is held out for the score.
-
-    >>> inputs, targets = torch.randn(96, 4), torch.zeros(96)
-    >>> read = read_race_data((inputs, targets), (inputs[:8], targets[:8]), steps=48)
-    >>> len(read.batches), read.different, len(read.held_out)
-    (48, 10, 2)
     """
-    _check_repeatable(data)
+    source = data.dataset if isinstance(data, DataLoader) else data
+    if hasattr(source, "__iter__") and not isinstance(source, (Sequence, Tensor)):
+        with untouched_random_state():
+            once = iter(source) is iter(source)
+        if once:  # training would find it used up
+            what = "data" if source is data else "the dataset of data"
+            raise ProblemError(
+                f"{what}, a {type(source).__name__}, can be read only once: the race would use up batches "
+                "that training needs. Pass a DataLoader over a dataset that can be read again, or a list of "
+                "batches."
+            )
     read, held_out = read_data(data, 1, steps), tuple[Batch, ...]()
     if not read.ready:
         read = replace(read, batch_size=min(read_batches(batch)[0][1].size, read.examples))
@@ -78,21 +83,6 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
         held_out = scoring.parts
     batches = tuple(itertools.islice(read.minibatches(seed), steps))
     return RaceData(batches, min(read.different, steps), held_out)
-
-
-def _check_repeatable(data: Any) -> None:
-    """Refuse what can be read once only: training would find it used up."""
-    source = data.dataset if isinstance(data, DataLoader) else data
-    if isinstance(source, (Sequence, Tensor)) or not hasattr(source, "__iter__"):
-        return
-    with untouched_random_state():
-        once = iter(source) is iter(source)
-    if once:
-        what = "data" if source is data else "the dataset of data"
-        raise ProblemError(
-            f"{what}, a {type(source).__name__}, can be read only once: the race would use up batches that "
-            "training needs. Pass a DataLoader over a dataset that can be read again, or a list of batches."
-        )
 
 
 @torch.inference_mode(False)
@@ -115,14 +105,6 @@ def race_(
     weights is left as found; whatever is raised, the weights are, too. Costs 7/12 of `steps` for a candidate,
     on average, and memory for its weights, buffers and optimizer. `on_step(done, planned, name)` is called
     after each step.
-
-    >>> model, x = nn.Linear(4, 1), torch.eye(4)
-    >>> data = read_race_data([(x, x[:, :1])], (x, x[:, :1]), steps=9)
-    >>> tries = [Candidate(f"lr {lr}", lr, lambda: None) for lr in (99.0, 0.1)]
-    >>> for trial in race_(model, nn.MSELoss(), data, tries, optimizer="sgd", steps=9):
-    ...     print(trial.name, trial.steps, trial.survived)
-    lr 0.1 9 True
-    lr 99.0 3 False
     """
     with untouched_model(model, loss, forward) as found:
         trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, on_step)
@@ -182,8 +164,6 @@ def survives(
 
 @dataclass(eq=False)
 class _Run:
-    """A candidate, and how far its training has come."""
-
     candidate: Candidate
     initial: list[Tensor]
     reason: str = ""

@@ -21,16 +21,6 @@ class RunFolder:
     """Results by key, kept in a folder, or in memory only (`folder=None`).
 
     experiment.json records the settings, and runs/ has a file for each result, all written atomically.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     runs = RunFolder(folder)
-    ...     runs.open({"steps": 100})
-    ...     runs.add("he, lr 0.1, seed 0", {"loss": 0.5})
-    ...     again = RunFolder(folder)
-    ...     again.open({"steps": 100})
-    ...     again.results
-    {'he, lr 0.1, seed 0': {'loss': 0.5}}
     """
 
     def __init__(self, folder: Any) -> None:

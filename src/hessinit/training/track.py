@@ -129,8 +129,7 @@ class Tracker:
         self._subject, self._log, self._sinks, self._warn = subject, log, sinks, warn
         if log is not None and log.earlier is not None:
             record = _continue_record(log.earlier, record, log.path)
-        record = subject.on_first_rank(lambda: record)
-        self._record = record
+        self._record = record = subject.on_first_rank(lambda: record)
         self._points: list[TrackedPoint] = list(record.points)
         self._losses = Losses(record.losses)
         self._seen: Any = None  # the measured weights and the modes of the modules at the last point
@@ -248,7 +247,6 @@ class Tracker:
         return point
 
     def _make_point(self, started: float, must_succeed: bool) -> TrackedPoint:
-        """The point of this step; one of nan with a note where measuring fails."""
         subject, lr, note = self._subject, None, ""
         try:
             steps = subject.read_optimizer()
@@ -405,7 +403,6 @@ class _Subject:
 
 
 def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Tracking:
-    """The earlier record with the new settings; changes are noted, another curvature is refused."""
     if earlier.curvature != record.curvature:
         why = f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}"
         raise ProblemError(f"{why}; pass the same curvature, or another path.")

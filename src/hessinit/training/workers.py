@@ -49,10 +49,6 @@ def run_jobs(
     """An iterator over (job, `work(job)`) as they finish, which ends workers when closed, and notes.
 
     `workers=None` means one process for each core, or this process where the work cannot be pickled.
-
-    >>> results, notes = run_jobs(lambda job: job.parameters**2, [Job("a", 2), Job("b", 3)], workers=1)
-    >>> {job.key: value for job, value in results}
-    {'a': 4, 'b': 9}
     """
     if executor is not None:
         if type(executor).__module__.startswith("distributed."):
@@ -77,7 +73,6 @@ def run_jobs(
 
 
 def check_workers(workers: Any, executor: Any) -> None:
-    """Refuse a wrong number of workers, a wrong executor, or both at once."""
     from hessinit.problem.validate import check_whole
 
     if workers is not None:
@@ -229,39 +224,41 @@ def progress_bar(
 @contextlib.contextmanager
 def race_bar(wanted: bool, waiting: str = "") -> Iterator[Callable[[int, int, str], None]]:
     """A bar from the first `on_step(done, planned, name)` on, and until then a spinner, if it has a label."""
-    with contextlib.ExitStack() as display:
-        display.enter_context(spinner(waiting, wanted and bool(waiting)))
-        advance: Advance | None = None
-
-        def on_step(done: int, planned: int, name: str) -> None:
-            nonlocal advance
-            if advance is None:
-                display.close()  # a terminal shows one at a time
-                advance = display.enter_context(progress_bar("Racing", planned, 0, wanted))
-            advance(name, 1)
-
-        yield on_step
+    with _bar_after_spinner(waiting, wanted and bool(waiting)) as bar:
+        yield lambda done, planned, name: bar("Racing", planned, 0, wanted)(name, 1)
 
 
 @contextlib.contextmanager
 def measuring_bar(waiting: str) -> Iterator[Callable[[ProgressState], None]]:
     """A spinner, and from the first state on a bar by time, with layers, products and time left beside it."""
-    with contextlib.ExitStack() as display:
-        display.enter_context(spinner(waiting, True))
-        advance: Advance | None = None
+    with _bar_after_spinner(waiting, True) as bar:
         shown = 0.0
 
         def show(state: ProgressState) -> None:
-            nonlocal advance, shown
-            if advance is None:
-                display.close()  # a terminal shows one at a time
-                advance = display.enter_context(progress_bar(waiting, 1.0, 0.0, True, counted=False))
+            nonlocal shown
+            advance = bar(waiting, 1.0, 0.0, True, counted=False)
             share = state.seconds / (state.seconds + state.seconds_left)
             done = f"{state.layers_done} of {state.layers} layers, {state.products} products"
             advance(f"{done}, {state.seconds_left:.0f} s left  {state.layer}", share - shown)
             shown = share
 
         yield show
+
+
+@contextlib.contextmanager
+def _bar_after_spinner(waiting: str, spins: bool) -> Iterator[Callable[..., Advance]]:
+    """Its first call ends the spinner and opens the `progress_bar`, which all later ones return."""
+    with contextlib.ExitStack() as display:
+        display.enter_context(spinner(waiting, spins))
+        opened: list[Advance] = []
+
+        def bar(*given: Any, **options: Any) -> Advance:
+            if not opened:
+                display.close()  # a terminal shows one at a time
+                opened.append(display.enter_context(progress_bar(*given, **options)))
+            return opened[0]
+
+        yield bar
 
 
 @contextlib.contextmanager
