@@ -12,7 +12,15 @@ from known_matrices import CountingOperator, eigenvalues, gaussian_matrix, gram,
 from torch import Tensor
 
 from hessinit.curvature.krylov import LanczosProcess
-from hessinit.curvature.lanczos import lanczos, lockstep_tops, smallest_eigenvalue, top_eigenpairs
+from hessinit.curvature.lanczos import (
+    LanczosSearch,
+    Start,
+    lanczos,
+    lockstep_tops,
+    run_together,
+    smallest_eigenvalue,
+    top_eigenpairs,
+)
 from hessinit.curvature.singular_values import BatchedMap, largest_singular_values
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 
@@ -343,3 +351,57 @@ def test_bad_arguments_are_answered_with_the_rule_and_the_way_out(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         find(torch.eye(3), **arguments)
+
+
+def test_the_norm_alone_is_cheaper_and_the_other_end_keeps_an_honest_error() -> None:
+    for matrix in (gram(300, 300), -gram(300, 300), wigner(300)):
+        truth = eigenvalues(matrix)
+        norm, both = lanczos(matrix, which="norm"), lanczos(matrix)
+        assert norm.steps <= both.steps
+        assert norm.norm.converged
+        assert abs(norm.norm.value - np.abs(truth).max()) <= norm.norm.error <= 1e-3 * np.abs(truth).max()
+        assert norm.bottom is not None
+        for found, true in ((norm.top, truth[-1]), (norm.bottom, truth[0])):
+            assert abs(found.value - true) <= found.error
+
+
+@pytest.mark.parametrize("tolerance", [0.1, 0.01])
+def test_a_rougher_tolerance_takes_fewer_products_and_its_error_holds(tolerance: float) -> None:
+    outside = 0
+    for trial in range(100):
+        values = 10.0 ** -np.random.default_rng(trial).uniform(0, 3, 400)
+        matrix = torch.diag(torch.from_numpy(values))
+        rough, fine = (
+            lanczos(matrix, which="top", tolerance=one, seed=trial).top for one in (tolerance, 1e-4)
+        )
+        assert rough.products < fine.products
+        assert rough.error <= 1.01 * tolerance * rough.value
+        outside += abs(rough.value - values.max()) > rough.error
+    assert outside <= 3
+
+
+def test_a_start_with_the_matrix_as_covariance_finds_the_same_with_fewer_products() -> None:
+    values = torch.arange(1.0, 3001.0, dtype=torch.float64) ** -0.6
+    saved = 0
+    for seed in range(20):
+        noise = torch.randn(3000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        vector = values.sqrt() * noise
+        start = Start(vector, float(vector.square().sum()))
+        options: dict[str, Any] = {"which": "top", "tolerance": 0.1, "max_iterations": 200, "seed": seed}
+        searches = [LanczosSearch(torch.diag(values), **options, start=one) for one in (start, None)]
+        run_together(searches)
+        ours, plain = (search.result.top for search in searches)
+        assert abs(ours.value - 1) <= ours.error <= 0.101
+        saved += plain.products - ours.products
+    assert saved >= 10
+
+
+def test_a_long_operator_keeps_its_last_vectors_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = gram(400, 60)
+    whole = lanczos(matrix, which="top")
+    monkeypatch.setattr("hessinit.curvature.lanczos._LARGE", 100)
+    monkeypatch.setattr("hessinit.curvature.krylov._NUMBERS_PER_BLOCK", 1600)
+    search = LanczosSearch(matrix, which="top", tolerance=1e-3, max_iterations=200, seed=0)
+    run_together([search])
+    assert sum(len(block) for block in search._process._blocks) == 12 < search.result.steps
+    assert abs(search.result.top.value - whole.top.value) <= 1e-6 * whole.top.value

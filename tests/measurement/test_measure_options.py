@@ -177,3 +177,25 @@ def test_complex_inputs_follow_the_dtype_and_a_scripted_module_without_weights_i
     scripted = nn.Sequential(first, torch.jit.script(tanh), last)
     found, expected = (hessinit.measure(model, LOSS, batch()) for model in (scripted, network()))
     assert found.network.norm == pytest.approx(expected.network.norm, rel=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["auto", "lanczos"])
+def test_a_lower_precision_is_within_its_stated_error_and_says_when_that_is_too_much(estimator: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40), nn.GELU(), nn.Linear(40, 30), nn.GELU(), nn.Linear(30, 5))
+    data = torch.randn(60, 20), torch.randint(5, (60,))
+    exact = hessinit.measure(model, LOSS, data, **EXACT)
+    rough = hessinit.measure(model, LOSS, data, precision="bf16", tolerance=0.1, estimator=estimator)
+    assert rough.converged
+    for row, true in zip((*rough.layers, rough.network), (*exact.layers, exact.network), strict=True):
+        assert abs(row.norm - true.norm) <= row.error <= 0.11 * row.norm
+    with pytest.warns(hessinit.ConvergenceWarning, match="rounding in bf16 leaves .* pass precision='full'"):
+        fine = hessinit.measure(model, LOSS, data, precision="bf16", tolerance=1e-5, estimator=estimator)
+    for row, true in zip(fine.layers, exact.layers, strict=True):
+        assert abs(row.norm - true.norm) <= row.error
+    tf32 = hessinit.measure(model, LOSS, data, precision="tf32", estimator=estimator)
+    assert all(abs(a.norm - b.norm) <= a.error for a, b in zip(tf32.layers, exact.layers, strict=True))
+    with pytest.raises(
+        hessinit.ProblemError, match="precision='fp16' is unknown; choose from 'full', 'tf32'"
+    ):
+        hessinit.measure(model, LOSS, data, precision="fp16")
