@@ -183,7 +183,7 @@ def worth_checking(steps: int) -> bool:
 # The residual must be below this share of √tolerance, so that the gap to the next Ritz value means something.
 CAUTION = 0.03
 # How far beyond the value, in tolerances, a rare eigenvalue may lie unseen near convergence.
-MAX_UNSEEN = 5.0
+MAX_UNSEEN = 3.0
 
 
 def rarity(tolerance: float) -> float:
