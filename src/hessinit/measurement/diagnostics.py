@@ -190,9 +190,6 @@ def _living_units(values: LayerValues) -> Tensor | None:
     return alive.movedim(units, -1).reshape(-1, entry.shape[units]).any(dim=0)
 
 
-# --- The values at every layer in one forward -------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LayerValues:
     """One use of a weight: its output with its bias, and the same after the activation, if one follows.

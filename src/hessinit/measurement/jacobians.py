@@ -55,9 +55,6 @@ REARRANGING = RESHAPING | {"PermuteBackward0", "TBackward0", "TransposeBackward0
 Consumers = dict[Node, list[Node]]
 
 
-# --- Where the forward uses each weight, and what follows -------------------------------------------------
-
-
 def activation_kind(node: Node) -> str | None:
     """The name of an activation's node; None for any other node."""
     # Some in-place activations have nodes of their own: LeakyReluBackward1 beside LeakyReluBackward0.
@@ -183,9 +180,6 @@ def trace_from_inputs(evaluation: Evaluation) -> tuple[Tensor, list[Tensor], str
     return output, floating, ""
 
 
-# --- Derivatives between places of the graph, example by example ------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class GraphPoint:
     """A tensor of the forward, or the edge that stands for it, whose numbers belong to `size` examples.
@@ -279,9 +273,6 @@ class Jacobian:
 def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
     pieces = rows.split([point.each for point in points], dim=-1)
     return [point.scatter(piece) for point, piece in zip(points, pieces, strict=True)]
-
-
-# --- Norms: by few unit vectors, exact, or by Lanczos -----------------------------------------------------
 
 
 def backward_norms(output: Tensor, layers: LayerUses, settings: LanczosSettings) -> dict[str, SingularValues]:

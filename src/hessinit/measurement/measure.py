@@ -24,13 +24,7 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, 
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
-from hessinit.results.curvature_report import (
-    ONLY_BOUNDED,
-    CurvatureReport,
-    Estimate,
-    LayerCurvature,
-    Spread,
-)
+from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -360,9 +354,6 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
     if strict:
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorator
-
-
-# --- The same matrices as operators -----------------------------------------------------------------------
 
 
 def hessian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> HessianOperator:
