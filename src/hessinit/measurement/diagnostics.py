@@ -114,14 +114,7 @@ class _Gathered:
 
 
 class Moments:
-    """The mean and the standard deviation of all numbers added so far.
-
-    >>> moments = Moments()
-    >>> moments.add(torch.tensor([1.0, 2.0]))
-    >>> moments.add(torch.tensor([6.0]))
-    >>> moments.mean, round(moments.std, 6)  # of 1, 2, 6: the square root of 14/3
-    (3.0, 2.160247)
-    """
+    """The mean and the standard deviation of all numbers added so far."""
 
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, 0.0, 0.0
@@ -174,8 +167,7 @@ def _living_units(values: LayerValues) -> Tensor | None:
 
     A unit is a channel of a convolution, a feature of anything else.
     """
-    node = values.activation
-    entry = values.entry
+    node, entry = values.activation, values.entry
     if node is None or entry.ndim == 0:
         return None
     name = _activation_name(node)

@@ -97,8 +97,8 @@ def read_layers(output: Tensor, leaves: dict[str, Tensor], seed: int) -> tuple[L
     found = layer_uses.find_uses(output, leaves)
     size, consumers = output.shape[0] if output.ndim else 1, consumers_of(output)
     known = known_calls(found, leaves, size) if size > 1 else []
-    layouts = find_layouts(output, known, seed) if known else []
-    orders = {one.edge.node: layout for one, layout in zip(known, layouts, strict=True)}
+    layouts = zip(known, find_layouts(output, known, seed), strict=True)
+    orders = {one.edge.node: layout for one, layout in layouts}
     layers: LayerUses = {}
     reasons: dict[str, str] = {}
     for name, uses in found.items():

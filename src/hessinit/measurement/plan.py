@@ -99,10 +99,7 @@ def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[in
         return 0, others, roots
     columns, lost = roots[0].columns.shape[0], set[str]()
     for one in evaluations:
-        calls = gram.known_calls(one.uses, one.problem.leaves, one.output.shape[0])
-        layouts = gram.find_layouts(one.output, calls, one.problem.seed) if calls else []
-        mixed = {call.name for call, layout in zip(calls, layouts, strict=True) if layout is None}
-        known = {call.name for call in calls} - mixed
+        known = {call.name for call in gram.separable_calls(one)}
         lost |= {name for name in others if name not in known}
     reason = engines.gram_reason(columns, len(lost), len(others))
     return columns if len(lost) < len(others) else 0, [name for name in others if name in lost], reason
