@@ -220,8 +220,7 @@ _LEAST_TOGETHER = 2**20
 
 
 def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
-    groups: list[list[str]] = []
-    room = 0
+    groups, room = list[list[str]](), 0
     for name in names:
         if sizes[name] > room:
             groups.append([])

@@ -104,8 +104,16 @@ class LanczosSearch:
         values, _, residuals = process.ritz()
         norm = krylov.spectral_norm(values)
         top, bottom = (self._read(values, residuals, index, norm) for index in (-1, 0))
-        if last or self._has_converged(top, bottom, norm):
-            self._conclude(top, bottom, norm, values)
+        if not last and not self._has_converged(top, bottom, norm):
+            return
+        tolerance, most = self._tolerance, self._most
+        all_needed = self._which != "norm" or process.steps == self._limit
+        needed = [all_needed or abs(one.value) == norm for one in (top, bottom)]
+        high = krylov.conclude(top, process, norm, tolerance, most, needed[0])
+        low = krylov.conclude(bottom, process, norm, tolerance, most, needed[1])
+        below, ritz = low if self._which != "top" else None, tuple((values * process.scale).tolist())
+        found = LanczosResult(high, below, _larger(high, low, tolerance), process.steps, ritz)
+        self.result, self.is_done = found, True
 
     def _read(
         self, values: krylov.Array, residuals: krylov.Array, index: int, norm: float
@@ -137,19 +145,6 @@ class LanczosSearch:
                 return False
             needed = (larger,)
         return all(one.is_converged(self._tolerance, norm) for one in needed)
-
-    def _conclude(
-        self, top: krylov.RitzExtreme, bottom: krylov.RitzExtreme, norm: float, values: krylov.Array
-    ) -> None:
-        process, tolerance = self._process, self._tolerance
-        all_needed = self._which != "norm" or process.steps == self._limit
-        needed = [all_needed or abs(one.value) == norm for one in (top, bottom)]
-        high = krylov.conclude(top, process, norm, tolerance, self._most, needed[0])
-        low = krylov.conclude(bottom, process, norm, tolerance, self._most, needed[1])
-        ritz = tuple(float(value) * process.scale for value in values)
-        larger = _larger(high, low, tolerance)
-        below = low if self._which != "top" else None
-        self.result, self.is_done = LanczosResult(high, below, larger, process.steps, ritz), True
 
 
 def run_together(searches: Sequence[LanczosSearch]) -> list[LanczosResult]:
@@ -215,8 +210,7 @@ def lockstep_tops(
     """The top of `lanczos(which="top")` for each operator, with one bookkeeping for all of them."""
     lockstep = _Lockstep(operators, seed)
     limit = min(max_iterations, lockstep.size)
-    found: dict[int, Estimate] = {}
-    rare = krylov.rarity(tolerance)
+    found, rare = dict[int, Estimate](), krylov.rarity(tolerance)
     for step in range(1, limit + 1):
         lockstep.advance()
         over = [run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs]

@@ -9,6 +9,7 @@ other node the backward is differentiated by itself.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,10 +58,7 @@ def _shape(node: Node, output: int = 0) -> torch.Size:
 
 
 def _sum(terms: Sequence[Tensor | None]) -> Tensor:
-    first, *others = [one for one in terms if one is not None]
-    for one in others:
-        first = first + one
-    return first
+    return functools.reduce(torch.add, [one for one in terms if one is not None])
 
 
 def _times(node: Node) -> Rule:
@@ -246,7 +244,6 @@ def _dimension(name: str) -> Callable[[Node], int]:
     return lambda node: signed(getattr(node, f"_saved_{name}"))
 
 
-_reshaped = _moves(Tensor.reshape, _shape)
 _keeps = lambda node: node._saved_keepdim  # noqa: E731
 
 _RULES: dict[str, Callable[[Node], Rule]] = {
@@ -285,7 +282,7 @@ _RULES: dict[str, Callable[[Node], Rule]] = {
     "UnbindBackward0": _moves(Tensor.unbind, _dimension("dim")),
     "SelectBackward0": _moves(Tensor.select, _dimension("dim"), _dimension("index")),
     **{
-        f"{name}Backward{number}": _reshaped
+        f"{name}Backward{number}": _moves(Tensor.reshape, _shape)
         for name in ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
         for number in (0, 1, 2)
     },

@@ -52,8 +52,7 @@ def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagn
     """
     gathered = {name: _Gathered() for name in problem.leaves}
     for evaluation in evaluations:
-        recorder = _Recorder(problem.leaves, evaluation.batch)
-        with recorder:
+        with _Recorder(problem.leaves, evaluation.batch) as recorder:
             output = problem.output(evaluation.batch)
         recorder.inspect(output)
         uses = recorder.layer_values(output)
@@ -236,7 +235,9 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:  # it may have written into a view
             found += [tensor._base for tensor in found if tensor._base is not None]
         # Two summands that depend on the data make a residual connection; a matrix is a layer of its own.
-        biased = len(others) == len(arguments) - 1 and all(map(_is_vector, others))
+        # At most one dimension of a bias is longer than 1.
+        vectors = all(sum(length > 1 for length in one.shape) <= 1 for one in others)
+        biased = len(others) == len(arguments) - 1 and vectors
         for tensor in found:
             if id(tensor) not in self._names:  # an embedding with max_norm writes into its weight
                 self._data[tensor] = biased
@@ -305,8 +306,3 @@ def _node(tensor: Tensor) -> Node | None:
         return tensor.grad_fn
     except RuntimeError:  # a view that was overwritten through another one: torch forbids its use
         return None
-
-
-def _is_vector(tensor: Tensor) -> bool:
-    """At most one dimension is longer than 1, as a bias's is."""
-    return sum(length > 1 for length in tensor.shape) <= 1

@@ -357,21 +357,17 @@ def _spectral_norms(
         return found
     looser = replace(settings, tolerance=min(_LOOSER * settings.tolerance, _LOOSEST))
     for name, points in layers.items():
-
-        def push(vectors: Tensor, points: GraphPoints = points) -> Tensor:
-            return torch.cat(out(end, points, vectors), dim=-1)
-
-        def pull(vectors: Tensor, points: GraphPoints = points) -> Tensor:
-            return torch.cat(back(points, end, vectors), dim=-1)
-
-        batched = BatchedMap(size, numbers, _each(points), push, pull)
-        found[name] = iterated_norms(batched, like, looser)
+        push, pull = _joined(out, end, points), _joined(back, points, end)
+        found[name] = iterated_norms(BatchedMap(size, numbers, _each(points), push, pull), like, looser)
     return found
 
 
+def _joined(product: Product, start: GraphPoints, end: GraphPoints) -> Callable[[Tensor], Tensor]:
+    return lambda vectors: torch.cat(product(start, end, vectors), dim=-1)
+
+
 def iterated_norms(maps: BatchedMap, like: Tensor, settings: LanczosSettings) -> SingularValues:
-    options = {**settings.options, "dtype": like.dtype, "device": like.device}
-    return largest_singular_values(maps, **options)
+    return largest_singular_values(maps, **settings.options, dtype=like.dtype, device=like.device)
 
 
 def _images_of_units(end: GraphPoints, points: GraphPoints, out: Product, like: Tensor) -> list[Tensor]:
@@ -392,11 +388,7 @@ def _images_of_units(end: GraphPoints, points: GraphPoints, out: Product, like: 
 
 
 def exact_norms(matrices: Tensor) -> SingularValues:
-    """Spectral norms of matrices (examples, …, …), by the smaller of their two Gram matrices in fp64.
-
-    >>> [round(float(value), 12) for value in exact_norms(torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]])).values]
-    [5.0, 0.0]
-    """
+    """Spectral norms of matrices (examples, …, …), by the smaller of their two Gram matrices in fp64."""
     _, rows, columns = matrices.shape
     tops = []
     for part in matrices.split(max(1, _NUMBERS_AT_ONCE // max(1, rows * columns))):

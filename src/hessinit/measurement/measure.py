@@ -328,10 +328,8 @@ def measure(
             from hessinit.measurement.diagnostics import diagnose
 
             further["diagnostics"] = diagnose(problem, evaluations)
-        rows = tuple(
-            replace(row, **{field: found[layer.parameter] for field, found in further.items()})
-            for row, layer in zip(rows, ordered, strict=True)
-        )
+        details = [{field: some[one.parameter] for field, some in further.items()} for one in ordered]
+        rows = tuple(replace(row, **more) for row, more in zip(rows, details, strict=True))
         notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
         report = measuring.report(rows, whole, curvature, notes=notes, **facts)
         del measuring  # a gradient is timed: what the engines hold must not stand beside its graph

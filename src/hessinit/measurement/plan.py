@@ -39,15 +39,6 @@ def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = Fa
     return sum(each * (AT_THE_END + THE_REST * share) for share in shares)
 
 
-def gram_gradients(columns: int, products: float, network: bool) -> float:
-    """Gradients of the Gram engine: the backward passes, and the products for layers and network.
-
-    >>> gram_gradients(columns=10, products=10, network=True)  # 10 · 0.4 + 2 · 10 · 0.4
-    12.0
-    """
-    return columns * PER_COLUMN + (1 + network) * products * PER_GRAM_PRODUCT
-
-
 def plan_measurement(
     evaluations: Sequence[Evaluation], curvature: str, estimator: str, settings: engines.LanczosSettings,
     network: bool,
@@ -62,7 +53,9 @@ def plan_measurement(
         why = why if exact else reason
         blocks = [*(shares[name] for name in others), *[1.0] * (network and bool(others))]
         work += lanczos_gradients(blocks, products)
-        work += gram_gradients(columns, products, network) if columns else 0.0
+        # The backward passes of the Gram engine, and its products for layers and network.
+        grams = columns * PER_COLUMN + (1 + network) * products * PER_GRAM_PRODUCT
+        work += grams if columns else 0.0
     work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
     saved = [_saved_bytes(one) for one in evaluations]
     weights = sum(one.nbytes for one in problem.model.parameters())

@@ -258,8 +258,6 @@ def _form(passes: Sequence[SharedPass], layer: Layer, along: Iterator[Directions
             forms = torch.stack(one.forms(layer.parameter, some.tensor))
             totals += one.evaluation.weight * forms * some.factors
         found.append(torch.stack([totals.sum(0), totals[0], some.lengths]))
-    exact, theorem1, lengths = map(tuple, torch.cat(found, dim=1).tolist())
-    return QuadraticForm(
-        name=layer.name, aliases=layer.aliases, shape=layer.shape, exact=exact, theorem1=theorem1,
-        length=lengths,
-    )  # fmt: skip
+    named = zip(("exact", "theorem1", "length"), torch.cat(found, dim=1).tolist(), strict=True)
+    numbers = {name: tuple(some) for name, some in named}
+    return QuadraticForm(name=layer.name, aliases=layer.aliases, shape=layer.shape, **numbers)
