@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import (
-    derivative_check,
-    krylov,
-    layer_uses,
-    operators,
-    probes,
-    rounding_error,
-    stochastic,
-)
+from hessinit.curvature import derivative_check, lanczos, layer_uses, operators, rounding_error, stochastic
 from hessinit.curvature.evaluation import (
     Evaluation,
     LossFactor,
@@ -30,17 +22,8 @@ from hessinit.curvature.evaluation import (
     unused_leaves,
 )
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, known_calls, trace_grams
-from hessinit.curvature.lanczos import (
-    LanczosSearch,
-    Start,
-    Which,
-    lanczos,
-    lockstep_tops,
-    run_together,
-    smallest_eigenvalue,
-    top_eigenpairs,
-)
-from hessinit.curvature.probes import Operator, random_like
+from hessinit.curvature.krylov import SMALL
+from hessinit.curvature.probes import Operator, ProbeStream, random_like
 from hessinit.curvature.progress import NETWORK, Progress, Watched
 from hessinit.errors import ProblemError
 from hessinit.results.curvature_report import Estimate
@@ -88,7 +71,7 @@ class Engine(ABC):
 
     name = "lanczos"
     reason: str
-    ends: Which = "both"  # of the spectrum, that must converge in a block that may be indefinite
+    ends: lanczos.Which = "both"  # of the spectrum, that must converge in a block that may be indefinite
     _settings: LanczosSettings
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
@@ -111,35 +94,24 @@ class Engine(ABC):
         """Whether all these leaves are measured without further products."""
         return False
 
-    def _search(self, operator: Operator, rank: int | None, start: Start | None = None) -> Extremes:
-        return self._search_each([(operator, start)], rank)[0]
-
-    def _search_each(
-        self, blocks: Sequence[tuple[Operator, Start | None]], rank: int | None
+    def _search(
+        self, rank: int | None, *blocks: Operator, starts: Sequence[lanczos.Start | None] = (None,)
     ) -> list[Extremes]:
         """Lanczos; a semidefinite block without full rank has the smallest eigenvalue 0."""
-        plans = [self._plan(operator, rank, start) for operator, start in blocks]
-        run_together([search for search, _ in plans])
+        searches = []
+        for operator, start in zip(blocks, starts, strict=True):
+            size = int(operator.shape[0])
+            which: lanczos.Which = "top" if rank is not None and rank < size else self.ends
+            options = {**self._settings.options, "which": which, "semidefinite": rank is not None}
+            # For both ends it has no part in the null space, and would not see an eigenvalue 0.
+            options["start"] = start if size > SMALL and which != "both" else None
+            searches.append(lanczos.LanczosSearch(operator, **options))
         found = []
-        for search, below in plans:
-            top, bottom = search.result.top, below or search.result.bottom
-            assert bottom is not None
+        for operator, result in zip(blocks, lanczos.run_together(searches), strict=True):
+            bottom = result.bottom or zero_bottom(rank or 0, int(operator.shape[0]))
             # One run finds both: its products are counted once.
-            found.append(Extremes(top, replace(bottom, products=0), self.name, self.reason))
+            found.append(Extremes(result.top, replace(bottom, products=0), self.name, self.reason))
         return found
-
-    def _plan(
-        self, operator: Operator, rank: int | None, start: Start | None
-    ) -> tuple[LanczosSearch, Estimate | None]:
-        """The search, and the smallest eigenvalue where it is known before."""
-        size = int(operator.shape[0])
-        options = {**self._settings.options, "start": start if size > krylov.SMALL else None}
-        if rank is not None and rank < size:
-            return LanczosSearch(operator, which="top", **options), zero_bottom(rank, size)
-        options |= {"semidefinite": rank is not None}
-        if self.ends == "both":
-            options["start"] = None  # it has no part in the null space, and would not see an eigenvalue 0
-        return LanczosSearch(operator, which=self.ends, **options), None
 
 
 def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float) -> Extremes:
@@ -157,9 +129,8 @@ def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, to
         if rounding.relative <= tolerance or not estimate.converged:
             return wider
         left = f"rounding in {rounding.unit} leaves an error of {fraction:.0e} of the norm"
-        way = (
-            "dtype=torch.float64" if rounding.unit == "float32" else "precision='full' or a larger tolerance"
-        )
+        fuller = "precision='full' or a larger tolerance"
+        way = "dtype=torch.float64" if rounding.unit == "float32" else fuller
         return replace(wider, converged=False, reason=f"{left}; pass {way}")
 
     return replace(extremes, top=widen(extremes.top), bottom=widen(extremes.bottom))
@@ -179,7 +150,7 @@ def measure_spectrum(
     found: dict[str, Any] = {}
     if top:
         count = min(top, operator.shape[0])
-        found["eigenvalues"] = top_eigenpairs(operator, count, **settings.options).values
+        found["eigenvalues"] = lanczos.top_eigenpairs(operator, count, **settings.options).values
     if trace:
         found["trace"] = stochastic.hutch_plus_plus(operator, seed=settings.seed)
     if frobenius:
@@ -197,7 +168,7 @@ class LanczosEngine(Engine):
 
     def __init__(
         self, evaluations: Sequence[Evaluation], settings: LanczosSettings, reason: str, rank: int | None,
-        ends: Which = "both", roots: Sequence[LossFactor] = (),
+        ends: lanczos.Which = "both", roots: Sequence[LossFactor] = (),
     ) -> None:  # fmt: skip
         self._evaluations, self._settings, self.reason, self._rank = evaluations, settings, reason, rank
         self.ends, self._roots = ends, roots
@@ -207,15 +178,15 @@ class LanczosEngine(Engine):
 
     def extremes(self, names: Sequence[str]) -> Extremes:
         block = self._settings.watched(self.operator(names), names)
-        return self._search(block, self._rank, self._start(names))
+        return self._search(self._rank, block, starts=[self._start(names)])[0]
 
-    def _start(self, names: Sequence[str]) -> Start | None:
+    def _start(self, names: Sequence[str]) -> lanczos.Start | None:
         """`Jᵀ S w` of random numbers w, where `S Sᵀ` is the loss's Hessian by the output."""
         vectors, squares = self._starts
         square = sum(squares.get(name, 0.0) for name in names)
         if not 0 < square < math.inf:
             return None
-        return Start(operators.join([vectors[name] for name in names]), square)
+        return lanczos.Start(operators.join([vectors[name] for name in names]), square)
 
     @cached_property
     def _starts(self) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -225,7 +196,7 @@ class LanczosEngine(Engine):
             if root is None:
                 return {}, {}
             seed = self._settings.seed + number
-            stream = probes.ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device)
+            stream = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device)
             pulled = evaluation.pull(names, root.sample(stream.draw().view_as(output)))
             for name, one in zip(names, pulled, strict=True):
                 part = one * math.sqrt(evaluation.weight)
@@ -238,10 +209,9 @@ class LanczosEngine(Engine):
         sizes = {name: self._evaluations[0].leaves[name].numel() for name in names}
         found: dict[str, Extremes] = {}
         for group in _groups(names, sizes):
-            blocks = [
-                (self._settings.watched(self.operator([name]), [name]), self._start([name])) for name in group
-            ]
-            found |= zip(group, self._search_each(blocks, self._rank), strict=True)
+            blocks = [self._settings.watched(self.operator([name]), [name]) for name in group]
+            starts = [self._start([name]) for name in group]
+            found |= zip(group, self._search(self._rank, *blocks, starts=starts), strict=True)
             self._settings.done(*group)
         return found
 
@@ -250,8 +220,7 @@ _LEAST_TOGETHER = 2**20
 
 
 def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
-    groups: list[list[str]] = []
-    room = 0
+    groups, room = list[list[str]](), 0
     for name in names:
         if sizes[name] > room:
             groups.append([])
@@ -328,7 +297,7 @@ class HessianEngine(Engine):
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
         through = self._through_output(names[0]) if len(names) == 1 else None
         operator = through or self.operator(names)
-        found = self._search(self._settings.watched(operator, names), None)
+        (found,) = self._search(None, self._settings.watched(operator, names))
         weights = sum(self._evaluations[0].problem.leaves[name].numel() for name in names)
         if operator.shape[0] == weights:
             return found
@@ -449,22 +418,19 @@ class GramEngine(Engine):
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         # The small Gram problems run in lockstep.
         small = [name for name in names if self._is_small([name])]
-        grams = [self._grams[0][name] for name in small]
-        tops = self._tops_of(small, grams) if small else []
+        grams, options = [self._grams[0][name] for name in small], self._settings.options
+        watched = [self._settings.watched(gram, [name]) for name, gram in zip(small, grams, strict=True)]
+        if grams and grams[0].device.type == "cpu":
+            tops = lanczos.lockstep_tops(watched, **options)
+        else:
+            searches = [lanczos.LanczosSearch(gram, which="top", **options) for gram in watched]
+            tops = [result.top for result in lanczos.run_together(searches)]
         self._settings.done(*small)
         solved = zip(small, grams, tops, strict=True)
         found = {name: self._from_gram(top, [gram]) for name, gram, top in solved}
         unknown = [name for name in names if self._known([name]) is None]
         found |= self._general.extremes_of_each(unknown) if unknown else {}
         return {name: found.get(name) or self._measured(name) for name in names}
-
-    def _tops_of(self, names: Sequence[str], grams: Sequence[LayerGram]) -> list[Estimate]:
-        watched = [self._settings.watched(gram, [name]) for name, gram in zip(names, grams, strict=True)]
-        if grams[0].device.type == "cpu":
-            return lockstep_tops(watched, **self._settings.options)
-        searches = [LanczosSearch(gram, which="top", **self._settings.options) for gram in watched]
-        run_together(searches)
-        return [search.result.top for search in searches]
 
     def extremes(self, names: Sequence[str]) -> Extremes:
         known = self._known(names)
@@ -473,24 +439,24 @@ class GramEngine(Engine):
         if not known:
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
         per_batch = [[grams[name] for name in known] for grams in self._grams]
-        options = self._settings.options
+        settings, options = self._settings, self._settings.options
         first, *others = [gram for grams in per_batch for gram in grams]
         if self._is_small(known):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
-            top = lanczos(self._settings.watched(gram, names), which="top", **options).top
+            top = lanczos.lanczos(settings.watched(gram, names), which="top", **options).top
             return self._from_gram(top, [first, *others])
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
-            block = self._settings.watched(GramCurvature(per_batch), names)
-            top = lanczos(block, which="top", **options).top
+            block = settings.watched(GramCurvature(per_batch), names)
+            top = lanczos.lanczos(block, which="top", **options).top
             return Extremes(top, UNUSED, self.name, self.reason)
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
             matrix = first.factor.T @ first.factor
-            top = scaled(lanczos(matrix, which="top", **options).top, first.scale)
-            bottom = smallest_eigenvalue(matrix, tolerance=self._settings.tolerance, seed=self._settings.seed)
+            top = scaled(lanczos.lanczos(matrix, which="top", **options).top, first.scale)
+            bottom = lanczos.smallest_eigenvalue(matrix, tolerance=settings.tolerance, seed=settings.seed)
             return Extremes(top, scaled(bottom, first.scale), self.name, self.reason)
         rows = sum(grams[0].shape[0] for grams in per_batch)
-        return self._search(self._settings.watched(GramCurvature(per_batch), names), rows)
+        return self._search(rows, settings.watched(GramCurvature(per_batch), names))[0]
 
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
@@ -523,7 +489,7 @@ def build_engine(
             derivative_check.check_gradients(evaluation)
     if curvature == "hessian":
         return HessianEngine(evaluations, settings)
-    ends: Which = "both"
+    ends: lanczos.Which = "both"
     reason = "estimator='lanczos' was asked for"
     costly = too_many_outputs(evaluations) if estimator == "auto" else None
     if costly:
@@ -547,9 +513,7 @@ def build_engine(
 
 def too_many_outputs(evaluations: Sequence[Evaluation]) -> str | None:
     """Why Lanczos is cheaper than a backward pass for every output, or None if it is not."""
-    columns = max(
-        (evaluation.output[:1].numel() for evaluation in evaluations if evaluation.output.ndim), default=0
-    )
+    columns = max((one.output[:1].numel() for one in evaluations if one.output.ndim), default=0)
     rows = sum(evaluation.output.numel() for evaluation in evaluations)
     blocks = len(evaluations[0].problem.leaves) + 1
     if rows > _MOST_ROWS:

@@ -135,10 +135,9 @@ class SoftmaxHessian:
     def _rows(self, tangent: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Logits, weights and tangents, some examples at a time, with the classes in dimension 1."""
         step = max(1, _LARGE_OUTPUT // tangent[0].numel())
+        whole = [one.movedim(self._dimension, -1) for one in (self._logits, self._weights, tangent)]
         for part in (slice(first, first + step) for first in range(0, len(tangent), step)):
-            logits, weights, some = (
-                one[part].movedim(self._dimension, -1) for one in (self._logits, self._weights, tangent)
-            )
+            logits, weights, some = (one[part] for one in whole)
             count = logits.shape[-1]
             flat = some.reshape(-1, count)
             yield logits.reshape(-1, count), weights.reshape(-1, 1), flat

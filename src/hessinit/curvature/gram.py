@@ -151,8 +151,19 @@ def known_calls(uses: layer_uses.Uses, leaves: dict[str, Tensor], size: int) -> 
     return calls
 
 
+def separable_calls(evaluation: Evaluation) -> list[KnownCall]:
+    """The known calls of the leaves that no call mixes the examples for, with the layouts of their rows."""
+    problem, output = evaluation.problem, evaluation.output
+    calls = known_calls(evaluation.uses, problem.leaves, output.shape[0])
+    pairs = list(zip(calls, find_layouts(output, calls, problem.seed), strict=True))
+    mixed = {one.name for one, layout in pairs if layout is None}
+    return [replace(one, time_first=bool(layout)) for one, layout in pairs if one.name not in mixed]
+
+
 def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool | None]:
     """Per call: rows by example (False), by position (True), or mixed (None)."""
+    if not calls:
+        return []
     size = output.shape[0]
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
     stream = probes.ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
@@ -231,11 +242,7 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
     Costs a backward pass per column of the root. With `split`, large batches go through in pieces.
     """
     problem, size = evaluation.problem, evaluation.output.shape[0]
-    calls = known_calls(evaluation.uses, problem.leaves, size)
-    layouts = find_layouts(evaluation.output, calls, problem.seed) if calls else []
-    mixed = {one.name for one, layout in zip(calls, layouts, strict=True) if layout is None}
-    pairs = zip(calls, layouts, strict=True)
-    plan = [replace(one, time_first=bool(layout)) for one, layout in pairs if one.name not in mixed]
+    plan = separable_calls(evaluation)
     if not plan:
         return {}
     names, scale = [one.name for one in plan], root.scale * evaluation.weight
@@ -246,7 +253,7 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
     if split and step < size and in_order and problem.dropout != "freeze":
         outlines = [_outline(one, size) for one in plan]
         # The graph of the whole batch must not stand beside those of the pieces: nothing may hold on to it.
-        del plan, calls
+        del plan
         whole = evaluation.output.detach()
         evaluation.forget()
         pieces = [slice(first, min(first + step, size)) for first in range(0, size, step)]

@@ -11,13 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hessinit.curvature.probes import (
-    Operator,
-    largest_exponent,
-    operator_size,
-    power_of_two_of,
-    power_of_two_scale,
-)
+from hessinit.curvature import probes
 from hessinit.results.curvature_report import Estimate
 
 Array = npt.NDArray[np.float64]
@@ -39,35 +33,25 @@ class LanczosProcess(LanczosState):
     same for 1e-30·A and 1e30·A. `exhausted` means that the Krylov space is invariant, `finite` turns False
     when a product is not finite; after either there is nothing left to do. With `most_blocks`, only the last
     vectors are kept, for the Ritz values alone: orthogonality fades where an eigenvalue has converged.
-
-    >>> process = LanczosProcess(torch.diag(torch.tensor([1.0, 2.0, 5.0])), torch.ones(3))
-    >>> while not process.exhausted:
-    ...     process.step()
-    >>> values, _, _ = process.ritz()
-    >>> [round(float(value) * process.scale, 5) for value in values]
-    [1.0, 2.0, 5.0]
     """
 
     def __init__(
-        self,
-        operator: Operator,
-        initial: Tensor,
-        locked: Tensor | None = None,
+        self, operator: probes.Operator, initial: Tensor, locked: Tensor | None = None,
         most_blocks: int | None = None,
-    ) -> None:
-        self.operator, self.size, self.dtype = operator, operator_size(operator), operator.dtype
+    ) -> None:  # fmt: skip
+        self.operator, self.size, self.dtype = operator, probes.operator_size(operator), operator.dtype
         self.finite, self._most_blocks = True, most_blocks
         self.tridiagonal = np.zeros((32, 32))  # the lower triangle
         self.betas: list[float] = []  # one a step
         self._largest = self._beta = 0.0
-        self._limit = largest_exponent(operator.dtype)
+        self._limit = probes.largest_exponent(operator.dtype)
         self._roundoff = 10 * torch.finfo(operator.dtype).eps
         self._locked = [] if locked is None or not locked.shape[1] else [locked.T.contiguous()]
         self._room = self.size - sum(len(rows) for rows in self._locked)
         self._blocks: list[Tensor] = []
         self._rows_used = 0
         self._current = self._next_row()
-        torch.mul(initial.detach(), 1 / power_of_two_scale(initial), out=self._current)
+        torch.mul(initial.detach(), 1 / probes.power_of_two_scale(initial), out=self._current)
         for _ in range(2):
             self._orthogonalize(self._current, self._locked)
         self._current.div_(torch.linalg.vector_norm(self._current))
@@ -100,15 +84,14 @@ class LanczosProcess(LanczosState):
     def record(self, numbers: Sequence[float]) -> None:
         largest, along, correction, beta = numbers
         if not self.scale:
-            self.scale = power_of_two_of(largest, self._limit)
+            self.scale = probes.power_of_two_of(largest, self._limit)
             if self.scale == 0.0:
                 self._record(0.0, 0.0)
                 return
         alpha = along + correction
-        if not math.isfinite(largest + alpha + beta):
-            self.finite = False
-            return
-        self._record(alpha, beta)
+        self.finite = math.isfinite(largest + alpha + beta)
+        if self.finite:
+            self._record(alpha, beta)
 
     def ritz(self) -> tuple[Array, Array, Array]:
         """Ritz values (ascending), eigenvectors of the tridiagonal matrix, residuals; in units of `scale`."""

@@ -35,14 +35,9 @@ class LanczosResult:
 
 
 def lanczos(
-    operator: probes.Operator,
-    *,
-    which: Which = "both",
-    tolerance: float = 1e-3,
-    max_iterations: int = 200,
-    seed: int = 0,
-    semidefinite: bool = False,
-) -> LanczosResult:
+    operator: probes.Operator, *, which: Which = "both", tolerance: float = 1e-3, max_iterations: int = 200,
+    seed: int = 0, semidefinite: bool = False,
+) -> LanczosResult:  # fmt: skip
     """The largest and the smallest eigenvalue, each to `tolerance` times the spectral norm.
 
     The same for 1e-30·A and 1e30·A. Costs one product per step (typically 5 to 30) and keeps one vector per
@@ -56,8 +51,7 @@ def lanczos(
         operator, which=which, tolerance=tolerance, max_iterations=max_iterations, seed=seed,
         semidefinite=semidefinite,
     )  # fmt: skip
-    run_together([search])
-    return search.result
+    return run_together([search])[0]
 
 
 @dataclass(frozen=True)
@@ -74,6 +68,9 @@ class Start:
 class LanczosSearch:
     """One run of `lanczos`, step by step."""
 
+    result: LanczosResult  # once it is done
+    is_done = False
+
     def __init__(
         self, operator: probes.Operator, *, which: Which, tolerance: float, max_iterations: int, seed: int,
         semidefinite: bool = False, start: Start | None = None,
@@ -88,16 +85,6 @@ class LanczosSearch:
         first = start.vector if start is not None else probes.probe_stream(operator, seed).draw()
         most = _BLOCKS_OF_LARGE if self._size >= _LARGE else None
         self._process = krylov.LanczosProcess(operator, first, most_blocks=most)
-        self._found: LanczosResult | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self._found is not None
-
-    @property
-    def result(self) -> LanczosResult:
-        assert self._found is not None
-        return self._found
 
     def launch(self) -> Tensor:
         return self._process.launch()
@@ -109,7 +96,7 @@ class LanczosSearch:
         if not process.finite:
             high, low = (krylov.not_finite(process.steps + 1, sign) for sign in (1.0, -1.0))
             both = low if self._which != "top" else None
-            self._found = LanczosResult(high, both, high, process.steps + 1, ())
+            self.result, self.is_done = LanczosResult(high, both, high, process.steps + 1, ()), True
             return
         last = process.exhausted or process.steps == self._limit
         if not last and (self._size <= krylov.SMALL or not krylov.worth_checking(process.steps)):
@@ -117,8 +104,16 @@ class LanczosSearch:
         values, _, residuals = process.ritz()
         norm = krylov.spectral_norm(values)
         top, bottom = (self._read(values, residuals, index, norm) for index in (-1, 0))
-        if last or self._has_converged(top, bottom, norm):
-            self._conclude(top, bottom, norm, values)
+        if not last and not self._has_converged(top, bottom, norm):
+            return
+        tolerance, most = self._tolerance, self._most
+        all_needed = self._which != "norm" or process.steps == self._limit
+        needed = [all_needed or abs(one.value) == norm for one in (top, bottom)]
+        high = krylov.conclude(top, process, norm, tolerance, most, needed[0])
+        low = krylov.conclude(bottom, process, norm, tolerance, most, needed[1])
+        below, ritz = low if self._which != "top" else None, tuple((values * process.scale).tolist())
+        found = LanczosResult(high, below, _larger(high, low, tolerance), process.steps, ritz)
+        self.result, self.is_done = found, True
 
     def _read(
         self, values: krylov.Array, residuals: krylov.Array, index: int, norm: float
@@ -151,24 +146,8 @@ class LanczosSearch:
             needed = (larger,)
         return all(one.is_converged(self._tolerance, norm) for one in needed)
 
-    def _needs(self, extreme: krylov.RitzExtreme, norm: float) -> bool:
-        return self._which != "norm" or abs(extreme.value) == norm or self._process.steps == self._limit
 
-    def _conclude(
-        self, top: krylov.RitzExtreme, bottom: krylov.RitzExtreme, norm: float, values: krylov.Array
-    ) -> None:
-        process, tolerance = self._process, self._tolerance
-        high, low = (
-            krylov.conclude(one, process, norm, tolerance, self._most, self._needs(one, norm))
-            for one in (top, bottom)
-        )
-        ritz = tuple(float(value) * process.scale for value in values)
-        larger = _larger(high, low, tolerance)
-        below = low if self._which != "top" else None
-        self._found = LanczosResult(high, below, larger, process.steps, ritz)
-
-
-def run_together(searches: Sequence[LanczosSearch]) -> None:
+def run_together(searches: Sequence[LanczosSearch]) -> list[LanczosResult]:
     """Run searches in turns: what a GPU computes for all of them is waited for once a step."""
     running = list(searches)
     while running:
@@ -177,6 +156,7 @@ def run_together(searches: Sequence[LanczosSearch]) -> None:
         for search, found in zip(running, numbers, strict=True):
             search.record(found)
         running = [search for search in running if not search.is_done]
+    return [search.result for search in searches]
 
 
 def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
@@ -201,11 +181,7 @@ class _Inverse:
 
 
 def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 0) -> Estimate:
-    """The smallest eigenvalue of a positive matrix, by Lanczos on its inverse in fp64; 0 if it is singular.
-
-    >>> round(smallest_eigenvalue(torch.diag(torch.tensor([4.0, 1.0, 2.0]))).value, 6)
-    1.0
-    """
+    """The smallest eigenvalue of a positive matrix, by Lanczos on its inverse in fp64; 0 if singular."""
     size = matrix.shape[0]
     rounding = float(torch.finfo(matrix.dtype).eps) * size * float(matrix.diagonal().abs().max())
     if not math.isfinite(rounding):
@@ -231,16 +207,10 @@ class _LockstepRun(krylov.LanczosState):
 def lockstep_tops(
     operators: Sequence[probes.Operator], *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0
 ) -> list[Estimate]:
-    """The top of `lanczos(which="top")` for each operator, with one bookkeeping for all of them.
-
-    >>> two = [torch.diag(torch.tensor([1.0, 2.0, 3.0])), torch.diag(torch.tensor([5.0, 0.0, 0.0]))]
-    >>> [round(top.value, 5) for top in lockstep_tops(two)]
-    [3.0, 5.0]
-    """
+    """The top of `lanczos(which="top")` for each operator, with one bookkeeping for all of them."""
     lockstep = _Lockstep(operators, seed)
     limit = min(max_iterations, lockstep.size)
-    found: dict[int, Estimate] = {}
-    rare = krylov.rarity(tolerance)
+    found, rare = dict[int, Estimate](), krylov.rarity(tolerance)
     for step in range(1, limit + 1):
         lockstep.advance()
         over = [run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs]
@@ -348,13 +318,9 @@ class Eigenpairs:
 
 
 def top_eigenpairs(
-    operator: probes.Operator,
-    count: int,
-    *,
-    tolerance: float = 1e-3,
-    max_iterations: int = 400,
+    operator: probes.Operator, count: int, *, tolerance: float = 1e-3, max_iterations: int = 400,
     seed: int = 0,
-) -> Eigenpairs:
+) -> Eigenpairs:  # fmt: skip
     """The `count` eigenvalues of largest size, to within tolerance·norm.
 
     A Lanczos iteration sees one copy of a multiple eigenvalue. So what has converged is locked, and further

@@ -127,19 +127,16 @@ def measure_adam(
         # Where the decay alone moves a weight, P shrinks with the weight: there is no fixed P.
         notes.append("Adam's weight decay, a part of the gradient, is not included in the advice.")
     moves = square > 0
-    scale = torch.where(moves, square.sqrt() + rule.eps, torch.inf)
-    if relative_rates is not None:
-        scale = scale / relative_rates
+    rates = 1.0 if relative_rates is None else relative_rates
+    scale = torch.where(moves, square.sqrt() + rule.eps, torch.inf) / rates
     frozen = int((~moves).sum())
     if frozen == moves.numel():
         norm = Estimate(0.0, 0.0, True, "the gradient is zero: no weight moves", 0)
         return AdamCurvature(norm, math.inf, frozen, tuple(notes))
-    if diagonal is not None:
-        diagonal = torch.where(moves, diagonal, 0.0)
+    diagonal = None if diagonal is None else torch.where(moves, diagonal, 0.0)
     norm = spectral_norm(ScaledCurvature(operator, scale, diagonal), settings, semidefinite=semidefinite)
     step = torch.where(gradient != 0, gradient / (gradient.abs() + rule.eps), torch.zeros_like(gradient))
-    if relative_rates is not None:
-        step = step * relative_rates
+    step = step * rates
     slope, bend = float(gradient @ step), float(step @ (operator @ step))
     # Where `−t slope + t²/2 bend` is smallest; inf where it only falls, 0 where it overflows.
     best = 0.0 if not math.isfinite(slope + bend) else slope / bend if bend > 0 else math.inf

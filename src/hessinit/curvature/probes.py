@@ -67,9 +67,6 @@ class ProbeStream:
 
     Probes are drawn on the CPU, so every device sees the same ones, but for long ones, which a GPU draws by
     itself in a thousandth of the time. The global random state is left alone.
-
-    >>> ProbeStream(4, seed=0, kind="rademacher").draw().abs().tolist()
-    [1.0, 1.0, 1.0, 1.0]
     """
 
     def __init__(

@@ -45,12 +45,9 @@ class Difference(NamedTuple):
 
     @classmethod
     def of_each(cls, singles: Mapping[str, Tensor], doubles: Mapping[str, Tensor]) -> dict[str, Difference]:
-        pairs = [(single, doubles[name]) for name, single in singles.items()]
-        numbers = torch.stack([_compared(single.double(), double) for single, double in pairs]).tolist()
-        sizes = [single.numel() for single, _ in pairs]
-        return {
-            name: cls._make([*found, size]) for name, found, size in zip(singles, numbers, sizes, strict=True)
-        }
+        compared = [_compared(single.double(), doubles[name]) for name, single in singles.items()]
+        rows = zip(singles.items(), torch.stack(compared).tolist(), strict=True)
+        return {name: cls._make([*found, single.numel()]) for (name, single), found in rows}
 
     @classmethod
     def of_all(cls, layers: Sequence[Difference]) -> Difference:

@@ -59,7 +59,7 @@ class SharedEngine(engines.Engine):
     def extremes(self, names: Sequence[str]) -> engines.Extremes:
         if all(name in self._unused for name in names):
             return engines.Extremes(engines.UNUSED, engines.UNUSED, self.name, self.reason)
-        return self._search(self.operator(names), self._rank)
+        return self._search(self._rank, self.operator(names))[0]
 
 
 class SumOverRanks(operators.LinearOperator):

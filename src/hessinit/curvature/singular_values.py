@@ -69,10 +69,6 @@ def largest_singular_values(
     Golub-Kahan bidiagonalization of all examples in lockstep; a step costs one product with every matrix and
     one with every transpose. The same for 1e-30·A and 1e30·A, example by example. Goes through the smaller of
     the two spaces and keeps one of its vectors per step, fully reorthogonalized.
-
-    >>> matrices = torch.stack([torch.diag(torch.tensor([1.0, 3.0])), torch.tensor([[0.0, 5.0], [0.0, 0.0]])])
-    >>> [round(float(value), 5) for value in largest_singular_values(BatchedMap.of(matrices)).values]
-    [3.0, 5.0]
     """
     if maps.outputs < maps.inputs:
         maps = maps.transposed
@@ -82,7 +78,7 @@ def largest_singular_values(
     tops: list[tuple[int, Array]] = []
     while True:
         process.step()
-        last = process.steps == limit or not process.running
+        last = process.steps == limit or bool((process.exhausted | ~process.finite).all())
         if not last and not worth_checking(process.steps):
             continue
         values, bounds, residuals = process.read()
@@ -121,16 +117,11 @@ class _Bidiagonalization:
         self._left: Tensor | None = None
         self._scales: Tensor | None = None
         self._small = np.zeros((maps.examples, _ROWS, _ROWS))
-        self._betas = np.zeros(maps.examples)
-        self._largest = np.zeros(maps.examples)
+        self._betas, self._largest = np.zeros(maps.examples), np.zeros(maps.examples)
         self._rounding = 10 * float(torch.finfo(initial.dtype).eps)
         self.steps = 0
         self.exhausted = np.zeros(maps.examples, dtype=bool)
         self.finite = np.ones(maps.examples, dtype=bool)
-
-    @property
-    def running(self) -> bool:
-        return not bool((self.exhausted | ~self.finite).all())
 
     @property
     def scales(self) -> Array:
@@ -193,8 +184,7 @@ class _Bidiagonalization:
 def _powers_of_two(vectors: Tensor) -> Tensor:
     """One near the size of every row; 1 where there is none."""
     largest = vectors.abs().amax(dim=1, keepdim=True)
-    _, exponents = torch.frexp(largest)
-    powers = torch.ldexp(torch.ones_like(largest), exponents - 1)
+    powers = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
     return torch.where((largest > 0) & torch.isfinite(powers) & (powers > 0), powers, torch.ones_like(powers))
 
 

@@ -9,6 +9,7 @@ other node the backward is differentiated by itself.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,10 +58,7 @@ def _shape(node: Node, output: int = 0) -> torch.Size:
 
 
 def _sum(terms: Sequence[Tensor | None]) -> Tensor:
-    first, *others = [one for one in terms if one is not None]
-    for one in others:
-        first = first + one
-    return first
+    return functools.reduce(torch.add, [one for one in terms if one is not None])
 
 
 def _times(node: Node) -> Rule:
@@ -75,16 +73,19 @@ def _times(node: Node) -> Rule:
     return rule
 
 
-def _quotient(node: Node) -> Rule:
-    divisor, dividend = node._saved_other, node._saved_self
+def _by_input(*ways: Callable[[Tensor], Tensor]) -> Rule:
+    """The sum of what each input that changes adds, the last one first."""
 
     def rule(inputs: Inputs) -> Tensor:
-        first, second = inputs
-        ends = [None if first is None else first / divisor]
-        ends.append(None if second is None else -second * (dividend / divisor**2))
-        return _sum(ends)
+        pairs = list(zip(ways, inputs, strict=True))[::-1]
+        return _sum([None if one is None else way(one) for way, one in pairs])
 
     return rule
+
+
+def _quotient(node: Node) -> Rule:
+    divisor, dividend = node._saved_other, node._saved_self
+    return _by_input(lambda first: first / divisor, lambda second: -second * (dividend / divisor**2))
 
 
 def _add(node: Node, sign: float = 1.0) -> Rule:
@@ -102,27 +103,15 @@ def _add(node: Node, sign: float = 1.0) -> Rule:
 
 
 def _addmm(node: Node) -> Rule:
-    left, right, alpha, beta = node._saved_mat1, node._saved_mat2, node._saved_alpha, node._saved_beta
-    if alpha != 1 or beta != 1:
+    left, right, shape = node._saved_mat1, node._saved_mat2, _shape(node)
+    if node._saved_alpha != 1 or node._saved_beta != 1:
         raise NoTangentError
-    shape = _shape(node)
-
-    def rule(inputs: Inputs) -> Tensor:
-        bias, first, second = inputs
-        ends = [None if first is None else first @ right, None if second is None else left @ second]
-        return _sum([*ends, None if bias is None else bias.expand(shape)])
-
-    return rule
+    return _by_input(lambda bias: bias.expand(shape), lambda one: one @ right, lambda one: left @ one)
 
 
 def _product(node: Node) -> Rule:
     left, right = node._saved_self, node._saved_mat2
-
-    def rule(inputs: Inputs) -> Tensor:
-        first, second = inputs
-        return _sum([None if first is None else first @ right, None if second is None else left @ second])
-
-    return rule
+    return _by_input(lambda one: one @ right, lambda one: left @ one)
 
 
 def _convolution(node: Node) -> Rule:
@@ -130,15 +119,13 @@ def _convolution(node: Node) -> Rule:
     options = (node._saved_stride, node._saved_padding, node._saved_dilation, node._saved_transposed,
                node._saved_output_padding, node._saved_groups)  # fmt: skip
 
-    def rule(inputs: Inputs) -> Tensor:
-        first, second, bias = inputs
-        if bias is not None:
-            raise NoTangentError
-        ends = [None if first is None else _aten.convolution(first, weight, None, *options)]
-        ends.append(None if second is None else _aten.convolution(images, second, None, *options))
-        return _sum(ends)
+    def by_bias(tangent: Tensor) -> Tensor:
+        raise NoTangentError
 
-    return rule
+    return _by_input(
+        lambda one: _aten.convolution(one, weight, None, *options),
+        lambda one: _aten.convolution(images, one, None, *options), by_bias,
+    )  # fmt: skip
 
 
 def _embedding(node: Node) -> Rule:
@@ -160,49 +147,35 @@ def _alone(inputs: Inputs) -> Tensor:
     return first
 
 
-def _batch_norm(node: Node) -> Rule:
+def _normalization(node: Node, backward: Callable[..., Any], *settings: Any, channels: bool = True) -> Rule:
     """The normalization is symmetric up to the gain, which comes before it in the backward."""
-    x, gain, mean, deviation = node._saved_input, node._saved_weight, node._saved_result1, node._saved_result2
-    statistics = (node._saved_running_mean, node._saved_running_var, mean, deviation)
-    shape = [1, -1, *[1] * (x.ndim - 2)]
-    training, epsilon = node._saved_training, getattr(node, "_saved_eps", None)
-    epsilon = node._saved_epsilon if epsilon is None else epsilon  # cuDNN's name
+    x, gain = node._saved_input, node._saved_weight
+    if gain is not None and channels:
+        gain = gain.view(1, -1, *[1] * (x.ndim - 2))
 
     def rule(inputs: Inputs) -> Tensor:
-        tangent, mask = _alone(inputs).contiguous(), [True, False, False]
-        normalized = _aten.native_batch_norm_backward(tangent, x, None, *statistics, training, epsilon, mask)[
-            0
-        ]
-        return normalized if gain is None else normalized * gain.view(shape)
-
-    return rule
-
-
-def _layer_norm(node: Node) -> Rule:
-    x, gain, shape = node._saved_input, node._saved_weight, node._saved_normalized_shape
-    mean, deviation = node._saved_result1, node._saved_result2
-
-    def rule(inputs: Inputs) -> Tensor:
-        tangent, mask = _alone(inputs).contiguous(), [True, False, False]
-        normalized = _aten.native_layer_norm_backward(tangent, x, shape, mean, deviation, None, None, mask)[0]
+        normalized = backward(_alone(inputs).contiguous(), x, *settings, [True, False, False])[0]
         return normalized if gain is None else normalized * gain
 
     return rule
 
 
+def _batch_norm(node: Node) -> Rule:
+    statistics = (node._saved_running_mean, node._saved_running_var, node._saved_result1, node._saved_result2)
+    epsilon = node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon  # cuDNN's name
+    options = (None, *statistics, node._saved_training, epsilon)
+    return _normalization(node, _aten.native_batch_norm_backward, *options)
+
+
+def _layer_norm(node: Node) -> Rule:
+    options = (node._saved_normalized_shape, node._saved_result1, node._saved_result2, None, None)
+    return _normalization(node, _aten.native_layer_norm_backward, *options, channels=False)
+
+
 def _group_norm(node: Node) -> Rule:
-    x, gain, mean, deviation = node._saved_input, node._saved_weight, node._saved_result1, node._saved_result2
     sizes = (node._saved_N, node._saved_C, node._saved_HxW, node._saved_group)
-    shape = [1, -1, *[1] * (x.ndim - 2)]
-
-    def rule(inputs: Inputs) -> Tensor:
-        tangent = _alone(inputs).contiguous()
-        normalized = _aten.native_group_norm_backward(
-            tangent, x, mean, deviation, None, *sizes, [True, False, False]
-        )[0]
-        return normalized if gain is None else normalized * gain.view(shape)
-
-    return rule
+    options = (node._saved_result1, node._saved_result2, None, *sizes)
+    return _normalization(node, _aten.native_group_norm_backward, *options)
 
 
 def _max_pool(node: Node, dimensions: int = 2) -> Rule:
@@ -271,7 +244,6 @@ def _dimension(name: str) -> Callable[[Node], int]:
     return lambda node: signed(getattr(node, f"_saved_{name}"))
 
 
-_reshaped = _moves(Tensor.reshape, _shape)
 _keeps = lambda node: node._saved_keepdim  # noqa: E731
 
 _RULES: dict[str, Callable[[Node], Rule]] = {
@@ -310,7 +282,7 @@ _RULES: dict[str, Callable[[Node], Rule]] = {
     "UnbindBackward0": _moves(Tensor.unbind, _dimension("dim")),
     "SelectBackward0": _moves(Tensor.select, _dimension("dim"), _dimension("index")),
     **{
-        f"{name}Backward{number}": _reshaped
+        f"{name}Backward{number}": _moves(Tensor.reshape, _shape)
         for name in ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
         for number in (0, 1, 2)
     },
@@ -399,8 +371,11 @@ class RecordedGraph:
     def _path(self, starts: tuple[Key, ...]) -> list[_Step]:
         if starts not in self._paths:
             changing = {node for node, _ in starts}
-            needed, steps = {self._end}, list[_Step]()
-            through = [node for node in self._nodes if _joins(node, changing)]
+            needed, steps, through = {self._end}, list[_Step](), list[Node]()
+            for node in self._nodes:
+                if any(source in changing for source, _ in node.next_functions):
+                    changing.add(node)
+                    through.append(node)
             for node in reversed(through):
                 inputs = tuple(key if key[0] in changing else None for key in node.next_functions)
                 last = tuple({key for key in inputs if key is not None} - needed)
@@ -410,14 +385,6 @@ class RecordedGraph:
                 steps.append(_Step(node, self._rules[node], inputs, last))
             self._paths[starts] = steps[::-1]
         return self._paths[starts]
-
-
-def _joins(node: Node, changing: set[Node]) -> bool:
-    """Whether an input of the node changes; then its output does."""
-    if not any(source in changing for source, _ in node.next_functions):
-        return False
-    changing.add(node)
-    return True
 
 
 def _in_order(top: Node) -> Iterator[Node]:

@@ -163,9 +163,6 @@ def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[kryl
     return np.broadcast_to(found.upper * evaluation.weight, size), found.converged
 
 
-# --- The map from a weight to the outputs of its own calls, example by example ----------------------------
-
-
 def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettings) -> SingularValues:
     """The spectral norm of the map from the weight to all its calls' outputs, on the actual inputs.
 

@@ -52,8 +52,7 @@ def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagn
     """
     gathered = {name: _Gathered() for name in problem.leaves}
     for evaluation in evaluations:
-        recorder = _Recorder(problem.leaves, evaluation.batch)
-        with recorder:
+        with _Recorder(problem.leaves, evaluation.batch) as recorder:
             output = problem.output(evaluation.batch)
         recorder.inspect(output)
         uses = recorder.layer_values(output)
@@ -114,14 +113,7 @@ class _Gathered:
 
 
 class Moments:
-    """The mean and the standard deviation of all numbers added so far.
-
-    >>> moments = Moments()
-    >>> moments.add(torch.tensor([1.0, 2.0]))
-    >>> moments.add(torch.tensor([6.0]))
-    >>> moments.mean, round(moments.std, 6)  # of 1, 2, 6: the square root of 14/3
-    (3.0, 2.160247)
-    """
+    """The mean and the standard deviation of all numbers added so far."""
 
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, 0.0, 0.0
@@ -174,8 +166,7 @@ def _living_units(values: LayerValues) -> Tensor | None:
 
     A unit is a channel of a convolution, a feature of anything else.
     """
-    node = values.activation
-    entry = values.entry
+    node, entry = values.activation, values.entry
     if node is None or entry.ndim == 0:
         return None
     name = _activation_name(node)
@@ -188,9 +179,6 @@ def _living_units(values: LayerValues) -> Tensor | None:
     # Judged before the activation, where the weight's own output still has its own order of dimensions.
     units = 1 if values.is_convolution and entry.ndim > 1 else entry.ndim - 1
     return alive.movedim(units, -1).reshape(-1, entry.shape[units]).any(dim=0)
-
-
-# --- The values at every layer in one forward -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -247,7 +235,9 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:  # it may have written into a view
             found += [tensor._base for tensor in found if tensor._base is not None]
         # Two summands that depend on the data make a residual connection; a matrix is a layer of its own.
-        biased = len(others) == len(arguments) - 1 and all(map(_is_vector, others))
+        # At most one dimension of a bias is longer than 1.
+        vectors = all(sum(length > 1 for length in one.shape) <= 1 for one in others)
+        biased = len(others) == len(arguments) - 1 and vectors
         for tensor in found:
             if id(tensor) not in self._names:  # an embedding with max_norm writes into its weight
                 self._data[tensor] = biased
@@ -316,8 +306,3 @@ def _node(tensor: Tensor) -> Node | None:
         return tensor.grad_fn
     except RuntimeError:  # a view that was overwritten through another one: torch forbids its use
         return None
-
-
-def _is_vector(tensor: Tensor) -> bool:
-    """At most one dimension is longer than 1, as a bias's is."""
-    return sum(length > 1 for length in tensor.shape) <= 1

@@ -55,9 +55,6 @@ REARRANGING = RESHAPING | {"PermuteBackward0", "TBackward0", "TransposeBackward0
 Consumers = dict[Node, list[Node]]
 
 
-# --- Where the forward uses each weight, and what follows -------------------------------------------------
-
-
 def activation_kind(node: Node) -> str | None:
     """The name of an activation's node; None for any other node."""
     # Some in-place activations have nodes of their own: LeakyReluBackward1 beside LeakyReluBackward0.
@@ -100,8 +97,8 @@ def read_layers(output: Tensor, leaves: dict[str, Tensor], seed: int) -> tuple[L
     found = layer_uses.find_uses(output, leaves)
     size, consumers = output.shape[0] if output.ndim else 1, consumers_of(output)
     known = known_calls(found, leaves, size) if size > 1 else []
-    layouts = find_layouts(output, known, seed) if known else []
-    orders = {one.edge.node: layout for one, layout in zip(known, layouts, strict=True)}
+    layouts = zip(known, find_layouts(output, known, seed), strict=True)
+    orders = {one.edge.node: layout for one, layout in layouts}
     layers: LayerUses = {}
     reasons: dict[str, str] = {}
     for name, uses in found.items():
@@ -181,9 +178,6 @@ def trace_from_inputs(evaluation: Evaluation) -> tuple[Tensor, list[Tensor], str
     if not floating or any(not t.requires_grad and t.dtype != torch.bool for t in inputs):
         return output, [], "the network's inputs are tokens, or not all real numbers: they have no derivative"
     return output, floating, ""
-
-
-# --- Derivatives between places of the graph, example by example ------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,9 +275,6 @@ def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
     return [point.scatter(piece) for point, piece in zip(points, pieces, strict=True)]
 
 
-# --- Norms: by few unit vectors, exact, or by Lanczos -----------------------------------------------------
-
-
 def backward_norms(output: Tensor, layers: LayerUses, settings: LanczosSettings) -> dict[str, SingularValues]:
     """From every layer's result to the output."""
     found: dict[str, SingularValues] = {}
@@ -366,21 +357,17 @@ def _spectral_norms(
         return found
     looser = replace(settings, tolerance=min(_LOOSER * settings.tolerance, _LOOSEST))
     for name, points in layers.items():
-
-        def push(vectors: Tensor, points: GraphPoints = points) -> Tensor:
-            return torch.cat(out(end, points, vectors), dim=-1)
-
-        def pull(vectors: Tensor, points: GraphPoints = points) -> Tensor:
-            return torch.cat(back(points, end, vectors), dim=-1)
-
-        batched = BatchedMap(size, numbers, _each(points), push, pull)
-        found[name] = iterated_norms(batched, like, looser)
+        push, pull = _joined(out, end, points), _joined(back, points, end)
+        found[name] = iterated_norms(BatchedMap(size, numbers, _each(points), push, pull), like, looser)
     return found
 
 
+def _joined(product: Product, start: GraphPoints, end: GraphPoints) -> Callable[[Tensor], Tensor]:
+    return lambda vectors: torch.cat(product(start, end, vectors), dim=-1)
+
+
 def iterated_norms(maps: BatchedMap, like: Tensor, settings: LanczosSettings) -> SingularValues:
-    options = {**settings.options, "dtype": like.dtype, "device": like.device}
-    return largest_singular_values(maps, **options)
+    return largest_singular_values(maps, **settings.options, dtype=like.dtype, device=like.device)
 
 
 def _images_of_units(end: GraphPoints, points: GraphPoints, out: Product, like: Tensor) -> list[Tensor]:
@@ -401,11 +388,7 @@ def _images_of_units(end: GraphPoints, points: GraphPoints, out: Product, like: 
 
 
 def exact_norms(matrices: Tensor) -> SingularValues:
-    """Spectral norms of matrices (examples, …, …), by the smaller of their two Gram matrices in fp64.
-
-    >>> [round(float(value), 12) for value in exact_norms(torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]])).values]
-    [5.0, 0.0]
-    """
+    """Spectral norms of matrices (examples, …, …), by the smaller of their two Gram matrices in fp64."""
     _, rows, columns = matrices.shape
     tops = []
     for part in matrices.split(max(1, _NUMBERS_AT_ONCE // max(1, rows * columns))):

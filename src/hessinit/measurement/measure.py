@@ -24,13 +24,7 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, 
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
-from hessinit.results.curvature_report import (
-    ONLY_BOUNDED,
-    CurvatureReport,
-    Estimate,
-    LayerCurvature,
-    Spread,
-)
+from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -334,10 +328,8 @@ def measure(
             from hessinit.measurement.diagnostics import diagnose
 
             further["diagnostics"] = diagnose(problem, evaluations)
-        rows = tuple(
-            replace(row, **{field: found[layer.parameter] for field, found in further.items()})
-            for row, layer in zip(rows, ordered, strict=True)
-        )
+        details = [{field: some[one.parameter] for field, some in further.items()} for one in ordered]
+        rows = tuple(replace(row, **more) for row, more in zip(rows, details, strict=True))
         notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
         report = measuring.report(rows, whole, curvature, notes=notes, **facts)
         del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
@@ -360,9 +352,6 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
     if strict:
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorator
-
-
-# --- The same matrices as operators -----------------------------------------------------------------------
 
 
 def hessian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> HessianOperator:

@@ -39,15 +39,6 @@ def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = Fa
     return sum(each * (AT_THE_END + THE_REST * share) for share in shares)
 
 
-def gram_gradients(columns: int, products: float, network: bool) -> float:
-    """Gradients of the Gram engine: the backward passes, and the products for layers and network.
-
-    >>> gram_gradients(columns=10, products=10, network=True)  # 10 · 0.4 + 2 · 10 · 0.4
-    12.0
-    """
-    return columns * PER_COLUMN + (1 + network) * products * PER_GRAM_PRODUCT
-
-
 def plan_measurement(
     evaluations: Sequence[Evaluation], curvature: str, estimator: str, settings: engines.LanczosSettings,
     network: bool,
@@ -62,7 +53,9 @@ def plan_measurement(
         why = why if exact else reason
         blocks = [*(shares[name] for name in others), *[1.0] * (network and bool(others))]
         work += lanczos_gradients(blocks, products)
-        work += gram_gradients(columns, products, network) if columns else 0.0
+        # The backward passes of the Gram engine, and its products for layers and network.
+        grams = columns * PER_COLUMN + (1 + network) * products * PER_GRAM_PRODUCT
+        work += grams if columns else 0.0
     work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
     saved = [_saved_bytes(one) for one in evaluations]
     weights = sum(one.nbytes for one in problem.model.parameters())
@@ -99,10 +92,7 @@ def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[in
         return 0, others, roots
     columns, lost = roots[0].columns.shape[0], set[str]()
     for one in evaluations:
-        calls = gram.known_calls(one.uses, one.problem.leaves, one.output.shape[0])
-        layouts = gram.find_layouts(one.output, calls, one.problem.seed) if calls else []
-        mixed = {call.name for call, layout in zip(calls, layouts, strict=True) if layout is None}
-        known = {call.name for call in calls} - mixed
+        known = {call.name for call in gram.separable_calls(one)}
         lost |= {name for name in others if name not in known}
     reason = engines.gram_reason(columns, len(lost), len(others))
     return columns if len(lost) < len(others) else 0, [name for name in others if name in lost], reason

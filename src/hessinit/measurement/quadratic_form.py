@@ -251,16 +251,13 @@ def _pull_each(output: Tensor, inputs: list[Tensor], cotangents: Tensor) -> tupl
 
 
 def _form(passes: Sequence[SharedPass], layer: Layer, along: Iterator[Directions]) -> QuadraticForm:
-    exact: list[float] = []
-    theorem1: list[float] = []
-    lengths: list[float] = []
+    found = []
     for some in along:
         totals = torch.zeros(2, len(some.factors), dtype=torch.float64)
         for one in passes:
             forms = torch.stack(one.forms(layer.parameter, some.tensor))
             totals += one.evaluation.weight * forms * some.factors
-        theorem1 += totals[0].tolist()
-        exact += totals.sum(0).tolist()
-        lengths += some.lengths.tolist()
-    found = {"exact": tuple(exact), "theorem1": tuple(theorem1), "length": tuple(lengths)}
-    return QuadraticForm(name=layer.name, aliases=layer.aliases, shape=layer.shape, **found)
+        found.append(torch.stack([totals.sum(0), totals[0], some.lengths]))
+    named = zip(("exact", "theorem1", "length"), torch.cat(found, dim=1).tolist(), strict=True)
+    numbers = {name: tuple(some) for name, some in named}
+    return QuadraticForm(name=layer.name, aliases=layer.aliases, shape=layer.shape, **numbers)
