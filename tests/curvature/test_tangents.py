@@ -172,11 +172,11 @@ def test_the_hessian_of_a_cross_entropy_is_found_in_closed_form(
         truth = evaluations.OutputLoss(problem, one.output, one.batch).hessian(tangent)
         assert torch.allclose(one.output_hessian(tangent), truth, rtol=1e-6, atol=1e-12)
         # Samples have it as their covariance.
-        noise = torch.randn(20_000, *shape, dtype=torch.float64)
+        noise = torch.randn(4_000, *shape, dtype=torch.float64)
         samples = torch.stack([one.softmax.sample(some.clone()) for some in noise])
         along = (samples * tangent).flatten(1).sum(1)
         expected = float((tangent * truth).sum())
-        assert abs(float(along.square().mean()) / expected - 1) < 0.05
+        assert abs(float(along.square().mean()) / expected - 1) < 0.1
 
 
 def test_another_loss_is_not_taken_for_a_cross_entropy() -> None:

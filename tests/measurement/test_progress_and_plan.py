@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,10 +216,11 @@ def test_what_is_not_counted_is_said() -> None:
 # --- The cost in gradients --------------------------------------------------------------------------------
 
 
-def test_every_result_of_a_measurement_has_its_cost_in_gradients() -> None:
+def test_every_result_of_a_measurement_has_its_cost_in_gradients(tmp_path: Path) -> None:
     model, optimizer = network(), torch.optim.SGD
     found = hessinit.initialize_(model, LOSS, batch(), lr=0.1)
-    with hessinit.track(model, LOSS, batch(), optimizer=optimizer(model.parameters(), 0.1)) as tracker:
+    log = {"path": tmp_path / "curvature.jsonl", "optimizer": optimizer(model.parameters(), 0.1)}
+    with hessinit.track(model, LOSS, batch(), **log) as tracker:
         tracker.measure()
     assert found.before is not None
     assert found.after is not None
