@@ -244,7 +244,9 @@ def _dimension(name: str) -> Callable[[Node], int]:
     return lambda node: signed(getattr(node, f"_saved_{name}"))
 
 
-_keeps = lambda node: node._saved_keepdim  # noqa: E731
+def _keeps_dimensions(node: Node) -> bool:
+    return bool(node._saved_keepdim)
+
 
 _RULES: dict[str, Callable[[Node], Rule]] = {
     "AddBackward0": _add,
@@ -269,9 +271,9 @@ _RULES: dict[str, Callable[[Node], Rule]] = {
     "CatBackward0": _concatenation,
     "WhereBackward0": _where,
     "MeanBackward0": _moves(torch.mean),
-    "MeanBackward1": _moves(torch.mean, _dimensions, _keeps),
+    "MeanBackward1": _moves(torch.mean, _dimensions, _keeps_dimensions),
     "SumBackward0": _moves(torch.sum),
-    "SumBackward1": _moves(torch.sum, _dimensions, _keeps),
+    "SumBackward1": _moves(torch.sum, _dimensions, _keeps_dimensions),
     "ToCopyBackward0": _moves(Tensor.to, lambda node: node._input_metadata[0].dtype),
     "ExpandBackward0": _moves(Tensor.expand, _shape),
     "TBackward0": _moves(Tensor.t),
