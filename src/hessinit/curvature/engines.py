@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -172,13 +173,30 @@ class LanczosEngine(Engine):
     ) -> None:  # fmt: skip
         self._evaluations, self._settings, self.reason, self._rank = evaluations, settings, reason, rank
         self.ends, self._roots = ends, roots
+        for evaluation, root in zip(evaluations, roots, strict=False):
+            evaluation.factor = root
 
-    def operator(self, names: Sequence[str]) -> operators.LinearOperator:
+    def operator(self, names: Sequence[str]) -> operators.WeightOperator:
         return operators.GaussNewtonOperator(self._evaluations, names)
 
+    @cached_property
+    def _recorder(self) -> operators.Recorder | None:
+        """Where the kernels of a product are so small that starting them takes longer than running them."""
+        cuda = self._evaluations[0].problem.device.type == "cuda"
+        small = cuda and max(one.numbers_per_node for one in self._evaluations) < _FEW_NUMBERS
+        return operators.Recorder(self._evaluations) if small else None
+
+    def _stream(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._recorder is None else self._recorder.stream()
+
+    def _block(self, names: Sequence[str]) -> Operator:
+        operator, recorder = self.operator(names), self._recorder
+        block = operator if recorder is None else operators.RecordedOperator(operator, recorder)
+        return self._settings.watched(block, names)
+
     def extremes(self, names: Sequence[str]) -> Extremes:
-        block = self._settings.watched(self.operator(names), names)
-        return self._search(self._rank, block, starts=[self._start(names)])[0]
+        with self._stream():
+            return self._search(self._rank, self._block(names), starts=[self._start(names)])[0]
 
     def _start(self, names: Sequence[str]) -> lanczos.Start | None:
         """`Jᵀ S w` of random numbers w, where `S Sᵀ` is the loss's Hessian by the output."""
@@ -208,15 +226,18 @@ class LanczosEngine(Engine):
         """In groups, whose Lanczos vectors take less memory than those of the largest layer."""
         sizes = {name: self._evaluations[0].leaves[name].numel() for name in names}
         found: dict[str, Extremes] = {}
-        for group in _groups(names, sizes):
-            blocks = [self._settings.watched(self.operator([name]), [name]) for name in group]
-            starts = [self._start([name]) for name in group]
-            found |= zip(group, self._search(self._rank, *blocks, starts=starts), strict=True)
-            self._settings.done(*group)
+        with self._stream():
+            for group in _groups(names, sizes):
+                blocks = [self._block([name]) for name in group]
+                starts = [self._start([name]) for name in group]
+                found |= zip(group, self._search(self._rank, *blocks, starts=starts), strict=True)
+                self._settings.done(*group)
         return found
 
 
 _LEAST_TOGETHER = 2**20
+# On average for an operation of the forward.
+_FEW_NUMBERS = 2**23
 
 
 def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
@@ -420,11 +441,7 @@ class GramEngine(Engine):
         small = [name for name in names if self._is_small([name])]
         grams, options = [self._grams[0][name] for name in small], self._settings.options
         watched = [self._settings.watched(gram, [name]) for name, gram in zip(small, grams, strict=True)]
-        if grams and grams[0].device.type == "cpu":
-            tops = lanczos.lockstep_tops(watched, **options)
-        else:
-            searches = [lanczos.LanczosSearch(gram, which="top", **options) for gram in watched]
-            tops = [result.top for result in lanczos.run_together(searches)]
+        tops = lanczos.lockstep_tops(watched, **options) if grams else []
         self._settings.done(*small)
         solved = zip(small, grams, tops, strict=True)
         found = {name: self._from_gram(top, [gram]) for name, gram, top in solved}

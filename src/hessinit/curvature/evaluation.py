@@ -64,6 +64,8 @@ def moved(
 
 # From here on a copy of the output takes memory that counts.
 _LARGE_OUTPUT = 2**23
+# From here on the closed form of `H_z` pays; below, the Gram engine factors it.
+_LEAST_CLOSED = 2**13
 
 
 class OutputLoss:
@@ -94,7 +96,8 @@ class OutputLoss:
 class SoftmaxHessian:
     """`H_z` of a cross-entropy, in closed form: `w (diag p − p pᵀ)` in every row of logits.
 
-    Works through some rows at a time, so that of a vocabulary's logits no second copy is held.
+    Works through some rows at a time, so that of a vocabulary's logits no second copy is held; in the dtype
+    of the weights, which is that of the loss.
     """
 
     def __init__(self, output: Tensor, dimension: int, weights: Tensor) -> None:
@@ -103,13 +106,13 @@ class SoftmaxHessian:
     @classmethod
     def found(cls, output: Tensor, loss: OutputLoss, seed: int) -> SoftmaxHessian | None:
         """The closed form, if the loss's own product with a random tangent is that of a cross-entropy."""
-        tangent = probes.random_like(output, seed)
-        product = loss.hessian(tangent)
+        tangent = probes.random_like(output, seed, loss.problem.loss_dtype)
+        product, tiny = loss.hessian(tangent), torch.finfo(tangent.dtype).tiny
         for dimension in (-1, 1) if output.ndim > 2 else (-1,):
-            plain = cls(output, dimension, torch.ones_like(output.select(dimension, 0)).unsqueeze(dimension))
+            plain = cls(output, dimension, torch.ones_like(tangent.select(dimension, 0)).unsqueeze(dimension))
             closed = plain.product(tangent.clone())
             square = (closed * closed).sum(dimension, keepdim=True)
-            weights = (closed * product).sum(dimension, keepdim=True) / square.clamp(min=1e-30)
+            weights = (closed * product).sum(dimension, keepdim=True) / square.clamp(min=tiny)
             off = float((product - weights * closed).norm())
             if off <= _SAME * float(product.norm()) and float(weights.min()) >= 0 < float(product.norm()):
                 return cls(output, dimension, weights)
@@ -118,18 +121,18 @@ class SoftmaxHessian:
     def product(self, tangent: Tensor) -> Tensor:
         """Overwrites the tangent."""
         for logits, weights, some in self._rows(tangent):
-            shares = torch.softmax(logits, 1)
-            mean = (shares * some).sum(1, keepdim=True)
-            some.copy_(shares.mul_(some.sub_(mean)).mul_(weights))
+            shares, along = torch.softmax(logits, 1, dtype=weights.dtype), some.to(weights.dtype)
+            mean = (shares * along).sum(1, keepdim=True)
+            some.copy_(shares.mul_(along.sub_(mean)).mul_(weights))
         return tangent
 
     def sample(self, noise: Tensor) -> Tensor:
         """Overwrites standard normal noise with normal numbers that have `H_z` as their covariance."""
         for logits, weights, some in self._rows(noise):
-            shares = torch.softmax(logits, 1)
+            shares = torch.softmax(logits, 1, dtype=weights.dtype)
             roots = shares.sqrt()
             along = (roots * some).sum(1, keepdim=True)
-            some.copy_((roots.mul_(some).sub_(shares.mul_(along))).mul_(weights.sqrt()))
+            some.copy_(roots.mul_(some).sub_(shares.mul_(along)).mul_(weights.sqrt()))
         return noise
 
     def _rows(self, tangent: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -156,6 +159,7 @@ class Evaluation:
         self._weights = weights
         self.passed: set[str] = set()  # the checks of derivatives that were made
         self.separable = False  # whether a part of the batch can be evaluated alone
+        self.factor: LossFactor | None = None  # of `H_z`, where an engine needed it
 
     @classmethod
     def inspected(cls, problem: Problem, batch: Batch) -> Evaluation:
@@ -215,7 +219,7 @@ class Evaluation:
     def softmax(self) -> SoftmaxHessian | None:
         """The closed form of `H_z`, where the output is large and the loss is a cross-entropy."""
         output = self.output.detach()
-        if output.numel() <= _LARGE_OUTPUT or output.ndim < 2 or output.dtype != self.problem.loss_dtype:
+        if output.numel() <= _LEAST_CLOSED or output.ndim < 2:
             return None
         found = SoftmaxHessian.found(output, self.at_output, self.problem.seed)
         if found is not None:
@@ -240,6 +244,8 @@ class Evaluation:
 
     def output_hessian(self, tangent: Tensor, *, overwrite: bool = False) -> Tensor:
         """`H_z` times a tangent of the output, in the tangent's dtype; cheap, the model is not involved."""
+        if self.factor is not None:
+            return self.factor.product(tangent)
         if self.softmax is None:
             return self.at_output.hessian(tangent)
         return self.softmax.product(tangent if overwrite else tangent.clone())
@@ -248,6 +254,11 @@ class Evaluation:
     def _recorded(self) -> tangents.RecordedGraph:
         return tangents.RecordedGraph(self.output)
 
+    @property
+    def numbers_per_node(self) -> float:
+        """The mean size of what the operations of the forward return."""
+        return self._recorded.numbers_per_node()
+
     def push(self, names: Sequence[str], along: Sequence[Tensor]) -> Tensor:
         """`J` times a change of the named leaves.
 
@@ -255,8 +266,9 @@ class Evaluation:
         """
         leaves = [self.leaves[name] for name in names]
         along = [one.to(leaf.dtype) for one, leaf in zip(along, leaves, strict=True)]
+        recorded = self._recorded
         with contextlib.suppress(tangents.NoTangentError):
-            found = self._recorded.push(leaves, along)
+            found = recorded.push(leaves, along)
             return torch.zeros_like(self.output) if found is None else found
         placeholder, adjoint = self.adjoint
         return _grad_along([adjoint[name] for name in names], [placeholder], along)[0]
@@ -268,8 +280,8 @@ class Evaluation:
 
     def pull(self, names: Sequence[str], cotangent: Tensor) -> tuple[Tensor, ...]:
         """`Jᵀ` times a cotangent of the output, for the named leaves."""
-        leaves = [self.leaves[name] for name in names]
-        return torch.autograd.grad(self.output, leaves, cotangent, retain_graph=True, materialize_grads=True)
+        leaves, output = [self.leaves[name] for name in names], self.output
+        return torch.autograd.grad(output, leaves, cotangent, retain_graph=True, materialize_grads=True)
 
 
 def _grad_along(
@@ -382,6 +394,16 @@ class LossFactor:
     columns: Tensor
     scale: float
 
+    @cached_property
+    def _by_example(self) -> Tensor:
+        columns = self.columns.reshape(*self.columns.shape[:2], -1)
+        return columns.transpose(0, 1).contiguous() * math.sqrt(self.scale)
+
+    def product(self, tangent: Tensor) -> Tensor:
+        """`H_z` times a tangent of the output."""
+        rows = tangent.reshape(len(self._by_example), 1, -1)
+        return torch.bmm(torch.bmm(rows, self._by_example.mT), self._by_example).view_as(tangent)
+
     def sample(self, noise: Tensor) -> Tensor:
         """Normal numbers that have `H_z` as their covariance, from standard normal ones like the output."""
         count = self.columns.shape[:2]
@@ -442,7 +464,7 @@ def _blocks(evaluation: Evaluation) -> Tensor:
     directions = unit.reshape(width, *output.shape)
     (rows,) = layer_uses.batched_grad(gradient, [cut], directions) or (None,)
     if rows is None:
-        rows = torch.stack([evaluation.output_hessian(direction) for direction in directions])
+        rows = torch.stack([evaluation.at_output.hessian(direction) for direction in directions])
     return rows.detach().reshape(width, size, width).transpose(0, 1)
 
 
@@ -451,7 +473,7 @@ def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> krylo
     output = evaluation.output
     size, width = blocks.shape[:2]
     direction = probes.random_like(output, evaluation.problem.seed, blocks.dtype).view(size, width)
-    products = [evaluation.output_hessian((factor * direction).view_as(output)) for factor in (1, 3)]
+    products = [evaluation.at_output.hessian((factor * direction).view_as(output)) for factor in (1, 3)]
     found, thrice = (product.reshape(size, width) for product in products)
     expected = torch.bmm(blocks, direction.unsqueeze(2)).squeeze(2)
     noise = 16 * (thrice / 3 - found).abs().amax(0)  # three times the direction rounds differently

@@ -17,7 +17,7 @@ from hessinit.results.curvature_report import Estimate
 Array = npt.NDArray[np.float64]
 
 # The basis grows by blocks of about this many numbers (4 to 256 rows), without copying.
-_NUMBERS_PER_BLOCK = 2**24
+_NUMBERS_PER_BLOCK = 2**22
 _LARGEST_FOR_NUMPY = 24
 
 

@@ -252,9 +252,9 @@ class _Lockstep:
 
     def advance(self) -> None:
         step = self.runs[0].steps
-        vectors = [torch.from_numpy(row).to(self._device) for row in self._basis[:, step]]
+        vectors = torch.from_numpy(self._basis[:, step]).to(self._device)
         found = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]
-        products = np.stack([product.detach().cpu().numpy() for product in found])
+        products = torch.stack(found).detach().cpu().numpy()
         if step == 0:  # powers of two keep every run the same for 1e-30·A and 1e30·A
             for run, product in zip(self.runs, products, strict=True):
                 run.scale = probes.power_of_two_scale(torch.from_numpy(product))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -129,6 +129,61 @@ class GaussNewtonOperator(WeightOperator):
             return one.pull(self.names, one.output_hessian(moved, overwrite=True))
 
         return self._sum_over_batches(product)
+
+
+class Recorder:
+    """Records products on a GPU as CUDA graphs, which demand a stream of their own."""
+
+    def __init__(self, evaluations: Sequence[Evaluation]) -> None:
+        self._stream, self._last = torch.cuda.Stream(), None
+        for one in evaluations:
+            one.forget()  # a backward pass runs on the stream of its forward: evaluate again on this one
+
+    _last: torch.cuda.CUDAGraph | None  # keeps the memory that all share
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        before = torch.cuda.current_stream()
+        self._stream.wait_stream(before)
+        with torch.cuda.stream(self._stream):
+            yield
+        before.wait_stream(self._stream)
+
+    def record(self, function: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor] | None:
+        """A graph that computes the function again into the tensor; None where it cannot be recorded."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            graph.capture_begin(pool=self._last.pool() if self._last else None)
+            try:
+                found = function()
+            finally:
+                graph.capture_end()
+        except RuntimeError:  # an operation that waits for the GPU
+            return None
+        self._last = graph
+        return graph, found
+
+
+class RecordedOperator(LinearOperator):
+    """An operator whose third and later products replay the kernels of the second one."""
+
+    def __init__(self, operator: WeightOperator, recorder: Recorder) -> None:
+        self._operator, self._recorder, self._products = operator, recorder, 0
+        self.shape, self.dtype, self.device = operator.shape, operator.dtype, operator.device
+        self._recording: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+
+    def _product(self, vector: Tensor) -> Tensor:
+        self._products += 1
+        if self._products == 2:
+            self._given = vector.clone()
+            self._recording = self._recorder.record(lambda: self._operator._product(self._given))
+            self._read = [dict(vars(one)) for one in self._operator.evaluations]  # by the recording
+        if self._recording is None:  # the first one also loads kernels, which no recording may do
+            return self._operator._product(vector)
+        graph, found = self._recording
+        self._given.copy_(vector)
+        graph.replay()
+        return found.clone()
 
 
 class JacobianOperator(WeightOperator):

@@ -116,7 +116,7 @@ class Watched:
 
 # A gradient shorter than this is timed twice, and the shorter one counts: a cold start or another process
 # may have doubled it.
-_SHORT_SECONDS = 0.05
+_SHORT_SECONDS = 0.005
 
 
 def time_gradient(problem: Problem) -> float:

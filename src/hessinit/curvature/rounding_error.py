@@ -78,8 +78,12 @@ class Rounding:
     @classmethod
     def of(cls, found: Mapping[str, Difference], precision: str) -> Rounding:
         unit = "float32" if precision == "full" else precision
+        whole = replace(Difference.of_all(list(found.values())).judge(), unit=unit)
         layers = {name: replace(difference.judge(), unit=unit) for name, difference in found.items()}
-        return cls(layers, replace(Difference.of_all(list(found.values())).judge(), unit=unit))
+        if precision != "full":  # rough numbers move a ReLU's kinks, which every layer feels
+            least = whole.relative
+            layers = {name: replace(one, relative=max(one.relative, least)) for name, one in layers.items()}
+        return cls(layers, whole)
 
 
 def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Rounding:

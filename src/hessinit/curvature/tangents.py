@@ -355,6 +355,10 @@ class RecordedGraph:
         self._rules: dict[Node, Rule] = {}
         self._paths: dict[tuple[Key, ...], list[_Step]] = {}
 
+    def numbers_per_node(self) -> float:
+        sizes = [_shape(node).numel() for node in self._nodes if node not in self._starts.values()]
+        return sum(sizes) / len(sizes)
+
     @torch.no_grad()
     def push(self, leaves: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor | None:
         """The change of the output for these changes of leaves; None if it does not depend on them."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import platform
 import time
 import warnings
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -21,7 +22,8 @@ from hessinit.curvature import progress as progress_of
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
-from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
+from hessinit.problem.double_backward import matrix_products
+from hessinit.problem.problem import PRECISIONS, Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
@@ -156,6 +158,25 @@ class Rows:
         self.main, self._engines = shared[0], [*shared]
         return ranks.lead(lambda: find(sizes), partial(shares.multiply, own))
 
+    @contextlib.contextmanager
+    def faster(self) -> Iterator[None]:
+        """TF32 in matrix products, where its rounding takes a quarter of the tolerance at most."""
+        problem, long = self.problem, isinstance(self.main, engines.LanczosEngine)
+        single = problem.device.type == "cuda" and problem.dtype == torch.float32
+        # Kinks magnify rounding.
+        if single and long and not derivative_check.has_kinks(self.evaluations[0]):
+            with matrix_products(tf32=True):
+                problem.precision = "tf32"
+                rounding = rounding_error.relative_rounding(self.evaluations, self._kind)
+                worst = max(one.relative for one in [rounding.network, *rounding.layers.values()])
+                if rounding_error.CAUTION * worst <= self._settings.tolerance / 4:
+                    self._rounding[self._kind] = [rounding]
+                    self.main.reason += "; matrix products in TF32"
+                    yield
+                    return
+            problem.precision = "full"
+        yield
+
     def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
         """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
         if len(rows) == 1:  # it is the network
@@ -223,7 +244,7 @@ def measure(
     dropout: str = "refuse",
     reduction: str = "auto",
     check: bool = True,
-    precision: str = "full",
+    precision: str = "auto",
     top: int = 0,
     trace: bool = False,
     frobenius: bool = False,
@@ -250,7 +271,8 @@ def measure(
     `check=False`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
     Jacobians around each layer and the paper's Theorem 2, `diagnostics` for activations and gradients, dead
     and saturated units. `network=False` bounds the network's norm by the layers' instead of measuring it.
-    `precision="tf32"` or "bf16" computes faster and less exactly on a GPU; the stated errors include that.
+    `precision` is "full", "tf32", "bf16", or "auto": TF32 in the matrix products of a GPU where its rounding,
+    which is measured, takes a quarter of the tolerance at most. The stated errors include it.
 
     In a job of several processes, each makes the call: distributed="batch" takes its share of the examples,
     "layers" the same batch from all, which share the layers out. Every rank gets the report of one process.
@@ -271,6 +293,7 @@ def measure(
     started = time.perf_counter()
     choose("curvature", curvature, ["gauss-newton", "hessian", "both"])
     choose("estimator", estimator, ["auto", "gram", "lanczos"])
+    choose("precision", precision, ["auto", *PRECISIONS])
     if curvature == "hessian" and estimator == "gram":
         way = "for curvature='hessian' choose 'auto' or 'lanczos'"
         raise ProblemError(f"estimator='gram' measures Gauss-Newton curvature only; {way}.")
@@ -290,7 +313,7 @@ def measure(
         raise ProblemError(f"{why}; pass max_iterations={top} or more.")
     problem = Problem(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
-        check=check, seed=seed, precision=precision,
+        check=check, seed=seed, precision="full" if precision == "auto" else precision,
     )  # fmt: skip
     ranks: Ranks | None = cast(Any, distributed)  # by the decorator
     if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
@@ -316,7 +339,8 @@ def measure(
             facts = shares.join_shares(ranks, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
-        found = measuring.fill(ordered, network, ranks)
+        with measuring.faster() if precision == "auto" and ranks is None else contextlib.nullcontext():
+            found = measuring.fill(ordered, network, ranks)
         rows = tuple(found[layer.parameter] for layer in ordered)
         whole = found[""] if network else measuring.bounded_network(rows)
         further: dict[str, Mapping[str, Any]] = {}

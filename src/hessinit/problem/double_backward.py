@@ -133,7 +133,21 @@ def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[No
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))  # for our own vectors; the forward gets the user's back
-        # TF32 keeps 10 bits of the mantissa: a norm is off by up to 1e-3. CPUs have it too.
+        stack.enter_context(matrix_products(tf32=tf32))
+        if torch.cuda.is_available():
+            cudnn = torch.backends.cudnn
+            stack.enter_context(cudnn.flags(enabled=not recurrent, deterministic=True, allow_tf32=tf32))
+        if recurrent and torch.backends.mkldnn.is_available():
+            onednn: Any = torch.backends.mkldnn
+            stack.callback(setattr, onednn, "enabled", onednn.enabled)
+            onednn.enabled = False
+        yield
+
+
+@contextlib.contextmanager
+def matrix_products(*, tf32: bool) -> Iterator[None]:
+    """TF32 keeps 10 bits of the mantissa: a norm is off by up to 1e-3. CPUs have it too."""
+    with contextlib.ExitStack() as stack:
         try:
             stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -143,13 +157,6 @@ def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[No
             for switch in switches:
                 stack.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
                 switch.fp32_precision = "tf32" if tf32 else "ieee"
-        if torch.cuda.is_available():
-            cudnn = torch.backends.cudnn
-            stack.enter_context(cudnn.flags(enabled=not recurrent, deterministic=True, allow_tf32=tf32))
-        if recurrent and torch.backends.mkldnn.is_available():
-            onednn: Any = torch.backends.mkldnn
-            stack.callback(setattr, onednn, "enabled", onednn.enabled)
-            onednn.enabled = False
         yield
 
 
