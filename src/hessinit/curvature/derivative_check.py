@@ -96,6 +96,7 @@ class GraphLinearization:
 
 
 def has_kinks(evaluation: Evaluation) -> bool:
+    """Whether a long step would cross many, and a rough forward some."""
     kinds = {type(node).__name__ for node in graph_nodes(evaluation.output.grad_fn)}
     return bool(kinds & _KINKED)
 

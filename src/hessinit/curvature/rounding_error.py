@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature import operators, probes
+from hessinit.curvature.derivative_check import has_kinks
 from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
 
 # Of the estimate; on 2,000 random problems 99.9 % of the eigenvalues were within it.
@@ -76,12 +77,13 @@ class Rounding:
     network: RoundingError
 
     @classmethod
-    def of(cls, found: Mapping[str, Difference], precision: str) -> Rounding:
+    def of(cls, found: Mapping[str, Difference], evaluation: Evaluation) -> Rounding:
+        precision = evaluation.problem.precision
         unit = "float32" if precision == "full" else precision
         whole = replace(Difference.of_all(list(found.values())).judge(), unit=unit)
         layers = {name: replace(difference.judge(), unit=unit) for name, difference in found.items()}
-        if precision != "full":  # rough numbers move a ReLU's kinks, which every layer feels
-            least = whole.relative
+        if precision != "full" and has_kinks(evaluation):  # rough numbers cross them, which every layer feels
+            least = 2 * whole.relative
             layers = {name: replace(one, relative=max(one.relative, least)) for name, one in layers.items()}
         return cls(layers, whole)
 
@@ -106,8 +108,8 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
             found = _compare(some, curvature)
             limit = _ORDINARY if problem.precision == "full" else math.inf
             if all(one.single > 0 and one.judge().relative < limit for one in found.values()):
-                return Rounding.of(found, problem.precision)
-    return Rounding.of(_compare(evaluations, curvature), problem.precision)
+                return Rounding.of(found, evaluations[0])
+    return Rounding.of(_compare(evaluations, curvature), evaluations[0])
 
 
 def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Difference]:
