@@ -88,7 +88,7 @@ def describe(problem: Problem) -> Cell:
 
 def hessinit_cell(
     problem: Problem, device: str, tolerance: float, network: bool = False, progress: bool = False,
-    precision: str = "full",
+    precision: str = "auto",
 ) -> Cell:  # fmt: skip
     """Cost and memory of `measure`; gradients before, between and after the calls."""
     reports: list[hessinit.CurvatureReport] = []

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hessinit
+from hessinit.curvature import engines, operators
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -146,3 +147,48 @@ def test_a_generator_of_the_device_draws_there(scheme: str) -> None:
     assert std == pytest.approx(result["0"].std[0], rel=0.1)
     result.undo()
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+class Normalized(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Flatten(), nn.Linear(128, 3),
+        )  # fmt: skip
+
+
+def test_recorded_products_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, data = Normalized().cuda(), (inputs(6, 1, 8, 8), labels())
+    recorded: list[bool] = []
+    record = operators.Recorder.record
+
+    def noticed(self: operators.Recorder, function: Any) -> Any:
+        found = record(self, function)
+        recorded.append(found is not None)
+        return found
+
+    monkeypatch.setattr(operators.Recorder, "record", noticed)
+    fast = hessinit.measure(model, LOSS, data, estimator="lanczos", network=False)
+    assert recorded and all(recorded)
+    monkeypatch.setattr(engines, "_FEW_NUMBERS", 0)
+    plain = hessinit.measure(model, LOSS, data, estimator="lanczos", network=False)
+    assert [row.norm for row in fast] == pytest.approx([row.norm for row in plain], rel=1e-5)
+    assert len(recorded) == len(fast.layers)
+
+
+def test_tf32_is_used_where_its_rounding_fits_into_the_tolerance() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 5_000)
+    )
+    data = torch.randn(512, 64), torch.randint(5_000, (512,))
+    true = hessinit.measure(model.double(), LOSS, data, network=False, tolerance=1e-4)
+    model.float().cuda()
+    rough = hessinit.measure(model, LOSS, data, network=False, tolerance=0.1)
+    assert rough.engine_reason.endswith("matrix products in TF32")
+    assert "TF32" not in hessinit.measure(model, LOSS, data, network=False, tolerance=1e-5).engine_reason
+    for row, exact in zip(rough, true, strict=True):
+        assert abs(row.norm - exact.norm) <= row.top.error
+    kinked = nn.Sequential(model[0], nn.ReLU(), model[4])
+    assert "TF32" not in hessinit.measure(kinked, LOSS, data, network=False, tolerance=0.1).engine_reason
