@@ -233,7 +233,7 @@ def collector_for(one: KnownCall, size: int, like: Tensor, scale: float, uses: i
 
 
 # Signals of so many examples at a time take about this many bytes, or as many as the layers' own outputs.
-_BYTES_AT_ONCE = 2**27
+_BYTES_AT_ONCE = 2**25
 
 
 def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True) -> dict[str, LayerGram]:

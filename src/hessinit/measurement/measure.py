@@ -160,7 +160,7 @@ class Rows:
 
     @contextlib.contextmanager
     def faster(self) -> Iterator[None]:
-        """TF32 in matrix products, where its rounding takes half of the tolerance at most."""
+        """TF32 in matrix products, where the error of its rounding is below the tolerance."""
         problem, long = self.problem, isinstance(self.main, engines.LanczosEngine)
         single = problem.device.type == "cuda" and problem.dtype == torch.float32
         # Kinks magnify rounding.
@@ -169,7 +169,7 @@ class Rows:
                 problem.precision = "tf32"
                 rounding = rounding_error.relative_rounding(self.evaluations, self._kind)
                 worst = max(one.relative for one in [rounding.network, *rounding.layers.values()])
-                if rounding_error.CAUTION * worst <= self._settings.tolerance / 2:
+                if rounding_error.CAUTION * worst <= self._settings.tolerance:
                     self._rounding[self._kind] = [rounding]
                     self.main.reason += "; matrix products in TF32"
                     yield
@@ -271,8 +271,8 @@ def measure(
     `check=False`. `top`, `trace`, `frobenius` and `density` ask for more of the spectrum, `jacobians` for the
     Jacobians around each layer and the paper's Theorem 2, `diagnostics` for activations and gradients, dead
     and saturated units. `network=False` bounds the network's norm by the layers' instead of measuring it.
-    `precision` is "full", "tf32", "bf16", or "auto": TF32 in the matrix products of a GPU where its rounding,
-    which is measured, takes half of the tolerance at most. The stated errors include it.
+    `precision` is "full", "tf32", "bf16", or "auto": TF32 in the matrix products of a GPU where the
+    error of its rounding, which is measured, is below the tolerance. The stated errors include it.
 
     In a job of several processes, each makes the call: distributed="batch" takes its share of the examples,
     "layers" the same batch from all, which share the layers out. Every rank gets the report of one process.
