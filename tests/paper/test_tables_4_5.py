@@ -13,7 +13,7 @@ from torch import nn
 from dense import dense_curvature, ends
 from hessinit.paper.datasets import load_images
 from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
-from hessinit.paper.networks import dense, glorot_, lenet, normal_
+from hessinit.paper.networks import dense, glorot_, lenet
 from hessinit.paper.tables_4_5 import StdTable, clipped_cross_entropy, measure_norms
 from hessinit.results.result import Plain
 from hessinit.training.workers import Job
@@ -32,7 +32,7 @@ def tiny(std: float) -> nn.Sequential:
     model = dense([6, 5, 4, 3], "relu")
     glorot_(model, seeded())
     for number, name in enumerate(("dense1", "dense2")):
-        normal_(model.get_submodule(name), std, seeded(number + 1))
+        nn.init.normal_(model.get_parameter(f"{name}.weight"), 0.0, std, generator=seeded(number + 1))
     return model
 
 

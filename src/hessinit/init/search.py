@@ -338,9 +338,6 @@ def solve_network(
         model.scale_(path.logs(t))
         return model.output()
 
-    def is_admissible(t: float) -> bool:
-        return cap.admits(output(t))
-
     def measure(t: float) -> float:
         loss, norm = output(t).loss, model.network_norm()
         rows.append(Measurement(t=t, norm=norm, loss=loss))
@@ -353,7 +350,7 @@ def solve_network(
         return 2 * math.log(size) if size > 0 else -math.inf
 
     tolerance, most = config.search_tolerance, config.max_measurements
-    found = GainSearch(measure, is_admissible, log_power, tolerance, most, lowest).run()
+    found = GainSearch(measure, lambda t: cap.admits(output(t)), log_power, tolerance, most, lowest).run()
     model.scale_(path.logs(found.t))
     reason = found.reason
     if reason == _SATURATES:

@@ -268,10 +268,6 @@ def _sum_of_terms(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> De
     return _needs_zero(mode, given, degrees)
 
 
-def _product_and_term(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    return mode.require_equal([_sum(degrees[1], degrees[2]), degrees[0]])
-
-
 def _convolution(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
     product = _sum(mode.of(given["input"]), mode.of(given["weight"]))
     return product if given["bias"] is None else mode.require_equal([product, mode.of(given["bias"])])
@@ -331,7 +327,7 @@ _RULES = _table(
     (_any_power, "pow"),
     (_sum_of_terms, "add sub rsub"),
     (lambda mode, given, degrees: mode.require_equal(degrees), "cat stack copy"),
-    (_product_and_term, "addmm baddbmm addmv"),
+    (lambda mode, _, each: mode.require_equal([_sum(each[1], each[2]), each[0]]), "addmm baddbmm addmv"),
     (_convolution, "convolution cudnn_convolution"),
     (_normalization, "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit"),
     (_normalization, "cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update _fused_rms_norm"),

@@ -86,8 +86,3 @@ def default_(model: nn.Module, seed: int) -> None:
         for layer in model.modules():
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
                 layer.reset_parameters()
-
-
-def normal_(layer: nn.Module, std: float, generator: torch.Generator) -> None:
-    """The layer's weight from N(0, std²); its bias is unchanged."""
-    nn.init.normal_(layer.get_parameter("weight"), 0.0, std, generator=generator)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hessinit.measurement.measure import measure
 from hessinit.paper.datasets import ImageSet, load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
-from hessinit.paper.networks import build, default_, glorot_, normal_
+from hessinit.paper.networks import build, default_, glorot_
 from hessinit.paper.reference import make_table, mean, rank_correlation
 from hessinit.problem.problem import Loss
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
@@ -77,7 +77,8 @@ class TrainedNetwork(Variant):
             return model
         glorot_(model, generator(seed, "other weights"))
         for name in self.swept:
-            normal_(model.get_submodule(name), float(row), generator(seed, f"weights of {name}"))
+            weight, source = model.get_parameter(f"{name}.weight"), generator(seed, f"weights of {name}")
+            nn.init.normal_(weight, 0.0, float(row), generator=source)
         return model
 
     def train(self, images: ImageSet, row: str, seed: int, epochs: int) -> list[float]:

@@ -28,13 +28,19 @@ SCRIPTS = (
     "numbers.js", "axes.js", "labels.js", "curves.js", "heat.js", "rates.js", "reading.js", "listing.js",
     "figures.js", "sorting.js", "paper.js", "theme.js",
 )  # fmt: skip
+# Each comes with the notice that its licence asks for in every copy.
+LIBRARIES = {"d3 7.9.2": ("d3.min.js", "d3"), "@observablehq/plot 0.6.17": ("plot.umd.min.js", "plot")}
 _UNBROKEN = re.compile(rf"\S{{{LONGEST_NAME + 1},}}")
 _NUMBER = re.compile(r"[-−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf)", re.IGNORECASE)
 
 
 def render_page(document: doc.Document) -> str:
     """Return one HTML file, in which every text is escaped and only its own two scripts may run."""
-    library, script = _library(), _script()
+    library = "".join(
+        f"/* {name}\n{_asset('vendor', f'{licence}.LICENSE.txt')}*/\n{_asset('vendor', code)}\n"
+        for name, (code, licence) in LIBRARIES.items()
+    )
+    script = f'(() => {{\n"use strict";\n{"".join(_asset("assets", name) for name in SCRIPTS)}}})();\n'
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -174,22 +180,6 @@ def _templates() -> Environment:
 
 def _printable_text(value: object) -> object:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-@cache
-def _library() -> str:
-    """Return d3 and Observable Plot, with the notices that their licences ask for in every copy."""
-    names = {"d3 7.9.2": ("d3.min.js", "d3"), "@observablehq/plot 0.6.17": ("plot.umd.min.js", "plot")}
-    return "".join(
-        f"/* {name}\n{_asset('vendor', f'{licence}.LICENSE.txt')}*/\n{_asset('vendor', code)}\n"
-        for name, (code, licence) in names.items()
-    )
-
-
-@cache
-def _script() -> str:
-    pieces = "".join(_asset("assets", name) for name in SCRIPTS)
-    return f'(() => {{\n"use strict";\n{pieces}}})();\n'
 
 
 @cache

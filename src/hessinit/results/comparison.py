@@ -12,17 +12,12 @@ from hessinit.results.result import PlainData, Result
 
 NETWORK = "network"  # the name under which `norms` holds the norm of all weights together
 MOST_POINTS = 50  # points of a loss curve
-DIGITS = 5  # significant digits of a loss curve; first and final loss keep every bit
+DIGITS = 5  # significant digits of a loss curve, so that records stay small; first and final loss keep all
 
 
 def window(steps: int) -> int:
     """Return how many losses the final one is the mean of."""
     return max(10, math.ceil(steps / 10))
-
-
-def round_loss(loss: float) -> float:
-    """Return a loss as curves keep it, so that records stay small."""
-    return float(f"{loss:.{DIGITS}g}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

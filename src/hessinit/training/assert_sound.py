@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError
+from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_positive
 from hessinit.measurement.measure import measure
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
@@ -59,8 +59,7 @@ def assert_sound(
     advice.check_nonnegative("smallest", smallest)
     if isinstance(largest, bool | str) or not largest > smallest:
         raise ProblemError(f"largest={largest!r} must be a number above smallest={smallest!r}.")
-    if isinstance(times_stable, bool | str) or not 0 < times_stable < math.inf:
-        raise ProblemError(f"times_stable={times_stable!r} must be a finite number above 0, such as 1.")
+    check_positive("times_stable", times_stable, "such as 1")
     if judges_rate and options.get("network") is False:
         why = "the rate is judged by the network's ‖H‖. Leave out one of them"
         raise ProblemError(f"network=False and a learning rate do not go together: {why}.")

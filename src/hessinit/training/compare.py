@@ -21,7 +21,7 @@ from hessinit.errors import ConvergenceWarning, ProblemError, check_positive
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.problem import Forward, Loss
-from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, round_loss, window
+from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
 from hessinit.training.data import Data, copy_to, derive, device_of, read_data, reproducible, seed_everything
@@ -207,9 +207,9 @@ class Trainer:
                 steps=self.steps, warmup=loop.Warmup(optimizer, scheme.warmup), forward=self.forward,
                 build=lambda: self.build_model(seed),
             )  # fmt: skip
-        last = window(self.steps)
+        last, curve = window(self.steps), loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS))
         return run(
-            losses=tuple(map(round_loss, loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS)))),
+            losses=tuple(float(f"{loss:.{DIGITS}g}") for loss in curve),
             first_loss=losses[0], final_loss=loop.final_loss(losses, last),
             steps_done=len(losses) - (not math.isfinite(losses[-1])),
             diverged=loop.has_diverged(losses, last), norms=norms, seconds=time.perf_counter() - started,
