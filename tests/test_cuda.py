@@ -152,8 +152,8 @@ def test_a_generator_of_the_device_draws_there(scheme: str) -> None:
 class Normalized(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
-            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
-            nn.Flatten(), nn.Linear(128, 3),
+            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3),
         )  # fmt: skip
 
 
@@ -170,7 +170,8 @@ def test_recorded_products_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(operators.Recorder, "record", noticed)
     fast = hessinit.measure(model, LOSS, data, estimator="lanczos", network=False)
-    assert recorded and all(recorded)
+    assert recorded
+    assert all(recorded)
     monkeypatch.setattr(engines, "_FEW_NUMBERS", 0)
     plain = hessinit.measure(model, LOSS, data, estimator="lanczos", network=False)
     assert [row.norm for row in fast] == pytest.approx([row.norm for row in plain], rel=1e-5)

@@ -30,8 +30,8 @@ def measure(
     layers: options.Layers = None,
     tolerance: options.Tolerance = None,
     precision: Annotated[
-        Literal["full", "tf32", "bf16"] | None,
-        typer.Option(help="full, or on a GPU tf32 or bf16: faster, and the stated errors include it."),
+        Literal["auto", "full", "tf32", "bf16"] | None,
+        typer.Option(help="On a GPU: auto is tf32 where its rounding is below the tolerance, else full."),
     ] = None,
     jacobians: Annotated[
         bool, typer.Option("--jacobians", help="Also the Jacobian norms around each layer, and bounds.")
