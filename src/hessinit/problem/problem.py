@@ -251,9 +251,9 @@ class Problem:
                 return cast(tensor, dtype, self.device).clone()
             return _widened(tensor, dtype)
 
-        with self._model_state.with_stand_ins(convert, self.seed + draw) as stand_ins:
-            self._stand_ins = stand_ins
+        with self._model_state.with_stand_ins(convert, self.seed + draw) as self._stand_ins:
             yield
+        del self._stand_ins  # they hold a copy of the weights where these are moved or in float64
 
     def _call_model(self, batch: Batch, draw: int, weights: Mapping[str, Tensor], plain: bool) -> Tensor:
         dtype = next(iter(weights.values())).dtype
