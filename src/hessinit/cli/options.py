@@ -37,6 +37,13 @@ def read_numbers(values: list[str] | None) -> list[float] | None:
         raise typer.BadParameter(f"{','.join(items)!r} must be numbers separated by commas.") from None
 
 
+def read_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number; give one, such as 0.1.") from None
+
+
 def check_rate(lr: float | None) -> float | None:
     """Refuse a learning rate that no step can have."""
     if lr is not None and not 0 < lr < float("inf"):
@@ -62,11 +69,11 @@ def numbers(help: str) -> Any:
 
 
 def number(help: str) -> Any:
-    return typer.Option(metavar="X", help=help)
+    return typer.Option(parser=read_number, metavar="X", help=help)
 
 
 def rate(help: str, **more: Any) -> Any:
-    return typer.Option(callback=check_rate, metavar="X", help=help, **more)
+    return typer.Option(parser=read_number, callback=check_rate, metavar="X", help=help, **more)
 
 
 def whole(help: str, least: int = 1, most: int | None = None) -> Any:

@@ -138,25 +138,33 @@ def find_problem(text: str) -> Place:
     file = Path(source).resolve()
     if file.suffix != ".py" or not file.is_file():
         near = did_you_mean(file.name, [each.name for each in file.parent.glob("*.py") if each.is_file()])
-        stop(f"{source} must be an existing Python file; there is none of that name in {file.parent}.{near}")
+        way = near or f" `hessinit new {source}` writes one to begin with." * source.endswith(".py")
+        stop(f"{source} must be an existing Python file; there is none of that name in {file.parent}.{way}")
     return Place(source, function, file.stem, file.parent, file, is_file)
 
 
 def load_problem(place: Place, *, seed: int | None, device: str | None) -> LoadedProblem:
     """Seed what the file may draw from, call its function, and move the model; a batch follows the model."""
-    import torch
-
-    if device is not None:
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as failure:
-            reason = str(failure).strip().splitlines()[0].rstrip(".")
-            stop(f"--device {device} cannot be used here: {reason}.")
+    check_device(device)
     _seed(seed or 0)
     loaded = _call(_load_function(place), place)
     if device is not None and hasattr(loaded.model, "to"):
         loaded.model.to(device)
     return loaded
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that torch does not have here, before the user's file is run."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as failure:
+        reason = str(failure).strip().splitlines()[0].rstrip(".")
+        if reason.startswith("Expected one of"):  # some twenty words, of which nobody has the hardware
+            reason = "torch has no device of that name"
+        known = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        stop(f"--device {device} cannot be used: {reason}. This machine has {', '.join(known)}.")
 
 
 def shared_keywords(loaded: LoadedProblem, shared: Iterable[str], problem: str) -> dict[str, Any]:

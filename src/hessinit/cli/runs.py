@@ -19,7 +19,14 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import INTERRUPTED, failures_explained, import_torch, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
-from hessinit.cli.problem_file import Builder, LoadedProblem, find_problem, load_problem, shared_keywords
+from hessinit.cli.problem_file import (
+    Builder,
+    LoadedProblem,
+    check_device,
+    find_problem,
+    load_problem,
+    shared_keywords,
+)
 from hessinit.present.words import count, format_number
 
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
@@ -127,6 +134,7 @@ def _run_grid(verb: str, problem: str, **chosen: Any) -> None:
         _cluster(chosen.pop("dask", None), chosen.get("workers")) as chosen["executor"],
     ):
         with progress(f"Loading {problem} …"):
+            check_device(chosen.get("device"))
             build = Builder(place)
             loaded = build.load()
         keywords = shared_keywords(loaded, ["forward"], problem)

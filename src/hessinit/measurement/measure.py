@@ -15,23 +15,32 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessinit._version import __version__
 from hessinit.curvature import derivative_check, engines, operators, rounding_error, shares
 from hessinit.curvature import progress as progress_of
-from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.evaluation import Evaluation, SoftmaxHessian, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem.double_backward import matrix_products
 from hessinit.problem.problem import PRECISIONS, Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.ranks import Ranks, on_all_ranks
-from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
+from hessinit.problem.validate import (
+    EVERYTHING,
+    Layer,
+    check_switches,
+    check_tolerance,
+    check_whole,
+    name_large_inputs,
+)
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Kind = TypeVar("Kind", bound=operators.WeightOperator)
+LONG_EVALUATION = 0.5  # seconds: then `progress` is first told the time that the plan expects
 SOFTWARE = {"hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
@@ -42,8 +51,9 @@ def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> lis
 
 
 def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
-    """Notes for the report: unused, frozen and random parts of the model."""
-    notes = []
+    """Notes for the report: unused, frozen and random parts of the model, and what training would not do."""
+    notes = [*_note_batch_norm(problem.model), *_note_softmax(evaluations[0])]
+    notes += [said for one in problem.batches[:1] if (said := name_large_inputs(one.inputs))]
     leaves = unused_leaves(evaluations)
     unused = [layer.name for layer in in_running_order(problem, evaluations) if layer.parameter in leaves]
     if unused:
@@ -55,6 +65,33 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
     if problem.dropout == "freeze":
         notes.append(f"Random layers were frozen to one draw (seed {problem.seed}).")
     return tuple(notes)
+
+
+def _note_batch_norm(model: nn.Module) -> Iterator[str]:
+    norms = [one for one in model.named_modules() if isinstance(one[1], _BatchNorm) and not one[1].training]
+    if norms:
+        name, first = norms[0]
+        new = first.num_batches_tracked is not None and not bool(first.num_batches_tracked)
+        yield (
+            f"BatchNorm is in eval mode ({name or 'the model'}{' …' if len(norms) > 1 else ''}): ‖H‖ is that "
+            f"with its running statistics{', still 0 and 1,' if new else ''} as constants. Training uses the "
+            "batch's: model.train() measures that, and takes longer, since examples then depend on one "
+            "another."
+        )
+
+
+def _note_softmax(evaluation: Evaluation) -> Iterator[str]:
+    """The note on a softmax before a cross-entropy, which applies one itself."""
+    output = evaluation.output.detach()
+    for axis in {1, output.ndim - 1} if output.ndim > 1 and bool((output >= 0).all()) else ():
+        if bool(((output.sum(axis) - 1).abs() < 1e-4).all()) and output.shape[axis] > 1:
+            if SoftmaxHessian.found(output, evaluation.at_output, evaluation.problem.seed) is not None:
+                yield (
+                    "The model's outputs are probabilities (they sum to 1), and the loss is a cross-entropy, "
+                    "which applies a softmax itself: two make gradients small, and the loss cannot come near "
+                    "0. Return the logits, without the softmax."
+                )
+            return
 
 
 def note_unchecked(check: bool) -> tuple[str, ...]:
@@ -278,7 +315,7 @@ def measure(
     "layers" the same batch from all, which share the layers out. Every rank gets the report of one process.
 
     `progress` is called with a `ProgressState` (layers done, products, seconds, seconds left) a few times a
-    second, if it takes longer than two; what it raises ends the measurement. `plan=True` measures nothing and
+    second, if it takes longer than two, first of all before any product; what it raises ends the measurement. `plan=True` measures nothing and
     returns a `MeasurementPlan`: engine, expected gradients, seconds and memory.
 
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together; with
@@ -328,13 +365,17 @@ def measure(
         settings = replace(settings, progress=watching)
     with problem.settings():
         evaluations, facts = evaluate(problem), dict[str, Any]()
-        if plan:
+        slow = ranks is None and time.perf_counter() - started > LONG_EVALUATION
+        if plan or (settings.progress is not None and slow):
             from hessinit.measurement.plan import plan_measurement
 
             asked = {**spectrum, "jacobians": jacobians, "diagnostics": diagnostics}
             more = [name for name, wanted in asked.items() if wanted]
             planned = plan_measurement(evaluations, curvature, estimator, settings, network)
-            return cast(Any, replace(planned, notes=(f"Not counted: {', '.join(more)}.",) if more else ()))
+            if plan:
+                uncounted = (f"Not counted: {', '.join(more)}.",) if more else ()
+                return cast(Any, replace(planned, notes=(*uncounted, *notes_on(problem, evaluations))))
+            settings.progress.expect(planned.seconds)
         if ranks is not None and ranks.split == "batch":
             facts = shares.join_shares(ranks, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)

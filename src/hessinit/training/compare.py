@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hessinit.errors import ConvergenceWarning, ProblemError, check_positive
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, explain_module, explained_loss
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
@@ -242,13 +242,24 @@ class Trainer:
                     each.scheme(other, None, None, 0.0, 0)  # refuses layers that match nothing
             batch = copy_to(self.data.initial_batch(0), device_of(model))
             seed_everything(0, "training")
-            value = loop.evaluate_loss(model, self.own_loss(device_of(model)), batch, self.forward)
+            validate.check_order(model, self.loss)
+            value = self._first_loss(model, *batch)
             validate.check_loss_value(value)
             if not value.requires_grad:
                 why = "the loss does not depend on any trainable parameter, so there is nothing to train"
                 raise ProblemError(f"{why}; is the model frozen, or does its forward detach?")
             loop.make_optimizer(self.optimizer, model, 0.1)
             return model, value.item()
+
+    def _first_loss(self, model: nn.Module, inputs: Any, targets: Any) -> Tensor:
+        """The loss of a batch; what fails on a shape or dtype is explained."""
+        try:
+            output = model(inputs) if self.forward is None else self.forward(model, inputs)
+        except (RuntimeError, ValueError, IndexError) as failure:
+            explain_module(failure, model, inputs)
+            raise
+        with explained_loss(output, targets):
+            return self.own_loss(device_of(model))(output, targets)
 
     def record(self, model: nn.Module, first_loss: float) -> dict[str, Plain]:
         """The settings that must not change between the runs of one folder."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, map_tensors, read_batches, tensors_in
 from hessinit.problem.preserve import untouched_random_state, untouched_sources
+from hessinit.problem.validate import check_finite_inputs
 from hessinit.training.workers import ONE_AT_A_TIME
 
 
@@ -143,7 +144,7 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
             "may be None, or an iterable of such pairs, as a DataLoader is."
         )
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        parts = tuple(batch for _, batch in read_batches(data))
+        parts = _read_finite(data)
         if len(parts) == 1:
             _check_examples(parts[0], batch_size)
             return Data(parts, batch_size, ready=False)
@@ -158,8 +159,15 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             rule = "every batch must be a pair (inputs, targets), or data one pair of all examples"
             raise ProblemError(f"data[{index}] is a {type(pair).__name__}; {rule}.")
-    parts = tuple(read_batches(tuple(pair))[0][1] for pair in pairs)
+    parts = tuple(_read_finite(tuple(pair), f"batch {index}: ")[0] for index, pair in enumerate(pairs))
     return Data(parts, parts[0].size, ready=True)
+
+
+def _read_finite(data: Any, place: str = "") -> tuple[Batch, ...]:
+    read = read_batches(data)
+    for found, batch in read:
+        check_finite_inputs(batch.inputs, place or found)
+    return tuple(batch for _, batch in read)
 
 
 def copy_to(batch: Batch, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
@@ -195,4 +203,4 @@ def _check_examples(whole: Batch, batch_size: int) -> None:
             )
     if batch_size > whole.size:
         held = f"the data hold {whole.size} examples"
-        raise ProblemError(f"{held}, fewer than batch_size={batch_size}; pass a smaller one.")
+        raise ProblemError(f"{held}, fewer than batch_size={batch_size}; pass {whole.size} or less.")
