@@ -53,7 +53,7 @@ WRONG = [
     ("measure net.py:problem --curvature hessain", "'hessain' is not one of 'gauss-newton', 'hessian', 'b"),
     ("measure net.py:problem --tolerance 0", "Error: tolerance=0.0"),
     ("measure net.py:problem --seed 4294967296", "Invalid value for '--seed'"),
-    ("measure net.py:problem --device cuad", "Error: --device cuad cannot be used here: "),
+    ("measure net.py:problem --device cuad", "Error: --device cuad cannot be used: torch has no device"),
     ("measure net.py:problem --layers 7", "Error: layers='7' fits no parameter of the model; its layers"),
     ("measure net.py:problem --lr inf", "inf must be a number above 0"),
     ("initialize net.py:problem --lr fast", "'fast' is no number; give a rate such as 0.1, or auto."),

@@ -42,7 +42,7 @@ def test_losses_errors_divergences_and_best_rates_by_hand() -> None:
     assert (table.best_rate("he"), table.best_rate("lsuv"), table.best) == (0.1, 0.01, ("lsuv", 0.01))
     rising = compared(schemes=("he",), learning_rates=(0.01,))
     assert math.isnan(rising.best_rate("he"))  # the loss is finite, and above the first with one seed
-    with pytest.raises(ValueError, match="no scheme trains with every seed at any rate"):
+    with pytest.raises(ValueError, match="no scheme learns with every seed at any rate"):
         compared(schemes=("odd",)).best
     alone = compared(seeds=(0,), runs=tuple(run for run in table.runs if run.seed == 0))
     assert alone.loss("he", 0.01) == 1.0

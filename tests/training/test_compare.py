@@ -145,7 +145,7 @@ def test_runs_that_diverge_fail_or_cannot_be_measured_are_marked_and_stop_nothin
     assert (broken.diverged, math.isfinite(broken.final_loss)) == (True, False)
     assert 1 <= broken.steps_done < 12
     assert (comparison.loss("he", 1e30), comparison.diverged("he", 1e30)) == (math.inf, 1)
-    assert comparison.best == ("he", 0.1)
+    assert comparison.best_rate("he") == 0.1
     assert not comparison.applies("odd")
     (odd,) = comparison.runs_of("odd", 0.1)
     assert (odd.steps_done, odd.diverged, odd.note) == (0, False, "this scheme refuses the model")
@@ -300,7 +300,7 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"seeds": 0}, "seeds=0 must be a whole number, 1 or more"),
         ({"seeds": [-1]}, "seeds=-1 must be a whole number, 0 or more"),
         ({"steps": 9}, "steps=9 must be a whole number, 10 or more"),
-        ({"batch_size": 401}, "data hold 400 examples, fewer than batch_size=401; pass a smaller"),
+        ({"batch_size": 401}, "data hold 400 examples, fewer than batch_size=401; pass 400 or less"),
         ({"warmup": 13}, "warmup=13 is longer than the run; it must be at most steps=12"),
         ({"warmup": 3}, r"warmup=3 is for schemes with a warmup; name one, such as 'he\+warmup'"),
         (

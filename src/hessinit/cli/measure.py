@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -78,12 +79,33 @@ def measure(
         progress(f"Measuring {problem} …", measuring=True) as show,
     ):
         loaded = load_problem(place, seed=seed, device=device)
-        given = {"progress": show, **loaded.keywords, **chosen}
+        given = {"progress": announced(show, loaded.model), **loaded.keywords, **chosen}
         report = hessinit.measure(loaded.model, loaded.loss, loaded.batch, **given)
     output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
     if not dry_run and not report.converged:
         missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."
         stop(missed, NOT_CONVERGED)
+
+
+def announced(show: Callable[..., None], model: Any) -> Callable[[hessinit.ProgressState], None]:
+    """The progress of a measurement, and before a long one a line with the time that its plan expects."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from hessinit.training.workers import announce
+
+    modules = model.modules() if hasattr(model, "modules") else ()
+    coupled = any(isinstance(one, _BatchNorm) and one.training for one in modules)
+    shorter = "Fewer examples, --layers NAMES or --tolerance 0.01 make it shorter"
+    if coupled:
+        shorter += ", and so does model.eval(): BatchNorm then uses its running statistics, and ‖H‖ is that "
+        shorter += "of another function than the one that is trained"
+
+    def tell(state: hessinit.ProgressState) -> None:
+        if not state.products:
+            announce(state.seconds_left, shorter)
+        show(state)
+
+    return tell
 
 
 def judge_rate(report: hessinit.CurvatureReport, lr: float, problem: str) -> str:
@@ -212,13 +234,17 @@ def initialize(
     unfinished = "the initialization was not finished, and nothing was written."
     with (
         failures_explained(f"initializing {problem}", unfinished),
-        progress(f"Initializing {problem} …") as on_step,
+        progress(f"Initializing {problem} …") as show,
     ):
         loaded = load_problem(place, seed=seed, device=device)
         keywords, batch = shared_keywords(loaded, SHARED, problem), loaded.batch
         if race:
+            from hessinit.training.workers import announce_steps
+
             batch, data = _cut(loaded.batch, batch_size, trial_steps or TRIAL_STEPS, seed or 0)
-            keywords |= {"data": data, "progress": on_step}
+            shorter = "A smaller --batch-size or --trial-steps makes it shorter, --no-race leaves the race out"
+            look = announce_steps(shorter)
+            keywords |= {"data": data, "progress": lambda *state: (look(*state[:2]), show(*state))}
         result = hessinit.initialize_(loaded.model, loaded.loss, batch, **{**keywords, **chosen})
     # A race that chose the rate says so itself.
     chosen_rate = lr == "auto" and not race and result.lr is not None

@@ -267,13 +267,18 @@ def _fit(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[hessinit.Initia
 
 def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessinit.Tracking:
     from hessinit.training.loop import train_and_track
-    from hessinit.training.workers import progress_bar
+    from hessinit.training.workers import announce_steps, progress_bar
 
+    look = announce_steps("Fewer --steps or a smaller --batch-size make it shorter")
     with stdout_for_results(), progress_bar("Training", chosen["steps"], 0, sys.stderr.isatty()) as advance:
+
+        def show(step: int, loss: float) -> None:
+            look(step, chosen["steps"])
+            advance(f"step {step}: loss {format_number(loss)}", 1)
+
         return train_and_track(
-            loaded.model, loaded.loss, loaded.batch, path=path, examples=TRACKED, **chosen,
-            progress=lambda step, loss: advance(f"step {step}: loss {format_number(loss)}", 1),
-        )  # fmt: skip
+            loaded.model, loaded.loss, loaded.batch, path=path, examples=TRACKED, **chosen, progress=show
+        )
 
 
 def reproduce(

@@ -84,6 +84,35 @@ def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward:
     return value
 
 
+def constant_loss(loss: Loss, output: Tensor, batches: Sequence[tuple[Any, Any]]) -> float:
+    """The lowest mean loss of an output that ignores the inputs: one vector for all examples and positions.
+
+    `output` is like those of the batches. A network at this loss has learned how often the targets occur, and
+    nothing else. The vector runs along the second or the last dimension, whichever is better.
+
+    >>> targets = torch.tensor([0, 0, 0, 1])
+    >>> round(constant_loss(nn.CrossEntropyLoss(), torch.zeros(4, 2), [(None, targets)]), 3)  # the entropy
+    0.562
+    """
+
+    def lowest(axis: int) -> float:
+        shape = [size if at == axis else 1 for at, size in enumerate(output.shape)]
+        vector = output.new_zeros(shape).requires_grad_()
+        solver = torch.optim.LBFGS([vector], max_iter=50, line_search_fn="strong_wolfe")
+
+        def mean() -> Tensor:
+            solver.zero_grad()
+            value = torch.stack([loss(vector.expand_as(output), targets) for _, targets in batches]).mean()
+            value.backward()
+            return value
+
+        solver.step(mean)  # type: ignore[arg-type]
+        return mean().item()
+
+    found = map(lowest, {min(1, output.ndim - 1), output.ndim - 1})
+    return min(filter(math.isfinite, found), default=math.nan)
+
+
 def _caused_by_weights(
     model: nn.Module, build: Callable[[], nn.Module] | None, loss: Loss, batch: tuple[Any, Any],
     forward: Forward | None,

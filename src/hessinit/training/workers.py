@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -36,6 +37,9 @@ class Job:
 Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
 Results = Generator[tuple[Job, Any], None, None]
 Advance = Callable[[str, float], None]  # of a bar: the text beside it, and by how much
+LONG = 10.0  # seconds: work that is expected to take longer is announced
+UNITS = (3600, "hours"), (60, "minutes"), (1, "seconds")
+STEPS_TIMED = 3  # of a training, to tell its time
 ONE_AT_A_TIME = threading.RLock()  # runs use global generators and settings, so threads take turns
 
 
@@ -57,8 +61,7 @@ def run_jobs(
             return run_on_cluster(work, jobs, executor), ()
         packed = pack(work)
         return _as_they_finish(lambda job: executor.submit(run_packed, packed, job), jobs), ()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(len(jobs), workers or cores)
+    count = min(len(jobs), workers or count_cores())
     here = ((job, work(job)) for job in jobs)
     if count <= 1:
         return here, ()
@@ -70,6 +73,10 @@ def run_jobs(
             raise
         return here, (f"All runs were made in one process, one after another: {refusal}",)
     return _run_in_processes(packed, jobs, count), ()
+
+
+def count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_workers(workers: Any, executor: Any) -> None:
@@ -219,6 +226,27 @@ def progress_bar(
     with progress.Progress(*columns, console=console, transient=True, speed_estimate_period=180) as bar:
         task = bar.add_task("", total=total - done, latest="")
         yield lambda latest, amount: bar.update(task, advance=amount, latest=latest)
+
+
+def announce(seconds: float, shorter: str) -> None:
+    """Before long work, one line on stderr: the time it is expected to take, and what makes it shorter."""
+    if seconds >= LONG:
+        size, unit = next((one, name) for one, name in UNITS if seconds >= 1.5 * one)
+        print(f"This takes about {seconds / size:.0f} {unit}. {shorter}.", file=sys.stderr)
+
+
+def announce_steps(shorter: str) -> Callable[[int, int], None]:
+    """A function of steps done and planned, which announces the whole time after the first few steps."""
+    started = time.perf_counter()
+
+    def look(done: int, planned: int) -> None:
+        nonlocal started
+        if done == 1:  # the first step includes what torch does once
+            started = time.perf_counter()
+        elif done == STEPS_TIMED + 1:
+            announce((time.perf_counter() - started) / STEPS_TIMED * planned, shorter)
+
+    return look
 
 
 @contextlib.contextmanager
