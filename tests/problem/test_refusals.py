@@ -44,10 +44,16 @@ BATCHES: list[tuple[Callable[[], Any], str]] = [
     (lambda: itertools.repeat(batch(1)), "more than 1000 batches.*itertools.islice\\(batch, 8\\)"),
     (lambda: EMPTY, "the batch is empty .*shape \\(0,\\)\\); pass at least one example"),
     (lambda: [batch(), EMPTY], "batch 1: the batch is empty"),
-    (lambda: (numpy.ones((6, 4)), [0, 1]), "type ndarray and .* type list: neither .* Convert arrays with torch.as_"),
+    (
+        lambda: (numpy.ones((6, 4)), [0, 1]),
+        "type ndarray and .* type list: neither .* Convert arrays with torch.as_",
+    ),
     (lambda: [batch(), (inputs(4), labels(6))], "batch 1: inputs have 4 examples \\(shape \\(4, 4\\)\\)"),
     (lambda: [batch(), (broken(-torch.inf), labels())], "batch 1: the inputs hold 1 NaN or inf among 24 val"),
-    (lambda: (inputs().double() * 1e300, labels()), "Scale them if they are beyond torch.float32.*torch.float64"),
+    (
+        lambda: (inputs().double() * 1e300, labels()),
+        "Scale them if they are beyond torch.float32.*torch.float64",
+    ),
 ]
 
 

@@ -65,3 +65,18 @@ def test_schemes_and_rates_that_were_not_compared_are_refused() -> None:
         compared().loss("glorot", 0.1)
     with pytest.raises(ValueError, match="learning_rate=0.2 was not tried; choose from 0.01, 0.1"):
         compared().loss("he", 0.2)
+
+
+def test_a_scheme_that_stays_at_the_loss_of_a_constant_prediction_is_not_the_best() -> None:
+    table = compared(constant_loss=0.8)
+    assert [table.learns("he", rate) for rate in (0.01, 0.1)] == [False, True]  # 0.75 is below 0.76
+    assert (table.trains("lsuv", 0.01), table.best) == (True, ("lsuv", 0.01))
+    alone = compared(schemes=("he",), learning_rates=(0.1,), constant_loss=0.78)
+    assert alone.trains("he", 0.1)
+    assert not alone.learns("he", 0.1)
+    with pytest.raises(ValueError, match="no scheme learns with every seed at any rate"):
+        alone.best
+    negative = compared(constant_loss=-1.0)  # of a likelihood
+    assert not negative.learns("lsuv", 0.01)
+    assert compared(constant_loss=None).learns("he", 0.1)
+    assert Comparison.from_json(table.to_json()).constant_loss == 0.8

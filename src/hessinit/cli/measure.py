@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -87,20 +88,17 @@ def measure(
         stop(missed, NOT_CONVERGED)
 
 
-def announced(show: Callable[..., None], model: Any) -> Callable[[hessinit.ProgressState], None]:
+def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
     """The progress of a measurement, and before a long one a line with the time that its plan expects."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
     from hessinit.training.workers import announce
 
     modules = model.modules() if hasattr(model, "modules") else ()
-    coupled = any(isinstance(one, _BatchNorm) and one.training for one in modules)
     shorter = "Fewer examples, --layers NAMES or --tolerance 0.01 make it shorter"
-    if coupled:
-        shorter += ", and so does model.eval(): BatchNorm then uses its running statistics, and ‖H‖ is that "
-        shorter += "of another function than the one that is trained"
+    if any("BatchNorm" in type(one).__name__ and one.training for one in modules):
+        shorter += "; so does model.eval(), with which BatchNorm takes its running statistics and ‖H‖ is not "
+        shorter += "that of training"
 
-    def tell(state: hessinit.ProgressState) -> None:
+    def tell(state: Any) -> None:
         if not state.products:
             announce(state.seconds_left, shorter)
         show(state)
@@ -239,12 +237,8 @@ def initialize(
         loaded = load_problem(place, seed=seed, device=device)
         keywords, batch = shared_keywords(loaded, SHARED, problem), loaded.batch
         if race:
-            from hessinit.training.workers import announce_steps
-
             batch, data = _cut(loaded.batch, batch_size, trial_steps or TRIAL_STEPS, seed or 0)
-            shorter = "A smaller --batch-size or --trial-steps makes it shorter, --no-race leaves the race out"
-            look = announce_steps(shorter)
-            keywords |= {"data": data, "progress": lambda *state: (look(*state[:2]), show(*state))}
+            keywords |= {"data": data, "progress": announced_race(show)}
         result = hessinit.initialize_(loaded.model, loaded.loss, batch, **{**keywords, **chosen})
     # A race that chose the rate says so itself.
     chosen_rate = lr == "auto" and not race and result.lr is not None
@@ -256,6 +250,22 @@ def initialize(
         stop("No candidate survived the race: the result says more.", NOT_CONVERGED)
     if not result.converged and result.scaling != "none":  # left flat on purpose is no failure
         stop("Target not met: the result says why.", NOT_CONVERGED)
+
+
+def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]:
+    """The progress of a race, and after its first four steps a line with the time that a long one takes."""
+    from hessinit.training.workers import announce
+
+    times = []
+
+    def tell(done: int, planned: int, name: str) -> None:
+        times.append(time.perf_counter())
+        if done == 4:  # the first step includes what torch does once
+            shorter = "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
+            announce((times[-1] - times[0]) / 3 * planned, shorter)
+        show(done, planned, name)
+
+    return tell
 
 
 def _cut(given: Any, batch_size: int | None, steps: int, seed: int) -> tuple[Any, Any]:

@@ -258,7 +258,8 @@ class Builder:
             module = importlib.import_module(place.module) if mute else None
             self.function = getattr(module, place.function) if module else _load_function(place)
 
-    def load(self) -> LoadedProblem:
+    def load(self, device: str | None = None) -> LoadedProblem:
+        check_device(device)
         _seed(0)
         return _call(self.function, self.place)
 

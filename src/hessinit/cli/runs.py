@@ -19,14 +19,7 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import INTERRUPTED, failures_explained, import_torch, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
-from hessinit.cli.problem_file import (
-    Builder,
-    LoadedProblem,
-    check_device,
-    find_problem,
-    load_problem,
-    shared_keywords,
-)
+from hessinit.cli.problem_file import Builder, LoadedProblem, find_problem, load_problem, shared_keywords
 from hessinit.present.words import count, format_number
 
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
@@ -134,9 +127,8 @@ def _run_grid(verb: str, problem: str, **chosen: Any) -> None:
         _cluster(chosen.pop("dask", None), chosen.get("workers")) as chosen["executor"],
     ):
         with progress(f"Loading {problem} …"):
-            check_device(chosen.get("device"))
             build = Builder(place)
-            loaded = build.load()
+            loaded = build.load(chosen.get("device"))
         keywords = shared_keywords(loaded, ["forward"], problem)
         with stdout_for_results():
             comparison = getattr(hessinit, verb)(build, loaded.loss, loaded.batch, **keywords, **chosen)
@@ -267,18 +259,13 @@ def _fit(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[hessinit.Initia
 
 def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessinit.Tracking:
     from hessinit.training.loop import train_and_track
-    from hessinit.training.workers import announce_steps, progress_bar
+    from hessinit.training.workers import progress_bar
 
-    look = announce_steps("Fewer --steps or a smaller --batch-size make it shorter")
     with stdout_for_results(), progress_bar("Training", chosen["steps"], 0, sys.stderr.isatty()) as advance:
-
-        def show(step: int, loss: float) -> None:
-            look(step, chosen["steps"])
-            advance(f"step {step}: loss {format_number(loss)}", 1)
-
         return train_and_track(
-            loaded.model, loaded.loss, loaded.batch, path=path, examples=TRACKED, **chosen, progress=show
-        )
+            loaded.model, loaded.loss, loaded.batch, path=path, examples=TRACKED, **chosen,
+            progress=lambda step, loss: advance(f"step {step}: loss {format_number(loss)}", 1),
+        )  # fmt: skip
 
 
 def reproduce(

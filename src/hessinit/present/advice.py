@@ -36,7 +36,7 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     if not advice.converged:
         verdict.append(f"Not converged (marked ~): {w.unstopped(advice.norm.reason)}.")
     section = doc.Section("Advice", [table, *w.note_paragraphs(advice.notes)], "advice")
-    return doc.Document(title="Learning rate", verdict=verdict, sections=[section])
+    return doc.Document(title=w.title("Learning rate", advice.versions), verdict=verdict, sections=[section])
 
 
 def explain_descent(descent: Descent, norm: float) -> tuple[str, str]:

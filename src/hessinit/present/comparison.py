@@ -27,10 +27,11 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
     is_sweep = comparison.kind == "sweep"
     settings = {name: value for name, value in comparison.settings.items() if value is not None}
     facts = [doc.Facts("Settings", w.write_pairs(settings))] if settings else []
+    title = "Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes"
     losses = _final_losses(comparison) if is_sweep else _heat_map(comparison)
     curves = [doc.Section("Loss curves", found)] if (found := _loss_curves(comparison)) else []
     return doc.Document(
-        title="Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes",
+        title=w.title(title, comparison.settings),
         verdict=conclude_comparison(comparison),
         numbers=_key_numbers(comparison),
         sections=[

@@ -33,7 +33,7 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     facts = doc.Facts("Settings and versions", pairs)
     measured: list[doc.Block] = [cost, *w.note_paragraphs(report.notes), facts]
     return doc.Document(
-        title="Curvature report",
+        title=w.title("Curvature report", report.versions),
         verdict=[conclude(report), *conclude_details(report)],
         numbers=_key_numbers(report),
         tone=_tone(report),
@@ -199,7 +199,9 @@ def describe_expected(plan: MeasurementPlan) -> doc.Document:
     )
     facts = doc.Facts("Versions", w.write_pairs(plan.versions))
     section = doc.Section("Expected cost", [*w.note_paragraphs(plan.notes), facts], "cost")
-    return doc.Document(title="Plan of a measurement", verdict=[expected, what], sections=[section])
+    return doc.Document(
+        title=w.title("Plan of a measurement", plan.versions), verdict=[expected, what], sections=[section]
+    )
 
 
 def conclude(report: CurvatureReport) -> str:
@@ -339,7 +341,7 @@ def describe_forms(forms: QuadraticForms) -> doc.Document:
     table, paragraph = doc.Table(explained, columns), doc.Paragraph(cost, "small")
     section = doc.Section("Layers", [table, paragraph, *w.note_paragraphs(forms.notes)], "layers")
     verdict = [explained, _conclude_forms(forms)]
-    return doc.Document(title="Quadratic forms", verdict=verdict, sections=[section])
+    return doc.Document(title=w.title("Quadratic forms", forms.versions), verdict=verdict, sections=[section])
 
 
 def _write_mean(values: Sequence[float]) -> str:

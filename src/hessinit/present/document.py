@@ -135,6 +135,12 @@ class Table:
     page_only: bool = False
     text_only: bool = False
 
+    @property
+    def shown(self) -> list[Column]:
+        """The first column, and those with something in a cell."""
+        filled = [one for one in self.columns[1:] if any(text not in ("", "–") for text in one.cells)]
+        return [*self.columns[:1], *filled]
+
 
 @dataclass(frozen=True)
 class Paragraph:

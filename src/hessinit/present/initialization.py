@@ -34,10 +34,11 @@ def describe_initialization(result: Initialization) -> doc.Document:
         verdict.insert(0, f"learning rate: {w.format_number(result.lr)}")
     target = [] if raced and result.target is None else [describe_target(result)]
     survival = [] if result.survival is None else [describe_survival(result)]
+    measured = result.after or result.before
     after = [] if result.after is None else [conclude(result.after)]
     was_fitted = bool(after or result.symmetries) and not raced
     return doc.Document(
-        title="Initialization report",
+        title=w.title("Initialization report", measured.versions if measured else None),
         verdict=[*verdict, *target, *survival, *after],
         numbers=_key_numbers(result),
         tone="good" if result.converged else "fair" if was_fitted else "bad",

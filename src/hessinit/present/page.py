@@ -135,7 +135,7 @@ class Cell:
 
 def rows(table: doc.Table) -> list[list[Cell]]:
     """Return the cells of each row, the fixed ones last."""
-    return [list(row) for row in zip(*map(_cells, table.columns), strict=True)]
+    return [list(row) for row in zip(*map(_cells, table.shown), strict=True)]
 
 
 def _cells(column: doc.Column) -> list[Cell]:

@@ -55,7 +55,7 @@ def renderables(document: Document, width: int) -> Iterator[RenderableType]:
     left_out: list[Column] = []
     tables = [one for one in document.blocks if isinstance(one, Table) and not one.page_only and one.columns]
     for number, table in enumerate(tables):
-        kept, dropped = fit_columns(table.columns, width)
+        kept, dropped = fit_columns(table.shown, width)
         left_out += dropped
         yield from [Text()] * bool(number)
         yield from [_text(table.caption), Text()] * table.show_caption

@@ -118,10 +118,9 @@ def compare(
     dependent = tuple(each.name for each in read if each.depends_on_rate)
     # Weights that do not depend on the learning rate are measured at the lowest one.
     measured = {key for key in grid if measure_curvature and (key[0] in dependent or key[1] == min(rates))}
-    many = workers or count_cores()
     if progress and executor is None and not kept.results:
-        each = step_seconds * (steps + MEASURING * len(measured) / len(grid))
-        announce(len(grid) * each / min(many, len(grid)), SHORTER)
+        made = len(grid) * steps + len(measured) * MEASURING
+        announce(made * step_seconds / min(workers or count_cores(), len(grid)), SHORTER)
     runs, notes = _make_runs(trainer, kept, grid, measured, progress, workers, executor)
     # They are shown there, too, if an earlier call measured them at a lower one.
     known = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
@@ -236,9 +235,15 @@ class Trainer:
         return copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
 
     def check_first_model(self) -> tuple[nn.Module, float, float, float | None]:
-        """A new model, its loss, the seconds of a gradient, the loss of a constant prediction; refuses wrong models, losses and data before any run."""
+        """A new model, its loss, the seconds of a gradient, and the loss of a constant prediction.
+
+        Refuses wrong models, losses and data before any run.
+        """
         with reproducible():
             other, model = self.build_model(0), self.build_model(0)
+            validate.check_order(model, self.loss)
+            for part in self.data.parts:
+                validate.check_finite_inputs(part.inputs, "")
             shared = {id(parameter) for parameter in other.parameters() if parameter.requires_grad}
             if model is other or any(id(parameter) in shared for parameter in model.parameters()):
                 raise ProblemError(
@@ -250,7 +255,6 @@ class Trainer:
                     each.scheme(other, None, None, 0.0, 0)  # refuses layers that match nothing
             batch = copy_to(self.data.initial_batch(0), device_of(model))
             seed_everything(0, "training")
-            validate.check_order(model, self.loss)
             output, value = self._first_loss(model, *batch)
             validate.check_loss_value(value)
             if not value.requires_grad:
@@ -266,9 +270,9 @@ class Trainer:
         """Over some mini-batches; None where the loss or their shapes do not allow it."""
         with contextlib.suppress(Exception):  # a loss may need the model, or more than one tensor
             some = itertools.islice(self.data.minibatches(0), CONSTANT_BATCHES)
-            batches = [copy_to(one, output.device) for one in some]
-            found = loop.constant_loss(self.own_loss(output.device), output.detach(), batches)
-            return found if math.isfinite(found) else None
+            size = self.data.initial_batch(0).size  # that of the output; the last of ready ones may differ
+            batches = [copy_to(one, output.device) for one in some if one.size == size]
+            return loop.constant_loss(self.own_loss(output.device), output.detach(), batches)
         return None
 
     def _first_loss(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor]:

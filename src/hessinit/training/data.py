@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, map_tensors, read_batches, tensors_in
 from hessinit.problem.preserve import untouched_random_state, untouched_sources
-from hessinit.problem.validate import check_finite_inputs
 from hessinit.training.workers import ONE_AT_A_TIME
 
 
@@ -144,7 +143,7 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
             "may be None, or an iterable of such pairs, as a DataLoader is."
         )
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        parts = _read_finite(data)
+        parts = tuple(batch for _, batch in read_batches(data))
         if len(parts) == 1:
             _check_examples(parts[0], batch_size)
             return Data(parts, batch_size, ready=False)
@@ -159,15 +158,8 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             rule = "every batch must be a pair (inputs, targets), or data one pair of all examples"
             raise ProblemError(f"data[{index}] is a {type(pair).__name__}; {rule}.")
-    parts = tuple(_read_finite(tuple(pair), f"batch {index}: ")[0] for index, pair in enumerate(pairs))
+    parts = tuple(read_batches(tuple(pair))[0][1] for pair in pairs)
     return Data(parts, parts[0].size, ready=True)
-
-
-def _read_finite(data: Any, place: str = "") -> tuple[Batch, ...]:
-    read = read_batches(data)
-    for found, batch in read:
-        check_finite_inputs(batch.inputs, place or found)
-    return tuple(batch for _, batch in read)
 
 
 def copy_to(batch: Batch, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Any, Any]:

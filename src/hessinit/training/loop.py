@@ -96,9 +96,8 @@ def constant_loss(loss: Loss, output: Tensor, batches: Sequence[tuple[Any, Any]]
     """
 
     def lowest(axis: int) -> float:
-        shape = [size if at == axis else 1 for at, size in enumerate(output.shape)]
-        vector = output.new_zeros(shape).requires_grad_()
-        solver = torch.optim.LBFGS([vector], max_iter=50, line_search_fn="strong_wolfe")
+        vector = output.new_zeros([size if at == axis > 0 else 1 for at, size in enumerate(output.shape)])
+        solver = torch.optim.LBFGS([vector.requires_grad_()], max_iter=50, line_search_fn="strong_wolfe")
 
         def mean() -> Tensor:
             solver.zero_grad()
@@ -106,11 +105,10 @@ def constant_loss(loss: Loss, output: Tensor, batches: Sequence[tuple[Any, Any]]
             value.backward()
             return value
 
-        solver.step(mean)  # type: ignore[arg-type]
+        solver.step(mean)
         return mean().item()
 
-    found = map(lowest, {min(1, output.ndim - 1), output.ndim - 1})
-    return min(filter(math.isfinite, found), default=math.nan)
+    return min(map(lowest, {min(1, output.ndim - 1), output.ndim - 1}))
 
 
 def _caused_by_weights(

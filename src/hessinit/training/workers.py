@@ -11,7 +11,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -39,7 +38,6 @@ Results = Generator[tuple[Job, Any], None, None]
 Advance = Callable[[str, float], None]  # of a bar: the text beside it, and by how much
 LONG = 10.0  # seconds: work that is expected to take longer is announced
 UNITS = (3600, "hours"), (60, "minutes"), (1, "seconds")
-STEPS_TIMED = 3  # of a training, to tell its time
 ONE_AT_A_TIME = threading.RLock()  # runs use global generators and settings, so threads take turns
 
 
@@ -231,22 +229,8 @@ def progress_bar(
 def announce(seconds: float, shorter: str) -> None:
     """Before long work, one line on stderr: the time it is expected to take, and what makes it shorter."""
     if seconds >= LONG:
-        size, unit = next((one, name) for one, name in UNITS if seconds >= 1.5 * one)
-        print(f"This takes about {seconds / size:.0f} {unit}. {shorter}.", file=sys.stderr)
-
-
-def announce_steps(shorter: str) -> Callable[[int, int], None]:
-    """A function of steps done and planned, which announces the whole time after the first few steps."""
-    started = time.perf_counter()
-
-    def look(done: int, planned: int) -> None:
-        nonlocal started
-        if done == 1:  # the first step includes what torch does once
-            started = time.perf_counter()
-        elif done == STEPS_TIMED + 1:
-            announce((time.perf_counter() - started) / STEPS_TIMED * planned, shorter)
-
-    return look
+        size, unit = next((one, name) for one, name in UNITS if seconds >= 1.5 * one or one == 1)
+        sys.stderr.write(f"This takes about {seconds / size:.0f} {unit}. {shorter}.\n")
 
 
 @contextlib.contextmanager
