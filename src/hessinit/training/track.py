@@ -47,7 +47,7 @@ def track(
     batch: Any,
     *,
     every: int = 100,
-    optimizer: torch.optim.Optimizer | str | None = None,
+    optimizer: rules.AnyOptimizer | None = None,
     lr: float | None = None,
     path: str | os.PathLike[str] | None = "curvature.jsonl",
     resume: bool = False,
@@ -63,7 +63,8 @@ def track(
 
     The curvature is always measured on `batch`, for the weights that `optimizer` moves at that time, of two
     or more dimensions unless `layers` names others. Its learning rates, settings, groups and state are read
-    at every measurement; a name such as "sgd" with `lr` works, too. Measuring takes at most the fraction
+    at every measurement; a name such as "sgd", or a function that builds an optimizer, with `lr` works, too.
+    Measuring takes at most the fraction
     `max_overhead` of the wall-clock time (1: no limit), else it is postponed. Training is not changed by a
     bit; a measurement that fails gives a point of nan with a note. The other options are those of `advise`,
     with dropout="freeze" and tolerance=1e-2.
@@ -100,7 +101,9 @@ def track(
         steps = rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
     else:
         rules.require_known_optimizer(optimizer)
-        steps = rules.name_optimizer(optimizer, None, {}) if isinstance(optimizer, str) else optimizer
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            steps = rules.build_optimizer_rule(optimizer, model, lr=rate, layers=problem["layers"])
+            rate = steps.lr
     # Copied: an iterator gives its batches once, and a loader may reuse its tensors. Those with a graph are
     # known to deepcopy beforehand, as it refuses them.
     batches = [one for _, one in read_batches(batch)]
