@@ -52,8 +52,9 @@ def advise(
     for `lr`), and the others keep their proportion to it.
     For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P the root mean square of mini-batch
     gradients, so `batch` should be what one training step sees. The other options are those of `measure`:
-    curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout,
-    reduction, check. `distributed` is that of `initialize_`: rank 0 works, and every rank gets its advice.
+    curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout
+    ("freeze" here), reduction, check. `distributed` is that of `initialize_`: rank 0 works, and every rank
+    gets its advice.
 
     The numbers are exact for a quadratic with the curvature of these weights. Costs what `measure` takes for
     the network alone; for Adam and AdamW about ten products and a few gradients.
@@ -66,7 +67,9 @@ def advise(
     """
     started = time.perf_counter()
     check_switches(strict=strict)
-    curvature, settings, given = rules.read_curvature_options(model, loss, options)
+    # One mask of dropout, as in `initialize_` and `track`: it is for a model that trains.
+    frozen: Any = {"dropout": "freeze", **options}
+    curvature, settings, given = rules.read_curvature_options(model, loss, frozen)
     steps = rules.build_optimizer_rule(
         optimizer, model, lr=lr, layers=given["layers"], momentum=momentum, betas=betas, eps=eps,
         weight_decay=weight_decay,

@@ -180,8 +180,8 @@ def initialize_(
             result = work.survive_(result)
         if raced is not None:
             result = work.race_(result, raced, steps)
-        flat_enough = result.scaling == NOT_SCALED and result.kappa is not None
-        missed = not result.converged and not flat_enough
+        result = replace(result, chose_lr=config.lr == "auto" and result.lr is not None)
+        missed = not result.converged and not result.flat_enough
         if strict and missed:
             raise ConvergenceError(result.reason)
     except BaseException:

@@ -133,7 +133,7 @@ def train_and_track(
         ramp.set(0)
         with track(
             model, loss, tracked[0] if len(tracked) == 1 else tracked, optimizer=stepper, forward=forward,
-            seed=seed, **{"every": 10, "path": None, "log_to": None, "warn": False, **options},
+            seed=seed, **{"path": None, "log_to": None, "warn": False, **options},
         ) as tracker:  # fmt: skip
             tracker.name = name
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FREE_SECONDS = 5.0  # of measuring, whatever the overhead
+
 
 @on_all_ranks()
 def track(
@@ -46,7 +48,7 @@ def track(
     loss: Loss,
     batch: Any,
     *,
-    every: int = 100,
+    every: int = 10,
     optimizer: rules.AnyOptimizer | None = None,
     lr: float | None = None,
     path: str | os.PathLike[str] | None = "curvature.jsonl",
@@ -64,10 +66,9 @@ def track(
     The curvature is always measured on `batch`, for the weights that `optimizer` moves at that time, of two
     or more dimensions unless `layers` names others. Its learning rates, settings, groups and state are read
     at every measurement; a name such as "sgd", or a function that builds an optimizer, with `lr` works, too.
-    Measuring takes at most the fraction
-    `max_overhead` of the wall-clock time (1: no limit), else it is postponed. Training is not changed by a
-    bit; a measurement that fails gives a point of nan with a note. The other options are those of `advise`,
-    with dropout="freeze" and tolerance=1e-2.
+    Measuring takes at most five seconds, or the fraction `max_overhead` of the wall-clock time if that is
+    more (1: no limit), else it is postponed. Training is not changed by a bit; a measurement that fails gives
+    a point of nan with a note. The other options are those of `advise`, with tolerance=1e-2.
 
     Every point is written to `path` as a line of JSON; `resume` continues an earlier file, which is otherwise
     renamed to `PATH.bak`. Its scalars go to `log_to`: a SummaryWriter, a W&B run, a function of a dict and a
@@ -305,7 +306,10 @@ class Tracker:
 
 
 class Budget:
-    """Permits a measurement that, if it takes as long as the last one, stays within the overhead."""
+    """Permits a measurement that, if it takes as long as the last one, stays within the overhead.
+
+    The first `FREE_SECONDS` are always permitted: a run of seconds would have no points otherwise.
+    """
 
     def __init__(self, max_overhead: float, elapsed: float = 0.0, spent: float = 0.0, last: float = 0.0):
         self.max_overhead, self.spent, self.last = max_overhead, spent, last
@@ -316,7 +320,8 @@ class Budget:
         return time.perf_counter() - self._began
 
     def affords(self) -> bool:
-        return self.max_overhead == 1 or self.spent + self.last <= self.max_overhead * self.elapsed
+        most = max(FREE_SECONDS, self.max_overhead * self.elapsed)
+        return self.max_overhead == 1 or self.spent + self.last <= most
 
     def count(self, seconds: float) -> None:
         self.spent, self.last = self.spent + seconds, seconds
