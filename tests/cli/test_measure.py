@@ -135,14 +135,14 @@ def test_a_norm_that_was_only_bounded_judges_nothing_and_next_to_json_the_senten
 def test_advise_reads_the_optimizer_of_the_option_or_of_the_problem(run, arguments, stable, lr):
     result = run("advise", *arguments.split(), "--json")
     assert (result.exit_code, result.stderr) == (0, "")
-    advice = hessinit.LearningRateAdvice.from_json(result.stdout)
+    advice = LearningRateAdvice.from_json(result.stdout)
     assert (advice.stable_learning_rate, advice.lr) == (pytest.approx(stable, rel=1e-6), lr)
 
 
 def test_advise_says_the_learning_rate_first_and_draws_it(run, folder):
     result = run("advise", "net.py:problem", "--optimizer", "adamw", "--html", "a.html", "--picture", "a.png")
     first, second, *_ = result.stdout.splitlines()
-    number = hessinit.LearningRateAdvice.from_json(
+    number = LearningRateAdvice.from_json(
         run("advise", "net.py:problem", "--optimizer", "adamw", "--json").stdout
     ).learning_rate
     assert (first, second) == (f"learning rate: {number:.3g}", "")
@@ -152,7 +152,7 @@ def test_advise_says_the_learning_rate_first_and_draws_it(run, folder):
 
 def test_advise_measures_on_one_mini_batch_where_its_size_is_given(run):
     advice = run("advise", "net.py:problem", "--batch-size", "4", "--json").stdout
-    assert hessinit.LearningRateAdvice.from_json(advice).examples == 4
+    assert LearningRateAdvice.from_json(advice).examples == 4
 
 
 @pytest.mark.parametrize("options", ["", "--optimizer net.py:half_momentum"])
@@ -165,13 +165,11 @@ def test_measure_shows_the_rates_of_the_optimizer_instead_of_gradient_descent_s(
     page = (folder / "r.html").read_text(encoding="utf-8")
     assert "Learning rates of SGD(momentum=0.5) with these weights" in page
     assert "radient descent" not in result.stdout + page.partition("<script")[0]
-    assert hessinit.load("r.json").rates.stable_learning_rate == pytest.approx(0.24)
+    assert load("r.json").rates.stable_learning_rate == pytest.approx(0.24)
     assert "unstable above 0.24" in run("show", "r.json").stdout
 
 
-def test_without_an_optimizer_the_rates_are_those_of_plain_gradient_descent_and_adam_is_mentioned(
-    run, folder
-):
+def test_without_an_optimizer_the_rates_are_of_plain_gradient_descent_and_adam_is_mentioned(run, folder):
     shown = " ".join(run("measure", "net.py:regression", "--html", "r.html").stdout.split())
     assert "Plain gradient descent is unstable above lr = 2/‖H‖ = 0.16" in shown
     assert "For momentum and Adam, see advise." in shown
@@ -179,17 +177,18 @@ def test_without_an_optimizer_the_rates_are_those_of_plain_gradient_descent_and_
     assert "Learning rates of plain gradient descent with these weights" in page
 
 
-@pytest.mark.parametrize(
-    "command", ["track {} --lr 0.01", "initialize {} --lr 0.01", "compare {}", "sweep {}"]
-)
-def test_every_command_takes_adamw_and_a_function(run, command):
-    size = "--steps 10 --batch-size 4" if "init" not in command else "--trial-steps 3 --batch-size 4"
-    size += " --seeds 1 --workers 1" if "lr" not in command else ""
-    size += " --schemes default --learning-rates 0.01" if "compare" in command else ""
-    size += " --stds 0.1" if "sweep" in command else ""
-    for optimizer, read in (("adamw", "adamw"), ("net.py:half_momentum", "half_momentum")):
-        words = command.format("net.py:problem").split()
-        result = run(*words, *size.split(), "--optimizer", optimizer, "--json")
+COMMANDS = {
+    "track": "--lr 0.01 --steps 10",
+    "initialize": "--lr 0.01 --trial-steps 3",
+    "compare": "--steps 10 --seeds 1 --workers 1 --schemes default --learning-rates 0.01",
+    "sweep": "--steps 10 --seeds 1 --workers 1 --stds 0.1",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_trains_takes_adamw_and_a_function(run, command):
+    for optimizer, read in (("adamw", "adamw"), ("net.py:half_momentum", "momentum")):
+        options = f"{COMMANDS[command]} --batch-size 4 --optimizer {optimizer} --json"
+        result = run(command, "net.py:problem", *options.split())
         assert result.exit_code == 0, result.output
-        shown = json.loads(result.stdout)["optimizer"]
-        assert read in shown or shown in ("momentum", "SGD(momentum=0.5)") or shown.startswith("AdamW(")
+        assert read in json.loads(result.stdout)["optimizer"].lower()
