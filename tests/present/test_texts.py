@@ -114,8 +114,6 @@ learning rate: 0.00155
 SGD(momentum=0.9) on fc1, fc2 and fc3 (1,234 parameters); Gauss-Newton on 32 examples; loss 2.3."""
 
 RACED = """\
-learning rate: 0.3
-
  candidate       lr   steps   score   remark
 ────────────────────────────────────────────────────────────
  hessinit       0.1       6    0.25   won
@@ -128,6 +126,8 @@ Target: the network's ‖H‖ = κ/lr = 2/0.1 = 20.
 held-out batches where batches repeat. Nothing was written, or this is a copy."""
 
 AUTO = """\
+learning rate: 0.3
+
  candidate       lr   steps   score   remark
 ────────────────────────────────────────────────────────────
  hessinit       0.3       6    0.25   won
@@ -280,7 +280,7 @@ def test_columns_appear_only_when_they_say_something() -> None:
 @pytest.mark.parametrize(
     ("norms", "network", "sentence"),
     [
-        ([], 1.0, "No layer was measured. Plain gradient descent is unstable above lr = 2/‖H‖ = 2; lr = 1/‖H‖"),
+        ([], 1.0, "No layer was measured. Plain gradient descent is unstable above lr = 2/‖H‖ = 2; lr ="),
         ([64.0], 64.0, "a has ‖H‖ = 64 (sharp). Plain gradient descent"),
         ([1.0, 1.2], 2.0, "The 2 layers are about equally sharp."),
         ([1.0, 1.2, 0.0], 2.0, "2 of 3 layers are about equally sharp. ‖H‖ of c is 0: the loss has no"),
