@@ -112,7 +112,7 @@ def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
     from hessinit.training.workers import announce
 
     modules = model.modules() if hasattr(model, "modules") else ()
-    shorter = "Fewer examples, --layers NAMES or --tolerance 0.01 make it shorter"
+    shorter = "Fewer examples, --layers NAMES or a larger --tolerance make it shorter"
     if any("BatchNorm" in type(one).__name__ and one.training for one in modules):
         shorter += "; so does model.eval(), with which BatchNorm takes its running statistics and ‖H‖ is not "
         shorter += "that of training"
