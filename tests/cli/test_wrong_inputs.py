@@ -63,7 +63,7 @@ REFUSED = {
     "initialize net.py:problem --lr abc": ("'--lr': 'abc'", "is no number", "such as 0.1, or auto"),
     "measure net.py:problem --device gpu": ("--device gpu", "no device of that name", "This machine has cpu"),
     "compare net.py:problem --device gpu": ("--device gpu", "no device of that name", "This machine has cpu"),
-    "compare net.py:problem --batch-size 21": ("the data hold 20", "fewer than --batch-size 21", "20 or less"),
+    "compare net.py:problem --batch-size 21": ("hold 20", "fewer than --batch-size 21", "20 or less"),
     "track net.py:problem --lr 1 --batch-size 21": ("hold 20", "fewer than --batch-size 21", "20 or less"),
 }
 BY_FUNCTION = {
