@@ -195,6 +195,11 @@ def test_one_batch_tests_survival_only() -> None:
     result = initialize_(normalized(), LOSS, BATCH, lr=0.1, data=[BATCH], trial_steps=6)
     assert any("one batch" in note and "survival only" in note for note in result.notes)
     assert (result.trials[0].name, result.converged) == ("hessinit", True)
+    # From the rate that the curvature suggests downwards: the lowest one would always survive.
+    suggested = initialize_(normalized(), LOSS, BATCH, lr="auto").lr
+    auto = initialize_(normalized(), LOSS, BATCH, lr="auto", data=[BATCH], trial_steps=6)
+    assert auto.chose_lr
+    assert suggested / 4 < auto.lr < 2 * suggested
 
 
 STRANGER = nn.Linear(2, 2)

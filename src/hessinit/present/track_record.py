@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.results.track_record import TrackedPoint, Tracking
+from hessinit.results.track_record import FREE_SECONDS, TrackedPoint, Tracking
 
 Value: TypeAlias = tuple[int, float, str]  # step, value, and what hovering shows
 
@@ -121,8 +121,9 @@ def _describe_cost(tracking: Tracking) -> str:
         f"{w.count(tracking.examples, 'example')} took {w.format_percent(tracking.overhead, 2)} of "
         f"{w.format_number(tracking.seconds, 2)} s"
     )
+    limited = tracking.max_overhead < 1 and tracking.measuring_seconds > FREE_SECONDS / 2
     most = f"; some may be skipped to stay within max_overhead = {tracking.max_overhead:g}"
-    return f"{said}{most if tracking.max_overhead < 1 else ''}."
+    return f"{said}{most if limited else ''}."
 
 
 def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:

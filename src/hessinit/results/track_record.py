@@ -18,6 +18,7 @@ from hessinit.results.result import LATER, Plain, Result, read_number
 MOST_LOSSES = 1000  # as many as a picture can show
 # At the limit the sharpness hovers: only after falling below this fraction of it does a new crossing count.
 BELOW_AGAIN = 0.9
+FREE_SECONDS = 5.0  # of measuring, whatever the overhead
 END = "end"
 
 

@@ -328,6 +328,8 @@ class _Work:
         """Train every candidate; the result is that of the winner, whose initial weights are written."""
         results: dict[tuple[str, float], Initialization] = {}
         rates = _half_decades(result.lr or 0.1) if self.config.lr == "auto" else [self.config.lr]
+        if data.different == 1:  # the first that survives wins: what the curvature suggests, else a lower one
+            rates = rates[len(rates) // 2 :: -1]
         candidates = [one for rate in rates for one in self._candidates(rate, results, result)]
         self.restore()
         with race_bar(self.progress is True) as bar:

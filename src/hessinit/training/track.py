@@ -30,7 +30,14 @@ from hessinit.problem.validate import check_switches, check_whole, find_layers, 
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
 from hessinit.results.result import to_plain
-from hessinit.results.track_record import END, TrackedPoint, Tracking, describe_notes, find_crossings
+from hessinit.results.track_record import (
+    END,
+    FREE_SECONDS,
+    TrackedPoint,
+    Tracking,
+    describe_notes,
+    find_crossings,
+)
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.track_log import Losses, Sink, TrackLog, find_sinks, scalars
 
@@ -38,8 +45,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
-
-FREE_SECONDS = 5.0  # of measuring, whatever the overhead
 
 
 @on_all_ranks()
