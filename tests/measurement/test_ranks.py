@@ -36,7 +36,7 @@ REFUSALS = [
     "2.weight is one with the digest",
     'with distributed="layers" all ranks must pass the same batch',
     "the batch is empty (it holds a tensor of shape (0,)); pass at least one example",
-    "the inputs hold 30 NaN or inf among 30 values; clean them first",
+    "the inputs hold 30 NaN or inf among 30 values",
     "distributed='examples' is unknown; choose from 'batch', 'layers'",
     'diagnostics=True with distributed="batch": they need all examples at once',
     f"depends on others (as by BatchNorm in train mode), {COUPLED}",

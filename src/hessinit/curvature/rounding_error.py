@@ -144,8 +144,10 @@ def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:
     if curvature == "gauss-newton":
         output, leaves = evaluation.output, [evaluation.leaves[name] for name in names]
         bent = evaluation.output_hessian(_random(output, problem.seed))
-        evaluation.forget()  # the backward pass frees the graph: that in float64 is twice as large
-        pulled = torch.autograd.grad(output, leaves, bent, materialize_grads=True)
+        evaluation.forget()
+        # That in float64 is twice as large: the backward pass frees it. A copy may hold the other one.
+        keep = output.dtype == problem.dtype
+        pulled = torch.autograd.grad(output, leaves, bent, retain_graph=keep, materialize_grads=True)
         return dict(zip(names, pulled, strict=True))
     operator = operators.HessianOperator([evaluation], names)
     vectors = [

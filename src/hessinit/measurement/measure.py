@@ -76,7 +76,7 @@ def _note_batch_norm(model: nn.Module) -> Iterator[str]:
 def _note_softmax(evaluation: Evaluation) -> Iterator[str]:
     """The note on a softmax before a cross-entropy, which applies one itself."""
     output = evaluation.output.detach()
-    axes = [axis for axis in {1, output.ndim - 1} if output.ndim > axis and output.shape[axis] > 1]
+    axes = [axis for axis in {1, output.ndim - 1} if 0 < axis < output.ndim and output.shape[axis] > 1]
     sums = [output.sum(axis) for axis in axes if bool((output >= 0).all())]
     sure = any(bool(((one - 1).abs() < 1e-4).all()) for one in sums)
     if sure and SoftmaxHessian.found(output, evaluation.at_output, evaluation.problem.seed) is not None:
@@ -361,6 +361,7 @@ def measure(
         settings = replace(settings, progress=watching)
     with problem.settings():
         evaluations, facts = evaluate(problem), dict[str, Any]()
+        notes = notes_on(problem, evaluations)
         slow, told = time.perf_counter() - started > LONG_EVALUATION, settings.progress
         if plan or (slow and told is not None and ranks is None):
             from hessinit.measurement.plan import plan_measurement
@@ -370,7 +371,7 @@ def measure(
             planned = plan_measurement(evaluations, curvature, estimator, settings, network)
             if told is None or plan:
                 uncounted = (f"Not counted: {', '.join(more)}.",) if more else ()
-                return cast(Any, replace(planned, notes=(*uncounted, *notes_on(problem, evaluations))))
+                return cast(Any, replace(planned, notes=(*uncounted, *notes)))
             told.expect(planned.seconds)
         if ranks is not None and ranks.split == "batch":
             facts = shares.join_shares(ranks, evaluations)
@@ -391,7 +392,7 @@ def measure(
             further["diagnostics"] = diagnose(problem, evaluations)
         details = [{field: some[one.parameter] for field, some in further.items()} for one in ordered]
         rows = tuple(replace(row, **more) for row, more in zip(rows, details, strict=True))
-        notes = (*notes_on(problem, evaluations), *note_unchecked(check), *note_uncounted(problem))
+        notes = (*notes, *note_unchecked(check), *note_uncounted(problem))
         report = measuring.report(rows, whole, curvature, notes=notes, **facts)
         del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
         report = replace(report, **progress_of.cost_of(problem, evaluations, started))
