@@ -361,7 +361,6 @@ def measure(
         settings = replace(settings, progress=watching)
     with problem.settings():
         evaluations, facts = evaluate(problem), dict[str, Any]()
-        notes = notes_on(problem, evaluations)
         slow, told = time.perf_counter() - started > LONG_EVALUATION, settings.progress
         if plan or (slow and told is not None and ranks is None):
             from hessinit.measurement.plan import plan_measurement
@@ -371,10 +370,11 @@ def measure(
             planned = plan_measurement(evaluations, curvature, estimator, settings, network)
             if told is None or plan:
                 uncounted = (f"Not counted: {', '.join(more)}.",) if more else ()
-                return cast(Any, replace(planned, notes=(*uncounted, *notes)))
+                return cast(Any, replace(planned, notes=(*uncounted, *notes_on(problem, evaluations))))
             told.expect(planned.seconds)
         if ranks is not None and ranks.split == "batch":
             facts = shares.join_shares(ranks, evaluations)
+        notes = notes_on(problem, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
         with measuring.faster() if precision == "auto" and ranks is None else contextlib.nullcontext():
