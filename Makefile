@@ -19,7 +19,8 @@ help: ## list the targets
 demo: $(VENV)/installed ## loss against learning rate from four initializations, on the embedded digits: a page and a picture
 	@$(BIN)/hessinit demo
 
-test: check ## check, then the tests, doctests and examples of the documents
+# Lint, types and imports are checked with the pinned versions only: other stubs, other complaints.
+test: $(if $(filter constraints.txt,$(CONSTRAINTS)),check,$(VENV)/tested) ## check, then the tests, doctests and examples of the documents
 	@$(ONE_THREAD) $(BIN)/pytest -q -n $(WORKERS)
 
 test-all: check ## the same, and the full sweeps over the problem zoo

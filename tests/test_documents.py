@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import hessinit
 import hessinit.paper
@@ -107,6 +108,13 @@ def test_every_public_name_option_and_command_is_described() -> None:
     assert len(commands) >= 9
     for package in (hessinit, hessinit.paper):  # an imported module would replace the function of its name
         assert {module.name for module in pkgutil.iter_modules(package.__path__)}.isdisjoint(package.__all__)
+
+
+def test_the_citation_is_complete_and_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    # What the format requires; `cffconvert --validate` checks all of it before a release.
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["version"] == hessinit.__version__ == version("hessinit")
 
 
 # The checks above pass on good documents; these show that they fail on bad ones.
