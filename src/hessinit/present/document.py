@@ -101,7 +101,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class RateLine:
-    """A logarithmic axis of learning rates: 1/‖H‖ at `best`, unstable above `stable`, and further marks."""
+    """A logarithmic axis of learning rates: the `best` one, unstable above `stable`, and further marks."""
 
     name: str
     caption: str
@@ -109,6 +109,8 @@ class RateLine:
     best: float
     stable: float
     marks: Sequence[ReferenceLine] = ()
+    best_label: str = "1/‖H‖"
+    stable_label: str = "stability limit 2/‖H‖"
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ class Document:
     title: str
     verdict: Sequence[str]
     sections: Sequence[Section]
+    answer: str = ""  # what was asked for, as "learning rate: 0.1": a terminal shows it before the tables
     footer: str = ""
     numbers: Sequence[KeyNumber] = ()
     tone: str = "plain"  # of the verdict: or "good", "fair", "bad"

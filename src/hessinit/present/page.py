@@ -58,7 +58,7 @@ def render_fragment(document: doc.Document) -> str:
     tables = [one for one in blocks if isinstance(one, doc.Table) and not one.page_only and one.columns]
     texts = [one for one in blocks if isinstance(one, doc.Paragraph) and not one.page_only]
     template = _templates().get_template("notebook.html.j2")
-    return template.render(tables=tables, verdict=document.verdict, texts=texts)
+    return template.render(answer=document.answer, tables=tables, verdict=document.verdict, texts=texts)
 
 
 def group_blocks(blocks: Sequence[doc.Block]) -> list[tuple[str, list[doc.Block]]]:

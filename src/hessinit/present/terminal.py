@@ -51,7 +51,8 @@ def terminal_width() -> int:
 
 
 def renderables(document: Document, width: int) -> Iterator[RenderableType]:
-    """Yield what a rich console of that width prints: the tables, the verdict, the texts."""
+    """Yield what a rich console of that width prints: the answer, the tables, the verdict, the texts."""
+    yield from [_text(document.answer, "bold"), Text()] if document.answer else []
     left_out: list[Column] = []
     tables = [one for one in document.blocks if isinstance(one, Table) and not one.page_only and one.columns]
     for number, table in enumerate(tables):

@@ -277,11 +277,16 @@ def _is_mask(tensor: Tensor) -> bool:
 def check_output(output: Any, forward: Any) -> None:
     if not isinstance(output, Tensor):
         who = "forward=" if forward is not None else "the model"
-        found, way = f"a {type(output).__name__}", "model(**x).logits"
-        if isinstance(output, (tuple, list)):
+        found, way = f"a {type(output).__name__}", "model(x).logits"
+        if isinstance(output, Mapping):
+            sizes = {key: one.ndim for key, one in output.items() if isinstance(one, Tensor)}
+            key = "logits" if "logits" in sizes else max(sizes, key=lambda one: sizes[one] > 0, default="key")
+            found, way = f"{found} with keys {list(output)}", f"model(x)[{key!r}]"
+        elif isinstance(output, (tuple, list)):
             found, way = f"{found} of {len(output)}", "model(x)[0]"
-        elif isinstance(output, Mapping) and not hasattr(output, "logits"):
-            found, way = f"{found} with keys {list(output)}", f"model(x)[{next(iter(output), 'key')!r}]"
+            if len(output) > 1 and all(isinstance(one, Tensor) and one.ndim == 2 for one in output):
+                way = f"torch.cat(model(x), dim=1) and a loss that adds the losses of the heads, or {way} for one"
+                found = f"{found} (heads?)"
         told = f"{who} returned {found}"
         raise ProblemError(f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}.")
     if output.dtype not in (torch.float32, torch.float64):

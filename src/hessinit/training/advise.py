@@ -8,20 +8,19 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from hessinit.curvature.engines import build_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import cost_of
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.errors import ConvergenceError, ConvergenceWarning
 from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
 from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import check_switches, find_layers, unwrap
+from hessinit.problem.validate import check_switches
 from hessinit.results import advice as results
 from hessinit.training import optimizer_rules as rules
 
@@ -35,7 +34,7 @@ def advise(
     loss: Loss,
     batch: Any,
     *,
-    optimizer: str | torch.optim.Optimizer = "sgd",
+    optimizer: rules.AnyOptimizer = "sgd",
     lr: float | None = None,
     momentum: float | None = None,
     betas: tuple[float, float] | None = None,
@@ -48,16 +47,19 @@ def advise(
     """The learning rate of the largest guaranteed decrease, the stability limit, and whether to warm up.
 
     `optimizer` is "sgd", "momentum", "nesterov", "adam" or "adamw" with torch's default settings unless
-    given, or a torch optimizer. Its parameter groups may differ in learning rate and weight decay: the advice
-    is for the group with the largest learning rate (or for `lr`), and the others keep their proportion to it.
+    given, a torch optimizer, or a function `(parameters)` or `(parameters, lr)` that builds one. Its groups
+    may differ in learning rate and weight decay: the advice is for the one with the largest learning rate (or
+    for `lr`), and the others keep their proportion to it.
     For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P the root mean square of mini-batch
     gradients, so `batch` should be what one training step sees. The other options are those of `measure`:
-    curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout,
-    reduction, check. `distributed` is that of `initialize_`: rank 0 works, and every rank gets its advice.
+    curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout
+    ("freeze" here), reduction, check. `distributed` is that of `initialize_`: rank 0 works, and every rank
+    gets its advice.
 
     The numbers are exact for a quadratic with the curvature of these weights. Costs what `measure` takes for
     the network alone; for Adam and AdamW about ten products and a few gradients.
 
+    >>> import torch
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> advice = advise(model, nn.MSELoss(), (inputs, torch.zeros(2, 1)), optimizer="momentum", lr=8.0)
     >>> round(advice.stable_learning_rate, 9), advice.warmup.advised  # closed form: H = I
@@ -65,17 +67,13 @@ def advise(
     """
     started = time.perf_counter()
     check_switches(strict=strict)
-    curvature, settings, given = rules.read_curvature_options(model, loss, options)
-    named = {"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    rules.require_known_optimizer(optimizer)
-    if isinstance(optimizer, str):
-        steps = rules.name_optimizer(optimizer, results.check_rate(lr), named)
-    elif set(named.values()) != {None}:
-        why = "momentum, betas, eps or weight_decay was given, and the optimizer has its own"
-        raise ProblemError(f"{why}; leave them out, or pass a name such as 'adam'.")
-    else:
-        layers = find_layers(unwrap(model), given["layers"])
-        steps = rules.read_optimizer(optimizer, unwrap(model), layers, lr=results.check_rate(lr))
+    # One mask of dropout, as in `initialize_` and `track`: it is for a model that trains.
+    frozen: Any = {"dropout": "freeze", **options}
+    curvature, settings, given = rules.read_curvature_options(model, loss, frozen)
+    steps = rules.build_optimizer_rule(
+        optimizer, model, lr=lr, layers=given["layers"], momentum=momentum, betas=betas, eps=eps,
+        weight_decay=weight_decay,
+    )  # fmt: skip
     problem = Problem(model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]})
     with problem.settings():
         evaluations = evaluate(problem)
