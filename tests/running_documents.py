@@ -47,7 +47,8 @@ ABORTS_AT_EXIT = "terminate called without an active exception"
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
 RULE = re.compile("─+")
 SECONDS = re.compile(
-    r"(?<=in )[\d.,]+(?: min)?(?= ?s\b)|(?<=took )\S+ % of \S+(?= s\b)|[\d.]+(?=\s+gradients(?:\)| each))"
+    r"(?<=in )[\d.,]+(?: min)?(?= ?s\b)|(?<=took )(?:\S+ % of )?[\d.,]+(?= s\b)"
+    r"|(?<=gradients, or )\S+(?= s\b)|[\d.]+(?=\s+gradients(?:\)| each))"
 )
 AGREEMENT = 0.02  # the last figure may differ between machines; the second must not
 
@@ -102,7 +103,7 @@ def run_blocks(document: Path, *, slow: bool = False) -> int:
 
 
 def write_files(blocks: list[Block]) -> None:
-    """Write the files of all blocks, the first of each name: a page may begin with a command that reads one."""
+    """Write the files of all blocks, the first of each name: a command may come before the file it reads."""
     for block in reversed(blocks):
         if block.title is not None:
             Path(block.title).write_text(block.code, encoding="utf-8")
@@ -172,6 +173,7 @@ def differences(shown: str, printed: str) -> list[str]:
         numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(word)] for word in (one, other)]
         return all(math.isclose(a, b, rel_tol=AGREEMENT) for a, b in zip(*numbers, strict=True))
 
-    words = [RULE.sub("─", SECONDS.sub("…", text)).split() for text in (shown, printed)]
+    texts = (" ".join(text.split()) for text in (shown, printed))  # lines may break elsewhere
+    words = [RULE.sub("─", SECONDS.sub("…", text)).split() for text in texts]
     pairs = zip_longest(*words, fillvalue="")
     return [f"{one!r} is {other!r}" for one, other in pairs if not alike(one, other)]

@@ -1,7 +1,7 @@
 """Write into pages what their commands and code print: python docs/building/outputs.py docs/how-to/*.md
 
-A page runs as in the tests, in an empty folder, with its slow commands. Output is replaced where it differs by
-more than the tests allow, and below a command that states its seconds (`# 8 s`), which are measured.
+A page runs as in the tests, in an empty folder, with its slow commands. Output is replaced where it differs
+by more than the tests allow, and below a command that states its seconds (`# 8 s`), which are measured.
 """
 
 from __future__ import annotations
