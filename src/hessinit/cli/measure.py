@@ -82,9 +82,10 @@ def measure(
         failures_explained(f"measuring {problem}", unfinished),
         progress(f"Measuring {problem} …", measuring=True) as show,
     ):
-        loaded = _read_once(load_problem(place, seed=seed, device=device, optimizer=optimizer))
+        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
         given = {**loaded.keywords, **chosen}
         used = given.pop("optimizer", "sgd")
+        loaded = loaded if used == "sgd" else _read_once(loaded)
         report = hessinit.measure(loaded.model, loaded.loss, loaded.batch, progress=show, **given)
         advice = None
         if used != "sgd" and not dry_run:
@@ -96,16 +97,14 @@ def measure(
                 stable_learning_rate=advice.stable_learning_rate, converged=advice.converged,
             ))  # fmt: skip
     judged = lr if advice is None else advice.lr
-    output.write(report, after=None if judged is None else judge_rate(report, advice, judged, problem))
+    output.write(report, after=None if judged is None else judge_rate(report, judged, problem, advice))
     if not dry_run and not report.converged:
         missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."
         stop(missed, NOT_CONVERGED)
 
 
-def judge_rate(
-    report: hessinit.CurvatureReport, advice: hessinit.LearningRateAdvice | None, lr: float, problem: str
-) -> str:
-    """Return what the advice (without one, lr·‖H‖) says of this learning rate, and the command that helps."""
+def judge_rate(report: hessinit.CurvatureReport, lr: float, problem: str, advice: Any = None) -> str:
+    """Return lr·‖H‖, what the advice says of this learning rate, and the command that helps."""
     if advice is not None:
         return advice.warmup.reason
     if not report.network_measured:
@@ -146,9 +145,10 @@ def advise(
     save: options.Save = None,
     picture: options.Picture = None,
 ) -> None:
-    """Say which learning rate suits your optimizer, from the curvature.
+    """Say which learning rate suits your optimizer.
 
-    The first line is the learning rate; then come the largest stable one, whether to warm up, and why.
+    It follows from the curvature that the optimizer sees. The first line is the learning rate; then come the
+    largest stable one, whether to warm up, and why.
 
     \b
     Examples:

@@ -224,12 +224,18 @@ def describe_expected(plan: MeasurementPlan) -> doc.Document:
     return doc.Document(title="Plan of a measurement", verdict=[expected, what], sections=[section])
 
 
-def conclude(report: CurvatureReport, optimizer: str = "sgd") -> str:
-    """Return how the layers compare, which rates that allows (not Adam's), and which numbers to doubt."""
+def conclude(report: CurvatureReport, optimizer: str = "") -> str:
+    """Return how the layers compare, which learning rates that allows, and which numbers to doubt.
+
+    Only those of plain gradient descent are known: others are left out if `optimizer` is another one.
+    """
+    limit = [_limit_rate(report)] if optimizer in ("", "sgd") else []
+    if not optimizer and report.rates is None and has_rates(report):
+        limit.append("For momentum and Adam, see advise.")
     sentences = (
         *_compare_layers(report.layers),
         *_name_extremes(report.layers),
-        *([] if optimizer.startswith("adam") else [_limit_rate(report)]),
+        *limit,
         *_compare_matrices(report.layers, report.network.gap if report.network_measured else None),
         *_name_unconverged(report),
     )
@@ -290,8 +296,7 @@ def _limit_rate(report: CurvatureReport) -> str:
             f"The most negative eigenvalue (λ = {w.format_number(network.bottom_eigenvalue)}) is the largest "
             f"in size: a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = {limit}"
         )
-    others = "For momentum or Adam, ask advise."
-    return f"{unstable}; lr = 1/‖H‖ = {best} gives the largest guaranteed decrease. {others}"
+    return f"{unstable}; lr = 1/‖H‖ = {best} gives the largest guaranteed decrease."
 
 
 def _bound_rates(report: CurvatureReport) -> str:

@@ -33,12 +33,13 @@ def describe_initialization(result: Initialization) -> doc.Document:
         said = "Not sharpened: " if result.flat_enough else "No winner: " if raced else "Not met: "
     reason = reason if said or raced else reason[:1].upper() + reason[1:]
     target = [] if result.target is None else [describe_target(result)]
+    is_other = raced and result.lr is not None and {trial.lr for trial in result.trials} != {result.lr}
     survival = [] if result.survival is None else [describe_survival(result)]
     after = [] if result.after is None else [conclude(result.after, result.optimizer)]
     was_fitted = bool(after or result.symmetries) and not raced
     return doc.Document(
         title="Initialization report",
-        answer=f"learning rate: {w.format_number(result.lr or 0.0)}" if result.chose_lr else "",
+        answer=f"learning rate: {w.format_number(result.lr or 0.0)}" if result.chose_lr or is_other else "",
         verdict=[f"{said}{reason}", *target, *survival, *after],
         numbers=_key_numbers(result),
         tone="good" if result.converged or result.flat_enough else "fair" if was_fitted else "bad",

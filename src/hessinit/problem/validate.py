@@ -285,8 +285,7 @@ def check_output(output: Any, forward: Any) -> None:
         elif isinstance(output, (tuple, list)):
             found, way = f"{found} of {len(output)}", "model(x)[0]"
             if len(output) > 1 and all(isinstance(one, Tensor) and one.ndim == 2 for one in output):
-                way = f"torch.cat(model(x), dim=1) and a loss that adds the losses of the heads, or {way} for one"
-                found = f"{found} (heads?)"
+                way = f"torch.cat(model(x), dim=1), with a loss that adds those of the heads (for one: {way})"
         told = f"{who} returned {found}"
         raise ProblemError(f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}.")
     if output.dtype not in (torch.float32, torch.float64):

@@ -18,6 +18,7 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning
 from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
+from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import check_switches
@@ -77,6 +78,9 @@ def advise(
     problem = Problem(model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]})
     with problem.settings():
         evaluations = evaluate(problem)
+        if problem.dropout == "freeze":
+            check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
+            problem.dropout = "freeze" if problem.drew else "refuse"  # nothing frozen, nothing to note
         engine = build_engine(evaluations, curvature, settings)
         is_gauss_newton = curvature == "gauss-newton"
         limit = rules.find_stability_limit(steps, engine, evaluations, settings, semidefinite=is_gauss_newton)
