@@ -1,11 +1,12 @@
 """Run the code blocks of a document and compare what they print with what it shows.
 
     ```python                     is run; all blocks of a document share one namespace
-    ```python title="net.py"      is written to that file
+    ```python title="net.py"      is written to that file, before anything runs
     ```console, bash              are commands: lines after `$ `, or every line where none has it
     ```output                     right after one of these is compared with what it prints
 
-Everything runs in the current folder. Blocks in other languages are not run.
+A command may state its seconds (`# 8 s`); slow ones are left out unless asked for. Everything runs in the
+current folder. Blocks in other languages are not run.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ PROGRAMS = {
 }
 NOT_RUN = ("pip", "git", "make", "cd")
 PATIENCE = 600  # seconds
+STATED_SECONDS = re.compile(r"#.*?\b([\d.]+) s$")
+SLOW = 3.0  # seconds
 # Torch 2.13 with gloo prints this once in ten times when ranks end, also without hessinit.
 ABORTS_AT_EXIT = "terminate called without an active exception"
 
@@ -44,7 +47,8 @@ ABORTS_AT_EXIT = "terminate called without an active exception"
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
 RULE = re.compile("─+")
 SECONDS = re.compile(
-    r"(?<=in )[\d.,]+(?: min)?(?= ?s\b)|(?<=took )\S+ % of \S+(?= s\b)|[\d.]+(?=\s+gradients(?:\)| each))"
+    r"(?<=in )[\d.,]+(?: min)?(?= ?s\b)|(?<=took )(?:\S+ % of )?[\d.,]+(?= s\b)"
+    r"|(?<=gradients, or )\S+(?= s\b)|[\d.]+(?=\s+gradients(?:\)| each))"
 )
 AGREEMENT = 0.02  # the last figure may differ between machines; the second must not
 
@@ -74,16 +78,17 @@ def blocks_of(text: str) -> list[Block]:
     return [block for block in blocks if block.kind in KINDS]
 
 
-def run_blocks(document: Path) -> int:
+def run_blocks(document: Path, *, slow: bool = False) -> int:
     """Run the blocks of `document` in order, in the current folder, and return how many there were."""
     # Not "__main__": process pools would look for the names of a block in pytest itself.
     namespace: dict[str, object] = {"__name__": document.stem}
     blocks = blocks_of(document.read_text(encoding="utf-8"))
-    for position, block in enumerate(blocks):
+    write_files(blocks)
+    for block in blocks:
         where = f"{document.name}, line {block.line}"
         if block.title is not None:
-            later = "\n".join(other.code for other in blocks[position + 1 :])
-            assert Path(block.title).stem in later, f"{where}: nothing uses {block.title}"
+            others = "\n".join(other.code for other in blocks if other is not block)
+            assert Path(block.title).stem in others, f"{where}: nothing uses {block.title}"
             Path(block.title).write_text(block.code, encoding="utf-8")
         elif block.kind == "python":
             printed = io.StringIO()
@@ -93,15 +98,22 @@ def run_blocks(document: Path) -> int:
                 exec(compile("\n" * (block.line - 1) + block.code, str(document), "exec"), namespace)
             compare(block.output, printed.getvalue(), where)
         else:
-            compare(block.output, run_commands(block, where), where)
+            compare(block.output, run_commands(block, where, slow=slow), where)
     return len(blocks)
+
+
+def write_files(blocks: list[Block]) -> None:
+    """Write the files of all blocks, the first of each name: a command may come before the file it reads."""
+    for block in reversed(blocks):
+        if block.title is not None:
+            Path(block.title).write_text(block.code, encoding="utf-8")
 
 
 def compare(shown: str | None, printed: str, where: str) -> None:
     assert shown is None or differences(shown, printed) == [], f"{where}, prints:\n{printed}"
 
 
-def run_commands(block: Block, where: str) -> str:
+def run_commands(block: Block, where: str, *, slow: bool) -> str:
     """Run the commands of a block and compare what is shown after a `$ ` command; return the other output."""
     lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line.strip()]
     has_prompts = any(line.startswith("$ ") for line in lines)
@@ -113,10 +125,17 @@ def run_commands(block: Block, where: str) -> str:
             commands[-1][1].append(line)
     printed = []
     for command, shown in commands:
+        if not slow and is_slow(command):
+            continue
         text = run_command(command, where)
         compare("\n".join(shown) if shown else None, text, f"{where}, {command}")
         printed += [] if shown else [text]
     return "".join(printed)
+
+
+def is_slow(command: str) -> bool:
+    stated = STATED_SECONDS.search(command)
+    return stated is not None and float(stated[1]) > SLOW
 
 
 def run_command(command: str, where: str) -> str:
@@ -154,6 +173,7 @@ def differences(shown: str, printed: str) -> list[str]:
         numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(word)] for word in (one, other)]
         return all(math.isclose(a, b, rel_tol=AGREEMENT) for a, b in zip(*numbers, strict=True))
 
-    words = [RULE.sub("─", SECONDS.sub("…", text)).split() for text in (shown, printed)]
+    texts = (" ".join(text.split()) for text in (shown, printed))  # lines may break elsewhere
+    words = [RULE.sub("─", SECONDS.sub("…", text)).split() for text in texts]
     pairs = zip_longest(*words, fillvalue="")
     return [f"{one!r} is {other!r}" for one, other in pairs if not alike(one, other)]

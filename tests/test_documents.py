@@ -11,10 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import hessinit
 import hessinit.paper
-from running_documents import FENCE, run_blocks
+from running_documents import FENCE, blocks_of, is_slow, run_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -68,19 +69,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
+def has_slow_commands(document: Path) -> bool:
+    blocks = blocks_of(document.read_text(encoding="utf-8"))
+    return any(is_slow(line) for block in blocks for line in block.code.splitlines())
+
+
 # Pages that train for most of a minute: the demo, comparisons, two trainers.
 SLOW = ("index.md", "comparing.md", "lightning-and-trainer.md")
 RUN = [
-    pytest.param(page, id=relative_name(page), marks=pytest.mark.sweep if page.name in SLOW else ())
+    pytest.param(page, False, id=relative_name(page), marks=pytest.mark.sweep if page.name in SLOW else ())
     for page in GUIDES
+]
+RUN += [
+    pytest.param(page, True, id=f"all of {relative_name(page)}", marks=pytest.mark.sweep)
+    for page in GUIDES
+    if has_slow_commands(page)
 ]
 
 
-@pytest.mark.parametrize("document", RUN)
-def test_the_code_of_a_document_runs_and_prints_what_it_shows(document: Path, folder: Path) -> None:
+@pytest.mark.parametrize(("document", "slow"), RUN)
+def test_the_code_of_a_document_runs_and_prints_what_it_shows(
+    document: Path, slow: bool, folder: Path
+) -> None:
     if document.name == "command-line.md" and tuple(map(int, version("typer").split(".")[:2])) < (0, 29):
         pytest.skip("it shows help as typer lays it out since 0.29")
-    count = run_blocks(document)
+    count = run_blocks(document, slow=slow)
     assert count > 0 or document != README, "README.md shows no example"
 
 
@@ -109,6 +122,13 @@ def test_every_public_name_option_and_command_is_described() -> None:
         assert {module.name for module in pkgutil.iter_modules(package.__path__)}.isdisjoint(package.__all__)
 
 
+def test_the_citation_is_complete_and_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    # What the format requires; `cffconvert --validate` checks all of it before a release.
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["version"] == hessinit.__version__ == version("hessinit")
+
+
 # The checks above pass on good documents; these show that they fail on bad ones.
 
 
@@ -135,6 +155,10 @@ def test_a_block_that_prints_something_else_fails_or_is_never_run_is_found(folde
     for text, message in BAD.items():
         with pytest.raises(AssertionError, match=message):
             run_blocks(write_document(folder, text))
+    skipped = "```console\n$ python -c 'print(3)'  # 8 s\n4\n```"
+    assert run_blocks(write_document(folder, skipped)) == 1
+    with pytest.raises(AssertionError, match="line 2, python"):
+        run_blocks(write_document(folder, skipped), slow=True)
     with pytest.raises(UserWarning, match="stale example"):
         run_blocks(write_document(folder, "```python\nimport warnings\nwarnings.warn('stale example')\n```"))
 

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -216,6 +217,8 @@ def refusals() -> dict[str, tuple[Any, str]]:
 @pytest.mark.parametrize("name", list(refusals()))
 def test_what_cannot_be_read_is_refused_with_the_way_out(name: str) -> None:
     arguments, message = refusals()[name]
+    if name == "a count" and "kwargs" not in signature(arguments[0].forward).parameters:
+        pytest.skip("GPT-2 of Transformers 4.48 has no such argument")
     with pytest.raises(hessinit.ProblemError, match=f"(?s){message}"):
         value_of(logits_problem(*arguments[:2], task=(*arguments, "auto")[2]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from pathlib import Path
 
 import numpy
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from hessinit.errors import ProblemError
 from hessinit.paper import table_1
-from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
+from hessinit.paper.experiments import PaperSetting, find_experiment, reproduce, run_job
 from hessinit.paper.table_1 import (
     LAYER,
     OUTPUTS,
@@ -119,10 +120,13 @@ def test_formulas_hold_when_labels_vary(variant: str, monkeypatch: pytest.Monkey
         assert abs(formula) > 6 / math.sqrt(n)  # or the line above would say nothing
 
 
-def test_without_scipy_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scipy_the_way_out_is_named_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(ProblemError, match=r"scipy is not installed.*pip install 'hessinit\[paper\]'"):
-        pearson(torch.arange(3), torch.arange(3))
+        reproduce("table-1", data="digits", folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []  # a folder begun without scipy would be refused once it is there
 
 
 # Seed 0 of "loss by outputs" on the digits, as recorded before: r and the prediction.

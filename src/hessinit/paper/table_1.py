@@ -6,6 +6,7 @@ no backward pass: the cross-entropy of a softmax has ∂L/∂z = p − y, and a 
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,12 @@ SIGNIFICANCE = 0.05
 
 class CorrelationTable(Experiment):
     """Pearson's correlation between gradients, with the one that formulas predict and a shuffled control."""
+
+    def prepare(self, setting: PaperSetting) -> str:
+        if importlib.util.find_spec("scipy") is None:
+            why = "scipy is not installed, and Table 1 needs its p-values"
+            raise ProblemError(f"{why}. Run pip install 'hessinit[paper]'.")
+        return super().prepare(setting)
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         return {
@@ -148,11 +155,8 @@ def draw_samples(
 
 def pearson(one: Tensor, other: Tensor) -> tuple[float, float]:
     """Pearson's r and its two-sided p-value."""
-    try:
-        from scipy import stats
-    except ModuleNotFoundError as error:
-        why = "scipy is not installed, and Table 1 needs its p-values"
-        raise ProblemError(f"{why}. Run pip install 'hessinit[paper]'.") from error
+    from scipy import stats
+
     found = stats.pearsonr(one.double().numpy(), other.double().numpy())
     return float(found.statistic), float(found.pvalue)
 
