@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.results.advice import Descent, LearningRateAdvice
+from hessinit.results.initialization import Trial
 
 FLAT = "The curvature is 0, so it sets no limit."
 OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."
+NO_WARMUP = "The trials of the learning rate went without."
 MATRICES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
 
 
@@ -69,6 +72,20 @@ def explain_adaptive(norm: float, best: float, stable: float, weight_decay: floa
     )
     why_stable = "Above it the steps grow on a quadratic of this curvature, with P fixed."
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
+
+
+def explain_trials(trials: Sequence[Trial], rate: float, times: float) -> str:
+    """Return how short trials led to the learning rate."""
+    rates = w.join_names([w.format_number(trial.lr) for trial in trials], most=len(trials))
+    steps = max(trial.steps for trial in trials)
+    if not rate > 0:
+        return f"A quarter of the lowest rate tried: the loss blew up in trials at {rates}."
+    blown = [trial.lr for trial in trials if not trial.survived]
+    above = f" (the loss blew up at {w.format_number(min(blown))})" if blown else ""
+    return (
+        f"Of {rates}, tried for {steps} steps each, the loss fell most near {w.format_number(rate)}{above}; "
+        f"{times:g} times that suits a longer training."
+    )
 
 
 def explain_warmup(rate: float, stable: float, *, is_flat: bool, is_hopeless: bool) -> str:
