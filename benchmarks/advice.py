@@ -27,21 +27,22 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded, here and in the workers
+os.environ.setdefault("TQDM_DISABLE", "1")  # the finder draws a bar
 
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from advice_problems import DEVELOPMENT, PROBLEMS, Problem, read_text
+from torch import nn
 
-import hessinit  # noqa: E402
-from advice_problems import DEVELOPMENT, PROBLEMS, Problem, read_text  # noqa: E402
-from hessinit.training import loop  # noqa: E402
-from hessinit.training.data import Data, copy_to, read_data, reproducible, seed_everything  # noqa: E402
+import hessinit
+from hessinit.training import loop
+from hessinit.training.data import Data, copy_to, read_data, reproducible, seed_everything
 
 STEPS, LAST = 300, 30
 OPTIMIZERS = {"sgd": -3, "momentum": -6, "adamw": -8}  # the power of 2 at which the grid begins
@@ -88,12 +89,15 @@ class Bench:
         final = loop.final_loss(losses, LAST) if len(losses) == STEPS else math.nan
         return {"lr": lr, "loss": final if math.isfinite(final) else None, "first": losses[0]}
 
-    def gradient_seconds(self) -> float:
-        """The median time of a training step without an update."""
+    def step_seconds(self) -> float:
+        """The median time of a training step: gradient and update."""
         model, (inputs, targets), times = self.model(), self.batch(), []
-        for _ in range(12):
+        optimizer = loop.make_optimizer(self.optimizer, model, 1e-6)
+        for _ in range(22):
             started = time.process_time()
+            optimizer.zero_grad()
             self.problem.loss(model(inputs), targets).backward()
+            optimizer.step()
             times.append(time.process_time() - started)
         return statistics.median(times[2:])
 
@@ -168,10 +172,12 @@ def run(job: Job, known: list[Cell], text: Path | None, record: Path) -> str:
             if not any(cell["what"] == method for cell in mine):
                 begun = time.process_time()
                 lr, model, more = getattr(bench, method)()
-                cost = (time.process_time() - begun) / bench.gradient_seconds()
+                cost = (time.process_time() - begun) / bench.step_seconds()
                 keep(bench.train(lr, model) | more | {"gradients": cost}, method)
         while True:
-            missing = next_rate({cell["lr"]: counted(cell) for cell in mine if cell["what"] == "grid"}, job[1])
+            missing = next_rate(
+                {cell["lr"]: counted(cell) for cell in mine if cell["what"] == "grid"}, job[1]
+            )
             if missing is None:
                 break
             keep(bench.train(missing), "grid")
@@ -254,12 +260,17 @@ def outcomes_of(cells: Iterable[Cell]) -> list[Outcome]:
         if set(METHODS) <= {cell["what"] for cell in group} and any(cell["what"] == "grid" for cell in group)
     ]
     places = {name: place for place, name in enumerate(PROBLEMS)}
-    return sorted(whole, key=lambda one: (places[one.problem], list(OPTIMIZERS).index(one.optimizer), one.seed))
+    return sorted(
+        whole, key=lambda one: (places[one.problem], list(OPTIMIZERS).index(one.optimizer), one.seed)
+    )
 
 
 def summarize(title: str, found: list[Outcome]) -> None:
     print(f"\n{title}: {len(found)} cells")
-    print(f"{'':26}{'within 2':>10}{'excess, median':>16}{'mean':>8}{'fails':>7}{'gradients, median':>19}{'most':>6}")
+    print(
+        f"{'':26}{'within 2':>10}{'excess, median':>16}{'mean':>8}{'fails':>7}"
+        f"{'gradients, median':>19}{'most':>6}"
+    )
     for method, name in METHODS.items():
         near = statistics.fmean(one.is_near(method) for one in found)
         excess = [one.excess(method) for one in found]
@@ -282,7 +293,9 @@ def show(cells: list[Cell]) -> None:
     ))  # fmt: skip
     for one in found:
         shown = "".join(f"{one.times_best(m):>12.2f}×{one.excess(m):>9.1%}" for m in METHODS)
-        print(f"{one.problem:16}{one.optimizer:10}{one.seed:>4}{one.best_rate:>10.3g}{one.best:>8.3f} |{shown}")
+        print(
+            f"{one.problem:16}{one.optimizer:10}{one.seed:>4}{one.best_rate:>10.3g}{one.best:>8.3f} |{shown}"
+        )
     summarize("All", found)
     for title, names in (("Development", DEVELOPMENT), ("Not seen before", tuple(PROBLEMS)[6:])):
         if some := [one for one in found if one.problem in names]:
@@ -307,7 +320,9 @@ def draw(cells: list[Cell], path: Path) -> None:
         for method, (mark, colour) in marks.items():
             some = [one for one in found if one.optimizer == optimizer]
             excess = [max(100 * one.excess(method), 0.1) for one in some]
-            axis.plot([one.times_best(method) for one in some], excess, mark, color=colour, label=METHODS[method])
+            axis.plot(
+                [one.times_best(method) for one in some], excess, mark, color=colour, label=METHODS[method]
+            )
         axis.axhline(5, color="0.6", linewidth=0.8)
         axis.set(xscale="log", yscale="log", title=optimizer, xlabel="learning rate / best of the grid")
     axes[0].set_ylabel("excess loss after 300 steps (%)")

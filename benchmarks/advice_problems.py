@@ -1,4 +1,4 @@
-"""The twelve problems of `advice.py`: small networks as a user would build them, on real digits and real text.
+"""The twelve problems of `advice.py`: small networks as a user would build them, on real digits and text.
 
 A step takes 1 to 5 ms on one core. Digits get noise of their own standard deviation, so that no network fits
 them exactly in 300 steps and losses can be compared as ratios. `DEVELOPMENT` names the problems on which the
@@ -103,9 +103,7 @@ def next_character(scores: Tensor, following: Tensor) -> Tensor:
 
 
 def masked_character(scores: Tensor, characters: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(
-        scores.flatten(0, 1), characters.flatten(), ignore_index=IGNORED
-    )
+    return nn.functional.cross_entropy(scores.flatten(0, 1), characters.flatten(), ignore_index=IGNORED)
 
 
 # --- Networks ---------------------------------------------------------------------------------------------
@@ -173,7 +171,9 @@ class Bert(nn.Module):
     def __init__(self, width: int = 48, layers: int = 2) -> None:
         super().__init__()
         self.embed, self.position = nn.Embedding(VOCABULARY + 1, width), nn.Embedding(LENGTH, width)
-        layer = functools.partial(nn.TransformerEncoderLayer, width, 4, 4 * width, 0.0, "gelu", batch_first=True)
+        layer = functools.partial(
+            nn.TransformerEncoderLayer, width, 4, 4 * width, 0.0, "gelu", batch_first=True
+        )
         self.norm, self.layers = nn.LayerNorm(width), nn.ModuleList(layer() for _ in range(layers))
         self.head = nn.Linear(width, VOCABULARY)
         for parameter in self.parameters():

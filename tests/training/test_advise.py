@@ -23,6 +23,7 @@ from zoo.snapshot import differences, snapshot
 from zoo.truth import true_matrices
 
 TIGHT: dict[str, Any] = {"tolerance": 1e-6, "dtype": torch.float64}
+MEASURED: dict[str, Any] = {**TIGHT, "trial_steps": 0}
 SPECTRUM = torch.tensor([0.01, 0.3, 1.0, 2.5], dtype=torch.float64)
 SECOND_MOMENT = torch.tensor([0.02, 1.5, 0.7, 0.4], dtype=torch.float64)
 FIXED = 1 - 1e-13  # a β₂ that leaves v where it is
@@ -96,7 +97,7 @@ def test_along_a_constant_gradient_no_step_is_longer_than_one_over_the_norm(rule
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_gradient_descent_has_the_rates_of_the_report(curvature: str) -> None:
     report = measure(network(), LOSS, batch(), curvature=curvature, **TIGHT)
-    advice = advise(network(), LOSS, batch(), curvature=curvature, **TIGHT)
+    advice = advise(network(), LOSS, batch(), curvature=curvature, **MEASURED)
     assert advice.norm.value == pytest.approx(report.network.norm, rel=1e-6)
     assert advice.learning_rate == pytest.approx(report.learning_rate, rel=1e-6)
     assert advice.stable_learning_rate == pytest.approx(2 / report.network.norm, rel=1e-6)
@@ -149,7 +150,7 @@ def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvatur
     step = gradient / (gradient.abs() + eps)
     bend = float(step @ matrix @ step)
     first = float(gradient @ step) / bend if bend > 0 else math.inf
-    advice = advise(model, loss, data, optimizer="adam", eps=eps, curvature=curvature, **TIGHT)
+    advice = advise(model, loss, data, optimizer="adam", eps=eps, curvature=curvature, **MEASURED)
     assert advice.norm.value == pytest.approx(truth, rel=1e-5)
     assert advice.learning_rate == pytest.approx(min(1 / truth, first), rel=1e-5)
     assert advice.stable_learning_rate == pytest.approx(min(38 / truth, 2 * first), rel=1e-5)
@@ -200,10 +201,12 @@ def test_weights_without_gradient_do_not_count_and_what_is_left_out_is_noted() -
         return LOSS(output, target)
 
     assert "could not be split" in " ".join(advise(network(), whole, batch(), optimizer="adam").notes)
-    plain, decayed = (advise(network(), LOSS, batch(), optimizer="adam", weight_decay=w) for w in (0.0, 0.1))
+    plain, decayed = (
+        advise(network(), LOSS, batch(), optimizer="adam", weight_decay=w, trial_steps=0) for w in (0.0, 0.1)
+    )
     assert decayed.learning_rate == plain.learning_rate
     assert "is not included in the advice" in " ".join(decayed.notes)
-    decoupled = advise(network(), LOSS, batch(), optimizer="adamw", weight_decay=0.1)
+    decoupled = advise(network(), LOSS, batch(), optimizer="adamw", weight_decay=0.1, trial_steps=0)
     assert decoupled.learning_rate == pytest.approx(1 / (plain.norm.value + 0.1))
 
 

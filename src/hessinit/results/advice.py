@@ -126,8 +126,9 @@ class LearningRateAdvice(Result):
     """The rate to train with, the stability limit, and whether to warm up to `lr`.
 
     `trials` are those from which `learning_rate` follows; without any it is the rate of the largest
-    guaranteed decrease. That and the limit follow from `norm`: ‖H‖ for gradient descent, the norm of the preconditioned curvature for Adam
-    and AdamW. `weights` are the parameters counted, `frozen` the number of entries that no gradient moves.
+    guaranteed decrease. That rate and the limit follow from `norm`: ‖H‖ for gradient descent, the norm of the
+    preconditioned curvature for Adam and AdamW. `weights` are the parameters counted, `frozen` the number of
+    entries that no gradient moves.
     """
 
     KIND: ClassVar[str] = "hessinit learning-rate advice"
@@ -179,7 +180,7 @@ def advise_descent(
 def with_trials(
     advice: LearningRateAdvice, rate: float, trials: tuple[Trial, ...], times: float
 ) -> LearningRateAdvice:
-    """The advice of trials that favour `rate`: `times` as much; where all blew up, a quarter of the lowest."""
+    """The advice of trials that favour `rate`: `times` that; where all blew up, a quarter of the lowest."""
     say = presenter("advice")
     lowest = min(trials, key=lambda trial: trial.lr)
     best = times * rate if rate > 0 else min(advice.learning_rate, lowest.lr / 4)
@@ -187,6 +188,4 @@ def with_trials(
     warmup = advice.warmup
     if advice.lr is None:  # the trials had none
         warmup = WarmupAdvice(advised=False, steps=0, reason=say.NO_WARMUP)
-    return replace(
-        advice, learning_rate=best, learning_rate_reason=reason, trials=trials, warmup=warmup
-    )
+    return replace(advice, learning_rate=best, learning_rate_reason=reason, trials=trials, warmup=warmup)

@@ -73,7 +73,8 @@ def advise(
     started = time.perf_counter()
     check_switches(strict=strict)
     trial_steps = check_whole("trial_steps", trial_steps, at_least=0)
-    curvature, settings, given = rules.read_curvature_options(model, loss, options)
+    loose: rules.CurvatureOptions = {"tolerance": 0.01, **options}
+    curvature, settings, given = rules.read_curvature_options(model, loss, loose)
     named = {"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     rules.require_known_optimizer(optimizer)
     if isinstance(optimizer, str):
@@ -105,11 +106,14 @@ def advise(
             one.forget()
     tried = None
     if trial_steps and 0 < limit.best < math.inf:
-        tried = rate_search.search_rate(
-            unwrap(model), loss, problem.batches, rate_search.builder(steps, optimizer, unwrap(model)),
-            start=limit.best, first_loss=facts["loss"], halves=halves, steps=trial_steps,
-            forward=given.get("forward"), seed=given["seed"],
-        )  # fmt: skip
+        build = rate_search.builder(steps, optimizer, unwrap(model))
+        try:
+            tried = rate_search.search_rate(
+                unwrap(model), loss, problem.batches, build, start=limit.best, first_loss=facts["loss"],
+                halves=halves, steps=trial_steps, forward=given.get("forward"), seed=given["seed"],
+            )  # fmt: skip
+        except Exception as failure:  # what can be measured need not be trainable, as an RNN in eval mode
+            facts["notes"] += (f"No trial of the learning rate, as a training step failed: {failure}",)
     with problem.settings():
         facts |= cost_of(problem, evaluations, started)
     advice = _advice(steps, limit, flat, facts)

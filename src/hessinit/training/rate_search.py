@@ -1,4 +1,4 @@
-"""The learning rate that short trials favour: a few steps on halves of the batch, at rates a factor 4 apart."""
+"""The learning rate that short trials favour: steps on halves of the batch, at rates a factor 4 apart."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def search_rate(
     """The rate at which the trials would end lowest, by a parabola through three, and all trials by rate.
 
     From `start` the rate is raised or lowered by factors of 4 while that helps. Half of a batch, drawn
-    anew for each step, has the gradient noise of a whole one. nan if every trial blows up. The model is put
-    back, bit for bit. Several batches, and a batch that cannot be halved, are taken whole. Costs `steps` on half the batch for each trial, three trials if `start` is near.
+    anew for each step, has the gradient noise of a whole one. Several batches, and a batch that cannot be
+    halved, are taken whole. nan if every trial blows up. The model is put back, bit for bit. Costs `steps`
+    steps on half the batch for each trial; three trials if `start` is near.
     """
     trials: dict[int, Trial] = {}
     with untouched_model(model, loss, forward) as found:
@@ -121,7 +122,9 @@ def _pieces(batches: Sequence[Batch], halves: bool, seed: int) -> Iterator[Batch
             yield batch
 
 
-def _can_halve(found: ModelState, model: nn.Module, loss: Loss, batch: Batch, forward: Forward | None) -> bool:
+def _can_halve(
+    found: ModelState, model: nn.Module, loss: Loss, batch: Batch, forward: Forward | None
+) -> bool:
     """Whether forward and loss accept half of the examples."""
     half = next(_pieces([batch], True, 0))
     try:
