@@ -59,11 +59,11 @@ def advise(
 
     The stability limit is exact for a quadratic with the curvature of these weights. The learning rate is
     found by trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of the
-    batch at rates a factor 4 apart, then a fixed factor below the best of them (`advice.trials`). The model
+    batch at rates a factor 2 apart, then a fixed factor below the best of them (`advice.trials`). The model
     is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed decrease.
 
     Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a few
-    gradients), and three to five trials of 24 steps on half the batch.
+    gradients), and about four trials of 24 steps on half the batch.
 
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> advice = advise(model, nn.MSELoss(), (inputs, torch.zeros(2, 1)), optimizer="momentum", lr=8.0)
@@ -109,7 +109,7 @@ def advise(
         build = rate_search.builder(steps, optimizer, unwrap(model))
         try:
             tried = rate_search.search_rate(
-                unwrap(model), loss, problem.batches, build, start=limit.best, first_loss=facts["loss"],
+                unwrap(model), loss, problem.batches, build, start=rate_search.start_of(steps, limit.best), first_loss=facts["loss"],
                 halves=halves, steps=trial_steps, forward=given.get("forward"), seed=given["seed"],
             )  # fmt: skip
         except Exception as failure:  # what can be measured need not be trainable, as an RNN in eval mode
