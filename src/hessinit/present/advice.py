@@ -74,18 +74,19 @@ def explain_adaptive(norm: float, best: float, stable: float, weight_decay: floa
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
 
 
-def explain_trials(trials: Sequence[Trial], rate: float, times: float) -> str:
-    """Return how short trials led to the learning rate."""
-    rates = w.join_names([w.format_number(trial.lr) for trial in trials], most=len(trials))
-    steps = max(trial.steps for trial in trials)
-    if not rate > 0:
-        return f"A quarter of the lowest rate tried: the loss blew up in trials at {rates}."
-    blown = [trial.lr for trial in trials if not trial.survived]
-    above = f" (the loss blew up at {w.format_number(min(blown))})" if blown else ""
-    return (
-        f"Of {rates}, tried for {steps} steps each, the loss fell most near {w.format_number(rate)}{above}; "
-        f"{times:g} times that suits a longer training."
+def explain_trials(trials: Sequence[Trial], rate: float, times: float, guaranteed: float | None) -> str:
+    """Return how short trials led to the learning rate, for Adam with the rate that the curvature gives."""
+    low, high = (w.format_number(end(trial.lr for trial in trials)) for end in (min, max))
+    tried = (
+        f"{w.count(len(trials), 'trial')} of {max(trial.steps for trial in trials)} steps, {low} to {high}"
     )
+    if not rate > 0:
+        return f"A quarter of the lowest rate tried: the loss blew up in every one of {tried}."
+    best = f"the loss fell most near {w.format_number(rate)} in {tried}"
+    if guaranteed is None:
+        return f"{times:g} times the best of short trials: {best}."
+    curvature = f"{w.format_number(guaranteed)}, the largest guaranteed decrease by the curvature"
+    return f"Between {times:g} times the best of short trials and {curvature}: {best}."
 
 
 def explain_warmup(rate: float, stable: float, *, is_flat: bool, is_hopeless: bool) -> str:

@@ -178,13 +178,18 @@ def advise_descent(
 
 
 def with_trials(
-    advice: LearningRateAdvice, rate: float, trials: tuple[Trial, ...], times: float
+    advice: LearningRateAdvice, rate: float, trials: tuple[Trial, ...], times: float, *, with_curvature: bool
 ) -> LearningRateAdvice:
-    """The advice of trials that favour `rate`: `times` that; where all blew up, a quarter of the lowest."""
-    say = presenter("advice")
-    lowest = min(trials, key=lambda trial: trial.lr)
-    best = times * rate if rate > 0 else min(advice.learning_rate, lowest.lr / 4)
-    reason = say.explain_trials(trials, rate, times)
+    """The advice of trials that favour `rate`: `times` that; where all blew up, a quarter of the lowest.
+
+    `with_curvature` takes the geometric mean of that and of the rate of the largest guaranteed decrease.
+    """
+    say, guaranteed = presenter("advice"), advice.learning_rate
+    if not rate > 0:
+        best = min(guaranteed, min(trial.lr for trial in trials) / 4)
+    else:
+        best = math.sqrt(times * rate * guaranteed) if with_curvature else times * rate
+    reason = say.explain_trials(trials, rate, times, guaranteed if with_curvature else None)
     warmup = advice.warmup
     if advice.lr is None:  # the trials had none
         warmup = WarmupAdvice(advised=False, steps=0, reason=say.NO_WARMUP)

@@ -59,7 +59,8 @@ def advise(
 
     The stability limit is exact for a quadratic with the curvature of these weights. The learning rate is
     found by trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of the
-    batch at rates a factor 2 apart, then a fixed factor below the best of them (`advice.trials`). The model
+    batch at rates a factor 2 apart (`advice.trials`). The advice is a fixed factor below the best of them,
+    for Adam and AdamW the geometric mean of that and the rate of the largest guaranteed decrease. The model
     is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed decrease.
 
     Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a few
@@ -109,8 +110,9 @@ def advise(
         build = rate_search.builder(steps, optimizer, unwrap(model))
         try:
             tried = rate_search.search_rate(
-                unwrap(model), loss, problem.batches, build, start=rate_search.start_of(steps, limit.best), first_loss=facts["loss"],
-                halves=halves, steps=trial_steps, forward=given.get("forward"), seed=given["seed"],
+                unwrap(model), loss, problem.batches, build, start=rate_search.start_of(steps, limit.best),
+                first_loss=facts["loss"], halves=halves, steps=trial_steps, forward=given.get("forward"),
+                seed=given["seed"],
             )  # fmt: skip
         except Exception as failure:  # what can be measured need not be trainable, as an RNN in eval mode
             facts["notes"] += (f"No trial of the learning rate, as a training step failed: {failure}",)
@@ -118,7 +120,9 @@ def advise(
         facts |= cost_of(problem, evaluations, started)
     advice = _advice(steps, limit, flat, facts)
     if tried is not None:
-        advice = results.with_trials(advice, *tried, rate_search.times_trial(steps))
+        advice = results.with_trials(
+            advice, *tried, rate_search.times_trial(steps), with_curvature=isinstance(steps.rule, AdamRule)
+        )
     if not advice.converged:
         message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
         if strict:
