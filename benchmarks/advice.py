@@ -106,7 +106,9 @@ class Bench:
     def advise(self) -> tuple[float, nn.Module | None, Cell]:
         model, batch = self.model(), self.batch()
         advice = hessinit.advise(model, self.problem.loss, batch, optimizer=self.optimizer)
-        return advice.learning_rate, None, {"stable": advice.stable_learning_rate, "norm": advice.norm.value}
+        more = {"stable": advice.stable_learning_rate, "norm": advice.norm.value}
+        more["half_steps"] = sum(trial.steps for trial in advice.trials)
+        return advice.learning_rate, None, more
 
     def auto(self) -> tuple[float, nn.Module | None, Cell]:
         model, batch = self.model(), self.batch()
